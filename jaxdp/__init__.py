@@ -1,0 +1,46 @@
+"""jaxdp: certified differential-privacy accounting, vectorised in JAX."""
+
+from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds
+from jaxdp.bounds import Bounds
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.basic import (
+    ApproximateDP,
+    DiscreteLaplace,
+    DiscretePair,
+    Gaussian,
+    Laplace,
+    NoisyIteration,
+    PureDP,
+    RandomizedResponse,
+)
+from jaxdp.mechanisms.composition import compose, repeat
+from jaxdp.mechanisms.discrete_gaussian import DiscreteGaussian
+from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
+from jaxdp.precision import BackendError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ApproximateDP",
+    "BackendError",
+    "Bounds",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "DiscretePair",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "NoisyIteration",
+    "PoissonSampled",
+    "PureDP",
+    "RandomizedResponse",
+    "UnsupportedMechanismError",
+    "compose",
+    "delta",
+    "delta_bounds",
+    "epsilon",
+    "epsilon_bounds",
+    "record",
+    "repeat",
+]

@@ -1,0 +1,93 @@
+"""Upper tail of Bin(j, 1/2) relative to one of its terms, for many j at once.
+
+    R = P[Bin(j,1/2) >= x] / P[Bin(j,1/2) = x-1] = (j-x+1) int_0^1 (1-s)^{x-1} (1+s)^{j-x} ds
+
+(incomplete beta integral with t = (1-s)/2), integrated by Gauss-Legendre up to where the integrand has
+fallen by e^-38. The library betainc is wrong by 3e-3 at j = 5e6 and by 0.3 at 5e7; this rule is good to
+3e-14 with 24 nodes. Written as
+
+    (1-s)^{x-1} (1+s)^{j-x} = exp[ ((j-1)/2) log(1-s^2) - a atanh s ],   a = 2x-1-j >= 1,
+
+the nodes may be shared by neighbouring j, so that one entry costs one exponential and no logarithm.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.special import LOG_SQRT_2PI, stirling_error
+
+_GROUP = 16
+_EXPONENT = 38.0
+
+
+@functools.cache
+def _legendre(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    return (points + 1.0) / 2.0, weights / 2.0
+
+
+def log_pmf_and_tail_ratio(count, x, *, nodes: int):
+    """(log P[Bin(j,1/2) = x-1], R) for increasing counts j (length divisible by 16) and 1 <= x <= j+1, 2x > j+1.
+
+    Neighbours in groups of 16 share nodes, laid out for the widest integrand of the group; the integrand is a
+    polynomial of degree j-1, so small j, where neighbours differ most, are exact.
+    """
+    return _log_half_pmf(x - 1.0, count), _tail_ratio(count, x, nodes)
+
+
+def _tail_ratio(count, x, nodes: int):
+    points, weights = _legendre(nodes)
+    slope = 2.0 * x - 1.0 - count
+    shape = (count.shape[0] // _GROUP, _GROUP)
+    curve = jnp.maximum(count - 1.0, 0.0)
+    least_slope = jnp.min(slope.reshape(shape), axis=1)
+    least_curve = curve.reshape(shape)[:, 0]
+    reach = 2.0 * _EXPONENT / (least_slope + jnp.sqrt(least_slope**2 + 2.0 * _EXPONENT * least_curve))
+    reach = jnp.minimum(reach, 1.0)
+    total = 0.0
+    half_curve = 0.5 * (count - 1.0).reshape(shape)
+    slope = slope.reshape(shape)
+    for point, weight in zip(points, weights, strict=True):
+        s = reach * point
+        even, odd = jnp.log((1.0 - s) * (1.0 + s)), jnp.arctanh(s)
+        total = total + weight * jnp.exp(half_curve * even[:, None] - slope * odd[:, None])
+    return (count - x + 1.0) * (total * reach[:, None]).reshape(-1)
+
+
+def _log_half_pmf(k, j):
+    """log P[Bin(j, 1/2) = k] in deviance form, from y = (2k - j)/j; absolute error about 1e-13."""
+    y = (2.0 * k - j) / jnp.maximum(j, 1.0)
+    inner_k, inner_f = jnp.maximum(k, 1.0), jnp.maximum(j - k, 1.0)
+    away = (
+        stirling_error(j)
+        - stirling_error(inner_k)
+        - stirling_error(inner_f)
+        - j * _symmetric_deviance(y)
+        + 0.5 * jnp.log(jnp.maximum(j, 1.0) / (inner_k * inner_f))
+        - LOG_SQRT_2PI
+    )
+    return jnp.where((k == 0) | (k == j), -j * np.log(2.0), away)
+
+
+# [(1+y) log(1+y) + (1-y) log(1-y)]/2 = sum_{i>=1} y^{2i} / (2i (2i-1)); 8 terms leave 4e-18 at 0.1.
+_SERIES = tuple(1.0 / (2 * i * (2 * i - 1)) for i in range(1, 10))
+
+
+def _symmetric_deviance(y):
+    small = jnp.abs(y) < 0.1
+    near, far = jnp.where(small, y, 0.0), jnp.clip(jnp.where(small, 0.5, y), -1.0, 1.0)
+    square = near * near
+    series = jnp.full_like(y, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        series = series * square + coefficient
+    plus, minus = 1.0 + far, 1.0 - far
+    direct = 0.5 * (_x_log_x(plus) + _x_log_x(minus))
+    return jnp.where(small, square * series, direct)
+
+
+def _x_log_x(x):
+    return x * jnp.log(jnp.where(x > 0, x, 1.0))

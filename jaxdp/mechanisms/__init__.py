@@ -1,0 +1,1 @@
+"""Records of mechanisms and their log moment generating functions."""

@@ -1,0 +1,279 @@
+"""The unsampled mechanisms, each a record and its K(z)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.isotonic import shift_allocation_mu2
+from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, record
+
+
+def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
+    """log sum exp of complex terms, shifted by the largest real part (terms may be -inf)."""
+    shift = jnp.max(jnp.real(terms), axis=axis, keepdims=True)
+    shift = jax.lax.stop_gradient(jnp.where(jnp.isfinite(shift), shift, 0.0))
+    return jnp.log(jnp.sum(jnp.exp(terms - shift), axis=axis)) + jnp.squeeze(shift, axis)
+
+
+@record
+class Gaussian(GaussianMechanism):
+    """Gaussian noise of standard deviation noise_multiplier x (L2 sensitivity).
+
+    noise_multiplier: sigma / sensitivity, > 0, any shape. The sensitivity is that of the relation you
+    account for. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
+    """
+
+    noise_multiplier: Any
+
+    def gaussian_mu(self) -> Any:
+        """mu = 1 / noise_multiplier."""
+        return 1.0 / self.noise_multiplier
+
+    def validate(self) -> None:
+        """noise_multiplier must be finite and > 0."""
+        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
+
+
+@record
+class Laplace(Mechanism):
+    """Laplace noise of scale noise_multiplier x (L1 sensitivity), scalar query.
+
+    K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
+    """
+
+    noise_multiplier: Any
+    symmetric: ClassVar[bool] = True
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """The cosh form of MATH: no removable singularity at z = -1/2, large factor taken out."""
+        b = self.noise_multiplier
+        y = (z + 0.5) / b
+        y = jnp.where(jnp.real(y) < 0, -y, y)  # even in y
+        # e^{-y}[cosh y + sinh(y)/(2by)]; (1 - e^{-2y})/(2y) by its series where it cancels
+        small = jnp.abs(y) < 1e-2
+        safe = jnp.where(small, 1.0, y)
+        series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
+        ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
+        return y - 0.5 / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
+
+    def max_loss(self) -> Any:
+        """1/b."""
+        return 1.0 / self.noise_multiplier
+
+    def validate(self) -> None:
+        """noise_multiplier must be finite and > 0."""
+        validate.positive("noise_multiplier", self.noise_multiplier)
+
+
+@record
+class RandomizedResponse(Mechanism):
+    """k-ary randomized response: the truth with probability e^eps / (e^eps + k - 1), else uniform.
+
+    K(z) = log[ (e^{eps (z+1)} + e^{-eps z} + k - 2) / (e^eps + k - 1) ]. Relation: replace_one (one
+    person's value), the only one that has a meaning for a local randomizer's output.
+    """
+
+    epsilon: Any
+    num_categories: Any = 2
+    symmetric: ClassVar[bool] = True
+    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Log-sum-exp of the three loss values."""
+        e, k = self.epsilon, self.num_categories
+        rest = jnp.where(k > 2, jnp.log(jnp.where(k > 2, k - 2.0, 1.0)), -jnp.inf)
+        terms = jnp.stack([e * z, -e * (z + 1), jnp.broadcast_to(rest - e, z.shape).astype(z.dtype)], axis=-1)
+        return log_sum_exp(terms) - jnp.log1p((k - 1.0) * jnp.exp(-e))
+
+    def max_loss(self) -> Any:
+        """The local epsilon."""
+        return self.epsilon
+
+    def validate(self) -> None:
+        """epsilon >= 0, num_categories a whole number >= 2."""
+        validate.nonnegative("epsilon", self.epsilon)
+        validate.integer("num_categories", self.num_categories, 2)
+
+
+@record
+class PureDP(Mechanism):
+    """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015)."""
+
+    epsilon: Any
+    symmetric: ClassVar[bool] = True
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
+        return RandomizedResponse(self.epsilon, 2).log_mgf(z)
+
+    def max_loss(self) -> Any:
+        """The record's epsilon."""
+        return self.epsilon
+
+    def validate(self) -> None:
+        """epsilon >= 0."""
+        validate.nonnegative("epsilon", self.epsilon)
+
+
+@record
+class ApproximateDP(Mechanism):
+    """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
+
+    Mass delta at infinity, and (1 - delta) times the worst eps-DP pair.
+    """
+
+    epsilon: Any
+    delta: Any
+    symmetric: ClassVar[bool] = True
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """log(1 - delta) + K of `PureDP`."""
+        return PureDP(self.epsilon).log_mgf(z) + jnp.log1p(-self.delta)
+
+    def infinity_mass(self) -> Any:
+        """The record's delta."""
+        return self.delta
+
+    def reverse_infinity_mass(self) -> Any:
+        """The record's delta."""
+        return self.delta
+
+    def max_loss(self) -> Any:
+        """The record's epsilon."""
+        return self.epsilon
+
+    def validate(self) -> None:
+        """epsilon >= 0, delta in [0, 1]."""
+        validate.nonnegative("epsilon", self.epsilon)
+        validate.probability("delta", self.delta)
+
+
+@record
+class DiscretePair(Mechanism):
+    """A finite pair of distributions, outcomes on the last axis; p > 0 = q is mass at infinity.
+
+    p is the output law with the record, q without it ("remove"); "add" is the swapped pair. The caller
+    states that the pair dominates. Masses must sum to 1 up to 1e-9; they are used as given, and what is
+    missing from p is charged as mass at infinity (so rounding of the input errs on the safe side).
+    """
+
+    p: Any
+    q: Any
+    event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Log-sum-exp over the outcomes with p, q > 0."""
+        both = (self.p > 0) & (self.q > 0)
+        log_p = jnp.where(both, jnp.log(jnp.where(both, self.p, 1.0)), -jnp.inf)
+        log_q = jnp.where(both, jnp.log(jnp.where(both, self.q, 1.0)), 0.0)
+        loss = jnp.where(both, log_p - log_q, 0.0)
+        return log_sum_exp(log_p + z[..., None] * loss)
+
+    def infinity_mass(self) -> Any:
+        """sum of p where q = 0, plus what p misses of 1."""
+        return _mass_at_infinity(self.p, self.q)
+
+    def reverse_infinity_mass(self) -> Any:
+        """sum of q where p = 0, plus what q misses of 1."""
+        return _mass_at_infinity(self.q, self.p)
+
+    def max_loss(self) -> Any:
+        """The largest finite log p/q."""
+        both = (self.p > 0) & (self.q > 0)
+        ratio = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
+        return jnp.max(jnp.where(both, ratio, -jnp.inf))
+
+    def min_loss(self) -> Any:
+        """The smallest finite log p/q."""
+        return -DiscretePair(self.q, self.p).max_loss()
+
+    def validate(self) -> None:
+        """Nonnegative masses of equal length that sum to 1."""
+        p, q = validate.nonnegative("p", self.p), validate.nonnegative("q", self.q)
+        if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1]:
+            raise ValueError(f"p and q must have the same number of outcomes on the last axis, got {p.shape}, {q.shape}.")
+        for name, mass in (("p", p), ("q", q)):
+            total = mass.sum(-1)
+            validate.reject(f"the sum of {name}", total, np.abs(total - 1) > 1e-9, "1 (to 1e-9)", "Normalise it.")
+
+
+def _mass_at_infinity(p: Any, q: Any) -> Any:
+    missing = jnp.maximum(1.0 - jnp.sum(p), 0.0)
+    missing = jnp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
+    return jnp.minimum(1.0, jnp.sum(jnp.where(q > 0, 0.0, p)) + missing)
+
+
+@record
+class DiscreteLaplace(Mechanism):
+    """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale), integer sensitivity (default 1)."""
+
+    scale: Any
+    sensitivity: Any = 1
+    symmetric: ClassVar[bool] = True
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """[e^{zas} + e^{-as(z+1)} + (1 - e^{-a}) sum_{x=1..s-1} e^{-ax} e^{za(s-2x)}] / (1 + e^{-a}), a = 1/scale."""
+        a, s = 1.0 / self.scale, self.sensitivity
+        first = jnp.where(jnp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
+        other = jnp.where(jnp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
+        # the middle sum is e^{zas} (y - y^s)/(1 - y), y = e^{-a(1+2z)}: a geometric sum in |y| <= 1 after
+        # taking out the larger end; at y = 1 it is s - 1 terms of e^{zas}
+        w = jnp.where(jnp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
+        near = jnp.abs(w) < 1e-6
+        safe = jnp.where(near, 1.0, w)
+        quotient = (jnp.exp(w) - jnp.exp(w * s)) / jnp.where(near, 1.0, -jnp.expm1(safe))
+        linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
+        middle = jnp.where(near, linear, quotient)
+        total = 1 + jnp.exp(other - first) - jnp.expm1(-a) * middle
+        return first + jnp.log(total) - jnp.log1p(jnp.exp(-a))
+
+    def max_loss(self) -> Any:
+        """sensitivity / scale."""
+        return self.sensitivity / self.scale
+
+    def validate(self) -> None:
+        """scale > 0, sensitivity a whole number >= 1."""
+        validate.positive("scale", self.scale)
+        validate.integer("sensitivity", self.sensitivity, 1)
+
+
+@record
+class NoisyIteration(GaussianMechanism):
+    """Last iterate of a contractive noisy iteration, at the optimal shift allocation.
+
+    contraction, noise_std, shift: arrays whose last axis is the steps j = 1..T (leading axes: a grid).
+    x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)); psi_j is contraction_j-Lipschitz for one of two
+    neighbouring runs and shift_j bounds |psi_j - psi'_j|. Then x_T is mu-GDP with
+    mu^2 = min sum a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
+
+    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise;
+    schedules public and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
+    """
+
+    contraction: Any
+    noise_std: Any
+    shift: Any
+    event_ndim: ClassVar[dict[str, int]] = {"contraction": 1, "noise_std": 1, "shift": 1}
+    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+
+    def gaussian_mu(self) -> Any:
+        """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
+        mu2 = shift_allocation_mu2(self.contraction, self.noise_std, self.shift)
+        positive = mu2 > 0
+        return jnp.where(positive, jnp.sqrt(jnp.where(positive, mu2, 1.0)), 0.0)
+
+    def validate(self) -> None:
+        """contraction >= 0, noise_std >= 0, shift >= 0, equal numbers of steps."""
+        arrays = {
+            "contraction": validate.nonnegative("contraction", self.contraction),
+            "noise_std": validate.nonnegative("noise_std", self.noise_std),
+            "shift": validate.nonnegative("shift", self.shift),
+        }
+        lengths = {name: a.shape[-1] if a.ndim else None for name, a in arrays.items()}
+        if len(set(lengths.values())) != 1 or None in lengths.values():
+            raise ValueError(f"contraction, noise_std and shift must have the same number of steps, got {lengths}.")

@@ -1,0 +1,203 @@
+"""compose, repeat, and the normal form that the accountant works on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, record
+
+
+@record
+class Repeated(Mechanism):
+    """A mechanism run ``times`` times, adaptively. Made by `repeat`."""
+
+    mechanism: Mechanism
+    times: Any
+
+    def validate(self) -> None:
+        """times a whole number >= 0."""
+        validate.integer("times", self.times, 0, "K(z) times a fraction is not a mechanism.")
+        self.mechanism.validate()
+
+    def directions(self, relation: str | None) -> tuple[str, ...]:
+        """Those of the mechanism."""
+        return self.mechanism.directions(relation)
+
+
+@record
+class Composed(Mechanism):
+    """Adaptive composition of different mechanisms. Made by `compose`."""
+
+    parts: tuple[Mechanism, ...]
+
+    def validate(self) -> None:
+        """Each part is checked."""
+        for part in self.parts:
+            part.validate()
+
+    def directions(self, relation: str | None) -> tuple[str, ...]:
+        """The pairs needed by any part; a part symmetric in (P, Q) serves every direction."""
+        relation = relation or self.natural_relation()
+        if relation not in RELATIONS:
+            raise ValueError(f"relation must be one of {', '.join(map(repr, RELATIONS))} or None, got {relation!r}.")
+        wanted: list[str] = []
+        for part in self.parts:
+            wanted += [d for d in part.directions(relation) if d not in wanted]
+        asymmetric = [d for d in wanted if d != "forward"]
+        if "replace" in asymmetric:
+            return ("replace",)
+        if relation == "add":
+            return ("reverse",) if asymmetric else ("forward",)
+        return tuple(wanted) or ("forward",)
+
+    def natural_relation(self) -> str:
+        """The natural relation that all parts share; error when there is none."""
+        naturals = {natural_relation(part) for part in self.parts}
+        if len(naturals) > 1:
+            raise UnsupportedMechanismError(
+                f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
+                "say which one you mean with relation=..."
+            )
+        return naturals.pop() if naturals else "add_or_remove"
+
+
+def natural_relation(mechanism: Mechanism) -> str:
+    """The relation that relation=None stands for."""
+    if isinstance(mechanism, Composed):
+        return mechanism.natural_relation()
+    if isinstance(mechanism, Repeated):
+        return natural_relation(mechanism.mechanism)
+    return mechanism.relations[0]
+
+
+def compose(*mechanisms: Mechanism) -> Mechanism:
+    """The adaptive composition of the given mechanisms, in any order; with none, a mechanism that releases nothing."""
+    for mechanism in mechanisms:
+        if not isinstance(mechanism, Mechanism):
+            raise TypeError(f"compose takes jaxdp mechanisms, got {type(mechanism).__name__}. Pass them as *args.")
+    return Composed(tuple(mechanisms))
+
+
+def repeat(mechanism: Mechanism, times: Any) -> Mechanism:
+    """The mechanism composed with itself ``times`` times (whole numbers >= 0, any shape that broadcasts)."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"repeat takes a jaxdp mechanism, got {type(mechanism).__name__}.")
+    return Repeated(mechanism, times)
+
+
+def flatten(mechanism: Mechanism, times: Any = 1) -> list[tuple[Mechanism, Any]]:
+    """The atomic mechanisms with their counts."""
+    if isinstance(mechanism, Repeated):
+        count = mechanism.times if _is_one(times) else _product(times, mechanism.times)
+        return flatten(mechanism.mechanism, count)
+    if isinstance(mechanism, Composed):
+        return [pair for part in mechanism.parts for pair in flatten(part, times)]
+    return [(mechanism, times)]
+
+
+def _is_one(times: Any) -> bool:
+    return isinstance(times, int) and times == 1
+
+
+def _product(a: Any, b: Any) -> Any:
+    return jnp.asarray(a) * b if validate.is_traced(a, b) else np.asarray(a, np.float64) * np.asarray(b, np.float64)
+
+
+def event_dims(mechanism: Mechanism) -> list[int]:
+    """For each leaf, in pytree order, how many trailing axes belong to one mechanism."""
+    dims: list[int] = []
+    for field in dataclasses.fields(mechanism):  # type: ignore[arg-type]
+        if field.metadata.get("static"):
+            continue
+        value = getattr(mechanism, field.name)
+        if isinstance(value, Mechanism):
+            dims += event_dims(value)
+        else:
+            dims += [mechanism.event_ndim.get(field.name, 0)] * len(jax.tree_util.tree_leaves(value))
+    return dims
+
+
+def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
+    """The broadcast shape of a mechanism's leaves without their event axes."""
+    if isinstance(mechanism, Composed):
+        shapes = [batch_shape(part) for part in mechanism.parts]
+    elif isinstance(mechanism, Repeated):
+        shapes = [batch_shape(mechanism.mechanism), np.shape(mechanism.times)]
+    else:
+        leaves = jax.tree_util.tree_leaves(mechanism)
+        shapes = [np.shape(x)[: np.ndim(x) - n] for x, n in zip(leaves, event_dims(mechanism), strict=True)]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"the parameters of {type(mechanism).__name__} do not broadcast: shapes {shapes}. Add axes of length 1."
+        ) from None
+
+
+def spread(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
+    """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
+    leaves, tree = jax.tree_util.tree_flatten(mechanism)
+    size = int(np.prod(shape))
+    out = []
+    for leaf, n in zip(leaves, event_dims(mechanism), strict=True):
+        xp = jnp if validate.is_traced(leaf) else np
+        leaf = xp.asarray(leaf) if xp is jnp else np.asarray(leaf, np.float64)
+        event = leaf.shape[leaf.ndim - n :]
+        out.append(xp.broadcast_to(leaf, (*shape, *event)).reshape((size, *event)))
+    return jax.tree_util.tree_unflatten(tree, out)
+
+
+# One stack of like mechanisms: leaves (batch, count, *event), times (batch, count).
+Stack = tuple[Mechanism, Any]
+
+
+def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ...]:
+    """Stacks of like records with their counts; leading axis of every leaf the flattened batch.
+
+    Records of one class and one event shape are stacked, so a thousand different Gaussians are one
+    array and not a thousand terms; equal concrete records are merged into one with the summed count.
+    All Gaussian-DP mechanisms become a single one: mu^2 adds.
+    """
+    groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
+    size = int(np.prod(shape))
+    for atom, times in flatten(mechanism):
+        flat = spread(atom, shape)
+        if validate.is_traced(times):
+            count = jnp.broadcast_to(times, shape).reshape(size)
+        else:
+            count = np.broadcast_to(np.asarray(times, np.float64), shape).reshape(size)
+        leaves, tree = jax.tree_util.tree_flatten(flat)
+        key = (tree, tuple(x.shape[1:] for x in leaves))
+        groups.setdefault(key, []).append((flat, count))
+    return tuple(_stack(members) for members in groups.values())
+
+
+def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
+    if not validate.is_traced(members):
+        members = _merge_equal(members)
+    xp = jnp if validate.is_traced(members) else np
+    record_ = jax.tree_util.tree_map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
+    return record_, xp.stack([t for _, t in members], axis=1)
+
+
+def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
+    merged: dict[bytes, list[Any]] = {}
+    for record_, times in members:
+        key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree_util.tree_leaves(record_))
+        if key in merged:
+            merged[key][1] = merged[key][1] + times
+        else:
+            merged[key] = [record_, times]
+    return [(r, t) for r, t in merged.values()]
+
+
+def is_gaussian(mechanism: Mechanism) -> bool:
+    """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
+    atoms = flatten(mechanism)
+    return bool(atoms) and all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)

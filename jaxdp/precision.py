@@ -1,0 +1,173 @@
+"""Where float64 and the compiler are kept honest: the x64 scope, the batching wrapper, the canary.
+
+Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a
+flat batch: it enters a float64 scope of its own (the user's flag is never touched), compiles with the
+known-bad fusion of jaxlib 0.10.2 switched off, pads the batch to a few sizes so that new values and new
+batch lengths do not recompile, and runs the canary once per process and backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+# jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
+# fusion types cures it. Unknown to old jaxlib, so the option is probed and dropped when it is refused.
+_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_BATCH_BYTES = 192 * 2**20
+
+
+class BackendError(RuntimeError):
+    """The backend returned wrong numbers for a computation with a known answer."""
+
+
+def x64():
+    """Context manager: float64 inside, the caller's flag restored outside, this thread only."""
+    return jax.enable_x64(True)
+
+
+@functools.cache
+def compiler_options(platform: str) -> dict[str, Any] | None:
+    """Options for our own jit calls on this platform, or None where the option does not exist."""
+    if platform != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x + 1, compiler_options=_CPU_OPTIONS)(np.float32(0)).block_until_ready()
+    except Exception:  # the option's absence surfaces as different exception types across releases
+        return None
+    return _CPU_OPTIONS
+
+
+def platform() -> str:
+    """Platform of the device that computations go to now (honours `jax.default_device`)."""
+    device = jax.config.jax_default_device
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+class Kernel:
+    """A one-point function with a batched, compiled, float64 front. Made by `kernel`.
+
+    ``kernel.point`` is the traceable one-point function; ``kernel(*args, **static)`` takes pytrees of
+    NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
+    """
+
+    def __init__(self, point: Callable, static: tuple[str, ...], working_set: int):
+        self.point = point
+        self.static = static
+        self.working_set = working_set
+        self.traces = 0
+        functools.update_wrapper(self, point)
+        self._jitted: dict[Any, Callable] = {}
+
+    def _compiled(self, where: str) -> Callable:
+        if where not in self._jitted:
+
+            def batched(static_items, *args):
+                self.traces += 1
+                return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
+
+            self._jitted[where] = jax.jit(
+                batched, static_argnums=0, compiler_options=compiler_options(where)
+            )
+        return self._jitted[where]
+
+    def _chunk(self) -> int:
+        return 1 << max(0, min(13, int(np.log2(max(1.0, _BATCH_BYTES / (8 * self.working_set))))))
+
+    def run_unchecked(self, *args: Any, **static: Any) -> Any:
+        """The batched call without the canary (the canary itself uses it)."""
+        with x64():
+            args = jax.tree_util.tree_map(_as_float64, args)
+            size = jax.tree_util.tree_leaves(args)[0].shape[0]
+            items = tuple(sorted(static.items()))
+            compiled = self._compiled(platform())
+            step = self._chunk()
+            pieces = []
+            for start in range(0, max(size, 1), step):
+                stop = min(start + step, size)
+                padded = _padded_size(stop - start, step)
+                piece = compiled(items, *_slice(args, start, stop, padded))
+                pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
+        return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        ensure_canary()
+        size = jax.tree_util.tree_leaves(args)[0].shape[0]
+        if size == 0:
+            ones = jax.tree_util.tree_map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
+            return jax.tree_util.tree_map(lambda a: a[:0], self.run_unchecked(*ones, **static))
+        return self.run_unchecked(*args, **static)
+
+
+def kernel(*, static: tuple[str, ...] = (), working_set: int = 4096) -> Callable[[Callable], Kernel]:
+    """Decorator: one-point function -> `Kernel`.
+
+    static: names of keyword arguments that fix sizes (each value compiles once).
+    working_set: float64 numbers alive per point, which bounds the batch that runs at once.
+    """
+    return lambda point: Kernel(point, static, working_set)
+
+
+def _as_float64(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return array if array.dtype == np.complex128 else array.astype(np.float64)
+
+
+def _padded_size(size: int, largest: int) -> int:
+    """1, 8, 64, 512, ... up to the chunk: few compilations, at most 8x padding, none at the chunk."""
+    padded = 1
+    while padded < size:
+        padded *= 8
+    return min(padded, largest)
+
+
+def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
+    def take(array: np.ndarray) -> np.ndarray:
+        part = array[start:stop]
+        if padded == stop - start:
+            return part
+        return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
+
+    return jax.tree_util.tree_map(take, args)
+
+
+_CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
+_checked: set[str] = set()
+
+
+def canary(name: str) -> Callable[[Callable], Callable]:
+    """Register a check: a function returning (computed, exact, relative tolerance), run once per backend."""
+
+    def register(check: Callable) -> Callable:
+        _CANARIES.append((name, check))
+        return check
+
+    return register
+
+
+def ensure_canary() -> None:
+    """Run every registered check once per process and backend; BackendError when one fails."""
+    where = platform()
+    if where in _checked:
+        return
+    _checked.add(where)
+    try:
+        for name, check in _CANARIES:
+            computed, exact, tolerance = check()
+            computed, exact = np.asarray(computed), np.asarray(exact)
+            good = np.abs(computed - exact) <= tolerance * np.abs(exact)
+            if not good.all():
+                raise BackendError(
+                    f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed "
+                    f"{computed[~good].ravel()[0]!r} where {exact[~good].ravel()[0]!r} is exact. "
+                    "No number was returned. Install another jaxlib release (0.10.1 is known good)."
+                )
+    except BaseException:
+        _checked.discard(where)
+        raise
