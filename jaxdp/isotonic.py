@@ -97,11 +97,11 @@ def _is_valid(contraction, noise_std, shift):
     return jnp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
 
 
-def _outward(mu2, log_unit, largest, steps, valid):
+def _outward(mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; infinite when a noiseless step is not hidden, or on bad input."""
     slack = 1.0 + 8 * _ULP * (steps + 8.0) * (4.0 + largest)
     value = jnp.maximum(jnp.exp(jnp.log(mu2) + log_unit), _SMALLEST) * slack
-    value = jnp.where(mu2 > 0, value, 0.0)
+    value = jnp.where(some, value, 0.0)  # not mu2 > 0: a positive optimum may have underflowed
     finite = (mu2 < jnp.exp(_LOG_INFINITE)) & (value < jnp.inf) & valid
     return jnp.where(finite, value, jnp.inf)
 
@@ -113,7 +113,8 @@ def _solve(contraction, noise_std, shift):
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
     kept = jnp.arange(stack.shape[0]) < number
     total = jnp.sum(jnp.where(kept, jnp.exp(stack[:, 0]), 0.0))
-    mu2 = _outward(total, log_unit, largest, log_k.shape[0], valid)
+    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
+    mu2 = _outward(total, some, log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number, log_k)
 
 
@@ -188,6 +189,7 @@ def shift_allocation_mu2(contraction, noise_std, shift):
     One point, traceable in float64, differentiable once in all three arrays (blocks are locally constant, so the
     derivative is that of the closed form). Noise before the first participation is never used.
     Reference: MATH notes in notebooks/proofs/heterogeneous_gdp_iteration.md.
+
     """
     contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
     return _mu2_of_schedule(contraction, noise_std, shift)
@@ -207,3 +209,169 @@ def _allocation_canary():
     shift = [1.583, 0.646, 1.769, 1.009, 0, 0, 1.0, 0, 0.948, 1.792, 0, 0.517]
     rows = [np.asarray([row]) for row in (contraction, np.sqrt(variance), shift)]
     return allocation.run_unchecked(*rows), 6.3501231478890159994, 1e-11
+
+
+@kernel(working_set=4096)
+def participation_allocation(log_contraction, log_variance, log_shift2):
+    """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
+    if log_shift2.shape[0] == 0:
+        return jnp.zeros((), log_shift2.dtype)
+    unit = jnp.max(log_shift2)
+    unit = jnp.where(jnp.isfinite(unit), unit, 0.0)
+    noise_unit = jnp.max(log_variance)
+    noise_unit = jnp.where(jnp.isfinite(noise_unit), noise_unit, 0.0)
+    stack, number, largest = _blocks(log_contraction, log_variance - noise_unit, log_shift2 - unit)
+    kept = jnp.arange(stack.shape[0]) < number
+    total = jnp.sum(jnp.where(kept, jnp.exp(stack[:, 0]), 0.0))
+    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
+    return _outward(total, some, unit - noise_unit, largest, log_shift2.shape[0], jnp.bool_(True))
+
+
+def _follow(first, second):
+    """Two stretches of noise-only steps in a row: (log of the product of kappas, log of the noise variance)."""
+    (k1, v1), (k2, v2) = first, second
+    return k1 + k2, jnp.logaddexp(jnp.where(k2 == -jnp.inf, -jnp.inf, v1 + 2 * k2), v2)
+
+
+def _stretches(log_k, log_v, start, stop):
+    """(log kappa, log variance) of the steps start..stop-1, for many stretches, by doubling: O(T log T)."""
+    count = log_k.shape[0]
+    table = (log_k, log_v)
+    total = (jnp.zeros(start.shape, log_k.dtype), jnp.full(start.shape, -jnp.inf, log_k.dtype))
+    length, position = stop - start, start
+    for level in range(max(1, count.bit_length())):
+        span = 1 << level
+        piece = tuple(part[jnp.minimum(position, count - 1)] for part in table)
+        taken = (length >> level) % 2 == 1
+        total = tuple(jnp.where(taken, new, old) for new, old in zip(_follow(total, piece), total, strict=True))
+        position = position + jnp.where(taken, span, 0)
+        later = (
+            jnp.concatenate([table[0][span:], jnp.zeros(min(span, count), log_k.dtype)]),
+            jnp.concatenate([table[1][span:], jnp.full(min(span, count), -jnp.inf, log_k.dtype)]),
+        )
+        table = _follow(table, later)
+    return total
+
+
+@kernel(working_set=4096)
+def participation_steps(contraction, noise_std, shift, steps):
+    """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`.
+
+    steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. Everything from a
+    participation to the next is one step, because noise-only steps always merge into the block before them.
+    """
+    count = contraction.shape[0]
+    steps = steps.astype(jnp.int32)
+    last = jnp.full((steps.shape[0], 1), count, jnp.int32)
+    following = jnp.concatenate([steps[:, 1:], last], axis=1)
+    real = steps < count
+    here = jnp.minimum(steps, count - 1)
+    log_k, log_v = jnp.log(contraction), 2 * jnp.log(noise_std)
+    begin = jnp.minimum(steps + 1, count)
+    rest_k, rest_v = _stretches(log_k, log_v, begin, jnp.maximum(following, begin))
+    step_k, step_v = _follow((log_k[here], log_v[here]), (rest_k, rest_v))
+    log_d2 = 2 * jnp.log(shift[here]) + jnp.where(rest_k == -jnp.inf, -jnp.inf, 2 * rest_k)
+    empty = -jnp.inf
+    return jnp.where(real, step_k, 0.0), jnp.where(real, step_v, empty), jnp.where(real, log_d2, empty)
+
+
+@kernel(working_set=4096)
+def single_participation_mu2(contraction, noise_std, shift):
+    """mu^2 for a record that takes part in one step only, for every step of one schedule; rounded up.
+
+    mu_i^2 = d_i^2 / S_i with S_i = s_i^2 + S_{i+1} / kappa_{i+1}^2: all terms positive, one backward scan.
+    Relative excess at most 4 ulp (T + 8).
+    """
+    valid = _is_valid(contraction, noise_std, shift)
+    unit = jnp.max(noise_std)
+    unit = jnp.where(unit > 0, unit, 1.0)
+    huge = 1e300
+
+    def step(hidden, x):
+        kappa, noise = x
+        here = jnp.minimum(noise**2 + hidden, huge)
+        before = jnp.where(kappa > 0, here / jnp.where(kappa > 0, kappa, 1.0) ** 2, huge)
+        return jnp.minimum(before, huge), here
+
+    start = jnp.zeros((), shift.dtype)
+    _, noise = lax.scan(step, start, (contraction, noise_std / unit), reverse=True)
+    moved = shift / unit
+    mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 4 * _ULP * (shift.shape[0] + 8.0))
+    mu2 = jnp.where(moved > 0, jnp.maximum(mu2, _SMALLEST), 0.0)
+    return jnp.where(valid, mu2, jnp.inf)
+
+
+def _absorb_to_the_right(block, depth, stack):
+    """Merge a new first block with the blocks after it until the slopes increase.
+
+    block: (log m, log v, log scale since pushed); rows of the stack: the same and the sum of m from there on.
+    """
+
+    def next_of(state):
+        _, position, scale = state
+        row = stack[jnp.maximum(position - 1, 0)]
+        return row[0], row[1] + 2 * scale, row[2]
+
+    def violates(state):
+        log_m, log_v, _ = next_of(state)
+        return (state[1] > 0) & (state[0][0] - state[0][1] >= log_m - log_v)
+
+    def absorb(state):
+        log_m, log_v, scale = next_of(state)
+        merged = jnp.stack(_merge(state[0][0], state[0][1], log_m, log_v))
+        return merged, state[1] - 1, state[2] + scale
+
+    merged, depth, scale = lax.while_loop(violates, absorb, (block, depth, jnp.zeros((), block.dtype)))
+    rest = jnp.where(depth > 0, stack[jnp.maximum(depth - 1, 0), 3], 0.0)
+    return merged, depth, scale, jnp.exp(merged[0]) + rest
+
+
+def _prepend(carry, x, log_reset):
+    """Put one step in front of a suffix; the suffix's own mu^2 and that after a restart just before it."""
+    depth, stack, best, plain, alive, largest = carry
+    log_k, noise, moved, first = x
+    thick = jnp.maximum(noise, _LOG_NO_NOISE)
+    jump = 2 * jnp.logaddexp(moved / 2, log_reset + log_k)
+    _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick]), depth, stack)
+    best = jnp.where(alive & ~first, jnp.minimum(best, restarted), best)
+    merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick]), depth, stack)
+    silent = (noise == -jnp.inf) & (moved == -jnp.inf)
+    keeps = alive & ~silent
+    # To the frame of the step before: everything after it is divided by kappa.
+    back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
+    row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total])
+    top = stack[jnp.maximum(depth - 1, 0)]
+    slid = top + back * jnp.array([0.0, 2.0, 1.0, 0.0])
+    slot = jnp.where(keeps, lower, jnp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
+    stack = stack.at[slot].set(jnp.where(keeps, row, slid), mode="promise_in_bounds")
+    depth = jnp.where(keeps, lower + 1, depth)
+    plain = jnp.where(keeps, total, plain)
+    largest = jnp.maximum(largest, jnp.where(alive, jnp.abs(row[1]), 0.0))
+    return (depth, stack, best, plain, alive & (log_k > -jnp.inf), largest), None
+
+
+@kernel(working_set=4096)
+def restarted_mu2(contraction, noise_std, shift, diameter):
+    """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
+
+    The allocation may start afresh before any step k from z = diameter; the minimum over k is taken in one
+    pass from the last step to the first, which keeps the blocks of every suffix. The same accuracy as
+    `shift_allocation_mu2`. Traceable; not differentiable in reverse mode.
+    """
+    count = shift.shape[0]
+    if count == 0:
+        return jnp.zeros((), shift.dtype)
+    valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
+    d_unit = jnp.maximum(jnp.max(shift), jnp.where(jnp.isfinite(diameter), diameter, 0.0))
+    s_unit = jnp.max(noise_std)
+    d_unit, s_unit = jnp.where(d_unit > 0, d_unit, 1.0), jnp.where(s_unit > 0, s_unit, 1.0)
+    log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
+    first = jnp.arange(count) == 0
+    xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)
+    log_reset = jnp.log(diameter / d_unit)
+    zero = jnp.zeros((), shift.dtype)
+    start = (jnp.int32(0), jnp.zeros((count + 1, 4), shift.dtype), zero + jnp.inf, zero, jnp.bool_(True), zero)
+    (_, _, best, plain, _, largest), _ = lax.scan(
+        lambda carry, x: _prepend(carry, x, log_reset), start, xs, reverse=True
+    )
+    return _outward(jnp.minimum(best, plain), jnp.any(shift > 0), log_unit, largest, count, valid)

@@ -38,18 +38,20 @@ class Blocks(NamedTuple):
     log_missed_high: jax.Array
 
 
-def binomial_blocks(n, p, q, log_delta, *, size: int) -> Blocks:
+def binomial_blocks(n, p, q, log_delta, *, size: int, deep: bool = False) -> Blocks:
     """Blocks of Bin(n, p), q = 1 - p, for a sum whose value is about e^log_delta.
 
     A sharper delta widens the low side: small counts are rare but bad. `log_delta` steers the window only;
-    the masses are certified whatever it is.
+    the masses are certified whatever it is. `deep` cuts the high side as sharply as the low one.
     """
-    edges, missed_low, missed_high = _edges(n, p, q, log_delta, size)
+    edges, missed_low, missed_high = _edges(n, p, q, log_delta, size, deep)
+    # The barriers keep the compiler from recomputing the edges inside each later expression.
+    edges = jax.lax.optimization_barrier(edges)
     left, right = edges[:-1], edges[1:] - 1.0
     width = edges[1:] - left
     centre = jnp.clip(jnp.floor(0.5 * (left + right)), left, n)
-    log_edge = log_binomial_pmf(edges, n, p, q)
-    log_centre = log_binomial_pmf(centre, n, p, q)
+    log_edge = jax.lax.optimization_barrier(log_binomial_pmf(edges, n, p, q))
+    log_centre = jax.lax.optimization_barrier(log_binomial_pmf(centre, n, p, q))
     # pmf(right) is one step below the next edge, so no third evaluation is needed.
     step_down = jnp.log(edges[1:] / jnp.maximum(n - edges[1:] + 1.0, 1.0)) + jnp.log(q) - jnp.log(p)
     log_right = jnp.where(
@@ -57,10 +59,9 @@ def binomial_blocks(n, p, q, log_delta, *, size: int) -> Blocks:
     )
     upper = log_centre + jnp.log(_upper_factor(centre, left, right, n, p, q))
     slope = jnp.where(width > 1, (log_right - log_edge[:-1]) / jnp.maximum(width - 1.0, 1.0), 0.0)
-    lower = log_edge[:-1] + jnp.log(_geometric(slope, width - 1.0) + 1.0)
-    empty = width < 1
-    single = width == 1
-    upper = jnp.where(single, log_edge[:-1], upper)
+    lower = log_edge[:-1] + jnp.log(_geometric(jnp.exp(slope), width - 1.0) + 1.0)
+    empty, single = width < 1, width == 1
+    lower = jnp.where(single, upper, lower)
     # The tangent overshoots by w^2/24 of the curvature, the chord falls short by w^2/12: weights 2 and 1.
     middle = jnp.where(single, upper, upper + jnp.log1p(jnp.expm1(lower - upper) / 3.0))
     fraction = _mean_fraction(slope, jnp.maximum(width, 1.0))
@@ -71,9 +72,10 @@ def binomial_blocks(n, p, q, log_delta, *, size: int) -> Blocks:
     return Blocks(left, width, absent(upper), absent(lower), absent(middle), fraction, missed_low, missed_high)
 
 
-def _edges(n, p, q, log_delta, size: int):
+def _edges(n, p, q, log_delta, size: int, deep: bool):
     mean, variance = n * p, n * p * q
-    low_exponent, high_exponent = LOG_CUT - log_delta, LOG_CUT
+    low_exponent = LOG_CUT - log_delta
+    high_exponent = low_exponent if deep else LOG_CUT
     low = jnp.maximum(jnp.floor(mean - _half_width(low_exponent, variance)), 0.0)
     high = jnp.minimum(jnp.ceil(mean + _half_width(high_exponent, variance)), n)
     steps = jnp.arange(size + 1, dtype=jnp.float64)
@@ -96,24 +98,22 @@ def _half_width(exponent, variance):
 
 def _upper_factor(centre, left, right, n, p, q):
     """Block mass over pmf(centre), from above: the pmf is log-concave, so it lies below its tangents."""
-    up = jnp.log((n - centre) / (centre + 1.0)) + jnp.log(p) - jnp.log(q)
-    down = jnp.log(centre / (n - centre + 1.0)) + jnp.log(q) - jnp.log(p)
+    up = (n - centre) / (centre + 1.0) * (p / q)
+    down = centre / (n - centre + 1.0) * (q / p)
     return 1.0 + _geometric(up, right - centre) + _geometric(down, centre - left)
 
 
-def _geometric(log_ratio, count):
-    """sum_{i=1..count} e^{i log_ratio}; count at ratio 1, 0 for count <= 0 and at ratio 0."""
-    ratio_less_one = jnp.expm1(log_ratio)
-    near_one = jnp.abs(log_ratio) * jnp.maximum(count, 1.0) < 1e-12
-    safe = jnp.where(near_one, 1.0, ratio_less_one)
-    capped = jnp.minimum(count * log_ratio, 690.0)
-    value = jnp.exp(log_ratio) * jnp.expm1(capped) / safe
-    value = jnp.where(near_one, count, value)
-    return jnp.where((count <= 0) | (log_ratio == -jnp.inf), 0.0, value)
+def _geometric(ratio, count):
+    """sum_{i=1..count} ratio^i; count at ratio 1, 0 for count <= 0 and at ratio 0."""
+    # ratio - 1 and log(ratio) round the same number, so their quotient keeps its digits next to 1.
+    excess = ratio - 1.0
+    log_ratio = jnp.log(jnp.maximum(ratio, 1e-300))
+    value = ratio * jnp.expm1(jnp.minimum(count * log_ratio, 690.0)) / jnp.where(excess == 0, 1.0, excess)
+    return jnp.where(count <= 0, 0.0, jnp.where(excess == 0, count, value))
 
 
 def _mean_fraction(slope, width):
     """Mean of {0..width-1} tilted by e^{slope i}, over width, to third order in the slope; kept in [0, 1 - 1/width]."""
     first = slope * (width * width - 1.0) / 12.0
-    third = slope**3 * (width**4 - 1.0) / 720.0
+    third = slope * slope * slope * (width * width * width * width - 1.0) / 720.0
     return jnp.clip(((width - 1.0) / 2.0 + first - third) / width, 0.0, 1.0 - 1.0 / width)

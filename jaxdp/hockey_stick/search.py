@@ -1,19 +1,28 @@
 """Inversion of a decreasing log delta(eps): an estimate first, then certified steps to the safe side.
 
-A `side` is a function eps -> (log delta, d log delta/d eps). Nothing here trusts the estimate: the certified
+A side is a function eps -> `Side`. Nothing here trusts the estimate: the certified
 loops accept an epsilon only after evaluating the certified side there, and end on the safe value otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 _ESTIMATE_STEPS = 40
 _CERTIFY_STEPS = 12
-_ESTIMATE_TOLERANCE = 1e-7
+_ESTIMATE_TOLERANCE = 1e-4  # of the last Newton step, hence about 1e-8 of the root
+_EXCESS = 3e-7  # an accepted eps this close to the root of its own certified curve is not improved
+
+
+class Side(NamedTuple):
+    """log delta and d log delta/d eps (< 0) at one eps."""
+
+    log_delta: jax.Array
+    slope: jax.Array
 
 
 def decreasing_root(side: Callable, log_target, start, cap):
@@ -25,7 +34,7 @@ def decreasing_root(side: Callable, log_target, start, cap):
 
     def cond(state):
         low, high, epsilon, step, count = state
-        return (count < _ESTIMATE_STEPS) & (jnp.abs(step) > _ESTIMATE_TOLERANCE * epsilon)
+        return (count < _ESTIMATE_STEPS) & (jnp.abs(step) > _ESTIMATE_TOLERANCE * jnp.minimum(epsilon, cap - epsilon))
 
     def body(state):
         low, high, epsilon, _, count = state
@@ -51,22 +60,34 @@ def _inside(value, low, high):
 
 
 def certify_above(side: Callable, log_target, start, cap):
-    """Smallest tried eps >= about `start` at which the certified upper log delta is <= log_target, else cap."""
+    """Smallest tried eps at which the certified upper log delta is <= log_target, else cap.
+
+    A first accepted eps that lies more than a few 1e-7 too high is improved by Newton steps from above.
+    """
 
     def cond(state):
-        epsilon, nudge, done, count = state
+        _, _, done, count = state
         return ~done & (count < _CERTIFY_STEPS)
 
     def body(state):
-        epsilon, nudge, _, count = state
+        epsilon, best, _, count = state
         value, slope = side(epsilon)
-        done = value <= log_target
-        step = (value - log_target) / jnp.abs(slope) * (1.0 + 1e-4) + nudge * jnp.maximum(epsilon, 1e-16 * cap)
-        return jnp.where(done, epsilon, jnp.minimum(epsilon + step, cap)), 4.0 * nudge, done, count + 1
+        accepted = value <= log_target
+        best = jnp.where(accepted, jnp.minimum(best, epsilon), best)
+        newton = epsilon - (value - log_target) / slope
+        # From below, Newton lands beyond the root; the nudge, growing with the count, covers kinks and rounding.
+        nudge = 1e-12 * 4.0 ** count.astype(epsilon.dtype)
+        raised = newton + nudge * epsilon
+        raised = jnp.where(_inside(raised, epsilon, best), raised, 0.5 * (epsilon + best))
+        following = jnp.maximum(jnp.where(accepted, newton, raised), 0.0)
+        settled = accepted & ~(epsilon - following > _EXCESS * epsilon)
+        stuck = best - following <= _EXCESS * best
+        stuck = ~accepted & stuck & (best < cap)
+        return following, best, settled | stuck, count + 1
 
-    state = (start, jnp.asarray(1e-12, start.dtype), jnp.zeros_like(start, dtype=bool), jnp.int32(0))
-    epsilon, _, done, _ = jax.lax.while_loop(cond, body, state)
-    return jnp.where(done, jnp.minimum(epsilon, cap), cap)
+    state = (start, cap, jnp.zeros_like(start, dtype=bool), jnp.int32(0))
+    _, best, _, _ = jax.lax.while_loop(cond, body, state)
+    return jnp.minimum(best, cap)
 
 
 def certify_below(side: Callable, log_target, start):
@@ -81,9 +102,9 @@ def certify_below(side: Callable, log_target, start):
         value, slope = side(epsilon)
         done = value >= log_target
         residual = jnp.minimum(value - log_target, 0.0)
-        # delta is convex where log delta is not: take the shorter of the two steps' growing multiples.
+        # Too close to the cap nothing can be certified (value -inf): back off geometrically from one ulp.
         step = residual / slope * (1.0 + nudge) + 1e-13 * epsilon
-        step = jnp.where(jnp.isfinite(step), step, 0.01 * epsilon)
+        step = jnp.where(jnp.isfinite(step), step, (nudge / 1e-3) ** 3 * 1e-15 * epsilon)
         return jnp.where(done, epsilon, jnp.maximum(epsilon - step, 0.0)), 4.0 * nudge, done, count + 1
 
     state = (start, jnp.asarray(1e-3, start.dtype), jnp.zeros_like(start, dtype=bool), jnp.int32(0))

@@ -1,0 +1,62 @@
+# Every target works on a machine with only Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet
+# A stamp per extra, newer than pyproject.toml, says that the extra is installed.
+STAMPS := $(VENV)/stamps
+
+.PHONY: help demo test lint types readme notebooks build bench clean
+
+help:
+	@echo "make demo       install, then sweep epsilon of shuffling over eps0 and n: out/sweep.nc, out/sweep.png, a table"
+	@echo "make test       install, then run the tests"
+	@echo "make lint types readme notebooks build bench    the other checks"
+
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "jaxdp needs Python >= 3.11; say make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
+	$(PIP) --editable ".[$*]"
+	touch $@
+
+$(STAMPS)/demo: pyproject.toml | $(STAMPS)/venv
+	$(PIP) --editable ".[sweep,plot]"
+	touch $@
+
+demo: $(STAMPS)/demo
+	mkdir -p out
+	rm -rf out/sweep.nc out/sweep.nc.parts
+	$(BIN)/jaxdp sweep shuffle --eps0 0.1:8:80 --num-users 1e3:1e9:61:log --delta 1e-6 --bound clones,stronger \
+		--out out/sweep.nc --plot out/sweep.png > out/sweep.txt
+	cat out/sweep.txt
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+
+types: $(STAMPS)/lint
+	$(BIN)/mypy
+
+# The first Python block of the README, run as it stands.
+readme: $(STAMPS)/demo
+	$(BIN)/python -c 'import re; code = re.search(r"```python\n(.*?)```", open("README.md").read(), re.S).group(1); exec(compile(code, "README.md", "exec"))'
+
+notebooks: $(STAMPS)/notebooks
+	$(BIN)/python .ci/run_notebooks.py notebooks/*.ipynb
+
+build: $(STAMPS)/venv
+	$(PIP) build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+bench: $(STAMPS)/all
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) out dist

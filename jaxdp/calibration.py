@@ -1,0 +1,292 @@
+"""The parameter of a mechanism that meets a target epsilon at a delta, always from the safe side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdp import accounting, validate
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.composition import batch_shape
+
+# Candidates of one call: both bracket ends at first, later around the interpolated solution. Eight is also a size
+# to which batches are padded, so that fewer would cost as much.
+_CANDIDATES = 8
+_RELATIVE = 1e-12
+# Distances from the interpolated solution, in widths of the bracket: whatever its error, some pair lies just outside.
+_OFFSETS = np.array([1e-8, 1e-4, 10**-1.5])
+# A cap, not a plan: the uniform candidates alone shrink a bracket threefold a call.
+_MAX_CALLS = 120
+# A certified bound may wobble by its certificate's gap; more than this is a function that turns round.
+_WOBBLE = 0.01
+
+
+def calibrate(
+    make_mechanism: Callable[[Any], Mechanism],
+    *,
+    epsilon: Any,
+    delta: Any,
+    bracket: tuple[Any, Any],
+    relation: str | None = None,
+) -> Any:
+    """The value in ``bracket`` whose certified epsilon at ``delta`` is nearest to ``epsilon`` without exceeding it.
+
+    make_mechanism: value -> mechanism, monotone in epsilon, increasing or decreasing. It is called with arrays where it
+        accepts them and number by number where it does not. A value that must be whole (a number of steps or users) is
+        found out by the mechanism refusing fractions, and then only whole values are tried.
+    epsilon, delta: the target, nats and probability; bracket: (low, high), finite, low < high. All broadcast, also with
+        the arrays inside the mechanism: one calibration per element.
+    relation: as for `jaxdp.epsilon`.
+    Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
+    and holds for the value returned; a tested value within 1e-12 of it (relative), or the next whole one, fails it.
+    Where the whole bracket is safe the answer is the end with the larger epsilon.
+    Raises ValueError when neither end of the bracket meets the target, or epsilon turns round inside the bracket.
+    """
+    if validate.is_traced(epsilon, delta, bracket):
+        raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
+    problem = _Problem.of(make_mechanism, epsilon, delta, bracket, relation)
+    values = problem.round(_grid(problem.low, problem.high))
+    search = _Search(problem, values, problem.evaluate(values))
+    for _ in range(_MAX_CALLS):
+        candidates = search.candidates()
+        if candidates is None:
+            break
+        search.update(candidates, problem.evaluate(candidates))
+    return _verified(problem, search)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """The question, flattened: one row per element of the broadcast shape."""
+
+    make: Callable[[Any], Mechanism]
+    shape: tuple[int, ...]
+    target: np.ndarray
+    delta: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    relation: str | None
+    whole: bool
+    by_array: bool
+
+    @classmethod
+    def of(cls, make: Callable, epsilon: Any, delta: Any, bracket: Any, relation: str | None) -> _Problem:
+        target = validate.real_array("epsilon", epsilon)
+        validate.reject("epsilon", target, ~(target >= 0), ">= 0")
+        delta = validate.probability("delta", delta)
+        low, high = _ends(bracket)
+        first = make(_number(low.flat[0]))
+        shape = validate.broadcast(
+            epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first))
+        )
+        whole = _refuses_fractions(make, low.flat[0], high.flat[0])
+        if whole:
+            low, high = np.ceil(low), np.floor(high)
+            validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
+        target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
+        by_array = _takes_arrays(make, (np.rint if whole else np.array)(_grid(low, high)).reshape(-1, *shape))
+        if not by_array and shape:
+            raise ValueError("make_mechanism must accept arrays when several values are calibrated at once.")
+        return cls(make, shape, target, delta, low, high, relation, whole, by_array)
+
+    def round(self, values: np.ndarray) -> np.ndarray:
+        """Values that the mechanism accepts, inside the bracket."""
+        return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
+
+    def evaluate(self, values: np.ndarray) -> np.ndarray:
+        """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
+        if self.by_array:
+            return self._epsilon(values.reshape(-1, *self.shape)).reshape(values.shape)
+        distinct, where = np.unique(values, return_inverse=True)
+        return np.array([self._epsilon(_number(v)) for v in distinct], dtype=np.float64)[where].reshape(values.shape)
+
+    def evaluate_one(self, values: np.ndarray) -> np.ndarray:
+        """Certified epsilons of one value per problem, evaluated as the caller will."""
+        if not self.shape:
+            return np.array([self._epsilon(_number(values[0]))], dtype=np.float64)
+        return self._epsilon(values.reshape(self.shape)).ravel()
+
+    def _epsilon(self, values: Any) -> Any:
+        delta = self.delta.reshape(self.shape)
+        return accounting.epsilon(self.make(values), delta, relation=self.relation)
+
+
+def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        low, high = bracket
+    except (TypeError, ValueError):
+        raise ValueError(f"bracket must be a pair (low, high), got {bracket!r}.") from None
+    low, high = validate.real_array("bracket", low), validate.real_array("bracket", high)
+    validate.broadcast(low=low, high=high)
+    low, high = np.broadcast_arrays(low, high)
+    validate.reject("bracket", low, ~np.isfinite(low) | ~np.isfinite(high), "finite")
+    validate.reject("bracket", low, ~(low < high), "a pair with low < high")
+    return low, high
+
+
+def _number(value: Any) -> int | float:
+    """A plain number: an int where it is whole, so that `range(value)` works in a caller's function."""
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
+
+
+def _shape_of(mechanism: Any) -> tuple[int, ...]:
+    accounting.check_mechanism(mechanism)
+    return batch_shape(mechanism)
+
+
+def _refuses_fractions(make: Callable, low: float, high: float) -> bool:
+    """Whether a fraction inside the bracket is refused while the whole number beside it is not."""
+    fraction = low + 0.37 * (high - low)
+    fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
+    whole = min(max(np.rint(fraction), np.ceil(low)), np.floor(high))
+    try:
+        _shape_of(make(float(fraction)))
+    except (ValueError, TypeError):
+        _shape_of(make(_number(whole)))
+        return True
+    return False
+
+
+def _takes_arrays(make: Callable, values: np.ndarray) -> bool:
+    try:
+        return _shape_of(make(values)) == values.shape
+    except (ValueError, TypeError):
+        return False
+
+
+def _grid(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Equally spaced candidates from end to end: in the logarithm where the bracket spans a factor of 4."""
+    steps = np.linspace(0.0, 1.0, _CANDIDATES)[:, None]
+    geometric = (low > 0) & (high > 4 * low)
+    safe_low, safe_high = np.where(geometric, low, 1.0), np.where(geometric, high, 1.0)
+    grid = np.where(geometric, safe_low * (safe_high / safe_low) ** steps, low + (high - low) * steps)
+    grid[0], grid[-1] = low, high
+    return grid
+
+
+class _Search:
+    """A shrinking bracket per problem: `safe` was tested and meets the target, `unsafe` was tested and does not."""
+
+    def __init__(self, problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> None:
+        self._problem = problem
+        self._values, self._epsilons = values, epsilons
+        self._check_ends()
+        self._check_monotone()
+        rising = epsilons[-1] >= epsilons[0]
+        self._sign = np.where(rising, 1.0, -1.0)
+        self.safe = np.where(rising, values[0], values[-1])
+        self.unsafe = np.where(rising, values[-1], values[0])
+        all_safe = np.maximum(epsilons[0], epsilons[-1]) <= problem.target
+        self.safe = np.where(all_safe, self.unsafe, self.safe)
+        self._narrow(values, epsilons)
+
+    def _check_ends(self) -> None:
+        best = np.minimum(self._epsilons[0], self._epsilons[-1])
+        bad = ~(best <= self._problem.target)
+        if bad.any():
+            i = int(np.argmax(bad))
+            at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(self._values, self._epsilons, strict=True)]
+            raise ValueError(
+                f"epsilon must be reachable in the bracket, got {self._problem.target[i]:.6g}: "
+                f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
+            )
+
+    def _check_monotone(self) -> None:
+        with np.errstate(invalid="ignore"):
+            steps = np.nan_to_num(np.diff(self._epsilons, axis=0), nan=0.0)
+        scale = _WOBBLE * np.minimum(self._epsilons[1:], self._epsilons[:-1]) + 1e-9
+        turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0)
+        if turned.any():
+            seen = ", ".join(f"{e:.4g}" for e in self._epsilons[:, int(np.argmax(turned))])
+            raise ValueError(f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}.")
+
+    def _narrow(self, values: np.ndarray, epsilons: np.ndarray) -> None:
+        """Move the bracket's ends to the innermost tested pair (safe, unsafe)."""
+        signed, meets = values * self._sign, epsilons <= self._problem.target
+        # the first failure beyond `safe` bounds the bracket, so a wobble leaves a tested pair, never a gap
+        limit = np.min(np.where(meets | (signed < self.safe * self._sign), np.inf, signed), axis=0)
+        limit = np.minimum(limit, self.unsafe * self._sign)
+        inside = np.where(meets & (signed < limit), signed, -np.inf)
+        self.safe = self._sign * np.maximum(self.safe * self._sign, np.max(inside, axis=0))
+        done = self.safe == self.unsafe
+        self.unsafe = np.where(done, self.unsafe, self._sign * limit)
+
+    def update(self, values: np.ndarray, epsilons: np.ndarray) -> None:
+        """Take in tested candidates."""
+        self._values = np.concatenate([self._values, values])
+        self._epsilons = np.concatenate([self._epsilons, epsilons])
+        self._narrow(values, epsilons)
+
+    def candidates(self) -> np.ndarray | None:
+        """The next values to test, or None when every bracket is closed."""
+        width = np.abs(self.unsafe - self.safe)
+        tolerance = np.where(self._problem.whole, 1.0, _RELATIVE * np.abs(self.safe))
+        middle = self.safe + (self.unsafe - self.safe) / 2
+        is_open = (width > tolerance) & (middle != self.safe) & (middle != self.unsafe)
+        if not is_open.any():
+            return None
+        low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
+        uniform = _grid(low, high)[[_CANDIDATES // 3, 2 * _CANDIDATES // 3]]
+        centre = self._interpolated(uniform.mean(axis=0))
+        reach = np.maximum(_OFFSETS[:, None] * width, tolerance / 3)
+        if self._problem.whole:
+            reach = np.maximum(reach, np.arange(len(_OFFSETS))[:, None] + 0.5)
+        spread = np.concatenate([centre + reach, centre - reach])
+        inside = (spread > low) & (spread < high)
+        values = np.concatenate([uniform, np.where(inside, spread, middle)])
+        values = self._problem.round(values)
+        return np.where(is_open, np.clip(values, low, high), self.safe)
+
+    def _interpolated(self, fallback: np.ndarray) -> np.ndarray:
+        """Inverse interpolation of log(value) at log(target) through the four tested points nearest to the target."""
+        with np.errstate(all="ignore"):
+            logarithmic = (self._problem.low > 0)[None, :]
+            x = np.where(logarithmic, np.log(np.where(logarithmic, self._values, 1.0)), self._values)
+            y = np.log(self._epsilons) - np.log(self._problem.target)
+            order = np.argsort(np.where(np.isfinite(y), np.abs(y), np.inf), axis=0, kind="stable")
+            x, y = (np.take_along_axis(a, _distinct(order, y), axis=0) for a in (x, y))
+            solution = _neville(y, x)
+            solution = np.where(logarithmic[0], np.exp(solution), solution)
+            low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
+            return np.where((solution > low) & (solution < high), solution, fallback)
+
+
+def _distinct(order: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The first four entries of each column of ``order`` whose y differ (equal ones repeat and give no solution)."""
+    chosen = np.repeat(order[:1], 4, axis=0)
+    for column in range(order.shape[1]):
+        picked: list[int] = []
+        for i in order[:, column]:
+            if all(y[i, column] != y[j, column] for j in picked):
+                picked.append(i)
+            if len(picked) == 4:
+                break
+        chosen[: len(picked), column] = picked
+    return chosen
+
+
+def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The value at y = 0 of the polynomial through the rows (y, x)."""
+    table = list(x)
+    for level in range(1, len(table)):
+        table = [
+            (y[i + level] * table[i] - y[i] * table[i + 1]) / (y[i + level] - y[i]) for i in range(len(table) - 1)
+        ]
+    return table[0]
+
+
+def _verified(problem: _Problem, search: _Search) -> Any:
+    """The safe values, each evaluated as the caller will: other batch sizes may round differently."""
+    values, step = search.safe, 1.0 if problem.whole else 2.0**-50
+    away = np.sign(search.safe - search.unsafe)
+    for _ in range(_MAX_CALLS):
+        good = problem.evaluate_one(values) <= problem.target
+        if good.all():
+            return values.reshape(problem.shape)[()].astype(np.float64)
+        shift = step if problem.whole else step * np.abs(values)
+        values = problem.round(np.where(good, values, values + away * shift))
+        step *= 2
+    raise ValueError("no value in the bracket meets the target when it is evaluated by itself; widen the bracket.")

@@ -1,0 +1,86 @@
+"""A hash that tells one computation from another: the code of a function and every value it refers to."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+# Code of these packages is named by their versions, which a caller adds; it is not hashed line by line.
+_OPAQUE = ("jaxdp", "jax", "jaxlib", "numpy", "scipy", "builtins")
+
+
+def fingerprint(*values: Any) -> str:
+    """SHA-256, as hex, of functions (code, defaults, closure, globals used), arrays, records and plain values.
+
+    Equal computations hash equally in one Python version; a changed constant, closure value or global number
+    changes the hash. An object of an unknown class counts by its class and `vars`.
+    """
+    digest = hashlib.sha256()
+    for value in values:
+        _feed(digest, value, {})
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
+    digest.update(f"<{type(value).__name__}>".encode())
+    if isinstance(value, (str, bytes, int, float, complex, bool, type(None), np.generic)):
+        digest.update(repr(value).encode())
+        return
+    if id(value) in seen:
+        return
+    seen[id(value)] = value  # held, because the id of a dead temporary is given to the next one
+    if isinstance(value, (np.ndarray, jax.Array)):
+        array = np.asarray(value)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    elif isinstance(value, (list, tuple, set, frozenset, dict)):
+        items = sorted(value.items(), key=repr) if isinstance(value, dict) else value
+        for item in sorted(items, key=repr) if isinstance(items, (set, frozenset)) else items:
+            _feed(digest, item, seen)
+    elif isinstance(value, functools.partial):
+        _feed(digest, (value.func, value.args, value.keywords), seen)
+    elif isinstance(value, types.MethodType):
+        _feed(digest, (value.__func__, value.__self__), seen)
+    elif isinstance(value, types.FunctionType) and not _opaque(value):
+        _feed_function(digest, value, seen)
+    else:
+        _feed_object(digest, value, seen)
+
+
+def _opaque(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).split(".")[0] in _OPAQUE
+
+
+def _feed_function(digest: Any, function: types.FunctionType, seen: dict[int, Any]) -> None:
+    _feed_code(digest, function.__code__, seen)
+    _feed(digest, (function.__defaults__, function.__kwdefaults__), seen)
+    for cell in function.__closure__ or ():
+        _feed(digest, cell.cell_contents, seen)
+    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+        _feed(digest, (name, function.__globals__[name]), seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _feed_code(digest: Any, code: types.CodeType, seen: dict[int, Any]) -> None:
+    digest.update(code.co_code)
+    _feed(digest, code.co_names + code.co_varnames, seen)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _feed_code(digest, constant, seen)
+        else:
+            _feed(digest, constant, seen)
+
+
+def _feed_object(digest: Any, value: Any, seen: dict[int, Any]) -> None:
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
+    digest.update(f"{getattr(value, '__module__', type(value).__module__)}.{name}".encode())
+    if not isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        _feed(digest, dict(getattr(value, "__dict__", {})), seen)

@@ -1,0 +1,1 @@
+"""Certified inversion of the log moment generating function: one parameter point, pure, float64."""

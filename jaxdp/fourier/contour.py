@@ -1,0 +1,228 @@
+r"""delta and epsilon from K by the contour trapezoid, certified from both sides.
+
+    S = (h/pi) e^{K(c) - c eps} sum'_{n=0..N} Re[ (M(z_n)/M(c)) e^{-i n h eps} / (z_n (z_n + 1)) ],  z_n = c + i n h
+
+(prime: half weight at n = 0). S - delta is a sum of nonnegative alias terms plus the truncated tail. The
+error terms, added outward: alias left (after subtracting M(0)/(e^{c p} - 1) - e^eps M(-1)/(e^{(c+1) p} - 1),
+p = 2 pi/h), alias right, truncation, quadrature and rounding of each node, mass cut away, mass at infinity.
+The argument for each stands in notebooks/proofs/contour_certificate.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.fourier.plan import Plan, conversion, log_alias, plan_delta, plan_epsilon
+from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
+from jaxdp.fourier.truncation import log_tail
+from jaxdp.roots import crossing
+
+_ULP = 2.0**-53
+_SMOOTH_EXPONENT = 40.0
+
+
+class Effort(NamedTuple):
+    """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`)."""
+
+    nodes: int
+    quadrature: int
+    cover: int
+    smooth: bool
+
+
+class Contour(NamedTuple):
+    """Everything that does not depend on eps. Arrays with a leading axis of 2 hold the two smoothings.
+
+    Smoothing: U_s is delta of the mechanism composed with a Gaussian of mu = s. U_s >= delta, and
+    delta >= (1 + w) U_s - w U_2s with w = A(s)/(A(2s) - A(s)), A(s) = erf(s/sqrt 8) (proof in the notes).
+    """
+
+    plan: Plan
+    step: jax.Array
+    node_t: jax.Array
+    log_abs: jax.Array
+    slack: jax.Array
+    phase: jax.Array
+    log_tail: jax.Array
+    extra_mu2: jax.Array
+    weight: jax.Array
+    log_m_c: jax.Array
+    log_m_c_units: jax.Array  # bound of the error of log_m_c, in units of 2^-53
+    log_kept: jax.Array
+
+
+def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
+    """Evaluate K on the contour and bound what is beyond its end."""
+    c, step = plan.c, 2 * jnp.pi / plan.period
+    end = step * effort.nodes
+    lines = spectrum.lines(c, plan.cut, effort.quadrature)
+    nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
+    if effort.smooth:
+        s2 = jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0)
+    else:
+        s2 = jnp.zeros(())
+    extra = jnp.stack([s2, 4 * s2])
+    s = jnp.sqrt(s2)
+    near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
+    weight = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0)
+    node_t = step * jnp.arange(effort.nodes + 1)
+    # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
+    decay = -0.5 * extra[:, None] * node_t**2
+    turn = 0.5 * extra[:, None] * (2 * c + 1) * node_t
+    log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
+    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[1])
+    for part, line in zip(spectrum.sampled, lines, strict=True):
+        log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
+        # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
+        units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
+    tail = log_tail(spectrum, lines, c, end, spectrum.mu2 + s2, effort.cover)
+    return Contour(
+        plan, step, node_t, nodes.log_abs + decay, _slack(nodes), nodes.phase + turn, tail, extra, weight, log_m_c,
+        units, spectrum.log_kept(plan.cut),
+    )
+
+
+def _slack(nodes: Nodes) -> jax.Array:
+    """Bound of |M computed - M|/|M| per node (may be huge where M is nothing but noise)."""
+    return jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+
+
+class Sums(NamedTuple):
+    """In units of e^ref: upper and lower bound of delta, and d delta / d eps of the sum."""
+
+    upper: jax.Array
+    lower: jax.Array
+    slope: jax.Array
+
+
+def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
+    """Certified delta at eps, in units of e^ref."""
+    plan, c, h = contour.plan, contour.plan.c, contour.step
+    t = contour.node_t
+    base = contour.log_m_c - c * eps - ref
+    front = jnp.exp(base) * h / jnp.pi
+    half = jnp.where(jnp.arange(t.shape[0]) == 0, 0.5, 1.0)
+    # 1/(z (z+1)) by real arithmetic
+    a, b = c * (c + 1) - t * t, t * (2 * c + 1)
+    norm = 1 / (a * a + b * b)
+    angle = contour.phase - t * eps
+    size = jnp.exp(contour.log_abs) * half * norm
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    real = size * (cosine * a + sine * b)
+    imag = size * (sine * a - cosine * b)
+    total = jnp.sum(real, axis=-1)
+    slope = front * jnp.sum(-c * real + t * imag, axis=-1)
+    reach = jnp.exp(contour.log_abs) * half * jnp.sqrt(norm)
+    phase_units = 8 + jnp.log2(1.0 * t.shape[0]) + 2 * (jnp.abs(contour.phase) + jnp.abs(t * eps))
+    head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
+    rounding = front * jnp.sum(reach * (contour.slack + phase_units * _ULP + head_units[:, None] * _ULP), axis=-1)
+    tail = jnp.exp(base + contour.log_tail) / jnp.pi
+    s = spectrum
+    widest = 0.5 * contour.extra_mu2[1]
+    left, right = log_alias(
+        c, plan.period, eps, plan.above, plan.k_above + widest * plan.above * (plan.above + 1),
+        plan.below, plan.k_below + widest * plan.below * (plan.below + 1),
+    )
+    left, right = jnp.exp(left - ref), jnp.exp(right - ref)
+    sub_low, sub_high = _left_alias(contour, s, eps, ref)
+    upper = front * total - sub_low + tail + rounding
+    lower = front * total - sub_high - left - right - tail - rounding
+    infinity = s.infinity * jnp.exp(-ref)
+    cut_away = -jnp.expm1(contour.log_kept) * jnp.exp(-ref)
+    w = contour.weight
+    best_lower = (1 + w) * lower[0] - w * upper[1]
+    return Sums(
+        (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
+        jnp.maximum((best_lower + infinity * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
+        jnp.minimum(slope[0], 0.0),
+    )
+
+
+def _left_alias(contour: Contour, s: Spectrum, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
+
+    M(0) = 1 - mass at infinity and M(-1) = 1 - that of the swap, each less at most what was cut away.
+    """
+    c, p = contour.plan.c, contour.plan.period
+    first = jnp.exp(-jnp.clip(c * p, 1e-300, 700.0) - ref) / -jnp.expm1(-c * p)
+    second = jnp.exp(eps - (c + 1) * p - ref) / -jnp.expm1(-(c + 1) * p)
+    kept = jnp.exp(contour.log_kept)
+    m0, m1 = 1 - s.infinity, 1 - s.reverse_infinity
+    blur = 1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) * (first + second)
+    return first * m0 * kept - second * m1 - blur, first * m0 - second * m1 * kept + blur
+
+
+def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon at delta in [0, 1]."""
+    spare = delta - spectrum.infinity
+    inside = (spare > 0) & (delta < 1)
+    ref = jnp.log(jnp.where(inside, spare, 0.5))
+    plan = plan_epsilon(spectrum, ref + jnp.log1p(-1e-9), effort.quadrature)
+    contour = build(spectrum, plan, effort)
+    target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
+
+    def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = evaluate(contour, spectrum, eps, ref)
+        value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
+        # the upper end must have upper <= delta, the lower end lower > delta: what is not proved counts as 0
+        log_value = jnp.log(value / target)
+        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.minimum(log_value, -1e-300), log_value)
+        return strict, sums.slope / value
+
+    # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
+    enough = -jnp.expm1(contour.log_kept) <= 1e-9 * jnp.exp(ref)
+    ceiling = jnp.where(enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf)
+    ceiling = jnp.minimum(ceiling, spectrum.top)
+    search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
+    below, above = jax.vmap(
+        lambda which: crossing(lambda e: side(which, e), jnp.zeros(()), search, 0.95 * search, rtol=1e-12)
+    )(jnp.arange(2))
+    at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))
+    upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
+    upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
+    return _epsilon_edges(spectrum, delta, inside, lower, upper)
+
+
+def _epsilon_edges(spectrum, delta, inside, lower, upper):
+    # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
+    top = jnp.maximum(spectrum.top, 0.0)
+    exact_zero = (delta == 0) & (spectrum.infinity == 0)
+    outside = jnp.where(delta >= 1, 0.0, jnp.where(exact_zero, top, jnp.inf))
+    flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
+    upper = jnp.where(inside, jnp.minimum(upper, top), jnp.where(flat, top, outside))
+    lower = jnp.where(inside, jnp.minimum(lower, upper), jnp.where(flat, 0.0, outside))
+    known = (delta >= 0) & (delta <= 1)
+    trivial = spectrum.top <= 0
+    upper = jnp.where(trivial & (delta >= spectrum.infinity), 0.0, upper)
+    return (
+        jnp.where(known & ~jnp.isnan(lower) & ~(trivial & inside), lower, 0.0),
+        jnp.where(known & ~jnp.isnan(upper), upper, jnp.inf),
+    )
+
+
+def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps (any sign)."""
+    finite = jnp.isfinite(eps)
+    e = jnp.where(finite, eps, 1.0)
+    plan = plan_delta(spectrum, e, effort.quadrature)
+    contour = build(spectrum, plan, effort)
+    ref = jnp.where(jnp.isfinite(plan.log_chernoff), jnp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
+    sums = evaluate(contour, spectrum, e, ref)
+    # a result below the smallest normal number is charged one subnormal
+    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + 1e-323
+    lower = sums.lower * jnp.exp(ref)
+    chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
+    upper = jnp.minimum(upper, chernoff + 1e-323)
+    beyond = e >= spectrum.top
+    upper = jnp.where(beyond, spectrum.infinity, upper)
+    floor = jnp.maximum(-jnp.expm1(jnp.minimum(e, 0.0)) * (1 - 4 * _ULP), spectrum.infinity)
+    lower = jnp.clip(jnp.where(beyond, spectrum.infinity, lower), jnp.minimum(floor, 1.0), 1.0)
+    upper = jnp.clip(upper, floor * (1 + 8 * _ULP), 1.0)
+    edge = jnp.where(eps == jnp.inf, spectrum.infinity, 1.0)
+    upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.where(jnp.isnan(eps) | finite, 1.0, edge))
+    lower = jnp.where(finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), jnp.where(jnp.isnan(eps) | finite, 0.0, edge))
+    return lower, upper

@@ -1,0 +1,154 @@
+"""Where to put the contour: abscissa, step, cut. A recipe; nothing here needs to be right for the bounds to hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.spectrum import Spectrum
+
+_POINTS = 12
+_ROUNDS = 3
+_CANCELLATION = 4.0  # nats by which the integrand may exceed its smallest peak
+_ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
+
+
+class Plan(NamedTuple):
+    """Contour abscissa c, period 2 pi / h of the alias, and the Chernoff data the certificate reuses."""
+
+    c: jax.Array
+    period: jax.Array
+    cut: jax.Array
+    rdp_epsilon: jax.Array  # certified upper bound of epsilon (epsilon plans)
+    log_chernoff: jax.Array  # certified upper bound of log delta without masses (delta plans)
+    above: jax.Array  # abscissae > c
+    k_above: jax.Array
+    below: jax.Array  # c'' > 0 standing for -1 - c''
+    k_below: jax.Array
+
+
+def conversion(c: jax.Array) -> jax.Array:
+    """c log c - (c+1) log(c+1): the constant of Canonne, Kamath, Steinke 2020, Proposition 12."""
+    return c * jnp.log(c) - (c + 1) * jnp.log1p(c)
+
+
+def _grid_min(objective, low, high):
+    """Minimiser of a quasi-convex function of log c: a grid, zoomed in between the best point's neighbours."""
+
+    def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x = jnp.linspace(ends[0], ends[1], _POINTS)
+        best = jnp.argmin(objective(jnp.exp(x)))
+        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)]
+
+    low, high = jax.lax.fori_loop(0, _ROUNDS, zoom, (low, high))
+    return jnp.exp(0.5 * (low + high))
+
+
+def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
+    """Size of the loss's variance, from K at two small orders (the smaller wins past a phase transition)."""
+    c = jnp.array([1e-2, 1.0])
+    return jnp.clip(jnp.min(2 * spectrum.real(c, cut, size) / (c * (c + 1))), 1e-24, 1e24)
+
+
+def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
+    """The u beyond which a step's mass is charged like mass at infinity: 1e-10 of delta over all steps."""
+    mu = jnp.zeros(())
+    for part in spectrum.sampled:
+        mu = jnp.maximum(mu, jnp.max(part.mu))
+    return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + 25.0)) + mu
+
+
+def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
+    """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone."""
+    cut = tail_cut(spectrum, log_delta)
+    center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum, cut, size))
+
+    def rdp(c: jax.Array) -> jax.Array:
+        k, constant = spectrum.real(c, cut, size), conversion(c)
+        rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
+        return (k - log_delta + constant + rounding) / c
+
+    best = _grid_min(rdp, center - 4.0, center + 4.0)
+    eps = rdp(best[None])[0]
+    level = jnp.where(jnp.isfinite(eps), jnp.maximum(eps, 0.0), 1.0)
+
+    def saddle(c: jax.Array) -> jax.Array:
+        return spectrum.real(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
+
+    return _finish(spectrum, cut, level, log_delta, eps, _grid_min(saddle, center - 5.0, center + 4.0), size)
+
+
+def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
+    """Contour for delta at a given eps; log_chernoff is certified."""
+    loose = tail_cut(spectrum, jnp.asarray(-800.0))
+    variance = _scale(spectrum, loose, size)
+    center = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
+
+    def bound(c: jax.Array, cut: jax.Array) -> jax.Array:
+        return spectrum.real(c, cut, size) - c * eps + conversion(c)
+
+    # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
+    def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        best = _grid_min(lambda c: bound(c, state[0]), center - 5.0, center + 4.0)
+        return tail_cut(spectrum, bound(best[None], state[0])[0]), best
+
+    cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
+    best = _grid_min(lambda c: bound(c, cut), center - 5.0, center + 4.0)
+    value = bound(best[None], cut)[0]
+    guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
+    return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)
+
+
+def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
+    """Of a few abscissae at and left of c0, the one that allows the largest step without much cancellation."""
+    candidates = c0 * jnp.array([0.5, 0.65, 0.8, 0.9, 0.97])
+    above = c0 * jnp.array([1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.6, 3.5, 6.0])
+    below = c0 * jnp.geomspace(0.01, 10.0, 14)
+    k_all, k_below = spectrum.real(jnp.concatenate([candidates, above]), cut, size), spectrum.real_swapped(below, cut, size)
+    k_candidates, k_above = k_all[: candidates.size], k_all[candidates.size :]
+    height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
+    cancels = height > jnp.min(height) + _CANCELLATION
+
+    def shortest(c: jax.Array) -> jax.Array:
+        return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
+
+    periods = jax.vmap(shortest)(candidates)
+    best = jnp.argmin(jnp.where(cancels, jnp.inf, periods))
+    return Plan(
+        candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below
+    )
+
+
+def log_expm1(x: jax.Array) -> jax.Array:
+    """log(e^x - 1), x > 0."""
+    return jnp.where(x > 30, x, jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0))))
+
+
+def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array, jax.Array]:
+    """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it (MATH 2.2)."""
+    gap = above - c
+    right = k_above - above * eps + conversion(above) - log_expm1(jnp.where(gap > 0, gap * period, 1e-9))
+    right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
+    # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
+    left = k_below + (1 + below) * eps + conversion(below) - log_expm1((1 + below + c) * period)
+    # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
+    plain = eps - log_expm1((1 + c) * period)
+    return jnp.minimum(jnp.min(left), plain), right
+
+
+def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
+    def alias(log_period: jax.Array) -> jax.Array:
+        left, right = log_alias(c, jnp.exp(log_period), eps, above, k_above, below, k_below)
+        return jnp.maximum(left, right)
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = 0.5 * (low + high)
+        good = alias(middle) <= log_delta + _ALIAS_TARGET
+        return jnp.where(good, low, middle), jnp.where(good, middle, high)
+
+    start = jnp.log(1.0 / c)
+    low, high = jax.lax.fori_loop(0, 24, halve, (start - 6.0, start + 10.0))
+    return jnp.exp(high)

@@ -1,0 +1,223 @@
+r"""Quadrature for the Poisson- or fixed-size-sampled Gaussian: one step, at complex order.
+
+With u = x / sigma, w = u / sigma - 1/(2 sigma^2), A = 1 - q + q e^w and g the standard normal density,
+
+    forward (remove)  m(z) = int g A^{z+1},            L = log A
+    reverse (add)     m(z) = int g A^{-z},             L = -log A
+    replace           m(z) = int g A(u)^{z+1} A(-u)^{-z},  L = log A(u) - log A(-u).
+
+The integral is taken by the midpoint rule on the line Im u = y (remove, replace) or -y (add), where
+|exp(i t L)| <= 1 for every t >= 0: the step need not shrink with t. `error` bounds the rule's error
+relative to m(c) for ALL t >= 0; the argument stands in notebooks/proofs/contour_certificate.md.
+In the forward and replace directions the line ends at ``cut``: the mass of P beyond it is reported as
+``tail`` (charged like mass at infinity), and what remains is an honest, smaller integral.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
+_ROOT_2PI = 2.5066282746310002
+_ULP = 2.0**-53
+_HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
+_LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
+
+
+class Line(NamedTuple):
+    """One step, tilted to c: m(c + it) / m(c) = sum weight exp(i t loss), up to ``error``."""
+
+    log_m: jax.Array  # log m(c)
+    weight: jax.Array  # complex (size,)
+    loss: jax.Array  # complex (size,)
+    error: jax.Array  # relative to m(c), every t >= 0
+    tail: jax.Array  # mass of P beyond the cut
+    spread: jax.Array  # upper bound of the tilted standard deviation of L
+    variation: jax.Array  # total variation of the tilted density of L (inf: not known)
+
+
+def _log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of log(1 - q + q e^w), accurate relative to itself for small q."""
+    large = w_re > 30
+    a = jnp.where(large, 0.0, w_re)
+    half = jnp.sin(0.5 * w_im)
+    re = q * (jnp.expm1(a) * jnp.cos(w_im) - 2 * half * half)
+    im = q * jnp.exp(a) * jnp.sin(w_im)
+    log_abs = 0.5 * jnp.log1p(re * (2 + re) + im * im)
+    angle = jnp.arctan2(im, 1 + re)
+    safe_q = jnp.where(q > 0, q, 1.0)
+    fade = (1 - q) / safe_q * jnp.exp(-jnp.where(large, w_re, 30.0))
+    re_far, im_far = fade * jnp.cos(w_im), -fade * jnp.sin(w_im)
+    far_abs = jnp.log(safe_q) + w_re + 0.5 * jnp.log1p(re_far * (2 + re_far) + im_far * im_far)
+    far_angle = w_im + jnp.arctan2(im_far, 1 + re_far)
+    use_far = large & (q > 0)
+    return jnp.where(use_far, far_abs, log_abs), jnp.where(use_far, far_angle, angle)
+
+
+def _mode_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
+    """Mode of g A^{-c}: the zero of u + c mu s(u), s = q e^w / A, between -c mu and 0."""
+    logit = jnp.log(jnp.where(q > 0, q, 1e-300)) - jnp.log1p(-jnp.minimum(q, 1 - _ULP))
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = 0.5 * (low + high)
+        right = middle + c * mu * jax.nn.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
+        return jnp.where(right, low, middle), jnp.where(right, middle, high)
+
+    low, high = jax.lax.fori_loop(0, 24, halve, (-c * mu, jnp.zeros_like(c)))
+    return 0.5 * (low + high)
+
+
+def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
+    """Ends of the line on which everything but 4e-21 of m(c) lives, cut included."""
+    if direction == "reverse":
+        mode = _mode_add(c, mu, q)
+        slack = c * mu * 2.0**-20
+        return mode - _REACH - slack, mode + _REACH + slack
+    reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
+    return jnp.full_like(reach, -_REACH), jnp.minimum(reach + _REACH, cut)
+
+
+def tail_mass(mu: jax.Array, q: jax.Array, end: jax.Array) -> jax.Array:
+    """Upper bound of P(u > end) under (1-q) N(0,1) + q N(mu,1)."""
+    ndtr = jax.scipy.special.ndtr
+    return ((1 - q) * ndtr(-end) + q * ndtr(mu - end)) * (1 + 1e-12)
+
+
+def _exponent(v, y, c, mu, q, direction):
+    """(real part, phase, loss re, loss im) of the integrand's logarithm at u = v + i y."""
+    a_re, a_im = _log_mixture(v * mu - mu * mu / 2, y * mu, q)
+    re, im = -(v * v - y * y) / 2, -v * y
+    if direction == "forward":
+        return re + (c + 1) * a_re, im + (c + 1) * a_im, a_re, a_im
+    if direction == "reverse":
+        return re - c * a_re, im - c * a_im, -a_re, -a_im
+    b_re, b_im = _log_mixture(-v * mu - mu * mu / 2, -y * mu, q)
+    return re + (c + 1) * a_re - c * b_re, im + (c + 1) * a_im - c * b_im, a_re - b_re, a_im - b_im
+
+
+def _side_error(v, c, mu, q, y, step, log_m, direction):
+    """What the vertical ends of the strip at v contribute, relative to m(c)."""
+    height, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    return jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0)) * (6 * y + 3 * step) / _ROOT_2PI
+
+
+def _edge_mass(v, y, c, mu, q, step, log_m, direction):
+    """Bound of the integral of |integrand at t = 0| along Im u = 2y, relative to m(c).
+
+    Twice (midpoint sum + one largest cell): the integrand's modulus rises and falls once or twice.
+    """
+    height, _, _, _ = _exponent(v, 2 * y, c, mu, q, direction)
+    # |A^{it}| <= 1 is taken out by the caller; only the tilt's modulus is left
+    scaled = jnp.exp(jnp.minimum(height - log_m, 600.0)) * step / _ROOT_2PI
+    return 2 * (jnp.sum(scaled) + jnp.max(scaled))
+
+
+def _best_shift(v, c, mu, q, step, log_m, direction):
+    """(y, strip error): the line whose strip theorem gives the smallest error, of a few heights."""
+    heights = jnp.minimum(1.0, 0.45 * jnp.pi / mu) * _HEIGHTS
+    sign = -1.0 if direction == "reverse" else 1.0
+
+    def strip(y: jax.Array) -> jax.Array:
+        edge = _edge_mass(v, sign * y, c, mu, q, step, log_m, direction)
+        return (2 + edge) / jnp.expm1(jnp.minimum(2 * jnp.pi * y / step, 600.0))
+
+    errors = jax.lax.map(strip, heights)
+    best = jnp.argmin(errors)
+    return heights[best], errors[best]
+
+
+def real_log_m(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> jax.Array:
+    """Upper bound of log m(c), c > 0 real (+inf where ``size`` nodes cannot tell): the midpoint rule on the real line."""
+    low, high = interval(c, mu, q, cut, direction)
+    step = (high - low) / size
+    v = low + (jnp.arange(size) + 0.5) * step
+    height, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    top = jnp.max(height)
+    log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / _ROOT_2PI)
+    # strip |Im u| <= 2y, both edges; in the other directions the modulus may grow like cos^-c
+    y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
+    if direction != "forward":
+        y = jnp.minimum(y, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
+        growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5)))
+    else:
+        growth = jnp.zeros_like(c)
+    strip = 2 * jnp.exp(2 * y * y + growth) / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
+    ends = _side_error(low, c, mu, q, y, step, log_m, direction) + _side_error(high, c, mu, q, y, step, log_m, direction)
+    error = strip + ends
+    return jnp.where(error < 1e-3, log_m + 2 * error + 1e-14 * (1 + jnp.abs(log_m)), jnp.inf)
+
+
+def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
+    """The step's law tilted to c > 0, as ``size`` complex weights and losses."""
+    low, high = interval(c, mu, q, cut, direction)
+    step = (high - low) / size
+    v = low + (jnp.arange(size) + 0.5) * step
+    # log m(c) to a few digits on the real line, enough to weigh the heights
+    plain, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    rough = jax.nn.logsumexp(plain) + jnp.log(step / _ROOT_2PI)
+    y, strip = _best_shift(v, c, mu, q, step, rough, direction)
+    signed = -y if direction == "reverse" else y
+    re, phase, loss_re, loss_im = _exponent(v, signed, c, mu, q, direction)
+    top = jnp.max(re)
+    scale = jnp.exp(re - top)
+    total = jnp.sum(scale * jnp.cos(phase))
+    weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
+    loss = jax.lax.complex(loss_re, loss_im)
+    log_m = top + jnp.log(total) + jnp.log(step / _ROOT_2PI)
+    ends = _side_error(low, c, mu, q, y, step, log_m, direction) + _side_error(high, c, mu, q, y, step, log_m, direction)
+    uncut_end = interval(c, mu, q, jnp.full_like(cut, jnp.inf), direction)[1]
+    tail = jnp.where(high < uncut_end, tail_mass(mu, q, high), 0.0) if direction != "reverse" else jnp.zeros_like(c)
+    mean = jnp.sum(weight * loss)
+    variance = jnp.real(jnp.sum(weight * (loss - mean) ** 2))
+    error = 2 * (strip + ends) + 1e-20
+    reach2 = jnp.sum(jnp.abs(weight) * jnp.abs(loss - mean) ** 2)
+    spread = jnp.sqrt(jnp.maximum(variance, 0.0) + (error + 1e-12) * reach2)
+    variation = _variation(v, step, c, mu, q, log_m, direction)
+    return Line(log_m, weight, loss, jnp.where(total > 0, error, jnp.inf), tail, spread, variation)
+
+
+def _variation(v, step, c, mu, q, log_m, direction):
+    """Upper bound of the total variation of the tilted density of L.
+
+    On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
+    bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
+    """
+    log_a, _ = _log_mixture(v * mu - mu * mu / 2, jnp.zeros_like(v), q)
+    logit = jnp.log(jnp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
+    slope = logit - log_a  # log s(u), dL/du = mu s
+    if direction == "forward":
+        log_f, bend = -v * v / 2 + (c + 1) * log_a - slope, 1 + (c + 2) * mu * mu / 4
+    elif direction == "reverse":
+        log_f, bend = -v * v / 2 - c * log_a - slope, 1 + (c + 1) * mu * mu / 4
+    else:
+        log_b, _ = _log_mixture(-v * mu - mu * mu / 2, jnp.zeros_like(v), q)
+        other = jnp.log(jnp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
+        log_f = -v * v / 2 + (c + 1) * log_a - c * log_b - jnp.logaddexp(slope, other)
+        bend = 1 + (2 * c + 1) * mu * mu / 4 + 2 * mu * mu
+    f = jnp.exp(jnp.minimum(log_f - log_m - jnp.log(_ROOT_2PI * mu), 600.0))
+    hump = jnp.expm1(jnp.minimum(bend * step * step / 8, 50.0))
+    cells = jnp.abs(jnp.diff(f)) + 4 * jnp.maximum(f[1:], f[:-1]) * (1 + hump) * hump
+    total = jnp.sum(cells) + (f[0] + f[-1]) * (1 + hump) ** 4
+    return jnp.where((q > 0) & (mu < _LARGEST_MU) & jnp.isfinite(total), total * 1.001, jnp.inf)
+
+
+def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
+    """m(c + it)/m(c) at t = start + step (0..count-1), as one complex matrix product.
+
+    The nodes are equally spaced, so exp(i t L) factors into exp(i anchor L) exp(i offset L): two small
+    tables instead of count x size exponentials, and a single multiplication of rounding.
+    """
+    inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
+    outer = -(-count // inner)
+    anchors = start + step * inner * jnp.arange(outer)
+    offsets = step * jnp.arange(inner)
+    table = jnp.exp(1j * anchors[:, None] * line.loss[None, :]) * line.weight[None, :]
+    turns = jnp.exp(1j * line.loss[:, None] * offsets[None, :])
+    a, b, x, y = jnp.real(table), jnp.imag(table), jnp.real(turns), jnp.imag(turns)
+    real, imag = a @ x - b @ y, a @ y + b @ x
+    return jax.lax.complex(real, imag).reshape(-1)[:count]

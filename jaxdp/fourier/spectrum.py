@@ -1,0 +1,123 @@
+"""What the inversion needs to know of one composed mechanism: K on the real axis and on vertical lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.sampled_gaussian import Line, ratios, real_log_m, tail_mass, tilted_line
+
+_SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
+_ULP = 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """A stack of sampled Gaussians: mu = 1/sigma, sampling rate and count, each of shape (stack,)."""
+
+    mu: Any
+    rate: Any
+    times: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectrum:
+    """One point's total K(z), split by how it is evaluated. Built by the records, used by the contour.
+
+    closed: K of everything with a formula, counts included; closed_units: bound on its relative error in
+    exp(K), in units of 2^-53. mu2: the exact Gaussian share in ``closed``. sampled: quadrature parts.
+    infinity, reverse_infinity: masses at infinity of the pair and of its swap. top: supremum of L.
+    """
+
+    closed: Callable[[jax.Array], jax.Array]
+    closed_units: Any
+    mu2: Any
+    sampled: tuple[Sampled, ...]
+    direction: str
+    infinity: Any
+    reverse_infinity: Any
+    top: Any
+
+    def real(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
+        """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
+        return self._real(c, c, cut, size, self.direction)
+
+    def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
+        """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
+        return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), size, _SWAPPED[self.direction])
+
+    def _real(self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str) -> jax.Array:
+        total = jnp.real(self.closed(z.astype(jnp.complex128)))
+        total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)
+        for part in self.sampled:
+            inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None))
+            grid = jax.vmap(inner, in_axes=(0, None, None, None, None, None))
+            log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, size)
+            total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
+        return jnp.where(jnp.isnan(total), jnp.inf, total)
+
+    def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
+        """The tilted one-step laws at c, one stacked Line per sampled part."""
+        make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
+        return [
+            make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled
+        ]
+
+    def step_count(self) -> jax.Array:
+        """Number of sampled steps, at least 1."""
+        total = sum((jnp.sum(part.times) for part in self.sampled), jnp.zeros(()))
+        return jnp.maximum(total, 1.0)
+
+    def log_kept(self, cut: jax.Array) -> jax.Array:
+        """log of the chance that no sampled step falls beyond the cut (lower bound), forward and replace."""
+        kept = jnp.zeros(())
+        if self.direction == "reverse":
+            return kept
+        for part in self.sampled:
+            tail = tail_mass(part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape))
+            kept = kept + jnp.sum(jnp.where(part.times > 0, part.times * jnp.log1p(-jnp.minimum(tail, 0.5)), 0.0))
+        return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """K(c + it) - K(c) at equally spaced t, as log modulus and phase, and the log modulus raised by its error."""
+
+    log_abs: jax.Array
+    log_abs_raised: jax.Array
+    phase: jax.Array
+
+
+def along_line(
+    spectrum: Spectrum, lines: list[Line], c: jax.Array, start: jax.Array, step: jax.Array, count: int
+) -> Nodes:
+    """K on the vertical line through c, relative to K(c), with an a-priori error per node.
+
+    Each m is off by at most error + rounding, so |M| is off by at most prod(|m| + e)^T - prod|m|^T.
+    """
+    t = start + step * jnp.arange(count)
+    z = jax.lax.complex(jnp.full_like(t, c), t)
+    base = spectrum.closed(jnp.asarray(c, jnp.complex128))
+    value = spectrum.closed(z) - base
+    log_abs, phase = jnp.real(value), jnp.imag(value)
+    units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16
+    raised = log_abs + units * _ULP
+    for part, line in zip(spectrum.sampled, lines, strict=True):
+        ratio = jax.vmap(lambda one: ratios(one, start, step, count))(line)
+        size = line.weight.shape[-1]
+        modulus = jnp.maximum(jnp.abs(ratio), 1e-250)
+        mass = jnp.sum(jnp.abs(line.weight), axis=-1)[:, None]
+        moment = jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss), axis=-1)[:, None]
+        wobble = line.error[:, None] + _ULP * (mass * (32 + size) + 8 * t * moment + 8)
+        times = part.times[:, None]
+        live = times > 0
+        log_abs = log_abs + jnp.sum(jnp.where(live, times * jnp.log(modulus), 0.0), axis=0)
+        raised = raised + jnp.sum(
+            jnp.where(live, times * (jnp.log(modulus + wobble) + 4 * _ULP * (1 + jnp.abs(jnp.log(modulus)))), 0.0), axis=0
+        )
+        phase = phase + jnp.sum(jnp.where(live, times * jnp.angle(ratio), 0.0), axis=0)
+    return Nodes(log_abs, raised, phase)

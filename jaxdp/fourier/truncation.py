@@ -1,0 +1,61 @@
+"""What the contour leaves out beyond its last node: a majorant of |M(c + it)| with proof (MATH 2.3)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.sampled_gaussian import Line, ratios
+from jaxdp.fourier.spectrum import Spectrum
+
+_NEGLIGIBLE = 50.0
+
+
+def log_tail(
+    spectrum: Spectrum, lines: list[Line], c: jax.Array, end: jax.Array, mu2: jax.Array, cover: int
+) -> jax.Array:
+    """log of a bound of int_end^inf |M(c + it)|/M(c) / t^2 dt.
+
+    Three facts bound |M|/M(c): a Gaussian share gives exp(-mu2 t^2/2); a density of total variation V gives
+    (V/t)^T; and between two evaluations m(c + it)/m(c) cannot change faster than its tilted deviation. The
+    first two rule beyond ``far``, the third (with the first) on ``cover`` intervals between end and far.
+    """
+    gaussian_far = jnp.where(mu2 > 0, jnp.sqrt(2 * _NEGLIGIBLE / jnp.where(mu2 > 0, mu2, 1.0)), jnp.inf)
+    variation, power = _fastest(spectrum, lines)
+    far = jnp.maximum(jnp.minimum(gaussian_far, 2 * variation), end)
+    beyond_density = power * (jnp.log(variation) - jnp.log(far)) - jnp.log(far) - jnp.log(power + 1)
+    beyond_density = jnp.where(jnp.isfinite(variation) & (far >= variation), beyond_density, -jnp.log(far))
+    beyond_gaussian = -0.5 * mu2 * far**2 - jnp.log(far)
+    beyond = jnp.where(jnp.isfinite(far), jnp.minimum(beyond_density, beyond_gaussian), -jnp.inf)
+    if not spectrum.sampled:
+        plain = -0.5 * mu2 * end**2 - jnp.log(end)
+        return plain
+    near = _covered(spectrum, lines, end, jnp.where(jnp.isfinite(far), far, end), mu2, cover)
+    covered = jnp.logaddexp(near, beyond)
+    plain = -0.5 * mu2 * end**2 - jnp.log(end)
+    return jnp.where(jnp.isfinite(far), jnp.minimum(covered, plain), plain)
+
+
+def _fastest(spectrum: Spectrum, lines: list[Line]) -> tuple[jax.Array, jax.Array]:
+    """(V, T) of the sampled mechanism with the largest T, V finite."""
+    best_v, best_t = jnp.asarray(jnp.inf), jnp.zeros(())
+    for part, line in zip(spectrum.sampled, lines, strict=True):
+        times = jnp.where(jnp.isfinite(line.variation), part.times, 0.0)
+        i = jnp.argmax(times)
+        better = times[i] > best_t
+        best_v, best_t = jnp.where(better, line.variation[i], best_v), jnp.where(better, times[i], best_t)
+    return best_v, best_t
+
+
+def _covered(spectrum, lines, end, far, mu2, cover):
+    width = (far - end) / cover
+    left = end + width * jnp.arange(cover)
+    log_abs = -0.5 * mu2 * left**2
+    for part, line in zip(spectrum.sampled, lines, strict=True):
+        ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
+        noise = line.error + 2.0**-53 * jnp.sum(jnp.abs(line.weight) * (64 + line.weight.shape[-1] + 8 * far * jnp.abs(line.loss)), -1)
+        reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
+        bound = jnp.log(jnp.minimum(reach, 1.0))
+        log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)
+    share = jnp.log(jnp.where(width > 0, width, 0.0)) - jnp.log(left) - jnp.log(left + width)
+    return jax.nn.logsumexp(log_abs + share)

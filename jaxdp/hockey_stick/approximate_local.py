@@ -1,0 +1,69 @@
+r"""Clones pair under approximate local privacy: every randomizer (eps0, delta0)-DP, certified upper bounds.
+
+The total is delta(eps) of the clones pair plus the additive term (MATH 4.3, sharper form; valid for both rates)
+
+    A(eps) = (E+1) delta0 [1/(E0+1) + (n-1) kappa],  kappa = e^-eps0 (E0+2)/(E0+1)  ("stronger": twice that),
+
+and min(A, delta0) from eps = eps0 on: one report alone is (eps0, delta0)-DP. Kernels (`rate`, `size` static):
+
+    approximate_delta_upper(num_users, eps0, delta0, epsilon, *, rate, size)      -> upper bound of delta
+    approximate_epsilon_upper(num_users, eps0, delta0, delta, *, rate, size)      -> upper bound of epsilon, or inf
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.hockey_stick.clones import SIZE, clones_delta_bounds, clones_epsilon_upper
+from jaxdp.precision import kernel
+
+_ROUNDS = 8
+_WORKING_SET = 3_000_000
+_ROUNDING = 1e-12
+
+
+def additive_term(num_users, eps0, delta0, epsilon, rate: str):
+    """A(eps) above; infinite where e^eps overflows."""
+    small = jnp.exp(-eps0)
+    clones = small * (1.0 + 2.0 * small) / (1.0 + small)
+    kappa = clones if rate == "clones" else 2.0 * clones
+    share = small / (1.0 + small) + (num_users - 1.0) * kappa
+    return jnp.where(delta0 > 0, (jnp.exp(epsilon) + 1.0) * delta0 * share * (1.0 + _ROUNDING), 0.0)
+
+
+@kernel(static=("rate", "size"), working_set=_WORKING_SET)
+def approximate_delta_upper(num_users, eps0, delta0, epsilon, *, rate: str = "clones", size: int = SIZE):
+    """Certified upper bound of delta(epsilon) with (eps0, delta0)-DP randomizers."""
+    clean = clones_delta_bounds.point(num_users, eps0, epsilon, rate=rate, size=size).upper
+    extra = additive_term(num_users, eps0, delta0, epsilon, rate)
+    extra = jnp.where(epsilon >= eps0, jnp.minimum(extra, delta0), extra)
+    total = jnp.minimum(clean + extra, 1.0)
+    return jnp.where((delta0 >= 0) & (delta0 <= 1) & ~jnp.isnan(total), total, 1.0)
+
+
+@kernel(static=("rate", "size"), working_set=_WORKING_SET)
+def approximate_epsilon_upper(num_users, eps0, delta0, delta, *, rate: str = "clones", size: int = SIZE):
+    """Certified upper bound of the smallest epsilon with total delta <= delta; inf where no epsilon is known.
+
+    The total falls and rises again with epsilon. e is accepted when the clean epsilon at target
+    delta - A(e) is at most e; e starts at 0, where A is least, and follows that clean epsilon upwards.
+    """
+
+    def body(_, state):
+        tried, best = state
+        room = delta - additive_term(num_users, eps0, delta0, tried, rate)
+        clean = clones_epsilon_upper.point(num_users, eps0, jnp.maximum(room, 0.0), rate=rate, size=size)
+        accepted = (room > 0) & (clean <= tried)
+        best = jnp.where(accepted, jnp.minimum(best, tried), best)
+        # A little beyond the clean value, or the next test would fail by rounding.
+        return jnp.where(accepted | (room <= 0), tried, clean * (1.0 + 1e-9)), best
+
+    start = jnp.zeros_like(eps0 * delta)
+    _, best = jax.lax.fori_loop(0, _ROUNDS, body, (start, jnp.full_like(start, jnp.inf)))
+    at_cap = jnp.minimum(additive_term(num_users, eps0, delta0, eps0, rate), delta0)
+    best = jnp.where(at_cap <= delta, jnp.minimum(best, eps0), best)
+    exact = clones_epsilon_upper.point(num_users, eps0, delta, rate=rate, size=size)
+    best = jnp.where(delta0 == 0, exact, best)
+    valid = (delta0 >= 0) & (delta0 <= 1) & jnp.isfinite(exact)
+    return jnp.where(valid, jnp.where(delta >= 1, 0.0, best), jnp.inf)

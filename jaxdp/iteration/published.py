@@ -1,0 +1,296 @@
+"""The published theorems on amplification by iteration, exactly as stated, for comparison with the optimum.
+
+All of them speak about the last iterate only and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is
+not covered here: values carry a relative error of some ulp times the number of steps. `gdp_mu` is certified.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.formulas import at_least_one, checked, formula
+from jaxdp.iteration.constants import contraction as gradient_contraction
+
+
+def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index):
+    """Checked arguments of the two per-index theorems, with the domain that Balle et al. ask for."""
+    values = checked(
+        order=(at_least_one, order),
+        lipschitz=(validate.positive, lipschitz),
+        step_size=(validate.positive, step_size),
+        smoothness=(validate.positive, smoothness),
+        strong_convexity=(validate.nonnegative, strong_convexity),
+        noise_std=(validate.positive, noise_std),
+        num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps),
+        index=(lambda n, v: validate.integer(n, v, 1, "Indices count from 1."), index),
+    )
+    if not validate.is_traced(*values):
+        place, count = np.broadcast_arrays(values[7], values[6])
+        validate.reject("index", place, place > count, "at most num_steps", "Indices count from 1.")
+    return values
+
+
+@formula(valid=lambda order, c, eta, beta, rho, sigma, n, i: (i >= 1) & (i <= n) & (sigma > 0) & (rho <= beta)
+         & (eta <= 2 / (beta + rho)) & (rho >= 0) & (order >= 1) & (eta > 0))
+def _theorem_5(order, c, eta, beta, rho, sigma, n, i):
+    last = 2 * (c / sigma) ** 2
+    rate = jnp.log1p(-jnp.minimum(2 * eta * beta * rho / (beta + rho), 1.0))
+    # 0 * (-inf) at rate = -inf cannot occur: n - i + 1 >= 1.
+    earlier = last / jnp.maximum(n - i, 1.0) * jnp.exp(rate * (n - i + 1) / 2)
+    return order * jnp.where(i == n, last, earlier)
+
+
+def noisy_sgd_rdp_at_index(
+    order: Any, *, lipschitz: Any, step_size: Any, smoothness: Any, strong_convexity: Any,
+    noise_std: Any, num_steps: Any, index: Any,
+) -> Any:
+    """Renyi divergence alpha e_i of one pass of noisy projected SGD for the record at index i, as published.
+
+    e_n = 2 C^2 / sigma^2 and e_i = 2 C^2 / ((n - i) sigma^2) (1 - 2 eta beta rho / (beta + rho))^((n-i+1)/2).
+    `per_index_mu` is smaller: by 1 + 1/(n-i) at rho = 0, exponentially for long contracting tails.
+
+    Args:
+        order: alpha >= 1 (alpha = 1 returns e_i itself).
+        lipschitz: C > 0, gradient bound of one loss.
+        step_size: eta in (0, 2 / (beta + rho)].
+        smoothness: beta > 0.
+        strong_convexity: rho in [0, beta].
+        noise_std: sigma > 0, of the noise added to the gradient.
+        num_steps: n >= 1.
+        index: i in 1..n, counted from 1 as in the paper.
+
+    Raises:
+        ValueError: eta outside the theorem's range, rho > beta, index out of range.
+
+    Assumes:
+        Batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
+
+    Reference:
+        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
+
+    """
+    values = _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index)
+    if not validate.is_traced(*values):
+        gradient_contraction(*values[2:5], published=True)
+    return _theorem_5(*values)
+
+
+@formula(
+    valid=lambda order, c, eta, beta, sigma, n, i: (i >= 1) & (i <= n) & (sigma > 0) & (eta <= 2 / beta) & (eta > 0)
+)
+def _theorem_23(order, c, eta, beta, sigma, n, i):
+    return order * 2 * (c / sigma) ** 2 / (n + 1 - i)
+
+
+def feldman_rdp_at_index(
+    order: Any, *, lipschitz: Any, step_size: Any, smoothness: Any, noise_std: Any, num_steps: Any, index: Any
+) -> Any:
+    """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD, convex losses.
+
+    Arguments and assumptions as `noisy_sgd_rdp_at_index`, with eta <= 2 / beta and no strong convexity.
+
+    Reference:
+        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
+    """
+    values = _at_index(order, lipschitz, step_size, smoothness, 0.0, noise_std, num_steps, index)
+    if not validate.is_traced(*values):
+        gradient_contraction(*values[2:5])
+    return _theorem_23(*values[:4], *values[5:])
+
+
+def contractive_iteration_rdp(
+    order: Any, allocation: Any, *, contraction: Any, noise_std: Any, shift: Any
+) -> np.ndarray:
+    """Renyi divergence sum_t R_alpha(noise_t, a_t) = alpha sum_t a_t^2 / (2 s_t^2) of a given shift allocation.
+
+    Args:
+        order: alpha >= 1.
+        allocation: a_t >= 0, last axis = steps.
+        contraction: kappa_t >= 0 (the paper: 1); noise_std: s_t > 0; shift: d_t >= 0.
+
+    Returns:
+        Value of the broadcast leading shape. `gdp_mu` is the minimum over all allocations at alpha = 2.
+
+    Raises:
+        ValueError: the allocation overspends (z_t < 0) or does not close the distance (z_T > 0).
+
+    Reference:
+        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
+
+    """
+    alpha, spent = at_least_one("order", order), validate.nonnegative("allocation", allocation)
+    kappa, noise = validate.nonnegative("contraction", contraction), validate.positive("noise_std", noise_std)
+    moved = validate.nonnegative("shift", shift)
+    shape = validate.broadcast(allocation=spent, contraction=kappa, noise_std=noise, shift=moved)
+    spent, kappa, noise, moved = (np.broadcast_to(a, shape) for a in (spent, kappa, noise, moved))
+    distance = np.zeros(shape[:-1])
+    for t in range(shape[-1]):
+        reach = kappa[..., t] * distance + moved[..., t]
+        slack = 1e-12 * reach
+        over = spent[..., t] > reach + slack
+        validate.reject("allocation", spent[..., t], over, "at most the distance left at its step")
+        distance = np.maximum(reach - spent[..., t], 0.0)
+        distance = np.where(distance <= slack, 0.0, distance)
+    validate.reject("distance left at the end", distance, distance > 0, "0", "Spend it at the last step.")
+    return (alpha * np.sum((spent / noise) ** 2, axis=-1) / 2)[()]
+
+
+def shifted_rdp(order: Any, *, contraction: Any, noise_std: Any, distances: Any) -> np.ndarray:
+    """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
+
+    Args:
+        order: alpha >= 1.
+        contraction: L > 0, Lipschitz constant of every map (above 1 allowed).
+        noise_std: sigma > 0.
+        distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
+
+    Returns:
+        Value of the broadcast leading shape, float64.
+
+    Reference:
+        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
+
+    """
+    alpha, lip = at_least_one("order", order), validate.positive("contraction", contraction)
+    sigma, steps = validate.positive("noise_std", noise_std), validate.nonnegative("distances", distances)
+    if steps.ndim == 0 or steps.shape[-1] == 0:
+        raise ValueError("distances must have a last axis with one entry per step, got none.")
+    powers = np.arange(steps.shape[-1])[::-1]
+    terms = (lip[..., None] ** (powers + 1) * steps / sigma[..., None]) ** 2
+    return (alpha * np.sum(terms, axis=-1) / 2)[()]
+
+
+def _path_values(order, contraction, noise_std, distance, num_steps):
+    return checked(
+        order=(at_least_one, order),
+        contraction=(validate.positive, contraction),
+        noise_std=(validate.positive, noise_std),
+        distance=(validate.nonnegative, distance),
+        num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps),
+    )
+
+
+@formula(valid=lambda order, lip, sigma, distance, r: (lip > 0) & (lip <= 1) & (sigma > 0) & (r >= 1))
+def _equation_3(order, lip, sigma, distance, r):
+    return order * (distance / sigma) ** 2 / (2 * r) * jnp.exp((r + 1) * jnp.log(lip))
+
+
+def shifted_rdp_path(order: Any, *, contraction: Any, noise_std: Any, distance: Any, num_steps: Any) -> Any:
+    """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, L <= 1.
+
+    Args:
+        order: alpha >= 1.
+        contraction: L in (0, 1].
+        noise_std: sigma > 0.
+        distance: Delta = W_inf of the two inputs, >= 0.
+        num_steps: r >= 1.
+
+    Reference:
+        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3). `shifted_rdp_optimum` is never above.
+
+    """
+    values = _path_values(order, contraction, noise_std, distance, num_steps)
+    if not validate.is_traced(values[1]):
+        validate.reject("contraction", values[1], values[1] > 1, "at most 1 in equation (3)", "Use shifted_rdp_optimum.")
+    return _equation_3(*values)
+
+
+def _log_geometric(x, count):
+    """Log sum_{k=0..count-1} e^{k x}, without cancellation at x = 0 and without overflow."""
+    size = jnp.abs(x)
+    safe = jnp.where(size > 0, size, 1.0)
+    ratio = jnp.where(size > 0, jnp.expm1(-count * safe) / jnp.expm1(-safe), count)
+    return jnp.log(ratio) + jnp.where(x > 0, (count - 1) * x, 0.0)
+
+
+@formula(valid=lambda order, lip, sigma, distance, r: (lip > 0) & (sigma > 0) & (r >= 1))
+def _minimum_of_2(order, lip, sigma, distance, r):
+    log_sum = _log_geometric(-2 * jnp.log(lip), r) - 2 * jnp.log(lip)
+    return order * (distance / sigma) ** 2 / 2 * jnp.exp(-log_sum)
+
+
+def shifted_rdp_optimum(order: Any, *, contraction: Any, noise_std: Any, distance: Any, num_steps: Any) -> Any:
+    """Exact minimum of `shifted_rdp` over all paths: alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)).
+
+    Arguments as `shifted_rdp_path`, with any L > 0.
+    """
+    return _minimum_of_2(*_path_values(order, contraction, noise_std, distance, num_steps))
+
+
+@formula(valid=lambda d, s, kappa, t: (kappa > 0) & (kappa <= 1) & (s > 0) & (t >= 1))
+def _full_batch(d, s, kappa, t):
+    # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
+    log_sum = _log_geometric(jnp.log(kappa), t)
+    return d / s * jnp.sqrt(jnp.exp(log_sum) * (1 + kappa) / (1 + kappa**t))
+
+
+def full_batch_mu(contraction: Any, noise_std: Any, shift: Any, num_steps: Any) -> Any:
+    """Mu of noisy gradient descent, all records in each step: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
+
+    Args:
+        contraction: kappa in (0, 1]; above 1 the formula would under-estimate, use `gdp_mu`.
+        noise_std: s > 0.
+        shift: d >= 0.
+        num_steps: T >= 1.
+
+    Returns:
+        mu, float64; sqrt(T) d / s at kappa = 1. Equal to `gdp_mu` up to rounding.
+
+    Reference:
+        Bok, Su, Altschuler 2024, NoisyGD.
+
+    """
+    values = _constant_schedule(contraction, noise_std, shift)
+    (count,) = checked(num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps))
+    return _full_batch(values[2], values[1], values[0], count)
+
+
+@formula(
+    valid=lambda d, s, kappa, length, epochs: (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1)
+)
+def _cyclic(d, s, kappa, length, epochs):
+    x = jnp.log(kappa)
+    # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
+    epoch = _log_geometric(x, length)
+    rounds = jnp.exp(_log_geometric(length * x, jnp.maximum(epochs - 1, 1.0)) - epoch) * (1 + kappa)
+    earlier = jnp.exp((2 * length - 2) * x) * rounds / (1 + jnp.exp(length * (epochs - 1) * x))
+    return d / s * jnp.sqrt(1 + jnp.where(epochs > 1, earlier, 0.0))
+
+
+def cyclic_mu(contraction: Any, noise_std: Any, shift: Any, num_batches: Any, num_epochs: Any) -> Any:
+    """Mu of the last batch of noisy cyclic gradient descent, l batches a round, E rounds.
+
+    mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
+
+    Args:
+        contraction: kappa in (0, 1]; above 1 the formula would under-estimate, use `gdp_mu`.
+        noise_std: s > 0.
+        shift: d >= 0.
+        num_batches: l >= 2 (for l = 1 use `full_batch_mu`).
+        num_epochs: E >= 1.
+
+    Reference:
+        Bok, Su, Altschuler 2024, NoisyCGD; at kappa = 1 Feldman et al. 2018, Theorem 34.
+
+    """
+    values = _constant_schedule(contraction, noise_std, shift)
+    length, epochs = checked(
+        num_batches=(lambda n, v: validate.integer(n, v, 2, "Use full_batch_mu for one batch."), num_batches),
+        num_epochs=(lambda n, v: validate.integer(n, v, 1), num_epochs),
+    )
+    return _cyclic(values[2], values[1], values[0], length, epochs)
+
+
+def _constant_schedule(contraction, noise_std, shift):
+    values = checked(
+        contraction=(validate.positive, contraction),
+        noise_std=(validate.positive, noise_std),
+        shift=(validate.nonnegative, shift),
+    )
+    if not validate.is_traced(values[0]):
+        validate.reject("contraction", values[0], values[0] > 1, "at most 1 in this closed form", "Use gdp_mu above 1.")
+    return values

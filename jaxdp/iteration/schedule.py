@@ -1,0 +1,234 @@
+"""Gaussian-DP of the last iterate for public schedules: the optimal shift allocation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import isotonic, validate
+from jaxdp.formulas import checked, require_x64
+from jaxdp.precision import Kernel
+
+_UP = 1.0 + 2.0**-51
+_POINT_BYTES = 64 * 2**20
+
+ASSUMES = """
+    Assumes:
+        Only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages
+        of iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) with psi_j or its neighbour
+        kappa_j-Lipschitz, Pi a convex data-independent projection after the noise, no momentum and no
+        data-dependent preconditioner, schedules public and fixed in advance, the same or data-independent x_0.
+        Per-example clipping keeps kappa_j only for losses of one scalar <w, x> with the penalty outside the clip.
+"""
+
+
+class Schedule(NamedTuple):
+    """Lipschitz constants, noise standard deviations and distances per step, last axis = steps."""
+
+    contraction: Any
+    noise_std: Any
+    shift: Any
+
+
+def _checked_schedule(contraction, noise_std, shift):
+    parts = checked(
+        contraction=(validate.positive, contraction),
+        noise_std=(validate.nonnegative, noise_std),
+        shift=(validate.nonnegative, shift),
+    )
+    lengths = {name: np.shape(a)[-1:] for name, a in zip(Schedule._fields, parts, strict=True)}
+    sizes = {length[0] for length in lengths.values() if length}
+    if not sizes:
+        raise ValueError("a schedule needs a last axis of steps: give contraction, noise_std or shift as an array.")
+    if len(sizes - {1}) > 1:
+        text = ", ".join(f"{name} {length[0]}" for name, length in lengths.items() if length)
+        raise ValueError(f"schedules must have the same number of steps, got {text}.")
+    shape = validate.broadcast(contraction=parts[0], noise_std=parts[1], shift=parts[2])
+    xp = jnp if validate.is_traced(*parts) else np
+    return [xp.broadcast_to(a, shape) for a in parts], shape
+
+
+def _rows(kernel: Kernel, schedule: list[np.ndarray], *others: np.ndarray) -> Any:
+    """Run a kernel over the leading axes, few enough rows at a time for the stack of blocks to fit in memory."""
+    steps = schedule[0].shape[-1]
+    lead = schedule[0].shape[:-1]
+    size = int(np.prod(lead))
+    flat = [a.reshape(size, steps) for a in schedule] + [np.broadcast_to(a, lead).reshape(size) for a in others]
+    chunk = 1 << max(0, int(np.log2(max(1.0, _POINT_BYTES / (64 * (steps + 1))))))
+    pieces = [kernel(*(a[i : i + chunk] for a in flat)) for i in range(0, max(size, 1), chunk)]
+    out = np.concatenate(pieces)
+    return out.reshape(lead + out.shape[1:])[()]
+
+
+def gdp_mu(contraction: Any, noise_std: Any, shift: Any, *, diameter: Any = None) -> Any:
+    """Gaussian-DP parameter mu of the last iterate: the optimal shift allocation, rounded up.
+
+    mu^2 = min sum_j a_j^2 / s_j^2 over a_j >= 0 with z_0 = 0, z_j = kappa_j z_{j-1} + d_j - a_j >= 0, z_T = 0,
+    solved exactly by isotonic regression. Then delta, epsilon, Renyi (alpha mu^2 / 2) and trade-off are those of
+    N(mu, 1) against N(0, 1), in any dimension.
+
+    Args:
+        contraction: kappa_j > 0; above 1 is allowed.
+        noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
+        shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. Batch b,
+            step eta, gradient bound C, noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
+        diameter: of the set that the iterates are projected on before every step, or None.
+
+    The last axis is the steps, leading axes broadcast as a grid; ``diameter`` broadcasts with the leading axes.
+
+    Returns:
+        mu, float64, of the leading shape; infinite where a step with d_j > 0 is never followed by noise.
+
+    Raises:
+        ValueError: contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
+
+    Accuracy:
+        Excess of mu^2: `jaxdp.isotonic.shift_allocation_mu2`. Differentiable in x64 traces without a diameter.
+
+    Reference:
+        notebooks/proofs/heterogeneous_gdp_iteration.md; constant case Bok, Su, Altschuler 2024, Lemma C.3.
+
+    """
+    schedule, _ = _checked_schedule(contraction, noise_std, shift)
+    (reset,) = checked(diameter=(validate.nonnegative, 0.0 if diameter is None else diameter))
+    if validate.is_traced(*schedule, reset):
+        require_x64()
+        if diameter is None:
+            return jnp.sqrt(jnp.vectorize(isotonic.shift_allocation_mu2, signature="(t),(t),(t)->()")(*schedule))
+        return jnp.sqrt(jnp.vectorize(isotonic.restarted_mu2.point, signature="(t),(t),(t),()->()")(*schedule, reset))
+    if diameter is None:
+        return np.sqrt(_rows(isotonic.allocation, schedule)) * _UP
+    lead = validate.broadcast(schedule=schedule[0][..., 0], diameter=reset)
+    schedule = [np.broadcast_to(a, lead + a.shape[-1:]) for a in schedule]
+    return np.sqrt(_rows(isotonic.restarted_mu2, schedule, reset)) * _UP
+
+
+def per_index_mu(contraction: Any, noise_std: Any, shift: Any) -> Any:
+    """Gaussian-DP parameter of the record used in step i only, for every i of a one-pass run at once.
+
+    mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one
+    participation. The guarantee of the mechanism is the largest entry, that of person i the i-th.
+
+    Args:
+        contraction: kappa_j > 0, last axis = steps.
+        noise_std: s_j >= 0.
+        shift: d_j >= 0, the distance that the record of step j causes.
+
+    Returns:
+        mu of the broadcast shape, rounded up by at most a relative 4 ulp (T + 8).
+
+    Raises:
+        ValueError: as `gdp_mu`.
+
+    """
+    schedule, _ = _checked_schedule(contraction, noise_std, shift)
+    if validate.is_traced(*schedule):
+        require_x64()
+        point = isotonic.single_participation_mu2.point
+        return jnp.sqrt(jnp.vectorize(point, signature="(t),(t),(t)->(t)")(*schedule))
+    return np.sqrt(_rows(isotonic.single_participation_mu2, schedule)) * _UP
+
+
+def participation_mu(contraction: Any, noise_std: Any, shift: Any, steps: Any) -> np.ndarray:
+    """Gaussian-DP parameter of every record when record i takes part in the steps ``steps[i]``.
+
+    The optimum of `gdp_mu` for n records of one schedule in one call: noise-only stretches are added up by
+    doubling in O(T log T) once, then each record costs its number of participations and not T.
+
+    Args:
+        contraction: (T,) kappa_j > 0.
+        noise_std: (T,) s_j >= 0.
+        shift: (T,) d_j >= 0, the distance caused in step j by a record that takes part in it.
+        steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
+
+    Returns:
+        (n,) mu, rounded up.
+
+    Raises:
+        ValueError: as `gdp_mu`; a step outside 0..T or a row that does not increase.
+
+    """
+    schedule, shape = _checked_schedule(contraction, noise_std, shift)
+    if validate.is_traced(*schedule, steps):
+        raise RuntimeError("participation_mu is computed on the host: call it outside jit/vmap/grad.")
+    if len(shape) != 1:
+        raise ValueError(f"participation_mu takes one schedule of shape (T,), got shape {shape}.")
+    rows = validate.integer("steps", steps, 0)
+    if rows.ndim != 2:
+        raise ValueError(f"steps must have shape (records, participations), got {rows.shape}.")
+    validate.reject("steps", rows, rows > shape[0], f"zero-based and at most the number of steps {shape[0]}")
+    ordered = (np.diff(rows, axis=1) > 0) | (rows[:, 1:] == shape[0])
+    validate.reject("steps", rows[:, 1:], ~ordered, "strictly increasing in each row")
+    logs = isotonic.participation_steps(*(a[None] for a in schedule), rows[None])
+    return np.sqrt(_rows(isotonic.participation_allocation, [a[0] for a in logs])) * _UP
+
+
+def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
+    """Steps of every position of a fixed cyclic order: row i is i, i + num_batches, ... below num_steps.
+
+    Filled up with num_steps, as `participation_mu` wants it; also valid for reshuffling once at the start.
+    """
+    batches = int(validate.integer("num_batches", num_batches, 1))
+    total = int(validate.integer("num_steps", num_steps, 1))
+    epochs = -(-total // batches)
+    return np.minimum(np.arange(batches)[:, None] + batches * np.arange(epochs), total)
+
+
+def append_noise_only(contraction: Any, noise_std: Any, shift: Any, *, steps: int, tail: tuple[Any, Any]) -> Schedule:
+    """The schedule followed by `steps` noise-only steps, which amplify the last batch as well.
+
+    Args:
+        contraction: kappa_j, last axis = steps.
+        noise_std: s_j.
+        shift: d_j.
+        steps: number of further steps, >= 0.
+        tail: (kappa, s) of each further step: contraction of a step that touches no record, and its noise.
+
+    Returns:
+        Schedule of length T + steps. One last participation d, s is left with mu^2 = (d/s)^2 / sum_{k=0..steps}
+        kappa^(-2k) when the tail equals the step before it.
+
+    """
+    schedule, shape = _checked_schedule(contraction, noise_std, shift)
+    count = int(validate.integer("steps", steps, 0))
+    kappa, noise = checked(
+        tail_contraction=(validate.positive, tail[0]), tail_noise_std=(validate.nonnegative, tail[1])
+    )
+    xp = jnp if validate.is_traced(*schedule, kappa, noise) else np
+    pads = [xp.broadcast_to(v, (*shape[:-1], count)) for v in (kappa, noise, 0.0)]
+    return Schedule(*(xp.concatenate([a, pad], axis=-1) for a, pad in zip(schedule, pads, strict=True)))
+
+
+def quadratic_mu(factor: Any, noise_std: Any, shift: Any, *, initial_variance: Any = 0.0) -> np.ndarray:
+    """Exact mu of the last iterate for a quadratic loss in one dimension: a check, not a guarantee for others.
+
+    The output is Gaussian: m <- c m + d, V <- c^2 V + s^2, mu = |m_T| / sqrt(V_T). It equals `gdp_mu` when the
+    optimal allocation has one block, V_0 = 0 and all signs align; for other losses it may lie below the truth.
+
+    Args:
+        factor: c_j = 1 - eta H with its sign, last axis = steps.
+        noise_std: s_j >= 0.
+        shift: signed difference of the two maps.
+        initial_variance: V_0 >= 0.
+
+    Returns:
+        mu of the leading shape, float64; infinite where V_T = 0 < |m_T|.
+
+    """
+    factor, shift = validate.real_array("factor", factor), validate.real_array("shift", shift)
+    noise = validate.nonnegative("noise_std", noise_std)
+    start = validate.nonnegative("initial_variance", initial_variance)
+    shape = validate.broadcast(factor=factor, noise_std=noise, shift=shift)
+    factor, noise, shift = (np.broadcast_to(a, shape) for a in (factor, noise, shift))
+    mean, variance = np.zeros(shape[:-1]), np.broadcast_to(start, shape[:-1])
+    for j in range(shape[-1]):
+        mean = factor[..., j] * mean + shift[..., j]
+        variance = factor[..., j] ** 2 * variance + noise[..., j] ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance))[()]
+
+
+for _function in (gdp_mu, per_index_mu, participation_mu):
+    _function.__doc__ = (_function.__doc__ or "").rstrip() + "\n" + ASSUMES

@@ -1,0 +1,90 @@
+"""From the normal form of a composed mechanism to the spectrum the Fourier kernels work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.spectrum import Sampled, Spectrum
+from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.sampled import Sampled as SampledRecord
+
+
+def is_sampled_gaussian(record: Mechanism) -> bool:
+    """True when the record's K needs the quadrature on a shifted line."""
+    return isinstance(record, SampledRecord) and isinstance(record.mechanism, GaussianMechanism)
+
+
+def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
+    """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
+    closed = [(r, t) for r, t in stacks if not is_sampled_gaussian(r)]
+    sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r)]
+    masses = [_infinity(record, times, direction) for record, times in closed]
+    return Spectrum(
+        closed=_closed_sum(closed, direction),
+        closed_units=sum((jnp.sum(t) * r.unit_errors for r, t in closed), jnp.zeros(())),
+        mu2=_mu2(closed),
+        sampled=tuple(_sampled(record, times) for record, times in sampled),
+        direction=direction,
+        infinity=-jnp.expm1(sum((m for m, _ in masses), jnp.zeros(()))),
+        reverse_infinity=-jnp.expm1(sum((m for _, m in masses), jnp.zeros(()))),
+        top=sum((_top(r, t, direction) for r, t in stacks), jnp.zeros(())),
+    )
+
+
+def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], jax.Array]:
+    def total(z: jax.Array) -> jax.Array:
+        result = jnp.zeros(jnp.shape(z), jnp.complex128)
+        for record, times in closed:
+            argument = -1 - z if direction == "reverse" and not record.symmetric else z
+            values = jax.vmap(lambda r, w=argument: r.log_mgf(w))(record)
+            weights = times.reshape(times.shape + (1,) * jnp.ndim(z))
+            result = result + jnp.sum(jnp.where(weights > 0, weights * values, 0.0), axis=0)
+        return result
+
+    return total
+
+
+def _mu2(closed: list[Stack]) -> Any:
+    total = jnp.zeros(())
+    for record, times in closed:
+        if isinstance(record, GaussianMechanism):
+            mu = jax.vmap(lambda r: jnp.asarray(r.gaussian_mu()))(record)
+            total = total + jnp.sum(jnp.where(times > 0, times * mu**2, 0.0))
+    return total * (1 - 1e-14)
+
+
+def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
+    """log of the chance of no infinite loss in any round, for the pair and for its swap."""
+
+    def both(r: Mechanism) -> tuple[Any, Any]:
+        return jnp.asarray(r.infinity_mass(), jnp.float64), jnp.asarray(r.reverse_infinity_mass(), jnp.float64)
+
+    forward, backward = jax.vmap(both)(record) if jax.tree_util.tree_leaves(record) else both(record)
+    if direction == "reverse" and not record.symmetric:
+        forward, backward = backward, forward
+    return _log_kept(forward, times), _log_kept(backward, times)
+
+
+def _log_kept(mass: Any, times: Any) -> Any:
+    return jnp.sum(jnp.where(times > 0, times * jnp.log1p(-jnp.minimum(mass, 1.0)), 0.0))
+
+
+def _sampled(record: Any, times: Any) -> Sampled:
+    mu = jax.vmap(lambda r: jnp.asarray(r.mechanism.gaussian_mu()))(record)
+    return Sampled(mu, record.sampling_probability, times)
+
+
+def _top(record: Any, times: Any, direction: str) -> Any:
+    if is_sampled_gaussian(record):
+        rate = record.sampling_probability
+        nothing = (rate == 0) | (times == 0)
+        bounded = -jnp.log1p(-rate) if direction == "reverse" else jnp.full_like(rate, jnp.inf)
+        return jnp.sum(jnp.where(nothing, 0.0, times * bounded))
+    ends = jax.vmap(lambda r: (jnp.asarray(r.max_loss(), jnp.float64), jnp.asarray(-r.min_loss(), jnp.float64)))(record)
+    largest = ends[1] if direction == "reverse" and not record.symmetric else ends[0]
+    return jnp.sum(jnp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15)

@@ -1,0 +1,85 @@
+"""Renyi divergences of Laplace and discrete Laplace noise against their own shift."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.precision import canary, kernel
+from jaxdp.special import log1mexp
+
+_SERIES_BELOW = 1e-2
+_SERIES_TERMS = 10
+_LONGEST_SHIFT = 1024
+
+
+def laplace_renyi(order, ratio):
+    """R_alpha(Laplace(1) + x, Laplace(1)) for alpha > 1 and x = shift / scale >= 0.
+
+    R = log g / (alpha - 1), g = [alpha e^{x(alpha-1)} + (alpha-1) e^{-x alpha}] / (2 alpha - 1), written as
+    x + log1p(q expm1(-x (2 alpha - 1))) / (alpha - 1), q = (alpha-1)/(2 alpha - 1), which survives alpha -> 1 and
+    alpha = 1e6; below x alpha = 1e-2 the power series of g - 1. Relative error 1e-13.
+
+    Reference: Mironov 2017, Corollary 2.
+    """
+    small = ratio * order < _SERIES_BELOW
+    excess = order - 1.0
+    far = jnp.where(small, 1.0, ratio)
+    share = excess / (2 * order - 1.0)
+    direct = far + jnp.log1p(share * jnp.expm1(-far * (2 * order - 1.0))) / excess
+    near = jnp.where(small, ratio, 0.0)
+    return jnp.where(small, _small_shift(order, excess, near), direct)
+
+
+def _small_shift(order, excess, x):
+    """log1p(alpha (alpha-1) sum_{j>=2} h_j x^j / j!) / (alpha - 1), h_{j+1} = -h_j + alpha (alpha-1) h_{j-1}."""
+    previous, term = jnp.zeros_like(x), x * x / 2
+    total = term
+    for j in range(2, _SERIES_TERMS):
+        previous, term = term, (-x * term + order * excess * x * x * previous / j) / (j + 1)
+        total = total + term
+    return jnp.log1p(order * excess * total) / excess
+
+
+def laplace_log_g_slope(order, x):
+    """h'(x) for h = log g_alpha: alpha (alpha-1) (e^{x(alpha-1)} - e^{-x alpha}) / ((2 alpha - 1) g_alpha(x)).
+
+    From 0 at x = 0 (relative accuracy kept there) to alpha - 1; divided by alpha - 1, so 1 at infinity.
+    """
+    shrink = -jnp.expm1(-x * (2 * order - 1.0))
+    return order * shrink / (order + (order - 1.0) * jnp.exp(-x * (2 * order - 1.0)))
+
+
+def discrete_laplace_renyi(order, rate, shift):
+    """R_alpha of P(x) ~ e^{-a|x|} on the integers against its shift by s = 0, 1, ..., 1024; infinite beyond.
+
+    M - 1 = [expm1(zas)(-expm1(-as(1+z)))]/(1+e^{-a}) + tanh(a/2) sum_{1<=j<s/2} e^{-aj} expm1(zaw)(-expm1(-aw(1+z))),
+    w = s - 2j, z = alpha - 1: outcomes j and s - j are paired, so every term is positive.
+    """
+    z = order - 1.0
+    j = jnp.arange(_LONGEST_SHIFT // 2, dtype=rate.dtype)
+    width = shift - 2 * j
+    # expm1(t) = e^t (1 - e^{-t}) in logarithms, since t reaches alpha a s.
+    inside = jnp.where(width > 0, rate * width, 1.0)
+    terms = z * inside + log1mexp(-z * inside) + log1mexp(-inside * order)
+    weight = jnp.where(j > 0, jnp.log(jnp.tanh(rate / 2)) - rate * j, -jnp.log1p(jnp.exp(-rate)))
+    terms = jnp.where(width > 0, terms + weight, -jnp.inf)
+    top = jnp.max(terms)
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    log_excess = safe + jnp.log(jnp.sum(jnp.exp(terms - safe)))
+    value = jnp.where(shift > 0, jnp.logaddexp(0.0, log_excess), 0.0)
+    # log(1 + y) for tiny y: logaddexp is log1p(exp(.)) there, no cancellation.
+    inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == jnp.floor(shift)) & (rate > 0) & (z > 0)
+    return jnp.where(inside_domain, value / z, jnp.inf)
+
+
+@kernel(working_set=64)
+def _laplace(order, ratio):
+    return laplace_renyi(order, ratio)
+
+
+@canary("renyi.laplace")
+def _laplace_canary():
+    """The small-shift series and the direct form against exact digits."""
+    values = _laplace.run_unchecked(np.array([2.0, 1000.0, 1.5]), np.array([1e-6, 3.0, 1.0]))
+    return values, [9.9999966666641666692e-13, 2.9993066596040858228, 0.5128835112945085956], 1e-12

@@ -1,0 +1,28 @@
+"""Private training with optax: the transformations, the batches that belong to them, and their accounting."""
+
+from jaxdp.training.batches import Batch, cyclic_batch, poisson_batch, reshuffled_batch
+from jaxdp.training.checkpoint import Checkpoints, RewoundError, refuse_rewind
+from jaxdp.training.dpsgd import DPSGD, ClippedSum
+from jaxdp.training.loss import StronglyConvexLoss
+from jaxdp.training.noise import NoisyState
+from jaxdp.training.projected import NoisyProjectedSGD, float32_rounding
+from jaxdp.training.schedule import IteratedRelease
+from jaxdp.training.shuffled import ShuffledSGD
+
+__all__ = [
+    "DPSGD",
+    "Batch",
+    "Checkpoints",
+    "ClippedSum",
+    "IteratedRelease",
+    "NoisyProjectedSGD",
+    "NoisyState",
+    "RewoundError",
+    "ShuffledSGD",
+    "StronglyConvexLoss",
+    "cyclic_batch",
+    "float32_rounding",
+    "poisson_batch",
+    "refuse_rewind",
+    "reshuffled_batch",
+]

@@ -1,0 +1,133 @@
+"""Inverse questions: how many steps a budget allows, how much noise a target needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.training import schedule
+from jaxdp.training.noise import INT32_MAX
+
+if TYPE_CHECKING:
+    from jaxdp.training.dpsgd import DPSGD
+    from jaxdp.training.projected import NoisyProjectedSGD
+
+# far beyond the step from which a contraction with 1 - kappa >= 1e-6 has reached its plateau
+_PLATEAU_STEPS = INT32_MAX - 1
+_CALIBRATION_TOLERANCE = 1e-6
+
+
+def check_budget(epsilon: Any, delta: Any) -> None:
+    """Epsilon >= 0 and 0 < delta < 1, single numbers."""
+    eps = validate.real_array("epsilon", epsilon)
+    validate.reject("epsilon", eps, ~(eps >= 0), ">= 0")
+    value = validate.probability("delta", delta)
+    validate.reject("delta", value, (value == 0) | (value == 1), "in (0, 1)")
+    if eps.ndim or value.ndim:
+        raise ValueError(f"epsilon and delta must be single numbers, got shapes {eps.shape}, {value.shape}.")
+
+
+def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
+    """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count."""
+    check_budget(epsilon, delta)
+    limit = int(validate.integer("max_steps", max_steps, 1))
+
+    def within(counts: np.ndarray) -> np.ndarray:
+        return certified_epsilon(after(counts), delta) <= epsilon
+
+    return _last_true(within, limit)
+
+
+def _last_true(within: Callable[[np.ndarray], np.ndarray], limit: int) -> int:
+    """Largest count in 0..limit at which a decreasing predicate holds, eight counts a question."""
+    low, high = 0, limit + 1
+    while high - low > 1:
+        counts = np.unique(np.linspace(low, high, 10).astype(np.int64)[1:-1])
+        counts = counts[(counts > low) & (counts < high)]
+        good = np.asarray(within(counts))
+        first_bad = int(np.argmin(good)) if not good.all() else counts.size
+        if first_bad < counts.size:
+            high = int(counts[first_bad])
+        if first_bad > 0:
+            low = int(counts[first_bad - 1])
+    return low
+
+
+def projected_steps(sgd: NoisyProjectedSGD, epsilon: float, delta: float, max_steps: int) -> float:
+    """See `NoisyProjectedSGD.steps_within`."""
+    check_budget(epsilon, delta)
+    constant = not (callable(sgd.learning_rate) or callable(sgd.noise_std))
+    # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)
+    period = sgd.num_batches
+    data_steps = sgd.data_steps
+    if constant:
+        largest = _PLATEAU_STEPS // period if data_steps is None else -(-int(data_steps) // period)
+    else:
+        allowed = max_steps if data_steps is None else min(max_steps, int(data_steps))
+        largest = -(-allowed // period)
+
+    def within(epochs: np.ndarray) -> np.ndarray:
+        mu = np.array([_worst_mu_at_epoch_end(sgd, int(e)) for e in epochs])
+        return certified_epsilon(schedule.IteratedRelease(mu), delta) <= epsilon
+
+    epochs = largest if within(np.array([largest]))[0] else _last_true(within, largest - 1)
+    if epochs == largest and (constant or (data_steps is not None and data_steps <= max_steps)):
+        return float(np.inf)
+    return int(min(epochs * period, max_steps if not constant else np.inf))
+
+
+def _worst_mu_at_epoch_end(sgd: NoisyProjectedSGD, epochs: int) -> float:
+    steps = epochs * sgd.num_batches
+    if sgd.data_steps is not None:
+        steps = min(steps, int(sgd.data_steps))
+    return float(sgd.after(steps).mu)
+
+
+def projected_calibration(sgd: NoisyProjectedSGD, steps: int, epsilon: float, delta: float) -> NoisyProjectedSGD:
+    """See `NoisyProjectedSGD.calibrated`: mu is inversely proportional to the noise, so only mu is searched for."""
+    check_budget(epsilon, delta)
+    current = float(sgd.after(steps).mu)
+    if current == 0:
+        return sgd
+    allowed = _largest_mu(epsilon, delta)
+    factor = current / allowed * (1 + 1e-9)
+    noise_std = sgd.noise_std
+    scaled = (lambda t: factor * noise_std(t)) if callable(noise_std) else float(noise_std) * factor
+    return dataclasses.replace(sgd, noise_std=scaled)
+
+
+def _largest_mu(epsilon: float, delta: float) -> float:
+    """The largest Gaussian-DP parameter within the target, to a relative 1e-9, on the safe side."""
+    low, high = np.log(1e-8), np.log(1e4)
+    for _ in range(5):
+        grid = np.linspace(low, high, 257)
+        good = certified_epsilon(schedule.IteratedRelease(np.exp(grid)), delta) <= epsilon
+        if not good[0]:
+            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs more noise than can be calibrated.")
+        last = int(np.flatnonzero(good)[-1])
+        low, high = grid[last], grid[min(last + 1, 256)]
+    return float(np.exp(low))
+
+
+def dpsgd_calibration(sgd: DPSGD, steps: int, epsilon: float, delta: float) -> DPSGD:
+    """See `DPSGD.calibrated`: bisection on the noise multiplier, ending on the safe side."""
+    check_budget(epsilon, delta)
+
+    def within(sigma: float) -> bool:
+        trial = dataclasses.replace(sgd, noise_multiplier=sigma)
+        return bool(certified_epsilon(trial.after(steps), delta) <= epsilon)
+
+    low, high = 1e-2, 1.0
+    while not within(high):
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9.")
+    while high / low - 1 > _CALIBRATION_TOLERANCE:
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return dataclasses.replace(sgd, noise_multiplier=high)

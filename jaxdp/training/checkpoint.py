@@ -1,0 +1,79 @@
+"""Checkpoints that go forward only: an earlier count would draw the same noise again."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jaxdp.training.noise import NoisyState
+
+
+class RewoundError(ValueError):
+    """The state is older than one this run has already reached."""
+
+
+def refuse_rewind(state: NoisyState, furthest: int) -> None:
+    """RewoundError when state.count lies before the furthest count that this run is known to have reached.
+
+    The noise of a step is fixed by key and count. Doing a step again on other data reuses its noise, and
+    the difference of the two results is free of it.
+    """
+    count = int(np.asarray(state.count))
+    if count < furthest:
+        raise RewoundError(
+            f"state.count must be at least {furthest}, which this run has reached, got {count}. Resume from the "
+            "newest checkpoint, or start a new run with a new key and account for both."
+        )
+
+
+class Checkpoints:
+    """Orbax checkpoints of (parameters, NoisyState) in one directory, numbered by the count.
+
+    Saving a count below, or restoring a checkpoint before, the newest one raises RewoundError. A run restored
+    from the newest checkpoint continues with its count and key, hence with noise not drawn before that
+    checkpoint. Steps made after it and lost are made again with the same noise: with the batches of the same
+    step numbers that gives the same iterates and no new release.
+
+    Needs the extra "checkpoint" (orbax-checkpoint). directory: created when missing.
+    """
+
+    def __init__(self, directory: str | pathlib.Path):
+        try:
+            import orbax.checkpoint as orbax
+        except ImportError as error:
+            raise ImportError('Checkpoints needs orbax: pip install "jaxdp-accounting[checkpoint]".') from error
+        self._orbax = orbax
+        self._directory = pathlib.Path(directory).absolute()
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def furthest(self) -> int:
+        """The newest count saved here, 0 when there is none."""
+        counts = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
+        return max(counts, default=0)
+
+    def save(self, params: Any, state: NoisyState) -> None:
+        """Write a checkpoint under state.count; RewoundError when a later one exists."""
+        refuse_rewind(state, self.furthest())
+        path = self._directory / str(int(np.asarray(state.count)))
+        with self._orbax.StandardCheckpointer() as writer:
+            writer.save(path, {"params": params, "state": state._asdict()}, force=True)
+
+    def restore(self, params: Any, state: NoisyState, *, count: int | None = None) -> tuple[Any, NoisyState]:
+        """(params, state) of the newest checkpoint, in the shapes and dtypes of the given ones.
+
+        count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;
+        ValueError when the checkpoint belongs to another key than the given state's.
+        """
+        newest = self.furthest()
+        path = self._directory / str(newest if count is None else count)
+        if not path.exists():
+            raise FileNotFoundError(f"no checkpoint at {path}.")
+        with self._orbax.StandardCheckpointer() as reader:
+            found = reader.restore(path, {"params": params, "state": state._asdict()})
+        restored = NoisyState(**found["state"])
+        refuse_rewind(restored, max(newest, int(np.asarray(state.count))))
+        if not np.array_equal(np.asarray(restored.key), np.asarray(state.key)):
+            raise ValueError("state.key must be the key of the checkpoint, got another. One run has one key.")
+        return found["params"], restored

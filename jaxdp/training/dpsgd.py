@@ -1,0 +1,190 @@
+"""DP-SGD under Poisson sampling: every iterate may be released; the accounting composes all steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import validate
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.composition import repeat
+from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.training import batches, budget, clipping, noise
+
+
+class ClippedSum(NamedTuple):
+    """Sum of clipped per-example gradients over one Poisson sample, and the number of examples left out.
+
+    total: a tree like the parameters, float32. Made by `DPSGD.clipped_sum`; what `DPSGD.optimizer` takes.
+    """
+
+    total: Any
+    nonfinite: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DPSGD:
+    """Differentially private SGD: sum of clipped gradients of a Poisson sample, plus Gaussian noise, every step.
+
+    clip_norm: l2 bound C of one example's gradient, > 0. noise_multiplier: noise std / C on the sum, > 0.
+    sampling_probability: in [0, 1], of each example in each step. num_examples: n; if given, the noisy sum is
+    divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
+
+    Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), natural
+    relation add_or_remove; all iterates may be released, any post-processing (Adam, averaging) is free.
+
+    Assumes: the sample of each step is the one that `batch` draws (or another Poisson sample, unseen by the
+    adversary): shuffled or cyclic batches are not covered; normalisation, schedules and the number of
+    steps independent of the data; no statistic across examples in the model (batch normalisation); floating point
+    noise as good as real noise.
+    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    sampling_probability: float
+    num_examples: int | None = None
+
+    def __post_init__(self):
+        validate.positive("clip_norm", self.clip_norm)
+        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
+        validate.probability("sampling_probability", self.sampling_probability)
+        if self.num_examples is not None:
+            validate.integer("num_examples", self.num_examples, 1)
+
+    @property
+    def divisor(self) -> float:
+        """Fixed divisor of the noisy sum: the expected batch size, or 1 when num_examples is not given."""
+        return 1.0 if self.num_examples is None else max(self.num_examples * self.sampling_probability, 1e-30)
+
+    def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
+        """The Poisson sample of a step, padded to a static size; see `poisson_batch` for what overflow means.
+
+        key: other than the optimizer's. Needs num_examples.
+        """
+        count = self._require_num_examples()
+        return batches.poisson_batch(
+            step, noise.check_key(key), num_examples=count, probability=self.sampling_probability, size=size
+        )
+
+    def clipped_sum(
+        self,
+        loss: Callable[[Any, Any], Any],
+        params: Any,
+        data: Any,
+        step: Any,
+        key: jax.Array,
+        *,
+        microbatch: int = 64,
+    ) -> ClippedSum:
+        """Sum of clipped gradients over the Poisson sample of a step, however large it turns out to be.
+
+        loss(params, example) of one example; data: a tree with leading axis n, on the device. Per-example gradients
+        exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is ever cut off.
+        """
+        count = jax.tree_util.tree_leaves(data)[0].shape[0]
+        if self.num_examples is not None and count != self.num_examples:
+            raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
+        padded = -(-count // microbatch) * microbatch
+        sample = batches.poisson_batch(
+            step, noise.check_key(key), num_examples=count, probability=self.sampling_probability, size=padded
+        )
+
+        def add_microbatch(number: Any, carry: ClippedSum) -> ClippedSum:
+            rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
+            mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
+            examples = jax.tree_util.tree_map(lambda a: a[rows], data)
+            part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=self.clip_norm)
+            return ClippedSum(jax.tree_util.tree_map(jnp.add, carry.total, part), carry.nonfinite + bad)
+
+        zero = jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        used = (jnp.sum(sample.mask, dtype=jnp.int32) + microbatch - 1) // microbatch
+        return jax.lax.fori_loop(0, used, add_microbatch, ClippedSum(zero, jnp.zeros((), jnp.int32)))
+
+    def optimizer(
+        self, key: jax.Array, *, learning_rate: Any, partition: Any = None
+    ) -> optax.GradientTransformationExtraArgs:
+        """The optax transformation: -learning_rate x (clipped sum + noise) / divisor.
+
+        update(grads, state, params, mask=None): grads a `ClippedSum`, or per-example gradients (each leaf with one
+        leading axis more than the parameter's; mask (batch,) says which rows are real). A plain mean gradient is
+        refused: its clipping cannot be checked. learning_rate: number or schedule. partition: as in
+        `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
+        """
+        private = self.privatize(key, partition=partition)
+
+        def update(grads: Any, state: noise.NoisyState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+            mean, state = private.update(grads, state, params, **extra)
+            return jax.tree_util.tree_map(lambda g: (-rate * g).astype(g.dtype), mean), state
+
+        if not callable(learning_rate):
+            validate.positive("learning_rate", learning_rate)
+        return optax.GradientTransformationExtraArgs(private.init, update)
+
+    def privatize(self, key: jax.Array, *, partition: Any = None) -> optax.GradientTransformationExtraArgs:
+        """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
+        key = noise.check_key(key)
+        impl = jax.random.key_impl(key)
+
+        def init(params: Any) -> noise.NoisyState:
+            noise.check_params(params, low_precision=None)
+            return noise.initial_state(key)
+
+        def update(
+            grads: Any, state: noise.NoisyState, params: Any = None, *, mask: Any = None, **_: Any
+        ) -> tuple[Any, noise.NoisyState]:
+            noise.check_params(params, low_precision=None)
+            clipped = grads if isinstance(grads, ClippedSum) else self._clip(grads, params, mask, partition)
+            draws = noise.normal_like(noise.step_key(state, impl), params, partition)
+            std = self.noise_multiplier * self.clip_norm
+            mean = jax.tree_util.tree_map(
+                lambda p, g, z: ((g + std * z) / self.divisor).astype(p.dtype), params, clipped.total, draws
+            )
+            return mean, noise.advanced(state, clipped.nonfinite)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def after(self, steps: Any) -> Mechanism:
+        """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array."""
+        if validate.is_traced(steps):
+            raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
+        counts = validate.integer("steps", steps, 0)
+        validate.reject("steps", counts, counts >= noise.INT32_MAX, f"below {noise.INT32_MAX}, where the counter stops")
+        return repeat(PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability), counts)
+
+    def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
+        """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled."""
+        if self.sampling_probability == 0:
+            return float(np.inf)
+        return budget.largest_within(self.after, epsilon, delta, max_steps)
+
+    def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
+        """A copy with the smallest noise_multiplier, to a relative 1e-6, that meets the target after the steps."""
+        return budget.dpsgd_calibration(self, steps, epsilon, delta)
+
+    def _clip(self, grads: Any, params: Any, mask: Any, partition: Any) -> ClippedSum:
+        if partition is not None:
+            raise ValueError("partition with per-example gradients would clip each shard alone. Pass a ClippedSum.")
+        leaves = (jax.tree_util.tree_leaves(tree) for tree in (grads, params))
+        shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
+        if any(g[1:] != p or not g for g, p in shapes):
+            raise ValueError(
+                f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
+                f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody."
+            )
+        size = shapes[0][0][0] if shapes else 0
+        mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
+        return ClippedSum(*clipping.clip_and_sum(grads, mask, self.clip_norm))
+
+    def _require_num_examples(self) -> int:
+        if self.num_examples is None:
+            raise ValueError("num_examples must be given to the constructor to draw batches, got None.")
+        return int(self.num_examples)

@@ -1,0 +1,118 @@
+"""The state of a private transformation, and noise that is never drawn twice."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+INT32_MAX = 2**31 - 1
+
+
+class NoisyState(NamedTuple):
+    """State of the optimizer: integers only, so that no privacy number depends on its precision.
+
+    count: int32, updates made. key: uint32 key data; the noise of update t is drawn from fold_in(key, t).
+    nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity and was replaced
+    by zero; DPSGD: examples left out for that reason.
+    """
+
+    count: jax.Array
+    key: jax.Array
+    nonfinite: jax.Array
+
+
+def check_key(key: Any) -> jax.Array:
+    """The key as a typed key; an error says what is missing."""
+    if key is None:
+        raise ValueError("key must be a JAX random key, got None. A default would repeat other runs' noise.")
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {type(key).__name__}.")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        checked = key
+    elif key.dtype == jnp.uint32:
+        checked = jax.random.wrap_key_data(key)
+    else:
+        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got dtype {key.dtype}.")
+    if checked.ndim:
+        raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
+    return checked
+
+
+def initial_state(key: jax.Array) -> NoisyState:
+    """Count 0."""
+    zero = jnp.zeros((), jnp.int32)
+    return NoisyState(zero, jax.random.key_data(key), zero)
+
+
+def advanced(state: NoisyState, nonfinite: jax.Array) -> NoisyState:
+    """The state after one more update; the counters stop at the largest int32."""
+    room = jnp.int32(INT32_MAX) - state.nonfinite
+    count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
+    return NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
+
+
+def step_key(state: NoisyState, impl: Any) -> jax.Array:
+    """The key of the update that the state is about to make."""
+    return jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=impl), state.count)
+
+
+def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
+    """Standard normal float32 noise in the shapes of a tree, one stream per leaf (and per shard).
+
+    partition: None, or PartitionSpecs of the leaves (a tree prefix) inside shard_map. A leaf that is
+    replicated over a mesh axis gets the same noise on all of it; a sharded one its own on every shard.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    axes = leaf_axes(tree, partition)
+    drawn = []
+    for number, (leaf, names) in enumerate(zip(leaves, axes, strict=True)):
+        leaf_key = jax.random.fold_in(key, number)
+        for name in names:
+            leaf_key = jax.random.fold_in(leaf_key, jax.lax.axis_index(name))
+        drawn.append(jax.random.normal(leaf_key, jnp.shape(leaf), jnp.float32))
+    return jax.tree_util.tree_unflatten(treedef, drawn)
+
+
+def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
+    """For each leaf the mesh axes it is sharded over."""
+    leaves = jax.tree_util.tree_leaves(tree)
+    if partition is None:
+        return [()] * len(leaves)
+    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+    specs: list[PartitionSpec] = []
+    jax.tree_util.tree_map(
+        lambda spec, part: specs.extend([spec] * len(jax.tree_util.tree_leaves(part))), partition, tree, is_leaf=is_spec
+    )
+    return [_names(spec) for spec in specs]
+
+
+def _names(spec: PartitionSpec) -> tuple[str, ...]:
+    names: list[str] = []
+    for entry in spec:
+        if entry is not None:
+            names.extend(entry if isinstance(entry, tuple) else (entry,))
+    return tuple(names)
+
+
+def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:
+    """Sum over leaves of one number each, a sharded leaf's over its shards too."""
+    total = jnp.zeros((), jnp.float32)
+    for value, names in zip(values, axes, strict=True):
+        total = total + (jax.lax.psum(value, names) if names else value)
+    return total
+
+
+def check_params(params: Any, *, low_precision: str | None) -> None:
+    """Floating parameters are needed; low_precision says why 16-bit ones are refused (None: they are not)."""
+    if params is None:
+        raise ValueError("params must be given: tx.update(grads, state, params). The step is taken from them.")
+    for leaf in jax.tree_util.tree_leaves(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"params must be floating, got a leaf of dtype {dtype}.")
+        if low_precision and np.dtype(dtype).itemsize < 4:
+            raise TypeError(f"params must be float32 or float64, got {dtype}: {low_precision}")

@@ -1,0 +1,318 @@
+"""Noisy projected SGD whose last iterate is amplified by iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import validate
+from jaxdp.mechanisms.basic import NoisyIteration
+from jaxdp.training import batches, budget, noise, schedule
+from jaxdp.training.clipping import mean_gradient
+from jaxdp.training.loss import StronglyConvexLoss
+
+_SIXTEEN_BIT = (
+    "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
+    "float32 master weights; gradients may be bfloat16."
+)
+_CHECKED_STEPS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyProjectedSGD:
+    """p <- Pi(p - learning_rate (g + Z)), Z ~ N(0, noise_std^2 I): the last iterate is private.
+
+    loss: StronglyConvexLoss, the constants of one example's loss. learning_rate, noise_std (of the mean
+    gradient): > 0, numbers or public functions of the step (optax schedules); learning_rate <= 2 / smoothness.
+    batch_size: fixed divisor b of the summed gradient. num_examples: n. radius: of the l2 ball around 0 that
+    Pi projects on; projection: another convex projection, tree -> tree; neither: Pi is the identity.
+    order: "cyclic" (examples in their fixed order) or "reshuffled" (a new order every epoch).
+    remainder: what becomes of the last n mod b examples: "short" (a last batch of their own, divisor still b)
+    or "drop" (never used, so they lose nothing). data_steps: number of steps that see data; later
+    ones are noise only (None: all).
+    clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
+    rounding: l2 bound on the floating-point error of one update, charged to every step; see `float32_rounding`.
+
+    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by
+    kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is
+    mu-GDP with mu of the optimal shift allocation (jaxdp.NoisyIteration).
+    The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7 above that of the
+    optimal allocation for the stated numbers, and not below it.
+
+    Assumes: only the last iterate is released (no checkpoints, averages, best-of selection, early stopping
+    or loss curves from private data); the constants of `loss`; grad of the regulariser in full in every step,
+    noise-only and short batches included (`gradient` does both); batches as `batch` gives them; finite
+    gradients (see `NoisyState.nonfinite`: one non-finite mean gradient voids the guarantee, so clean the data
+    or use `gradient`, which leaves out the example alone); x_0 and all settings independent of the data; a
+    projection that is convex and public; nothing chained after it (momentum, Adam, weight averaging); floating
+    point noise as good as real noise.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,
+    Theorem 22; the allocation in notebooks/proofs/heterogeneous_gdp_iteration.md.
+
+    Raises: ValueError, TypeError for a setting outside its range, at construction (schedules: first 1024 steps,
+    the others when they are accounted for).
+    """
+
+    loss: StronglyConvexLoss
+    learning_rate: float | Callable[[Any], Any]
+    noise_std: float | Callable[[Any], Any]
+    batch_size: int
+    num_examples: int
+    radius: float | None = None
+    order: str = "cyclic"
+    projection: Callable[[Any], Any] | None = None
+    remainder: str = "drop"
+    data_steps: int | None = None
+    rounding: float = 0.0
+    clip: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.loss, StronglyConvexLoss):
+            raise TypeError(f"loss must be a StronglyConvexLoss, got {type(self.loss).__name__}.")
+        for name in ("batch_size", "num_examples"):
+            size = validate.integer(name, getattr(self, name), 1)
+            object.__setattr__(self, name, int(size))
+        if self.batch_size > self.num_examples:
+            raise ValueError(f"batch_size must be at most num_examples = {self.num_examples}, got {self.batch_size}.")
+        validate.choice("order", self.order, ("cyclic", "reshuffled"))
+        validate.choice("remainder", self.remainder, ("short", "drop"))
+        if self.radius is not None:
+            validate.positive("radius", self.radius)
+            if self.projection is not None:
+                raise ValueError("radius and projection exclude each other: give one of them.")
+        if self.data_steps is not None:
+            validate.integer("data_steps", self.data_steps, 0)
+        validate.nonnegative("rounding", self.rounding)
+        if self.clip and not self.loss.generalized_linear:
+            raise ValueError(
+                "clip must be False for this loss, got True: clipping per example makes the step expand unless the "
+                "loss depends on the parameters through one scalar (softmax does not). Scale the features instead, "
+                "or state generalized_linear=True on the loss."
+            )
+        self._steps(_CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
+
+    @property
+    def num_batches(self) -> int:
+        """Steps per epoch."""
+        full, rest = divmod(self.num_examples, self.batch_size)
+        return full + (rest > 0 and self.remainder == "short")
+
+    def optimizer(self, key: jax.Array, *, partition: Any = None) -> optax.GradientTransformationExtraArgs:
+        """The optax transformation; last in a chain. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
+
+        key: a JAX random key, never used for another run. partition: inside shard_map, the PartitionSpecs of the
+        parameters (a tree prefix): sharded leaves draw their own noise on every shard, replicated ones the same.
+        grads: mean gradient of the batch `batch` gives, summed over devices; any float dtype. State: NoisyState.
+        Raises ValueError or TypeError for a missing key, missing params, 16-bit params.
+        """
+        key = noise.check_key(key)
+        impl = jax.random.key_impl(key)
+
+        def init(params: Any) -> noise.NoisyState:
+            noise.check_params(params, low_precision=_SIXTEEN_BIT)
+            return noise.initial_state(key)
+
+        def update(grads: Any, state: noise.NoisyState, params: Any = None, **_: Any) -> tuple[Any, noise.NoisyState]:
+            noise.check_params(params, low_precision=_SIXTEEN_BIT)
+            grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
+            draws = noise.normal_like(noise.step_key(state, impl), params, partition)
+            rate = _at(self.learning_rate, state.count, -np.inf)
+            std = _at(self.noise_std, state.count, np.inf)
+            moved = jax.tree_util.tree_map(
+                lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
+            )
+            projected = self._project(moved, partition)
+            return jax.tree_util.tree_map(jnp.subtract, projected, params), noise.advanced(state, bad)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def batch(self, step: Any, key: jax.Array | None = None) -> batches.Batch:
+        """The batch of a step, the one that `after` accounts for; empty after data_steps. Usable under jit.
+
+        key: for order "reshuffled", a key other than the optimizer's.
+        """
+        used = self.num_batches * self.batch_size
+        sizes = {
+            "num_examples": self.num_examples if self.remainder == "short" else min(used, self.num_examples),
+            "batch_size": self.batch_size,
+            "num_batches": self.num_batches,
+        }
+        if self.order == "cyclic":
+            chosen = batches.cyclic_batch(step, **sizes)
+        else:
+            chosen = batches.reshuffled_batch(step, noise.check_key(key), **sizes)
+        if self.data_steps is None:
+            return chosen
+        return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.data_steps))
+
+    def gradient(self, data_loss: Callable[[Any, Any], Any], params: Any, examples: Any, mask: Any) -> Any:
+        """Gradient of sum over the batch of l(w, x) / b + rho |w|^2 / 2: what update takes.
+
+        data_loss(params, example) is l alone, without the regulariser; examples: a tree with leading axis b;
+        mask: (b,) bool. Examples with a non-finite gradient are left out; with clip=True each is clipped to
+        `loss.lipschitz` in l2. Returns float32 leaves.
+        """
+        bound = self.loss.lipschitz if self.clip else None
+        mean, _ = mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
+        rho = self.loss.strong_convexity
+        return jax.tree_util.tree_map(
+            lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params
+        )
+
+    def after(self, steps: Any, example: Any = None) -> schedule.IteratedRelease:
+        """The mechanism of releasing the parameters after this many steps, to give to jaxdp.epsilon and others.
+
+        steps: whole number >= 0 (state.count); with constant settings in cyclic order an array. example: None for
+        the worst example, or indices, any shape: one entry per example. steps and example broadcast.
+        Raises ValueError for a bad count or index, or a schedule that leaves the allowed range.
+        """
+        counts = _counts(steps)
+        slots = None if example is None else self._slots(example)
+        shape = validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
+        if counts.ndim == 0:
+            mu = self._mu_of_slots(int(counts))
+            mu = mu.max() if slots is None else np.append(mu, 0.0)[slots]
+            return schedule.IteratedRelease(np.broadcast_to(mu, shape)[()])
+        flat = np.broadcast_to(counts, shape).ravel()
+        picks = [None] * flat.size if slots is None else np.broadcast_to(slots, shape).ravel()
+        per_count = {count: np.append(self._mu_of_slots(int(count)), 0.0) for count in np.unique(flat)}
+        mu = [per_count[c].max() if s is None else per_count[c][s] for c, s in zip(flat, picks, strict=True)]
+        return schedule.IteratedRelease(np.reshape(np.asarray(mu), shape))
+
+    def iteration(self, steps: Any, example: int | None = None) -> NoisyIteration:
+        """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
+
+        Without `rounding`; order "cyclic" only.
+        """
+        if self.order != "cyclic":
+            raise ValueError(f"order must be 'cyclic' for a step-by-step record, got {self.order!r}. Use after().")
+        count = int(_counts(steps))
+        slot = int(np.argmax(self._mu_of_slots(count))) if example is None else int(self._slots(example))
+        rows = self._steps(count)
+        step = np.arange(count)
+        takes_part = (step % self.num_batches == slot) & (step < self._limit(count))
+        return NoisyIteration(np.exp(rows.log_contraction), rows.noise_std, np.where(takes_part, rows.shift, 0.0))
+
+    def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
+        """Largest number of steps for which epsilon of the last iterate stays within the budget; inf: unlimited.
+
+        Every smaller number of steps is within the budget too when the settings are constant (reshuffled order:
+        every smaller number of whole epochs, and the answer is a whole number of epochs). With a schedule the
+        answer itself is within the budget, and is at most max_steps.
+        Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
+        """
+        return budget.projected_steps(self, epsilon, delta, max_steps)
+
+    def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
+        """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
+        return budget.projected_calibration(self, int(_counts(steps)), epsilon, delta)
+
+    def _limit(self, steps: int) -> int:
+        return steps if self.data_steps is None else min(steps, self.data_steps)
+
+    def _project(self, tree: Any, partition: Any) -> Any:
+        if self.projection is not None:
+            return self.projection(tree)
+        if self.radius is None:
+            return tree
+        if partition is None:
+            return optax.projections.projection_l2_ball(tree, self.radius)
+        squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree_util.tree_leaves(tree)]
+        norm = jnp.sqrt(noise.summed(squares, noise.leaf_axes(tree, partition)))
+        scale = jnp.minimum(1.0, self.radius / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        return jax.tree_util.tree_map(lambda p: (p * scale).astype(p.dtype), tree)
+
+    def _slots(self, example: Any) -> np.ndarray:
+        index = validate.integer("example", example, 0)
+        validate.reject("example", index, index >= self.num_examples, f"below num_examples = {self.num_examples}")
+        slot = np.zeros_like(index) if self.order == "reshuffled" else index // self.batch_size
+        # one more slot, of mu 0, for examples that are dropped
+        return np.minimum(slot, self.num_batches).astype(np.int64)
+
+    def _mu_of_slots(self, steps: int) -> np.ndarray:
+        limit = self._limit(steps)
+        if steps == 0:
+            return np.zeros(1 if self.order == "reshuffled" else self.num_batches)
+        constant = not (callable(self.learning_rate) or callable(self.noise_std))
+        rows = self._steps(1 if constant else steps)
+        whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
+        if constant and (self.order == "cyclic" or whole_epochs):
+            log_k, std, shift = (float(column[0]) for column in rows)
+            # with a constant shift and kappa <= 1 the worst place in a reshuffled epoch is its last
+            slots = np.arange(self.num_batches)[-1:] if whole_epochs else np.arange(self.num_batches)
+            mu = schedule.cyclic_constant_mu(log_k, shift / std, self.num_batches, limit, steps, slots)
+        else:
+            rows = schedule.Steps(*(np.broadcast_to(column, (steps,)) for column in rows))
+            mu_of = schedule.cyclic_mu if self.order == "cyclic" else schedule.reshuffled_mu
+            mu = np.atleast_1d(mu_of(rows, self.num_batches, limit))
+        if self.rounding == 0:
+            return mu
+        # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu
+        worst = schedule.every_step_mu(float(rows.log_contraction.max()), self.rounding / rows.noise_std.min(), steps)
+        return mu + worst
+
+    def _steps(self, count: int) -> schedule.Steps:
+        """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""
+        rate = _values("learning_rate", self.learning_rate, count)
+        std = _values("noise_std", self.noise_std, count)
+        beta, rho = self.loss.smoothness, self.loss.strong_convexity
+        allowed = f"in (0, 2 / smoothness] = (0, {2 / beta}]"
+        validate.reject("learning_rate", rate, ~((rate > 0) & (rate <= 2 / beta)), allowed)
+        validate.reject("noise_std", std, ~(np.isfinite(std) & (std > 0)), "finite and > 0")
+        # training takes the float32 step below the stated one, which may contract less
+        taken = rate if callable(self.learning_rate) else np.full(count, float(_float32(rate[0], -np.inf)))
+        gap = np.minimum(taken * rho, 2 - rate * beta - 1e-15)
+        log_k = np.log1p(-np.clip(gap, 0.0, 1 - 1e-16)) * (1 - 1e-15)
+        return schedule.Steps(log_k, rate * std, 2 * rate * self.loss.lipschitz / self.batch_size)
+
+
+def float32_rounding(dimension: int, radius: float) -> float:
+    """l2 bound on the float32 error of one update that moves inside a ball: 4 sqrt(dimension) 2^-24 radius.
+
+    Four roundings to nearest per coordinate (product, difference, projection, and back) at most radius in size.
+    It does not cover the summation of the gradient, which grows with the batch.
+    """
+    size = validate.integer("dimension", dimension, 1)
+    return float(4 * np.sqrt(size) * 2.0**-24 * validate.positive("radius", radius))
+
+
+def _at(value: Any, count: jax.Array, towards: float) -> Any:
+    return jnp.float32(value(count)) if callable(value) else _float32(value, towards)
+
+
+def _float32(value: float, towards: float) -> np.float32:
+    """The float32 next to a number on the given side: smaller steps, larger noise than stated, never the reverse."""
+    nearest = np.float32(value)
+    wrong = nearest > value if towards < 0 else nearest < value
+    return np.nextafter(nearest, np.float32(towards)) if wrong else nearest
+
+
+def _values(name: str, value: Any, count: int) -> np.ndarray:
+    if not callable(value):
+        number = validate.positive(name, value)
+        if number.ndim:
+            raise ValueError(f"{name} must be one number or a function of the step, got shape {number.shape}.")
+        return np.full(count, float(number))
+    values = jax.vmap(lambda t: jnp.asarray(value(t)))(jnp.arange(count, dtype=jnp.int32))
+    return validate.real_array(name, values)
+
+
+def _counts(steps: Any) -> np.ndarray:
+    if validate.is_traced(steps):
+        raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
+    counts = validate.integer("steps", steps, 0)
+    validate.reject("steps", counts, counts >= noise.INT32_MAX, f"below {noise.INT32_MAX}, where the counter stops")
+    return counts
+
+
+def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:
+    """The gradient, or zeros when any entry (of any shard) is not finite, and whether that was so."""
+    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree_util.tree_leaves(grads)]
+    broken = noise.summed(bad, axes) > 0
+    return jax.tree_util.tree_map(lambda g: jnp.where(broken, jnp.zeros_like(g), g), grads), broken

@@ -1,0 +1,176 @@
+"""From a public training schedule to the Gaussian-DP parameter of the last iterate, in float64 on the host.
+
+In cyclic order an example takes part in one step of every epoch. Between two of its participations t and t'
+only their distance and the summed noise matter, so the schedule of one example shrinks from all steps to one
+entry per epoch: distance d_t, contraction prod_{t < k <= t'} kappa_k, noise variance
+sum_{t <= u < t'} s_u^2 / prod_{t < k <= u} kappa_k^2 (cumulative distances are flat between participations, so
+the constraint z >= 0 binds at the end of each stretch only). Examples of one batch share their schedule.
+With constant kappa <= 1, s and d the slopes of these stretches do not increase, except at the last, shorter one:
+the optimal allocation has one or two blocks, in closed form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.isotonic import allocation
+from jaxdp.mechanisms.base import GaussianMechanism, record
+
+# Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
+_SLACK = 1 + 1e-12
+_SMALLEST = 1e-150
+# A contraction below this is reported as this: a larger contraction is a larger, still valid bound.
+_LOG_SMALLEST_CONTRACTION = -70.0
+
+
+@record
+class IteratedRelease(GaussianMechanism):
+    """Last iterate of a private training run, as a mu-Gaussian-DP mechanism. Made by `NoisyProjectedSGD.after`.
+
+    mu: upper bound of the parameter of the optimal shift allocation, >= 0, any shape (one entry per example).
+    Natural relation: replace_one.
+    """
+
+    mu: Any
+    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+
+    def gaussian_mu(self) -> Any:
+        """The field itself."""
+        return self.mu
+
+    def validate(self) -> None:
+        """Mu >= 0; infinite means no guarantee."""
+        mu = validate.real_array("mu", self.mu)
+        validate.reject("mu", mu, ~(mu >= 0), ">= 0")
+
+
+class Steps(NamedTuple):
+    """One entry per step, float64: log contraction (<= 0), noise std, distance between the two maps."""
+
+    log_contraction: np.ndarray
+    noise_std: np.ndarray
+    shift: np.ndarray
+
+
+class _Groups(NamedTuple):
+    contraction: np.ndarray
+    noise_std: np.ndarray
+    shift: np.ndarray
+
+
+def cyclic_constant_mu(
+    log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any
+) -> np.ndarray:
+    """Mu of an example in slot 0..period-1 of a cyclic order with constant kappa <= 1 and d/s = ratio.
+
+    data_steps: steps that see data (later ones are noise only); steps: steps in all. Arrays broadcast.
+    """
+    steps, data_steps, slot = (np.asarray(a, np.float64) for a in (steps, data_steps, slot))
+    limit = np.minimum(steps, data_steps)
+    visits = np.floor((limit - 1 - slot) / period) + 1
+    visits = np.where(slot < limit, np.maximum(visits, 0), 0)
+    earlier = np.maximum(visits - 1, 0)
+    tail = np.maximum(steps - 1 - (slot + earlier * period), 0)
+    rate = -2 * max(log_contraction, _LOG_SMALLEST_CONTRACTION)
+    # frame of the last participation: one step of noise has variance 1, the shift has length 1
+    with np.errstate(over="ignore"):
+        last_v = np.minimum(_geometric(rate, tail + 1), 1e300)  # less noise than there is: still an upper bound
+    d = np.exp(-rate * period / 2) * _geometric(-rate * period / 2, earlier)
+    v = np.exp(-rate) * _geometric(-rate, earlier * period)
+    mu2 = _two_blocks(d, v, 1.0, last_v)
+    return np.where(visits > 0, np.maximum(ratio * np.sqrt(mu2) * _SLACK, _SMALLEST), 0.0)
+
+
+def _geometric(rate: float, count: Any) -> Any:
+    """sum_{k < count} e^{rate k}."""
+    return np.expm1(rate * count) / np.expm1(rate) if rate else count
+
+
+def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
+    """Sum over blocks of d^2 / v for two stretches, merged where the first is the steeper; v1 = 0: only one."""
+    alone = d2 * d2 / v2
+    safe = np.where(v1 > 0, v1, 1.0)
+    merged = (d1 + d2) ** 2 / (v1 + v2)
+    apart = d1 * d1 / safe + alone
+    return np.where(v1 > 0, np.where(d1 * v2 > d2 * safe, merged, apart), alone)
+
+
+def every_step_mu(log_contraction: float, ratio: float, steps: Any) -> np.ndarray:
+    """Mu of a constant distance in every one of the steps (d/s = ratio)."""
+    return cyclic_constant_mu(log_contraction, ratio, 1, steps, steps, 0)
+
+
+def cyclic_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
+    """Mu of every slot, (period,), for any public schedule with contractions <= 1."""
+    total = schedule.shift.shape[0]
+    limit = min(total, data_steps)
+    if limit == 0:
+        return np.zeros(period)
+    times = np.arange(-(-limit // period) * period).reshape(-1, period).T
+    visited = times < limit
+    return _grouped_mu(schedule, np.where(visited, times, 0), visited, period)
+
+
+def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
+    """Mu of the worst example when the order is drawn anew for every epoch, a scalar.
+
+    The example counts as last in its epoch, with the size max_j d_j prod_{k=j+1..e} kappa_k over the steps j of
+    the epoch: never less than for any place in it.
+    """
+    total = schedule.shift.shape[0]
+    limit = min(total, data_steps)
+    if limit == 0:
+        return np.zeros(())
+    starts = np.arange(0, limit, period)
+    ends = np.minimum(starts + period, limit) - 1
+    log_k = np.cumsum(schedule.log_contraction)
+    with np.errstate(divide="ignore"):
+        log_d = np.log(schedule.shift[:limit]) - log_k[:limit]
+    largest = np.maximum.reduceat(log_d, starts) + log_k[ends]
+    shift = np.array(schedule.shift)
+    shift[ends] = np.exp(largest) * _SLACK
+    moved = schedule._replace(shift=shift)
+    return _grouped_mu(moved, ends[None, :], np.ones((1, ends.size), bool), 0)[0]
+
+
+def _grouped_mu(schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int) -> np.ndarray:
+    groups = _groups(schedule, times, visited, period)
+    width = 16
+    while width < times.shape[1]:
+        width *= 2
+    missing = ((0, 0), (width - times.shape[1], 0))
+    # a step with contraction 1, no noise and no shift changes nothing: few widths, few compilations
+    padded = [np.pad(a, missing, constant_values=fill) for a, fill in zip(groups, (1.0, 0.0, 0.0), strict=True)]
+    mu2 = allocation(*padded)
+    log_size = np.abs(np.cumsum(schedule.log_contraction)[-1]) + schedule.shift.shape[0] + 16
+    return np.sqrt(mu2) * (1 + 1e-15 * log_size) * _SLACK
+
+
+def _groups(schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int) -> _Groups:
+    """One entry per participation: times (rows, visits) ascending, masked by visited."""
+    log_c = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
+    log_k = np.cumsum(log_c)
+    log_v = 2 * np.log(schedule.noise_std) - 2 * log_k
+    log_noise = _log_windows(log_v, times, visited, period) + 2 * log_k[times]
+    before = np.concatenate([times[:, :1], times[:, :-1]], axis=1)
+    contraction = np.where(visited, np.exp(log_k[times] - log_k[before]), 1.0)
+    noise = np.where(visited, np.exp(np.minimum(log_noise, 600.0) / 2), 0.0)
+    return _Groups(contraction, noise, np.where(visited, schedule.shift[times], 0.0))
+
+
+def _log_windows(log_v: np.ndarray, times: np.ndarray, visited: np.ndarray, period: int) -> np.ndarray:
+    """Log sum of e^log_v from each time up to the next one, from the last time of a row to the end."""
+    if times.shape[0] == 1:
+        return np.logaddexp.reduceat(log_v, times[0])[None, :]
+    full = np.concatenate([log_v, np.full(-log_v.size % period + period, -np.inf)]).reshape(-1, period)
+    from_here = np.logaddexp.accumulate(full[:, ::-1], axis=1)[:, ::-1]
+    up_to = np.logaddexp.accumulate(full, axis=1)
+    # a window of one period: the rest of this block and the head of the next
+    head = np.concatenate([np.full((full.shape[0] - 1, 1), -np.inf), up_to[1:, :-1]], axis=1)
+    window = np.logaddexp(from_here[:-1], head).ravel()
+    to_end = np.logaddexp.accumulate(log_v[::-1])[::-1]
+    last = visited & ~np.concatenate([visited[:, 1:], np.zeros_like(visited[:, :1])], axis=1)
+    return np.where(last, to_end[times], window[times])

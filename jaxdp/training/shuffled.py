@@ -1,0 +1,94 @@
+"""One pass of noisy SGD over shuffled data, every iterate released: privacy by shuffling."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import validate
+from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.training import batches, clipping, noise
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledSGD:
+    """One-pass SGD in a secret random order, one example a step, clipped and noised (Algorithm 2).
+
+    clip_norm: l2 bound C of a gradient. noise_multiplier: noise std / C, > 0. num_examples: n. local_delta: in
+    (0, 1), the delta of one step seen as a local randomizer; it enters the central delta about n-fold.
+
+    Guarantee: a step is an adaptive local randomizer of sensitivity 2 C, so (eps0, local_delta)-DP; `after` is
+    jaxdp.Shuffled(LocalRandomizer(eps0, local_delta), n), relation replace_one. All iterates may be released.
+
+    Assumes: the order is the one `batch` draws, uniform and unseen; one pass; settings independent of the data.
+    Reference: Feldman, McMillan, Talwar 2021, Algorithm 2 and Proposition 5.3.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    num_examples: int
+    local_delta: float = 1e-12
+
+    def __post_init__(self):
+        validate.positive("clip_norm", self.clip_norm)
+        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
+        validate.integer("num_examples", self.num_examples, 1)
+        value = validate.real_array("local_delta", self.local_delta)
+        validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
+
+    def batch(self, step: Any, key: jax.Array) -> batches.Batch:
+        """The one example of a step; key other than the optimizer's; empty after one pass."""
+        chosen = batches.reshuffled_batch(
+            step, noise.check_key(key), num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
+        )
+        return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.num_examples))
+
+    def optimizer(self, key: jax.Array, *, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+        """-learning_rate x (gradient clipped to C + noise): grads is the gradient of the step's example."""
+        key = noise.check_key(key)
+        impl = jax.random.key_impl(key)
+
+        def init(params: Any) -> noise.NoisyState:
+            noise.check_params(params, low_precision=None)
+            return noise.initial_state(key)
+
+        def update(grads: Any, state: noise.NoisyState, params: Any = None, **_: Any) -> tuple[Any, noise.NoisyState]:
+            noise.check_params(params, low_precision=None)
+            rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+            single = jax.tree_util.tree_map(lambda g: g[None], grads)
+            total, bad = clipping.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
+            draws = noise.normal_like(noise.step_key(state, impl), params)
+            std = self.noise_multiplier * self.clip_norm
+            moves = jax.tree_util.tree_map(
+                lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws
+            )
+            return moves, noise.advanced(state, bad)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def gradient(self, loss: Callable[[Any, Any], Any], params: Any, data: Any, step: Any, key: jax.Array) -> Any:
+        """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
+        chosen = self.batch(step, key)
+        example = jax.tree_util.tree_map(lambda a: a[chosen.indices[0]], data)
+        return jax.tree_util.tree_map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
+
+    def after(self, steps: Any = None) -> Mechanism:
+        """The shuffled mechanism of one pass (fewer steps are a part of its output, so covered by it).
+
+        steps: at most num_examples; None for the whole pass. More than one pass is a ValueError.
+        """
+        if steps is not None:
+            counts = validate.integer("steps", steps, 0)
+            validate.reject("steps", counts, counts > self.num_examples, f"at most one pass = {self.num_examples}")
+        # named at the root, which imports this package's floor: not importable while jaxdp itself loads
+        from jaxdp import LocalRandomizer, Shuffled
+
+        local = certified_epsilon(Gaussian(self.noise_multiplier / 2), self.local_delta, relation="replace_one")
+        return Shuffled(LocalRandomizer(float(local), self.local_delta), self.num_examples)

@@ -1,0 +1,174 @@
+"""Calibration: always from the safe side, as near to the target as the numbers allow, for whatever is monotone."""
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import calibration
+from jaxdp.calibration import calibrate
+
+# The search stops 1e-12 (relative) from a failing value; the certificate of the Gaussian kernel is of the same order.
+NEAR = 1e-11
+SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # Balle and Wang 2018, Theorem 8, by mpmath below
+
+
+def gaussian_delta(sigma, epsilon):
+    """Delta of the Gaussian mechanism in 50 digits (Balle and Wang 2018, Theorem 8)."""
+    with mpmath.workdps(50):
+        mu = 1 / mpmath.mpf(sigma)
+        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+def test_the_noise_multiplier_is_the_exact_one_and_not_below_it():
+    sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
+    assert isinstance(sigma, np.float64)
+    assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-10)
+    assert gaussian_delta(sigma, 1) <= 1e-6
+    assert gaussian_delta(sigma * (1 - NEAR), 1) > 1e-6
+
+
+@given(epsilon=st.floats(1e-3, 50.0), log_delta=st.floats(-30, -2))
+def test_the_value_meets_the_target_and_its_neighbour_does_not(epsilon, log_delta):
+    delta = 10.0**log_delta
+    sigma = calibrate(jaxdp.Gaussian, epsilon=epsilon, delta=delta, bracket=(1e-2, 1e6))
+    assert jaxdp.epsilon(jaxdp.Gaussian(sigma), delta) <= epsilon
+    assert jaxdp.epsilon(jaxdp.Gaussian(sigma * (1 - NEAR)), delta) > epsilon
+
+
+def test_an_increasing_parameter_is_met_from_below():
+    mu = calibrate(lambda mu: jaxdp.Gaussian(1 / mu), epsilon=1.0, delta=1e-6, bracket=(1e-3, 10.0))
+    assert 1 / mu == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-10)
+    assert jaxdp.epsilon(jaxdp.Gaussian(1 / mu), 1e-6) <= 1.0
+
+
+@pytest.mark.parametrize("bracket", [(1, 10**9), (1.0, 1e9)])
+def test_a_number_of_steps_is_whole_and_the_largest_allowed(bracket):
+    def steps(count):
+        return jaxdp.repeat(jaxdp.Gaussian(100.0), count)
+
+    count = calibrate(steps, epsilon=1.0, delta=1e-6, bracket=bracket)
+    assert count == np.floor(count)
+    assert jaxdp.epsilon(steps(count), 1e-6) <= 1.0 < jaxdp.epsilon(steps(count + 1), 1e-6)
+
+
+def test_whole_bracket_ends_do_not_make_a_real_parameter_whole():
+    sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(1, 100))
+    assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-10)
+
+
+def test_targets_brackets_and_mechanisms_broadcast():
+    targets, deltas = np.array([0.5, 1.0, 2.0]), np.array([[1e-5], [1e-8]])
+    together = calibrate(jaxdp.Gaussian, epsilon=targets, delta=deltas, bracket=(0.1, [100.0, 200.0, 300.0]))
+    assert together.shape == (2, 3) and together.dtype == np.float64
+    alone = calibrate(jaxdp.Gaussian, epsilon=2.0, delta=1e-8, bracket=(0.1, 300.0))
+    assert together[1, 2] == pytest.approx(alone, rel=NEAR)
+    fixed = jaxdp.Gaussian(np.array([10.0, 20.0]))
+    inner = calibrate(lambda s: jaxdp.compose(fixed, jaxdp.Gaussian(s)), epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
+    # variances of noise add up harmonically: 1/s^2 + 1/fixed^2 = 1/sigma^2
+    expected = (SIGMA_FOR_EPS_1_DELTA_1E6**-2 - np.array([10.0, 20.0]) ** -2) ** -0.5
+    np.testing.assert_allclose(inner, expected, rtol=1e-9)
+
+
+def test_a_function_of_single_numbers_is_called_number_by_number():
+    kinds = set()
+
+    def after(steps):
+        for _ in range(steps):
+            break
+        kinds.add(type(steps))
+        return jaxdp.Gaussian(10.0 / steps**0.5)
+
+    steps = calibrate(after, epsilon=1.0, delta=1e-6, bracket=(1, 50))
+    assert steps == 5  # (10 / sigma)^2 = 5.603
+    assert kinds == {int}
+
+
+def test_few_calls_are_enough(monkeypatch):
+    calls = []
+    real = calibration.accounting.epsilon
+    monkeypatch.setattr(
+        calibration.accounting, "epsilon", lambda *args, **more: (calls.append(1), real(*args, **more))[1]
+    )
+    calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
+    assert len(calls) <= 7
+
+
+def test_a_target_out_of_reach_says_what_each_end_gives():
+    with pytest.raises(ValueError, match=r"epsilon must be reachable.*low end 0.1 it is 96.7.*high end 0.2 it is 35.5"):
+        calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 0.2))
+    with pytest.raises(ValueError, match="reachable"):
+        calibrate(jaxdp.Gaussian, epsilon=[5.0, 1.0], delta=1e-6, bracket=(0.1, 2.0))
+
+
+def test_a_bracket_that_is_safe_throughout_gives_its_end_nearest_the_target():
+    assert calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(10.0, 20.0)) == 10.0
+    assert calibrate(lambda n: jaxdp.repeat(jaxdp.Gaussian(1e3), n), epsilon=1.0, delta=1e-6, bracket=(1, 9)) == 9.0
+
+
+def test_epsilon_zero_and_infinity_are_targets_like_others():
+    far = calibrate(jaxdp.Gaussian, epsilon=0.0, delta=1e-3, bracket=(1.0, 1e6))
+    assert jaxdp.epsilon(jaxdp.Gaussian(far), 1e-3) == 0.0
+    assert jaxdp.epsilon(jaxdp.Gaussian(far * (1 - 1e-6)), 1e-3) > 0.0
+    assert calibrate(jaxdp.Gaussian, epsilon=np.inf, delta=1e-6, bracket=(1.0, 2.0)) == 1.0
+
+
+def test_a_function_that_turns_round_is_refused():
+    with pytest.raises(ValueError, match="monotone"):
+        calibrate(lambda s: jaxdp.Gaussian(np.abs(s - 3) + 1), epsilon=1.5, delta=1e-6, bracket=(0.0, 12.0))
+
+
+def test_an_accountant_that_wobbles_still_gives_a_tested_value(monkeypatch):
+    real = calibration.accounting.epsilon
+
+    def wobbling(mechanism, delta, **more):
+        exact = real(mechanism, delta, **more)
+        return exact * (1 + 1e-6 * np.sin(1e9 * np.asarray(exact)) ** 2)
+
+    monkeypatch.setattr(calibration.accounting, "epsilon", wobbling)
+    sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
+    assert wobbling(jaxdp.Gaussian(sigma), 1e-6) <= 1.0
+    assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-5)
+
+
+def test_a_value_that_fails_when_evaluated_alone_is_moved_to_the_safe_side(monkeypatch):
+    real = calibration.accounting.epsilon
+
+    def rounding_by_batch_size(mechanism, delta, **more):
+        exact = real(mechanism, delta, **more)
+        return exact * (1 + 1e-14) if np.ndim(exact) == 0 else exact
+
+    monkeypatch.setattr(calibration.accounting, "epsilon", rounding_by_batch_size)
+    sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
+    assert rounding_by_batch_size(jaxdp.Gaussian(sigma), 1e-6) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bracket": (2.0, 1.0)}, "low < high"),
+        ({"bracket": (1.0, np.inf)}, "finite"),
+        ({"bracket": 3.0}, "pair"),
+        ({"bracket": (-1.0, 5.0)}, "noise_multiplier must be finite and > 0"),
+        ({"epsilon": -1.0}, "epsilon must be >= 0"),
+        ({"epsilon": np.nan}, "epsilon must be >= 0"),
+        ({"delta": 2.0}, "delta must be in"),
+        ({"relation": "cousins"}, "relation must be one of"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(jaxdp.Gaussian, **({"epsilon": 1.0, "delta": 1e-6, "bracket": (0.1, 100.0)} | change))
+
+
+def test_what_is_not_a_mechanism_is_a_type_error():
+    with pytest.raises(TypeError, match="must be a jaxdp mechanism"):
+        calibrate(lambda s: s, epsilon=1.0, delta=1e-6, bracket=(0.1, 1.0))
+
+
+def test_under_a_trace_it_says_where_to_call_it():
+    with pytest.raises(RuntimeError, match="outside jit"):
+        jax.jit(lambda e: calibrate(jaxdp.Gaussian, epsilon=e, delta=1e-6, bracket=(0.1, 1.0)))(1.0)

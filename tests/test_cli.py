@@ -1,0 +1,173 @@
+"""The command line: what it prints is what the verbs say, and bad input is one sentence and a status."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray
+
+import jaxdp
+from jaxdp.cli import main
+from jaxdp.cli_mechanisms import MECHANISMS, parse_range
+
+
+def run(capsys, *arguments):
+    status = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def records(capsys, *arguments):
+    status, out, err = run(capsys, *arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_epsilon_prints_the_verb_at_every_combination(capsys):
+    rows = records(capsys, "epsilon", "gaussian", "--sigma", "1:3:3", "--delta", "1e-5,1e-6")
+    assert len(rows) == 6
+    for row in rows:
+        bounds = jaxdp.epsilon_bounds(jaxdp.Gaussian(row["noise_multiplier"]), row["delta"])
+        assert (row["lower"], row["epsilon"]) == pytest.approx(bounds, rel=1e-12)  # another batch, another rounding
+
+
+def test_delta_prints_the_verb_and_steps_compose(capsys):
+    (row,) = records(capsys, "delta", "gaussian", "--sigma", 4, "--steps", 16, "--epsilon", 1)
+    assert row["delta"] == pytest.approx(jaxdp.delta(jaxdp.Gaussian(1.0), 1.0), rel=1e-12)
+
+
+def test_a_printed_bound_is_rounded_outward(capsys):
+    for sigma in np.linspace(0.7, 3, 40):
+        _, out, _ = run(capsys, "epsilon", "gaussian", "--sigma", repr(float(sigma)), "--delta", "1e-6")
+        lower, upper = map(float, out.splitlines()[1].split()[-2:])
+        assert lower <= jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6).lower
+        assert upper >= jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6)
+
+
+def test_an_infinite_epsilon_is_valid_json(capsys):
+    (row,) = records(capsys, "epsilon", "gaussian", "--sigma", 1, "--delta", 0)
+    assert row["epsilon"] == "inf"
+
+
+def test_calibrate_prints_a_value_that_meets_the_target_as_printed(capsys):
+    arguments = ["calibrate", "gaussian", "--solve-for", "noise-multiplier", "--bracket", "0.1:100"]
+    _, out, _ = run(capsys, *arguments, "--epsilon", "1,2", "--delta", 1e-6)
+    for target, line in zip((1.0, 2.0), out.splitlines()[1:], strict=True):
+        assert jaxdp.epsilon(jaxdp.Gaussian(float(line.split()[-1])), 1e-6) <= target
+    rows = records(capsys, *arguments, "--epsilon", "1", "--delta", 1e-6)
+    assert rows[0]["noise_multiplier"] == pytest.approx(4.22467889, rel=1e-8)
+
+
+def test_calibrate_finds_a_whole_number_of_steps(capsys):
+    (row,) = records(
+        capsys, "calibrate", "gaussian", "--solve-for", "steps", "--sigma", 50, "--bracket", "1:1e6", "--epsilon", 1,
+        "--delta", 1e-6,
+    )
+    steps = row["steps"]
+    at = [jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(50.0), n), 1e-6) for n in (steps, steps + 1)]
+    assert at[0] <= 1 < at[1]
+
+
+def test_sweep_writes_the_data_set_the_picture_and_a_short_table(capsys, tmp_path):
+    data, picture = tmp_path / "grid.nc", tmp_path / "grid.png"
+    status, out, err = run(
+        capsys, "sweep", "gaussian", "--sigma", "1:4:12", "--steps", "1e0:1e4:13:log", "--delta", "1e-6",
+        "--out", data, "--plot", picture, "--quiet",
+    )  # fmt: skip
+    assert status == 0, err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "rows; --json or --out give all of them." in out
+    assert len(out.splitlines()) < 30
+    with xarray.open_dataset(data) as dataset:
+        steps = dataset.steps.values
+        expected = jaxdp.epsilon(
+            jaxdp.repeat(jaxdp.Gaussian(dataset.noise_multiplier.values[:, None]), steps), 1e-6
+        )
+        np.testing.assert_array_equal(dataset.epsilon.squeeze("delta"), expected)
+        assert dataset.epsilon.dims == ("noise_multiplier", "steps", "delta")
+
+
+def test_plot_draws_a_written_data_set(capsys, tmp_path):
+    data, picture = tmp_path / "grid.zarr", tmp_path / "again.png"
+    run(capsys, "sweep", "gaussian", "--sigma", "1:4:5", "--delta", "1e-6,1e-9", "--out", data, "--quiet")
+    status, _, err = run(capsys, "plot", data, "--out", picture)
+    assert status == 0, err
+    assert picture.stat().st_size > 5000
+
+
+def test_the_shuffle_sweep_of_the_readme_gives_the_certified_bound_of_each_theorem(capsys, tmp_path):
+    data = tmp_path / "sweep.nc"
+    status, _, err = run(
+        capsys, "sweep", "shuffle", "--eps0", "0.1:8:4", "--num-users", "1e3:1e9:3:log", "--delta", "1e-6",
+        "--bound", "clones,stronger", "--out", data, "--plot", tmp_path / "sweep.png", "--quiet",
+    )  # fmt: skip
+    assert status == 0, err
+    with xarray.open_dataset(data) as dataset:
+        assert dataset.sizes["eps0"] == 4 and dataset.sizes["num_users"] == 3
+        np.testing.assert_array_equal(dataset.num_users, [1e3, 1e6, 1e9])
+        one = dict(eps0=dataset.eps0.values[1], num_users=1e6, delta=1e-6)
+        for bound in ("clones", "stronger"):
+            mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(one["eps0"]), one["num_users"], bound)
+            found = dataset.epsilon.sel(bound=bound, **one).item()
+            assert found == pytest.approx(jaxdp.epsilon(mechanism, 1e-6), rel=1e-12)
+        assert (dataset.epsilon.sel(bound="stronger") <= dataset.epsilon.sel(bound="clones")).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0.5", [0.5]), ("1,3,2", [1, 3, 2]), ("0:1:3", [0, 0.5, 1]), ("1:100:3:log", [1, 10, 100]), ("5:9:1", [5]),
+     ("1,2:4:3", [1, 2, 3, 4]), ("1e-300:1:2:log", [1e-300, 1]), ("inf", [np.inf])],
+)  # fmt: skip
+def test_ranges_are_linear_logarithmic_or_lists(text, expected):
+    np.testing.assert_allclose(parse_range("x", text), expected, rtol=1e-15)
+
+
+def test_whole_ranges_are_rounded_and_distinct_but_lists_are_left_as_typed():
+    np.testing.assert_array_equal(parse_range("n", "1:4:20:log", whole=True), [1, 2, 3, 4])
+    np.testing.assert_array_equal(parse_range("n", "3,1.5", whole=True), [3, 1.5])
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "0:1:3:log", "1:2:3:lin", "1:2:3:log:4", "1:2:2.5"])
+def test_a_malformed_range_is_a_sentence(text):
+    with pytest.raises(ValueError, match="x must be a number, a comma list or START:STOP:COUNT"):
+        parse_range("x", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("epsilon gaussian --sigma -1 --delta 1e-6", "noise_multiplier must be finite and > 0, got -1"),
+        ("epsilon gaussian --sigma 1 --delta 2", "delta must be in [0, 1], got 2"),
+        ("epsilon gaussian --sigma nan --delta 1e-6", "noise_multiplier must be finite and > 0, got nan"),
+        ("epsilon gaussian --sigma 1 --steps 1.5 --delta 1e-6", "times must be a whole number"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --bound best", "bound must be one of 'clones'"),
+        ("calibrate gaussian --solve-for sigmas --bracket 1:2 --epsilon 1 --delta 1e-6", "solve-for must be one of"),
+        ("calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6", "--noise-multiplier is needed"),
+        ("calibrate gaussian --solve-for noise-multiplier --bracket 1 --epsilon 1 --delta 1e-6", "bracket must be"),
+        ("calibrate gaussian --solve-for noise-multiplier --bracket .1:.2 --epsilon 1 --delta 1e-6", "reachable"),
+        ("sweep gaussian --sigma 1 --delta 1e-6 --out x.csv", "path must end in .nc or .zarr"),
+        ("plot nowhere.nc --out x.png", "nowhere.nc"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments.split())
+    assert status == 2
+    assert out == ""
+    assert message in err and err.startswith("jaxdp: error: ") and len(err.strip().splitlines()) == 1
+
+
+def test_python_dash_m_runs_it_and_a_missing_option_is_not_a_traceback():
+    done = subprocess.run([sys.executable, "-m", "jaxdp", "epsilon", "gaussian"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "required" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_every_mechanism_documents_its_options(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["epsilon", name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert all(option.flag in text for option in MECHANISMS[name].options)

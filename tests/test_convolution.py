@@ -1,0 +1,137 @@
+"""Repeated noise: stored values, bounds above the exact value, the Laplace sum against its definition, bad input."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxdp import convolution
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+GOLDEN = 1e-10  # asked of every stored value
+SERIES = 1e-11  # direct summation of the discrete law in float64
+# Asymptotic factor variance x Fisher information of m-fold Laplace groups, 40-digit quadrature.
+GROUP_FACTORS = {1: 2.0, 2: 1.19269472, 4: 1.0555}
+
+
+def inputs_of(family, *names):
+    found = [c for c in CASES if c["family"] == family]
+    assert found, family
+    return [([float(c["inputs"][n]) for n in names], float(c["value"])) for c in found]
+
+
+def test_laplace_divergence_equals_the_stored_values_from_tiny_shifts_to_large_orders():
+    for (order, ratio), exact in inputs_of("laplace_rdp", "alpha", "shift_over_scale"):
+        assert convolution.laplace_rdp(order, ratio, 1.0) == pytest.approx(exact, rel=GOLDEN)
+
+
+def test_laplace_divergence_is_continuous_where_the_series_ends_and_bounded_at_huge_orders():
+    order = 1e6
+    below, above = convolution.laplace_rdp(order, np.array([1, 1 + 1e-9]) * 1e-2 / order, 1.0)
+    assert above == pytest.approx(below, rel=1e-8)  # twice the relative step
+    assert 2.9999 < convolution.laplace_rdp(order, 3.0, 1.0) <= 3.0
+
+
+def test_bounds_equal_the_stored_values():
+    for (n, sigma, order, shift), exact in inputs_of("conv_bound_gauss", "n", "sigma", "alpha", "shift"):
+        assert convolution.gaussian_bound(order, shift, sigma, n) == pytest.approx(exact, rel=GOLDEN)
+    for (n, scale, order, shift), exact in inputs_of("conv_bound_laplace", "n", "scale", "alpha", "shift"):
+        assert convolution.laplace_bound(order, shift, scale, n) == pytest.approx(exact, rel=GOLDEN)
+
+
+def test_exact_divergence_of_laplace_sums_equals_the_stored_values():
+    for (n, scale, order, shift), exact in inputs_of("laplace_conv_renyi_exact", "n", "scale", "alpha", "shift"):
+        assert convolution.laplace_sum_rdp(order, shift, scale, n) == pytest.approx(exact, rel=GOLDEN)
+
+
+def test_delta_bounds_of_laplace_sums_enclose_the_stored_values_closely():
+    for (n, scale, epsilon, shift), exact in inputs_of("laplace_conv_delta_exact", "n", "scale", "epsilon", "shift"):
+        bounds = convolution.laplace_sum_delta_bounds(epsilon, shift, scale, n)
+        assert bounds.lower <= exact <= bounds.upper
+        assert bounds.upper == pytest.approx(exact, rel=GOLDEN)
+
+
+def test_epsilon_bounds_invert_delta():
+    epsilon = np.array([0.05, 0.2, 0.6])
+    delta = convolution.laplace_sum_delta_bounds(epsilon, 1.0, 1.0, 8)
+    # epsilon decreases in delta, so each side is inverted at the opposite one.
+    upper = convolution.laplace_sum_epsilon(delta.lower, 1.0, 1.0, 8)
+    lower = convolution.laplace_sum_epsilon_bounds(delta.upper, 1.0, 1.0, 8).lower
+    assert (lower <= epsilon).all()
+    assert (epsilon <= upper).all()
+    assert upper == pytest.approx(lower, rel=1e-9)
+
+
+def test_epsilon_is_the_pure_guarantee_at_delta_zero_and_zero_at_delta_one():
+    assert convolution.laplace_sum_epsilon(0.0, 3.0, 2.0, 5) == 1.5
+    assert convolution.laplace_sum_epsilon(1.0, 3.0, 2.0, 5) == 0.0
+    assert convolution.laplace_sum_delta(1.5, 3.0, 2.0, 5) == 0.0
+
+
+def test_one_laplace_is_the_textbook_profile():
+    epsilon = np.linspace(0, 0.99, 12)
+    exact = -np.expm1((epsilon - 1) / 2)
+    assert convolution.laplace_sum_delta(epsilon, 1.0, 1.0, 1) == pytest.approx(exact, rel=1e-9)
+
+
+def test_density_integrates_to_one_and_has_the_right_variance():
+    x = np.linspace(-120, 120, 24001)
+    density = np.exp(convolution.laplace_sum_log_density(x, 2.0, 8))
+    assert np.sum(density) * 0.01 == pytest.approx(1.0, rel=1e-10)
+    assert np.sum(density * x**2) * 0.01 == pytest.approx(2 * 8 * 4.0, rel=1e-8)
+
+
+def test_bound_is_never_below_the_exact_value_and_grouping_lies_between():
+    for order in (1.5, 4.0, 32.0):
+        exact = convolution.laplace_sum_rdp(order, 1.0, 1.0, 16)
+        chain = [convolution.grouped_laplace_bound(order, 1.0, 1.0, 16, m) for m in (1, 2, 4, 8)]
+        assert chain[0] == pytest.approx(convolution.laplace_bound(order, 1.0, 1.0, 16), rel=1e-9)
+        assert all(a > b > exact for a, b in zip(chain, chain[1:], strict=False))
+
+
+def test_laplace_bound_is_not_tight_and_groups_of_m_have_their_own_factor():
+    exact = convolution.laplace_sum_rdp(2.0, 1.0, 1.0, 1024)
+    for size, factor in GROUP_FACTORS.items():
+        grouped = convolution.grouped_laplace_bound(2.0, 1.0, 1.0, 1024, size)
+        assert grouped / exact == pytest.approx(factor, rel=2e-3)  # the factor is a limit, approached like 1/n
+
+
+def discrete_divergence(order, scale, shift):
+    x = np.arange(-600, 601)
+    p, q = np.exp(-abs(x - shift) / scale), np.exp(-abs(x) / scale)
+    return np.log(np.sum(p**order * q ** (1 - order)) / q.sum()) / (order - 1)
+
+
+def test_discrete_laplace_bound_is_exact_for_one_summand():
+    for shift in (1, 2, 3, 8):
+        got = convolution.discrete_laplace_bound(2.5, shift, 3.0, 1)
+        assert got == pytest.approx(discrete_divergence(2.5, 3.0, shift), rel=SERIES)
+
+
+def test_discrete_laplace_shift_inequality_as_printed_is_false_and_the_used_one_holds():
+    one, two = (convolution.discrete_laplace_bound(2.0, s, 3.0, 1) for s in (1, 2))
+    assert two > 2 * one
+    weights = np.exp(-abs(np.arange(-300, 301)) / 3.0)
+    law = np.convolve(weights, weights) / weights.sum() ** 2
+    shifted, here = law[:-2], law[2:]
+    keep = here > 1e-60
+    exact = np.log(np.sum(shifted[keep] ** 2 / here[keep]))
+    assert exact <= convolution.discrete_laplace_bound(2.0, 2, 3.0, 2) == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: convolution.laplace_rdp(1.0, 1.0, 1.0), "order"),
+        (lambda: convolution.laplace_bound(2.0, -1.0, 1.0, 3), "shift"),
+        (lambda: convolution.laplace_bound(2.0, 1.0, 1.0, 0), "num_summands"),
+        (lambda: convolution.laplace_sum_rdp(2.0, 1.0, 1.0, 10_001), "num_summands"),
+        (lambda: convolution.grouped_laplace_bound(2.0, 1.0, 1.0, 10, 3), "multiple"),
+        (lambda: convolution.discrete_laplace_bound(2.0, 1.5, 1.0, 3), "shift"),
+        (lambda: convolution.laplace_sum_epsilon(-0.1, 1.0, 1.0, 3), "delta"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,116 @@
+"""Diffusion: stored values, the general theorem against closed forms, calibration, bad input."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxdp import diffusion
+from jaxdp.diffusion import BrownianMotion, OrnsteinUhlenbeck
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+GOLDEN = 1e-10  # asked of every stored value
+QUADRATURE = 1e-12  # 15-point Gauss rule on panels of length 0.2 in the logarithm
+
+
+def test_stored_values_are_met():
+    seen = 0
+    for case in CASES:
+        if case["family"] not in ("brownian_lambda", "ou_lambda", "ou_mse"):
+            continue
+        x = {name: float(v) for name, v in case["inputs"].items()}
+        if case["family"] == "brownian_lambda":
+            got = BrownianMotion(x["t"], x["Delta"]).lam()
+        elif case["family"] == "ou_lambda":
+            got = OrnsteinUhlenbeck(x["theta"], x["rho"], x["t"], x["Delta"]).lam()
+        else:
+            got = diffusion.ornstein_uhlenbeck_mse(x["theta"], x["rho"], x["t"], x["norm_f"], x["d"])
+        seen += 1
+        assert got == pytest.approx(float(case["value"]), rel=GOLDEN)
+    assert seen == 5
+
+
+def test_calibration_meets_the_stored_values_and_its_own_promise():
+    case = next(c for c in CASES if c["family"] == "ou_thm8")
+    x = {name: float(v) for name, v in case["inputs"].items()}
+    got = diffusion.calibrate_ornstein_uhlenbeck(x["epsilon"], x["Delta"], x["R"], x["d"])
+    exact = {name: float(v) for name, v in case["value"].items()}
+    assert got.theta == pytest.approx(exact["theta"], rel=GOLDEN)
+    assert got.rho**2 == pytest.approx(exact["rho2"], rel=GOLDEN)
+    assert got.mse_at_radius == pytest.approx(exact["mse_ou_at_R"], rel=GOLDEN)
+    assert got.gaussian_mse == pytest.approx(exact["mse_gauss"], rel=GOLDEN)
+    assert got.ratio == pytest.approx(exact["ratio"], rel=GOLDEN)
+    assert OrnsteinUhlenbeck(got.theta, got.rho, 1.0, x["Delta"]).lam() == pytest.approx(x["epsilon"], rel=1e-13)
+    # Better at its own time, not at all times: the condition of the theorem's first half is not met here.
+    assert not diffusion.ornstein_uhlenbeck_beats_gaussian(got.theta, got.rho, x["R"], x["d"])
+
+
+def test_general_theorem_gives_the_closed_forms_within_its_error():
+    time = np.array([0.01, 1.0, 30.0])
+    brownian = diffusion.diffusion_lambda(lambda s: 1 / (4 * s**2), time)
+    assert (np.abs(brownian.value - 1 / (4 * time)) <= brownian.error).all()
+    theta, rho = 1.3, 0.7
+
+    def kappa(s):
+        variance = rho**2 / theta * -np.expm1(-2 * theta * s)
+        return rho**2 * np.exp(-2 * theta * s) / variance**2
+
+    ou = diffusion.diffusion_lambda(kappa, time)
+    assert ou.value == pytest.approx(diffusion.ornstein_uhlenbeck_lambda(theta, rho, time), rel=QUADRATURE, abs=1e-30)
+
+
+def test_error_estimate_sees_an_integrand_that_the_rule_cannot_follow():
+    rough = diffusion.diffusion_lambda(lambda s: (np.sin(50 * s) > 0) / s**2, 1.0)
+    assert rough.error > 1e-4 * rough.value
+
+
+def test_mu_is_the_exact_gaussian_parameter_of_the_law():
+    ou = OrnsteinUhlenbeck(0.5, 2.0, 3.0, 1.5)
+    moved = 1.5 * np.exp(-1.5)
+    std = np.sqrt(4.0 / 0.5 * (1 - np.exp(-3.0)))
+    assert float(ou.gaussian_mu()) == pytest.approx(moved / std, rel=1e-6)  # computed in float32 outside the verbs
+    assert float(BrownianMotion(3.0, 2.0).gaussian_mu()) == pytest.approx(2 / np.sqrt(6.0), rel=1e-6)
+
+
+def test_slow_pull_is_gaussian_noise_without_cancellation():
+    slow = OrnsteinUhlenbeck(1e-12, 1.0, 1.0, 1.0).lam()
+    assert slow == pytest.approx(0.25, rel=1e-11)
+
+
+def test_ou_error_is_below_gaussian_error_exactly_under_the_condition_of_theorem_eight():
+    rho, radius, dimension = 1.0, 2.0, 3
+    limit = 4 * dimension * rho**2 / radius**2
+    times = np.geomspace(1e-4, 0.5, 40)
+    for theta, below in ((limit * 0.999, True), (limit * 1.2, False)):
+        error = diffusion.ornstein_uhlenbeck_mse(theta, rho, times, radius, dimension)
+        noise = diffusion.gaussian_mse(diffusion.ornstein_uhlenbeck_lambda(theta, rho, times), 1.0, dimension)
+        assert diffusion.ornstein_uhlenbeck_beats_gaussian(theta, rho, radius, dimension) == below
+        if below:
+            assert (error <= noise).all()
+    # Necessary as well: with a strong pull and little noise the bias dominates at some time.
+    error = diffusion.ornstein_uhlenbeck_mse(50 * limit, rho, times, radius, dimension)
+    noise = diffusion.gaussian_mse(diffusion.ornstein_uhlenbeck_lambda(50 * limit, rho, times), 1.0, dimension)
+    assert (error > noise).any()
+
+
+def test_rescaled_gaussian_is_never_worse_than_the_plain_one():
+    plain, rescaled = diffusion.gaussian_mse(0.1, 1.0, 10), diffusion.gaussian_mse(0.1, 1.0, 10, radius=1.0)
+    assert plain == pytest.approx(50.0)
+    assert rescaled == pytest.approx(50 / 51)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: diffusion.ornstein_uhlenbeck_lambda(0.0, 1.0, 1.0), "theta"),
+        (lambda: OrnsteinUhlenbeck(1.0, -1.0, 1.0).validate(), "rho"),
+        (lambda: BrownianMotion(0.0).validate(), "time"),
+        (lambda: diffusion.diffusion_lambda(lambda s: -s, 1.0), "kappa"),
+        (lambda: diffusion.diffusion_lambda(lambda s: 1.0, 1.0), "kappa"),
+        (lambda: diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, -1.0, 2), "norm"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,310 @@
+"""Iteration: exact values, the optimum against a general solver, exactness, validity, bad input."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+from jaxdp import isotonic, iteration
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+GOLDEN = 1e-10  # asked of every stored value; the stored digits go further
+SOLVER = 1e-6  # SLSQP stops around here; it is the weak side of the comparison
+EXACT = 1e-10  # outward rounding of mu at these lengths is below 1e-11
+GRID = 2e-4  # discretisation of the densities on the exact grids
+
+
+def cases(family):
+    found = [c for c in CASES if c["family"] == family]
+    assert found, family
+    return found
+
+
+def numbers(inputs, *names):
+    return [np.asarray(inputs[name], np.float64) for name in names]
+
+
+def value_of(case, key="mu2"):
+    value = case["value"]
+    return float(value[key] if isinstance(value, dict) else value)
+
+
+@pytest.mark.parametrize("case", cases("multi_pav_mu2") + cases("multi_pav_mu2_z0") + cases("single_opt_mu2"))
+def test_optimal_allocation_equals_the_stored_value_and_never_falls_below(case):
+    inputs = case["inputs"]
+    kappa, variance = numbers(inputs, "c", "s2")
+    shift = np.zeros(len(kappa))
+    if "index" in inputs:
+        shift[inputs["index"]] = float(inputs["d"])
+    else:
+        shift[:] = np.asarray(inputs["d"], np.float64)
+    shift[0] += kappa[0] * float(inputs.get("z0", 0))
+    mu2 = iteration.gdp_mu(kappa, np.sqrt(variance), shift) ** 2
+    assert 0 <= mu2 / value_of(case) - 1 < GOLDEN
+
+
+@pytest.mark.parametrize("case", cases("single_opt_eps_i"))
+def test_per_index_optimum_equals_the_stored_value(case):
+    c, sigma, eta, beta, rho = numbers(case["inputs"], "C", "sigma", "eta", "beta", "rho")
+    kappa = np.full(case["inputs"]["n"], iteration.contraction(eta, beta, rho))
+    mu = iteration.per_index_mu(kappa, eta * sigma, 2 * eta * c)[case["inputs"]["i"] - 1]
+    assert abs(mu**2 / 2 / value_of(case) - 1) < GOLDEN
+
+
+def test_published_theorems_equal_the_stored_values():
+    for case in cases("thm5_eps_i"):
+        c, sigma, eta, beta, rho, n, i = numbers(case["inputs"], "C", "sigma", "eta", "beta", "rho", "n", "i")
+        got = iteration.noisy_sgd_rdp_at_index(
+            1, lipschitz=c, step_size=eta, smoothness=beta, strong_convexity=rho, noise_std=sigma, num_steps=n, index=i
+        )
+        assert abs(got / value_of(case) - 1) < GOLDEN
+    for case in cases("thm4_eq3"):
+        alpha, moved, lip, r, sigma = numbers(case["inputs"], "alpha", "Delta", "L", "r", "sigma")
+        got = iteration.shifted_rdp_path(alpha, contraction=lip, noise_std=sigma, distance=moved, num_steps=r)
+        assert abs(got / value_of(case) - 1) < GOLDEN
+    for case in cases("bok_ngd_table"):
+        mu, t, kappa = numbers(case["inputs"], "mu", "t", "c")
+        assert abs(iteration.full_batch_mu(kappa, 1, mu, t) / value_of(case) - 1) < GOLDEN
+        assert abs(iteration.gdp_mu(np.full(int(t), kappa), 1, mu) / value_of(case) - 1) < GOLDEN
+    for case in cases("bok_ncgd_table"):
+        mu, epochs, length, kappa = numbers(case["inputs"], "mu", "E", "l", "c")
+        assert abs(iteration.cyclic_mu(kappa, 1, mu, length, epochs) / value_of(case) - 1) < GOLDEN
+
+
+def random_schedule(rng, steps, *, largest=1.3):
+    kappa = rng.uniform(0.6, largest, steps)
+    noise = rng.uniform(0.3, 2.0, steps)
+    shift = rng.uniform(0, 1, steps) * (rng.random(steps) < 0.6)
+    shift[-1] = 0.5
+    return kappa, noise, shift
+
+
+def test_optimum_equals_a_general_solver():
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        kappa, noise, shift = random_schedule(rng, 6)
+        to_end = np.append(np.cumprod(kappa[::-1])[::-1][1:], 1.0)
+        moved = np.cumsum(to_end * shift)
+
+        def cost(y, v=(to_end * noise) ** 2):
+            return np.sum(y**2 / v), 2 * y / v
+
+        constraints = [
+            {"type": "ineq", "fun": lambda y, m=moved: (m - np.cumsum(y))[:-1]},
+            {"type": "eq", "fun": lambda y, m=moved: m[-1] - y.sum()},
+        ]
+        solved = optimize.minimize(
+            cost, to_end * shift, jac=True, bounds=[(0, None)] * 6, constraints=constraints, method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        assert abs(iteration.gdp_mu(kappa, noise, shift) ** 2 / solved.fun - 1) < SOLVER
+
+
+def test_diameter_equals_the_best_restart_and_a_large_one_changes_nothing():
+    rng = np.random.default_rng(2)
+    for _ in range(10):
+        kappa, noise, shift = random_schedule(rng, 8)
+        diameter = rng.uniform(0, 2)
+        restarts = [iteration.gdp_mu(kappa, noise, shift)]
+        for k in range(1, 8):
+            further = shift[k:].copy()
+            further[0] += kappa[k] * diameter
+            restarts.append(iteration.gdp_mu(kappa[k:], noise[k:], further))
+        bounded = iteration.gdp_mu(kappa, noise, shift, diameter=diameter)
+        assert abs(bounded / min(restarts) - 1) < EXACT
+        assert abs(iteration.gdp_mu(kappa, noise, shift, diameter=1e6) / restarts[0] - 1) < EXACT
+
+
+def test_cyclic_participation_equals_one_schedule_per_record():
+    rng = np.random.default_rng(3)
+    kappa, noise, shift = random_schedule(rng, 23)
+    steps = iteration.cyclic_participation(5, 23)
+    together = iteration.participation_mu(kappa, noise, shift, steps)
+    for row, mu in zip(steps, together, strict=True):
+        alone = np.zeros(23)
+        alone[row[row < 23]] = shift[row[row < 23]]
+        assert mu == pytest.approx(iteration.gdp_mu(kappa, noise, alone), rel=EXACT)
+
+
+def test_single_participation_equals_the_general_allocation_at_every_index():
+    kappa, noise, shift = random_schedule(np.random.default_rng(4), 12)
+    rows = np.diag(shift)
+    general = iteration.gdp_mu(kappa, noise, rows)
+    assert iteration.per_index_mu(kappa, noise, shift) == pytest.approx(general, rel=EXACT, abs=1e-140)
+
+
+def test_long_schedules_neither_overflow_nor_underflow():
+    for kappa in (1e-3, 0.9, 1.0, 1.1, 1e3):
+        mu = iteration.gdp_mu(np.full(3000, kappa), 1.0, np.full(3000, 0.1))
+        assert np.isfinite(mu)
+        assert mu >= 0.1
+    last_noise_only = np.r_[1.0, np.zeros(2999)]
+    assert 0 < iteration.gdp_mu(np.full(3000, 0.5), 1.0, last_noise_only) < 1e-100
+    # One participation before a growing map: 1 / sum of 1.1^(-2k).
+    assert iteration.gdp_mu(np.full(3000, 1.1), 1.0, last_noise_only) ** 2 == pytest.approx(1 - 1.1**-2, rel=1e-8)  # slack 3e-9
+
+
+def test_noiseless_step_is_infinite_unless_later_noise_hides_it():
+    assert np.isinf(iteration.gdp_mu([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]))
+    assert iteration.gdp_mu([1.0, 1.0], [0.0, 2.0], [1.0, 0.0]) == pytest.approx(0.5, rel=EXACT)
+    assert iteration.gdp_mu([1.0, 1.0], [1.0, 0.0], [1.0, 0.0]) == pytest.approx(1.0, rel=EXACT)
+
+
+def test_quadratic_losses_attain_the_bound():
+    for eta_h in (0.1, 0.5, 0.9):
+        factor = np.full(40, 1 - eta_h)
+        shift = np.full(40, 0.3)
+        exact = iteration.quadratic_mu(factor, 1.0, shift)
+        assert iteration.gdp_mu(factor, 1.0, shift) == pytest.approx(exact, rel=EXACT)
+
+
+def test_nonlinear_chains_on_exact_grids_never_exceed_the_bound():
+    grid = np.linspace(-9, 9, 1801)
+    width = grid[1] - grid[0]
+    rng = np.random.default_rng(5)
+    for _ in range(4):
+        steps = 5
+        kappa, noise, shift = rng.uniform(0.5, 1.1, steps), rng.uniform(0.6, 1.2, steps), rng.uniform(0, 0.6, steps)
+        frequency = rng.uniform(0.3, 1.0, steps)
+        mu = iteration.gdp_mu(kappa, noise, shift)
+        laws = []
+        for sign in (1.0, -1.0):
+            law = None
+            for k, s, d, w in zip(kappa, noise, shift, frequency, strict=True):
+                start = np.zeros(1) if law is None else grid
+                mean = k * np.sin(w * start) / w + sign * d / 2
+                rows = np.exp(-0.5 * ((grid[None, :] - mean[:, None]) / s) ** 2)
+                rows /= rows.sum(axis=1, keepdims=True)
+                law = rows[0] if law is None else law @ rows
+            laws.append(law / width)
+        for alpha in (1.5, 4.0):
+            divergence = np.log(np.sum(laws[0] ** alpha * laws[1] ** (1 - alpha)) * width) / (alpha - 1)
+            assert divergence <= alpha * mu**2 / 2 * (1 + GRID)
+            assert divergence > 0.02 * alpha * mu**2 / 2  # the comparison is not empty
+
+
+def test_published_bounds_are_never_below_the_optimum():
+    n = 60
+    for rho in (0.0, 0.05, 0.5):
+        kappa = iteration.contraction(0.5, 1.0, rho)
+        ours = iteration.per_index_mu(np.full(n, kappa), 0.5 * 2.0, 2 * 0.5 * 1.0) ** 2 / 2
+        common = {"lipschitz": 1, "step_size": 0.5, "smoothness": 1, "noise_std": 2.0, "num_steps": n}
+        index = np.arange(1, n + 1)
+        balle = iteration.noisy_sgd_rdp_at_index(1, strong_convexity=rho, index=index, **common)
+        feldman = iteration.feldman_rdp_at_index(1, index=index, **common)
+        assert (balle >= ours * (1 - EXACT)).all()
+        assert (feldman >= ours * (1 - EXACT)).all()
+        if rho == 0:
+            assert feldman == pytest.approx(ours, rel=EXACT)
+
+
+def test_equation_three_relaxes_the_minimum_of_equation_two():
+    lip, r = 0.8, 6
+    powers = lip ** -np.arange(r)
+    weights = lip ** (-2.0 * np.arange(1, r + 1)[::-1])
+    path = (weights / weights.sum()) / lip ** np.arange(r)[::-1] * lip ** np.arange(r)[::-1]
+    best = iteration.shifted_rdp_optimum(2, contraction=lip, noise_std=1, distance=1, num_steps=r)
+    assert iteration.shifted_rdp(2, contraction=lip, noise_std=1, distances=path) == pytest.approx(best, rel=EXACT)
+    assert iteration.shifted_rdp(2, contraction=lip, noise_std=1, distances=powers / powers.sum()) > best
+    assert iteration.shifted_rdp_path(2, contraction=lip, noise_std=1, distance=1, num_steps=r) > best
+
+
+def test_any_feasible_allocation_is_no_cheaper_than_the_optimum():
+    kappa, noise, shift = np.array([0.9, 0.8, 1.0]), np.ones(3), np.array([1.0, 0.5, 0.2])
+    everything_at_once = iteration.contractive_iteration_rdp(2, shift, contraction=kappa, noise_std=noise, shift=shift)
+    assert everything_at_once > iteration.gdp_mu(kappa, noise, shift) ** 2
+    with pytest.raises(ValueError, match="distance left at the end"):
+        iteration.contractive_iteration_rdp(2, [0.5, 0.5, 0.2], contraction=kappa, noise_std=noise, shift=shift)
+
+
+def test_noise_only_tail_matches_its_closed_form():
+    kappa = 0.9
+    longer = iteration.append_noise_only([kappa], [1.0], [1.0], steps=10, tail=(kappa, 1.0))
+    assert iteration.gdp_mu(*longer) ** 2 == pytest.approx(1 / np.sum(kappa ** (-2.0 * np.arange(11))), rel=EXACT)
+
+
+def test_gradient_equals_finite_differences_in_all_three_arrays():
+    rng = np.random.default_rng(7)
+    schedule = list(random_schedule(rng, 7))
+    schedule[2] += 0.05
+    with jax.enable_x64(True):
+        gradients = jax.jit(jax.grad(isotonic.shift_allocation_mu2, argnums=(0, 1, 2)))(*map(jnp.asarray, schedule))
+        gradients = [np.asarray(g) for g in gradients]
+    for part in range(3):
+        for j in range(7):
+            up, down = ([a.copy() for a in schedule] for _ in range(2))
+            up[part][j] += 1e-6
+            down[part][j] -= 1e-6
+            slope = (iteration.gdp_mu(*up) ** 2 - iteration.gdp_mu(*down) ** 2) / 2e-6
+            assert gradients[part][j] == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_traced_and_batched_values_agree_and_bad_traced_values_are_infinite():
+    rows = [np.stack(a) for a in zip(*(random_schedule(np.random.default_rng(s), 9) for s in range(3)), strict=True)]
+    grid = iteration.gdp_mu(*rows)
+    with jax.enable_x64(True):
+        traced = jax.jit(jax.vmap(iteration.gdp_mu))(*rows)
+        assert np.asarray(traced) == pytest.approx(grid, rel=1e-14)
+        rows[1][1, 3] = -1.0
+        assert np.isinf(np.asarray(jax.jit(iteration.gdp_mu)(*rows))).tolist() == [False, True, False]
+    with pytest.raises(RuntimeError, match="float64"):
+        jax.jit(iteration.gdp_mu)(*rows)
+
+
+def test_new_values_of_the_same_shape_do_not_recompile():
+    schedule = random_schedule(np.random.default_rng(8), 17)
+    iteration.gdp_mu(*schedule)
+    before = isotonic.allocation.traces
+    iteration.gdp_mu(schedule[0] * 0.9, schedule[1], schedule[2])
+    assert isotonic.allocation.traces == before
+
+
+def test_constants_of_logistic_regression_bound_the_loss_on_a_grid():
+    bound, penalty = 1.5, 0.1
+    constants = iteration.logistic_regression(bound, penalty)
+    w = np.linspace(-20, 20, 4001)
+    p = 1 / (1 + np.exp(-bound * w))
+    assert np.max(bound * p) <= constants.lipschitz
+    assert np.max(bound**2 * p * (1 - p)) + penalty == pytest.approx(constants.smoothness, rel=1e-9)
+    assert iteration.softmax_regression(bound, penalty).smoothness == pytest.approx(bound**2 / 2 + penalty)
+
+
+def test_sharp_contraction_is_never_above_the_published_one_and_both_are_right_on_a_quadratic():
+    eta = np.linspace(0.01, 2 / 1.1, 30)
+    sharp = iteration.contraction(eta, 1.0, 0.1)
+    published = iteration.contraction(eta, 1.0, 0.1, published=True)
+    assert (sharp <= published * (1 + 1e-14)).all()
+    assert sharp[-1] == pytest.approx(published[-1], rel=1e-9)
+    assert sharp == pytest.approx(np.maximum(abs(1 - eta), abs(1 - 0.1 * eta)), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: iteration.contraction(2.5, 1.0), "step_size"),
+        (lambda: iteration.contraction(1.9, 1.0, 0.5, published=True), "step_size"),
+        (lambda: iteration.contraction(0.1, 1.0, 2.0), "strong_convexity"),
+        (lambda: iteration.gdp_mu([0.0, 1.0], 1.0, 1.0), "contraction"),
+        (lambda: iteration.gdp_mu([1.0, 1.0], [1.0, -1.0], 1.0), "noise_std"),
+        (lambda: iteration.gdp_mu([1.0, 1.0], np.ones(3), 1.0), "same number of steps"),
+        (lambda: iteration.gdp_mu(1.0, 1.0, 1.0), "last axis"),
+        (lambda: iteration.gdp_mu([np.nan], 1.0, 1.0), "contraction"),
+        (lambda: iteration.participation_mu([1.0, 1.0], 1.0, 1.0, [[3]]), "steps"),
+        (lambda: iteration.participation_mu([1.0, 1.0], 1.0, 1.0, [[1, 0]]), "increasing"),
+        (lambda: iteration.cyclic_mu(1.1, 1, 1, 3, 3), "gdp_mu"),
+        (lambda: iteration.full_batch_mu(0.9, 0.0, 1, 3), "noise_std"),
+        (
+            lambda: iteration.feldman_rdp_at_index(
+                2, lipschitz=1, step_size=1, smoothness=1, noise_std=1, num_steps=5, index=6
+            ),
+            "index",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

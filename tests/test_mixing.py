@@ -1,0 +1,132 @@
+"""Mixing: stored values, random finite instances, coefficients, couplings, bad input."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import mixing
+from jaxdp.convolution import laplace_rdp
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+GOLDEN = 1e-10  # asked of every stored value
+ROUNDING = 1e-12  # sums of at most 6 probabilities
+
+
+def hockey_stick(p, q, epsilon):
+    return np.maximum(p - np.exp(epsilon) * q, 0).sum()
+
+
+def test_stored_values_are_met():
+    amplify = {"mixing_doeblin": mixing.doeblin_amplification, "mixing_ultra": mixing.ultra_mixing_amplification}
+    seen = 0
+    for case in CASES:
+        if case["family"] in amplify:
+            seen += 1
+            inputs = {name: float(v) for name, v in case["inputs"].items()}
+            got = amplify[case["family"]](**inputs)
+            assert got.epsilon == pytest.approx(float(case["value"]["epsilon"]), rel=GOLDEN)
+            assert got.delta == pytest.approx(float(case["value"]["delta"]), rel=GOLDEN)
+        if case["family"] == "iterated_laplace_opt":
+            seen += 1
+            order, shift, first, second = (float(case["inputs"][k]) for k in ("alpha", "Delta", "lambda1", "lambda2"))
+            got = mixing.iterated_laplace_rdp(order, shift, first, second)
+            assert got.rdp == pytest.approx(float(case["value"]["rdp"]), rel=GOLDEN)
+            assert got.first_share == pytest.approx(float(case["value"]["first_share"]), rel=GOLDEN)
+    assert seen == 9
+
+
+def test_all_four_cases_hold_on_random_finite_mechanisms():
+    rng = np.random.default_rng(0)
+    nearest = np.full(4, np.inf)
+    for _ in range(300):
+        p, q = rng.dirichlet(np.full(3, 0.7), 2)
+        kernel = rng.dirichlet(np.full(4, rng.uniform(0.5, 5)), 3)
+        epsilon = rng.uniform(0, 2)
+        delta = max(hockey_stick(p, q, epsilon), hockey_stick(q, p, epsilon))
+        level = min(mixing.required_level(epsilon, delta), 50.0)
+        claims = [
+            mixing.dobrushin_amplification(epsilon, delta, mixing.dobrushin_coefficient(kernel)),
+            mixing.hockey_stick_amplification(
+                epsilon, delta, mixing.hockey_stick_coefficient(kernel, level * (1 - 1e-15)), level * (1 - 1e-15)
+            ),
+            mixing.doeblin_amplification(epsilon, delta, mixing.doeblin_coefficient(kernel)),
+            mixing.ultra_mixing_amplification(epsilon, delta, mixing.ultra_mixing_coefficient(kernel)),
+        ]
+        for i, claim in enumerate(claims):
+            for one, other in ((p, q), (q, p)):
+                truth = hockey_stick(one @ kernel, other @ kernel, claim.epsilon)
+                assert truth <= claim.delta + ROUNDING
+                nearest[i] = min(nearest[i], claim.delta - truth)
+    assert (nearest < 0.05).all()  # a bound that is never near would hide a mistake
+
+
+def test_coefficients_of_a_known_matrix():
+    kernel = np.array([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.25, 0.25, 0.5]])
+    assert mixing.dobrushin_coefficient(kernel) == pytest.approx(0.3)
+    assert mixing.doeblin_coefficient(kernel) == pytest.approx(0.35)
+    assert mixing.ultra_mixing_coefficient(kernel) == pytest.approx(0.6)
+    assert mixing.dobrushin_coefficient(np.eye(2)) == 1.0
+    assert mixing.ultra_mixing_coefficient(np.full((3, 2), 0.5)) == 0.0
+
+
+def test_local_reading_of_randomized_response():
+    keep = np.exp(1.0) / (1 + np.exp(1.0))
+    kernel = np.array([[keep, 1 - keep], [1 - keep, keep]])
+    assert mixing.pure_local_epsilon(mixing.ultra_mixing_coefficient(kernel)) == pytest.approx(1.0, rel=1e-12)
+    assert mixing.local_privacy(kernel, 1.0).delta == pytest.approx(0.0, abs=1e-12)
+    assert mixing.local_privacy(kernel).delta == pytest.approx(2 * keep - 1)
+
+
+def test_optimal_laplace_split_beats_every_split_of_a_grid():
+    order, shift, first, second = 5.0, 1.3, 1.0, 2.0
+    best = mixing.iterated_laplace_rdp(order, shift, first, second)
+    grid = np.linspace(0, shift, 101)
+    values = mixing.coupling_bound(
+        lambda a, s: laplace_rdp(a, s, first), lambda a, s: laplace_rdp(a, s, second), order, shift, grid
+    )
+    assert (values >= best.rdp * (1 - 1e-12)).all()
+    assert values.min() == pytest.approx(best.rdp, rel=1e-3)
+
+
+def test_laplace_limits_are_the_published_ones():
+    assert mixing.iterated_laplace_rdp(1e6, 3.0, 1.0, 2.0).rdp == pytest.approx(
+        mixing.iterated_laplace_pure_epsilon(3.0, 1.0, 2.0), rel=1e-4
+    )
+    assert mixing.iterated_laplace_rdp(1.5, 1e-9, 1.0, 2.0).first_share == pytest.approx(0.2, rel=1e-6)
+
+
+def test_gaussian_coupling_is_attained_by_the_optimal_split():
+    share = mixing.gaussian_split(1.0, 2.0)
+    value = mixing.coupling_bound(lambda a, s: a * s**2 / 2, lambda a, s: a * s**2 / 8, 3.0, 1.0, share)
+    assert mixing.iterated_gaussian_rdp(3.0, 1.0, 1.0, 2.0) == pytest.approx(value, rel=1e-12)
+    assert mixing.iterated_gaussian_rdp(3.0, 1.0, 1.0, 2.0, lipschitz=0.5) < value
+
+
+def test_traced_values_agree_and_invalid_ones_are_vacuous():
+    with jax.enable_x64(True):
+        traced = jax.jit(mixing.doeblin_amplification)(1.0, 1e-5, 0.5)
+        bad = jax.jit(mixing.doeblin_amplification)(1.0, 1e-5, 1.5)
+        values = [float(v) for v in (*traced, *bad)]
+    assert values[:2] == pytest.approx(list(mixing.doeblin_amplification(1.0, 1e-5, 0.5)), rel=1e-14)
+    assert values[2:] == [np.inf, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mixing.dobrushin_coefficient([[0.5, 0.4]]), "row sum of kernel"),
+        (lambda: mixing.dobrushin_coefficient([[1.5, -0.5]]), "kernel"),
+        (lambda: mixing.doeblin_coefficient([0.5, 0.5]), "matrix"),
+        (lambda: mixing.doeblin_amplification(1.0, 0.1, 1.2), "gamma"),
+        (lambda: mixing.dobrushin_amplification(-1.0, 0.1, 0.2), "epsilon"),
+        (lambda: mixing.hockey_stick_amplification(1.0, 0.1, 0.2, 10.0), "level"),
+        (lambda: mixing.iterated_laplace_rdp(1.0, 1.0, 1.0, 1.0), "order"),
+        (lambda: mixing.iterated_gaussian_rdp(2.0, 1.0, 0.0, 1.0), "first_std"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,97 @@
+"""The named shuffle theorems: order among bounds, inversion on the safe side, edges, bad input."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import shuffle
+from jaxdp.hockey_stick.clones import clones_delta_bounds, clones_epsilon_upper
+
+EPS0 = np.array([0.5, 1.0, 2.0, 4.0])
+USERS, DELTA = 1e5, 1e-6
+
+
+def exact(rate):
+    return clones_epsilon_upper(np.full(4, USERS), EPS0, np.full(4, DELTA), rate=rate)
+
+
+def test_bounds_are_ordered_from_the_lower_bound_to_the_closed_form():
+    floor = shuffle.lower_bound_epsilon(EPS0, USERS, DELTA)
+    closed = shuffle.clones_epsilon_closed_form(EPS0, USERS, DELTA)
+    assert (floor <= exact("stronger")).all()
+    assert (exact("stronger") <= exact("clones")).all()
+    assert (exact("clones") <= closed).all()
+
+
+def test_closed_form_outside_its_condition_is_eps0_itself():
+    assert shuffle.clones_epsilon_closed_form(9.0, 1000, 1e-6) == 9.0
+    assert shuffle.clones_epsilon_closed_form(1.0, 1e6, 0.0) == 1.0
+    assert shuffle.clones_epsilon_closed_form(1.0, 1e6, 1e-6) < 0.1
+    assert shuffle.krr_epsilon_closed_form(9.0, 10, 1000, 1e-6) == 9.0
+
+
+def test_published_curves_lie_above_the_lower_bound():
+    floor = shuffle.lower_bound_epsilon(0.4, USERS, DELTA)
+    for curve in (shuffle.blanket_hoeffding, shuffle.blanket_bennett, shuffle.erlingsson_2019, shuffle.cheu_2019):
+        assert floor <= curve(0.4, USERS, DELTA) <= 0.4
+
+
+def test_renyi_curve_of_girgis_lies_above_the_exact_golden_values():
+    # Exact clones values at n = 10000, eps0 = 1 (golden file); the curve bounds the same quantity.
+    assert shuffle.girgis_2021_renyi(16, 1.0, 10000) > 0.0018576964042115204
+    assert shuffle.girgis_2021_renyi(256, 1.0, 10000) > 0.029739483029871658
+
+
+def test_local_epsilon_for_is_the_largest_that_passes():
+    answer = shuffle.local_epsilon_for(1.0, 1e6, 1e-6)
+    assert answer == pytest.approx(9.3696, abs=1e-3)  # MATH 4.1: 9.37 by exact inversion, 6.71 by Theorem 5.2
+    at = clones_delta_bounds(np.full(2, 1e6), np.array([answer, answer * (1 + 1e-5)]), np.ones(2)).upper
+    assert at[0] <= 1e-6 < at[1]
+
+
+def test_num_users_for_is_the_smallest_that_passes():
+    answer = shuffle.num_users_for(0.1, 1.0, 1e-6)
+    at = clones_delta_bounds(np.array([answer, answer - 1]), np.ones(2), np.full(2, 0.1)).upper
+    assert at[0] <= 1e-6 < at[1]
+    assert shuffle.num_users_for(1.0, 1.0, 0.0) == 1
+    assert shuffle.num_users_for(0.5, 1.0, 0.0) == np.inf
+
+
+def test_sharp_term_is_below_the_published_one_and_stronger_refuses_the_published_one():
+    sharp = shuffle.approximate_ldp(0.1, 1e-6, EPS0, 1e-12, USERS)[1]
+    published = shuffle.approximate_ldp(0.1, 1e-6, EPS0, 1e-12, USERS, term="published")[1]
+    assert (1e-6 < sharp).all() and (sharp < published).all()
+    with pytest.raises(ValueError, match="published"):
+        shuffle.approximate_ldp(0.1, 1e-6, 1.0, 1e-12, USERS, term="published", bound="stronger")
+
+
+def test_noisy_sgd_is_amplified_and_falls_with_noise():
+    values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)
+    assert (np.diff(values) < 0).all()
+    assert values[2] < 0.1 * 2.0 / 8.0 * 4.89  # a tenth of one step's own Gaussian epsilon, about mu sqrt(2 log 1/delta)
+
+
+def test_one_call_broadcasts_and_returns_numpy_float64():
+    value = shuffle.lower_bound_epsilon(EPS0[:, None], [1e4, 1e5, 1e6], DELTA)
+    assert value.shape == (4, 3) and value.dtype == np.float64
+    assert (np.diff(value, axis=1) < 0).all()
+    assert isinstance(shuffle.lower_bound_epsilon(1.0, 1000, 1e-6), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((-1.0, 10, 0.1), "eps0"), ((np.nan, 10, 0.1), "eps0"), ((1.0, 0, 0.1), "num_users"), ((1.0, 1.5, 0.1), "num_users"),
+     ((1.0, 10, 1.5), "delta"), ((1.0, 10, np.nan), "delta"), (([1.0, 2.0], [1, 2, 3], 0.1), "broadcast")],
+)
+def test_bad_input_names_the_argument(arguments, name):
+    for function in (shuffle.clones_epsilon_closed_form, shuffle.lower_bound_epsilon, shuffle.blanket_bennett):
+        with pytest.raises(ValueError, match=name):
+            function(*arguments)
+
+
+def test_closed_form_traces_with_x64_and_refuses_without():
+    with jax.enable_x64(True):
+        traced = jax.jit(shuffle.clones_epsilon_closed_form)(1.0, 1e5, 1e-6)
+    assert float(traced) == pytest.approx(float(shuffle.clones_epsilon_closed_form(1.0, 1e5, 1e-6)), rel=1e-14)
+    with pytest.raises(RuntimeError, match="x64"):
+        jax.jit(shuffle.clones_epsilon_closed_form)(1.0, 1e5, 1e-6)

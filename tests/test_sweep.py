@@ -1,0 +1,318 @@
+"""Sweeps: the grid they promise, one shape for every call, and nothing lost when they are cut short."""
+
+import errno
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+import xarray
+
+import jaxdp
+from jaxdp import provenance, sweep_store
+from jaxdp.fingerprint import fingerprint
+from jaxdp.sweep import sweep
+
+SIGMA, DELTA = np.linspace(0.5, 4, 7), np.array([1e-5, 1e-7, 1e-9])
+
+
+def plain(a, b):
+    return 10.0 * a + b
+
+
+class Counted:
+    """A function that remembers the points it was asked for, and fails when told to.
+
+    Slots keep its memory out of the fingerprint, as a new process would.
+    """
+
+    __slots__ = ("calls", "error", "fail_at")
+
+    def __init__(self, fail_at=None, error=None):
+        self.calls, self.fail_at, self.error = [], fail_at, error
+
+    def __call__(self, a):
+        if self.fail_at is not None and self.fail_at in a:
+            raise self.error
+        self.calls.append(a.copy())
+        return a**2
+
+
+def same_function(a):
+    return a**2
+
+
+def test_a_sweep_is_the_verb_at_every_point_of_the_product():
+    dataset = sweep(
+        lambda sigma, delta: jaxdp.epsilon(jaxdp.Gaussian(sigma), delta), sigma=SIGMA, delta=DELTA, batch_size=4
+    )
+    (values,) = dataset.data_vars.values()
+    assert values.dims == ("sigma", "delta")
+    np.testing.assert_array_equal(values, jaxdp.epsilon(jaxdp.Gaussian(SIGMA[:, None]), DELTA))
+    np.testing.assert_array_equal(dataset.sigma, SIGMA)
+
+
+def test_the_result_does_not_depend_on_the_batch_size():
+    whole = sweep(plain, a=[1, 2, 3], b=[0.5, 1.5])
+    for batch_size in (1, 2, 4, 5, 6, 100):
+        xarray.testing.assert_identical(sweep(plain, a=[1, 2, 3], b=[0.5, 1.5], batch_size=batch_size), whole)
+
+
+def test_every_call_has_the_same_shape_so_that_a_jitted_function_is_traced_once():
+    traces = []
+
+    @jax.jit
+    def traced(a):
+        traces.append(a.shape)
+        return a * 2
+
+    dataset = sweep(lambda a: traced(a.astype(np.float32)), a=np.arange(10.0), batch_size=4)
+    assert traces == [(4,)]
+    np.testing.assert_array_equal(dataset.value, 2 * np.arange(10.0))
+
+
+def test_bounds_and_dicts_become_several_variables():
+    dataset = sweep(lambda sigma: jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6), sigma=SIGMA)
+    assert set(dataset.data_vars) == {"lower", "upper"}
+    assert (dataset.lower <= dataset.upper).all()
+    named = sweep(lambda a: {"double": 2 * a, "both": jaxdp.Bounds(a, a + 1)}, a=[1.0, 2.0])
+    assert set(named.data_vars) == {"double", "both_lower", "both_upper"}
+
+
+def test_strings_are_looped_over_and_keep_their_place_among_the_dimensions():
+    seen = set()
+
+    def by_name(a, which, b):
+        assert isinstance(which, str)
+        seen.add(which)
+        return a + b + (100 if which == "y" else 0)
+
+    dataset = sweep(by_name, a=[1.0, 2.0], which=["x", "y"], b=[0.0, 0.5, 0.75], batch_size=4)
+    assert seen == {"x", "y"}
+    assert dataset.by_name.dims == ("a", "which", "b")
+    assert dataset.by_name.sel(a=2.0, which="y", b=0.5) == 102.5
+
+
+def test_only_static_axes_are_a_sweep_too():
+    dataset = sweep(lambda which: {"value": float(len(which))}, which=["x", "long"])
+    np.testing.assert_array_equal(dataset.value, [1, 4])
+
+
+def test_coordinates_carry_units_and_the_dataset_its_provenance():
+    dataset = sweep(lambda eps0: eps0 / 2, eps0=[1.0, 2.0])
+    assert dataset.eps0.attrs == {"long_name": "local epsilon", "units": "nats"}
+    assert {"version", "jax_version", "accuracy"} <= set(dataset.attrs)
+
+
+def test_observed_calls_are_summed_up_as_attributes():
+    with provenance.observe() as calls:
+        provenance.note("epsilon", jaxdp.Gaussian(1.0), "add_or_remove")
+        provenance.note("epsilon", jaxdp.Laplace(1.0), "add_or_remove")
+    assert provenance.summary(calls) == {
+        "verb": "epsilon", "mechanism": "Gaussian, Laplace", "relation": "add_or_remove",
+    }
+    provenance.note("epsilon", jaxdp.Gaussian(1.0), "add")
+    assert len(calls) == 2  # nothing is kept when nobody observes
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_finished_file_is_read_and_not_computed_again(tmp_path, suffix):
+    path = tmp_path / f"grid{suffix}"
+    function = Counted()
+    first = sweep(function, a=np.arange(10.0), batch_size=3, path=path)
+    calls, function.calls = len(function.calls), []
+    assert calls >= 4
+    assert list(tmp_path.iterdir()) == [path]  # no parts, no drafts
+    fresh = Counted()
+    second = sweep(fresh, a=np.arange(10.0), batch_size=3, path=path)
+    assert fresh.calls == []
+    xarray.testing.assert_identical(first, second)
+
+
+def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
+    path = tmp_path / "grid.nc"
+    axis = np.arange(1000.0)
+    function = Counted(fail_at=700.0, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        sweep(function, a=axis, batch_size=100, path=path)
+    assert not path.exists()
+    again = Counted()
+    dataset = sweep(again, a=axis, batch_size=100, path=path)
+    np.testing.assert_array_equal(np.concatenate(again.calls), axis[700:])
+    np.testing.assert_array_equal(dataset.value, axis**2)
+
+
+def test_a_killed_process_leaves_its_finished_chunks(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent("""
+        import os, sys
+        import numpy as np
+        from jaxdp.sweep import sweep
+
+        def square(a):
+            with open(sys.argv[2], "a") as log:
+                print(a[0], file=log)
+            if a[0] == 20 and sys.argv[3] == "die":
+                os._exit(9)
+            return a**2
+
+        print(float(sweep(square, a=np.arange(40.0), batch_size=10, path=sys.argv[1]).square.sum()))
+    """))
+    log = tmp_path / "log"
+
+    def job(mode):
+        command = [sys.executable, str(script), str(tmp_path / "grid.nc"), str(log), mode]
+        root = pathlib.Path(jaxdp.__file__).parents[1]
+        environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    assert job("die").returncode == 9
+    log.unlink()
+    finished = job("live")
+    assert finished.returncode == 0, finished.stderr
+    assert float(finished.stdout) == np.sum(np.arange(40.0) ** 2)
+    assert log.read_text().split() == ["20.0", "30.0"]
+
+
+def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, monkeypatch):
+    path, axis = tmp_path / "grid.nc", np.arange(50.0)
+    real, written = np.savez, []
+
+    def savez(file, **values):
+        if len(written) == 3:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(values)
+        real(file, **values)
+
+    monkeypatch.setattr(sweep_store.np, "savez", savez)
+    with pytest.raises(OSError, match="No space left"):
+        sweep(Counted(), a=axis, batch_size=10, path=path)
+    monkeypatch.undo()
+    assert sorted(p.name for p in (tmp_path / "grid.nc.parts").glob("*.npz")) == [f"{i:08d}.npz" for i in range(3)]
+    assert not list((tmp_path / "grid.nc.parts").glob("*.draft"))
+    again = Counted()
+    sweep(again, a=axis, batch_size=10, path=path)
+    assert len(again.calls) == 2
+
+
+def test_another_computation_at_the_same_path_is_an_error(tmp_path):
+    path = tmp_path / "grid.nc"
+    sweep(same_function, a=[1.0, 2.0], path=path)
+    with pytest.raises(ValueError, match="another computation"):
+        sweep(same_function, a=[1.0, 3.0], path=path)
+    with pytest.raises(ValueError, match="another computation"):
+        sweep(lambda a: a**3, a=[1.0, 2.0], path=path)
+    with pytest.raises(ValueError, match=".nc or .zarr"):
+        sweep(same_function, a=[1.0], path=tmp_path / "grid.csv")
+
+
+def test_the_fingerprint_sees_code_constants_closures_and_globals_but_not_the_day():
+    def with_closure(value):
+        return lambda a: a * value
+
+    assert fingerprint(lambda a: a + 1) != fingerprint(lambda a: a + 2)
+    assert fingerprint(with_closure(1.0)) != fingerprint(with_closure(2.0))
+    assert fingerprint(with_closure(np.arange(3))) == fingerprint(with_closure(np.arange(3)))
+    assert fingerprint(jaxdp.Gaussian(1.0)) != fingerprint(jaxdp.Gaussian(2.0))
+    assert fingerprint(jaxdp.Gaussian(1.0)) == fingerprint(jaxdp.Gaussian(1.0))
+    scope: dict = {"__name__": "__main__", "rate": 1.0}
+    exec("def f(a):\n    return a * rate", scope)
+    before = fingerprint(scope["f"])
+    scope["rate"] = 2.0
+    assert fingerprint(scope["f"]) != before
+
+
+def test_a_bad_value_at_the_end_of_the_grid_is_refused_before_the_long_run():
+    evaluated = []
+
+    def guarded(sigma, delta):
+        evaluated.append(len(sigma))
+        return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
+
+    with pytest.raises(ValueError, match="delta must be in"):
+        sweep(guarded, sigma=np.linspace(1, 2, 50), delta=[1e-6] * 19 + [2.0], batch_size=100)
+    assert len(evaluated) == 1
+
+
+def test_an_error_inside_the_grid_names_its_chunk():
+    def cornered(a, b):
+        if np.any((a == 2) & (b == 2)):
+            raise ValueError("the corner is bad")
+        return a + b
+
+    with pytest.raises(ValueError, match="the corner is bad") as caught:
+        sweep(cornered, a=[0.0, 1.0, 2.0], b=[0.0, 1.0, 2.0], batch_size=2)
+    assert any("chunk 4 of 5: points 8 to 8" in note for note in caught.value.__notes__)
+
+
+def test_several_devices_share_the_chunks_and_agree_with_one():
+    threads = set()
+
+    def watched(a):
+        threads.add(threading.get_ident())
+        return jaxdp.epsilon(jaxdp.Gaussian(a), 1e-6)
+
+    axis = np.linspace(1, 5, 64)
+    device = jax.devices("cpu")[0]
+    several = sweep(watched, a=axis, batch_size=8, devices=[device, device])
+    np.testing.assert_array_equal(several.watched, jaxdp.epsilon(jaxdp.Gaussian(axis), 1e-6))
+    assert threading.get_ident() in threads and len(threads) >= 2  # the probe runs in the caller's thread
+
+
+def test_a_failure_on_one_device_ends_the_sweep(tmp_path):
+    function = Counted(fail_at=500.0, error=ArithmeticError("broken"))
+    device = jax.devices("cpu")[0]
+    with pytest.raises(ArithmeticError, match="broken"):
+        sweep(function, a=np.arange(1000.0), batch_size=10, devices=[device] * 3, path=tmp_path / "grid.nc")
+
+
+def test_memory_is_set_by_the_batch_and_not_by_the_grid():
+    def hungry(a, b):
+        return np.sum(a[:, None] + b[:, None] * np.ones(200), axis=1)  # 1.6 GB for the grid at once
+
+    tracemalloc.start()
+    sweep(hungry, a=np.arange(1000.0), b=np.arange(1000.0), batch_size=5000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6  # 40 MB of result, its copy, and 8 MB a chunk, with room
+
+
+def test_progress_counts_every_point_and_resumed_ones_at_once(tmp_path, capsys):
+    sweep(same_function, a=np.arange(10.0), batch_size=4, progress=True)
+    assert "10.0/10.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "message"),
+    [
+        ({}, {}, "at least one axis"),
+        ({"a": []}, {}, "axis a must be a number or a non-empty 1-D sequence"),
+        ({"a": [[1.0, 2.0]]}, {}, "axis a must be a number or a non-empty 1-D sequence"),
+        ({"a": [1j]}, {}, "axis a must hold real numbers"),
+        ({"a": [1.0]}, {"batch_size": 0}, "batch_size must be a whole number >= 1"),
+        ({"a": [1.0]}, {"batch_size": 1.5}, "batch_size must be a whole number >= 1"),
+    ],
+)
+def test_bad_axes_and_options_are_one_clear_sentence(axes, options, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(same_function, **options, **axes)
+
+
+def test_a_function_that_returns_another_shape_is_told_so():
+    with pytest.raises(ValueError, match=r"one value per grid point, shape \(3,\), got \(2,\)"):
+        sweep(lambda a: np.ones(2), a=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="real values"):
+        sweep(lambda a: a * 1j, a=[1.0, 2.0, 3.0])
+
+
+def test_without_xarray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(ImportError, match=r"jaxdp-accounting\[sweep\]"):
+        sweep(same_function, a=[1.0])
