@@ -16,6 +16,7 @@ from jaxdp.mechanisms.basic import (
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.discrete_gaussian import DiscreteGaussian
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
+from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.precision import BackendError
 
 __version__ = "0.1.0"
@@ -30,11 +31,13 @@ __all__ = [
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
+    "LocalRandomizer",
     "Mechanism",
     "NoisyIteration",
     "PoissonSampled",
     "PureDP",
     "RandomizedResponse",
+    "Shuffled",
     "UnsupportedMechanismError",
     "compose",
     "delta",

@@ -15,7 +15,7 @@ from jaxdp.precision import Kernel
 
 def require_x64() -> None:
     """RuntimeError inside a trace that would compute in float32."""
-    if not jax.config.jax_enable_x64:
+    if not jax.config.read("jax_enable_x64"):
         raise RuntimeError("Privacy bounds need float64: call outside jit/vmap/grad, or enable jax_enable_x64 first.")
 
 

@@ -107,7 +107,7 @@ def _outward(mu2, some, log_unit, largest, steps, valid):
 
 
 def _solve(contraction, noise_std, shift):
-    """(mu^2 rounded up, price of one more unit of distance at each step, log price unit free)."""
+    """(mu^2 rounded up, the final blocks)."""
     valid = _is_valid(contraction, noise_std, shift)
     log_k, log_s2, log_d2, log_unit = _log_units(contraction, noise_std, shift)
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
@@ -188,7 +188,7 @@ def shift_allocation_mu2(contraction, noise_std, shift):
 
     One point, traceable in float64, differentiable once in all three arrays (blocks are locally constant, so the
     derivative is that of the closed form). Noise before the first participation is never used.
-    Reference: MATH notes in notebooks/proofs/heterogeneous_gdp_iteration.md.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
 
     """
     contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
@@ -356,7 +356,8 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
 
     The allocation may start afresh before any step k from z = diameter; the minimum over k is taken in one
     pass from the last step to the first, which keeps the blocks of every suffix. The same accuracy as
-    `shift_allocation_mu2`. Traceable; not differentiable in reverse mode.
+    `shift_allocation_mu2`. Traceable; not differentiable in reverse mode. Measured 0.1 s at T = 1e4 and 13 s at
+    T = 1e5: the blocks are copied at each step.
     """
     count = shift.shape[0]
     if count == 0:

@@ -18,7 +18,8 @@ def curves(ax: Any, dataset: Any, x: str, *, y: str | None = None, label: str = 
     """Lines of variable ``y`` against coordinate ``x``, one per point of the remaining dimensions.
 
     y: default the only variable, or "upper". Dimensions of length 1 go into the title, longer ones into the legend.
-    label: text put before the legend entries. Spans over a factor of 30 get a logarithmic axis. Returns ax.
+    label: text put before the legend entries. A coordinate spaced by
+    factors gets a logarithmic axis, as do values that span more than a factor of 30. Returns ax.
     """
     name, values = _variable(dataset, y)
     _check_dims(values, x)
@@ -71,9 +72,9 @@ def heat_map(ax: Any, dataset: Any, x: str, y: str, *, value: str | None = None)
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
         ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
-    bar.ax.yaxis.set_major_formatter(ticker.LogFormatter())
-    _scale(ax, x, table[x].values, "x")
-    _scale(ax, y, table[y].values, "y")
+    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    _scale(ax, table[x].values, "x")
+    _scale(ax, table[y].values, "y")
     ax.set(xlabel=_title(dataset, x), ylabel=_title(dataset, y))
     ax.set_title(_wrapped(_describe(dataset, fixed)), fontsize="medium")
     return ax
@@ -137,15 +138,20 @@ def _title(dataset: Any, name: str) -> str:
     return attrs.get("long_name", name) + (f" [{units}]" if units not in ("", "1") else "")
 
 
-def _scale(ax: Any, name: str, values: np.ndarray, which: str) -> None:
-    finite = values[np.isfinite(values)] if np.issubdtype(values.dtype, np.number) else np.array([])
-    if finite.size and finite.min() > 0 and finite.max() > 30 * finite.min():
+def _scale(ax: Any, values: np.ndarray, which: str) -> None:
+    """A logarithmic axis where the coordinates are spaced by factors rather than by steps."""
+    if not np.issubdtype(values.dtype, np.number) or values.size < 3 or not (values > 0).all():
+        return
+    steps, factors = np.abs(np.diff(values)), np.abs(np.diff(np.log(values)))
+    if np.ptp(factors) * steps.mean() < np.ptp(steps) * factors.mean():
         (ax.set_xscale if which == "x" else ax.set_yscale)("log")
 
 
 def _finish(ax: Any, dataset: Any, x: str, y: str, fixed: dict[str, Any], values: Any) -> None:
-    _scale(ax, x, values[x].values, "x")
-    _scale(ax, y, values.values[values.values > 0], "y")
+    _scale(ax, values[x].values, "x")
+    shown = values.values[np.isfinite(values.values) & (values.values > 0)]
+    if shown.size and shown.max() > 30 * shown.min():
+        ax.set_yscale("log")
     ax.set(xlabel=_title(dataset, x), ylabel=_title(dataset, y))
     if fixed:
         ax.set_title(_wrapped(_describe(dataset, fixed)), fontsize="medium")

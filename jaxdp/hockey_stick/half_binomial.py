@@ -48,7 +48,7 @@ def _tail_ratio(count, x, nodes: int):
     least_curve = jnp.maximum(count.reshape(shape)[:, 0] - 1.0, 0.0)
     reach = 2.0 * _EXPONENT / (least_slope + jnp.sqrt(least_slope**2 + 2.0 * _EXPONENT * least_curve))
     reach = jnp.minimum(reach, 1.0)
-    s = reach[:, None] * points
+    s = reach[:, None] * points[None, :]
     # Without the barrier the compiler recomputes both logarithms for every count of the group: 3x slower.
     even, odd = jax.lax.optimization_barrier((0.5 * jnp.log((1.0 - s) * (1.0 + s)), jnp.arctanh(s)))
     curve = (count - 1.0).reshape(shape)

@@ -31,13 +31,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.bounds import Bounds
 from jaxdp.hockey_stick import search
 from jaxdp.hockey_stick.blocks import Blocks, binomial_blocks
 from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
-from jaxdp.precision import canary, kernel
+from jaxdp.precision import kernel
 
 SIZE, INNER_SIZE = 512, 256
 _COARSE = (64, 32)
@@ -112,7 +111,6 @@ def _inner_weights(inner: Blocks, trials, mode: str):
 def _terms(grid: _Grid, eps0, categories, epsilon):
     """Flattened (log b, gain, loss R) of every cell."""
     small = jnp.exp(-eps0)
-    scale = 1.0 + (categories - 1.0) * small
     tau = jnp.expm1(-(epsilon + eps0)) / (jnp.expm1(-eps0) * (1.0 + jnp.exp(-epsilon)))
     tilt = jnp.tanh(0.5 * epsilon) * small / -jnp.expm1(-eps0)
     coins = jnp.broadcast_to(grid.coins[:, None], grid.rate.shape)
@@ -120,9 +118,7 @@ def _terms(grid: _Grid, eps0, categories, epsilon):
     possible = threshold <= coins
     x = jnp.clip(threshold, 1.0, coins)
     log_bin, ratio = log_pmf_and_tail_ratio((coins - 1.0).reshape(-1), x.reshape(-1), nodes=_NODES)
-    rise = jnp.expm1(epsilon)
-    gain = (-jnp.expm1(epsilon - eps0) - rise * small * grid.rate) / scale
-    loss = rise * (1.0 + small + 2.0 * small * grid.rate) / scale
+    gain, loss = _cell_rates(eps0, categories, epsilon, grid.rate)
     gain = jnp.where(possible, gain, 0.0).reshape(-1)
     return log_bin, gain, jnp.where(possible, loss, 0.0).reshape(-1) * ratio, ratio, possible.reshape(-1)
 
@@ -210,3 +206,60 @@ def krr_epsilon_bounds(num_users, eps0, num_categories, delta, *, size: int = SI
 def krr_epsilon_upper(num_users, eps0, num_categories, delta, *, size: int = SIZE, inner_size: int = INNER_SIZE):
     """Upper bound of the smallest epsilon with delta(epsilon) <= delta, k-ary randomized response blanket pair."""
     return _epsilon(num_users, eps0, num_categories, delta, (size, inner_size), False).upper
+
+
+def _cell_rates(eps0, categories, epsilon, rate):
+    """Gain and loss of a cell as smooth functions of eps0 and epsilon (threshold and coin terms held)."""
+    small = jnp.exp(-eps0)
+    scale = 1.0 + (categories - 1.0) * small
+    rise = jnp.expm1(epsilon)
+    gain = (-jnp.expm1(epsilon - eps0) - rise * small * rate) / scale
+    return gain, rise * (1.0 + small + 2.0 * small * rate) / scale
+
+
+def _slopes(num_users, eps0, num_categories, epsilon, shape):
+    """(delta, d/d epsilon, d/d eps0), uncertified; through the weights by their score, centred before summing."""
+    _, inside, users, local, kinds = _prepare(num_users, eps0, num_categories)
+    inside = inside & (epsilon >= 0) & (epsilon < eps0)
+    central = jnp.where(inside, epsilon, 0.5 * local)
+    grid = _plans(users, local, kinds, _guess(users, local, kinds, central), shape, "middle")
+    log_bin, gain, lost, ratio, possible = _terms(grid, local, kinds, central)
+    weight, term = jnp.exp(grid.log_weight.reshape(-1)), jnp.exp(log_bin)
+    value = term * jnp.maximum(gain - lost, 0.0)
+    delta = jnp.sum(weight * value)
+    active = jnp.where(possible & (gain > lost), weight * term, 0.0)
+    rate = grid.rate.reshape(-1)
+
+    def moved(tangent_eps0, tangent_epsilon):
+        _, (d_gain, d_loss) = jax.jvp(
+            lambda a, e: _cell_rates(a, kinds, e, rate), (local, central), (tangent_eps0, tangent_epsilon)
+        )
+        return jnp.sum(active * (d_gain - d_loss * ratio))
+
+    one, none = jnp.ones_like(local), jnp.zeros_like(local)
+    small = jnp.exp(-local)
+    scale, rest = 1.0 + (kinds - 1.0) * small, 1.0 + (kinds - 3.0) * small
+    coins = jnp.broadcast_to(grid.coins[:, None], grid.rate.shape).reshape(-1)
+    pairs = -(coins - 1.0 - (users - 1.0) * 2.0 * small / scale) / rest
+    chance = (kinds - 2.0) * small / rest
+    others = (rate * coins - (users - coins) * chance) / jnp.expm1(-local)
+    by_eps0 = moved(one, none) + jnp.sum(weight * (value - delta) * (pairs + others))
+    return tuple(jnp.where(inside, item, 0.0) for item in (delta, moved(none, one), by_eps0))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _smooth(num_users, eps0, num_categories, epsilon, shape):
+    return _slopes(num_users, eps0, num_categories, epsilon, shape)[0]
+
+
+@_smooth.defjvp
+def _smooth_jvp(shape, primals, tangents):
+    value, by_epsilon, by_eps0 = _slopes(*primals, shape)
+    return value, by_eps0 * tangents[1] + by_epsilon * tangents[3]
+
+
+@kernel(static=("size", "inner_size"), working_set=_WORKING_SET)
+def krr_delta_smooth(num_users, eps0, num_categories, epsilon, *, size: int = 512, inner_size: int = 64):
+    """Uncertified delta(epsilon) of the k-RR blanket pair with derivatives in eps0 and epsilon."""
+    arguments = (jnp.asarray(value) for value in (num_users, eps0, num_categories, epsilon))
+    return _smooth(*arguments, (size, inner_size))

@@ -195,7 +195,8 @@ def shifted_rdp_path(order: Any, *, contraction: Any, noise_std: Any, distance: 
     """
     values = _path_values(order, contraction, noise_std, distance, num_steps)
     if not validate.is_traced(values[1]):
-        validate.reject("contraction", values[1], values[1] > 1, "at most 1 in equation (3)", "Use shifted_rdp_optimum.")
+        allowed = "at most 1 in equation (3)"
+        validate.reject("contraction", values[1], values[1] > 1, allowed, "Use shifted_rdp_optimum.")
     return _equation_3(*values)
 
 

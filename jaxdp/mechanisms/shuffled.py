@@ -1,0 +1,89 @@
+"""One round of shuffled local reports."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import validate
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
+from jaxdp.renyi.shuffled import clones_atoms
+
+BOUNDS = ("clones", "stronger", "closed_form", "blanket")
+
+
+@record
+class LocalRandomizer(ApproximateDP):
+    """Any local randomizer that is (epsilon, delta)-DP when one person's value is replaced.
+
+    epsilon >= 0, delta in [0, 1] (default 0), any shape. On its own it accounts as `ApproximateDP`.
+    """
+
+    epsilon: Any
+    delta: Any = 0.0
+    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+
+
+@record
+class Shuffled(Mechanism):
+    """num_users people each run the randomizer once; the reports are uniformly shuffled. Relation: replace_one.
+
+    randomizer: `LocalRandomizer` or `RandomizedResponse`. num_users: whole number >= 1, any shape.
+    bound: for a LocalRandomizer "clones" (default; Feldman, McMillan, Talwar 2021, Theorem 3.2, published,
+    every adaptive sequence of randomizers), "stronger" (clone rate 2/(e^eps0 + 1), proved by us in
+    notebooks/proofs/stronger_clones.md) or "closed_form" (their Theorem 3.1); with delta > 0 each is extended to
+    approximate local DP. For RandomizedResponse "blanket" (default; the k-ary privacy blanket, an upper
+    bound for every data set), or any of the above, which use its epsilon alone.
+
+    Assumes: the randomizer belongs to the slot and may depend on earlier outputs, not on who reports.
+    """
+
+    randomizer: Mechanism
+    num_users: Any
+    bound: str | None = static_field(default=None)
+    symmetric: ClassVar[bool] = True
+    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+
+    def chosen_bound(self) -> str:
+        """The bound in use, the randomizer's default when none was named."""
+        return self.bound or ("blanket" if isinstance(self.randomizer, RandomizedResponse) else "clones")
+
+    def validate(self) -> None:
+        """A supported randomizer, num_users a whole number >= 1, a known bound."""
+        if not isinstance(self.randomizer, (LocalRandomizer, RandomizedResponse)):
+            kind = type(self.randomizer).__name__
+            message = f"randomizer must be a LocalRandomizer or a RandomizedResponse, got {kind}."
+            raise UnsupportedMechanismError(message) if isinstance(self.randomizer, Mechanism) else TypeError(message)
+        validate.choice("bound", self.chosen_bound(), BOUNDS)
+        if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, RandomizedResponse):
+            raise UnsupportedMechanismError(
+                'bound "blanket" needs the randomizer itself: it is available for RandomizedResponse. '
+                'Use "clones" or "stronger" for a LocalRandomizer.'
+            )
+        self.randomizer.validate()
+        validate.integer("num_users", self.num_users, 1)
+
+    def max_loss(self) -> Any:
+        """The local epsilon."""
+        return self.randomizer.epsilon
+
+    def rate(self) -> str:
+        """Which clone rate the pair uses in composition (the k-RR blanket composes through the clones pair)."""
+        return "stronger" if self.chosen_bound() == "stronger" else "clones"
+
+    def atoms(self) -> tuple[Any, Any]:
+        """(losses, log weights under P) of a finite pair that dominates the round; masses are rounded up."""
+        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
+        return clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate(), size=64, inner_size=96)
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """K(z) of the blocked clones pair; see ``atoms``."""
+        loss, log_weight = self.atoms()
+        return log_sum_exp(log_weight + jnp.asarray(z)[..., None] * loss)
+
+    def infinity_mass(self) -> Any:
+        """The local delta's share: T rounds add it T times (total variation), charged as mass at infinity."""
+        return 0.0

@@ -1,0 +1,21 @@
+"""Which kernel answers for which mechanism."""
+
+from __future__ import annotations
+
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.composition import flatten, is_gaussian, normal_form
+from jaxdp.mechanisms.shuffled import Shuffled
+from jaxdp.routes.base import Route
+from jaxdp.routes.fourier import fourier_route
+from jaxdp.routes.gaussian import gaussian_route
+from jaxdp.routes.shuffled import shuffled_route
+
+
+def choose_route(mechanism: Mechanism, direction: str, shape: tuple[int, ...]) -> Route:
+    """The route for one dominating pair of a mechanism, its parameters spread over ``shape``."""
+    if is_gaussian(mechanism):
+        return gaussian_route(normal_form(mechanism, shape))
+    atoms = flatten(mechanism)
+    if len(atoms) == 1 and isinstance(atoms[0][0], Shuffled) and isinstance(atoms[0][1], int) and atoms[0][1] == 1:
+        return shuffled_route(atoms[0][0], shape)
+    return fourier_route(normal_form(mechanism, shape), direction)

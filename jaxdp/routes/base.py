@@ -1,0 +1,80 @@
+"""What a route is, and how its answers are differentiated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Point = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """One way to answer: batched kernels for concrete numbers, one-point functions for traced ones.
+
+    params: the pytree the kernels take, leading axis the batch. epsilon, delta: (params, target) ->
+    (lower, upper), batched. traced_epsilon, traced_delta: the same for one point, differentiable.
+    """
+
+    params: Any
+    epsilon: Point
+    delta: Point
+    traced_epsilon: Point
+    traced_delta: Point
+
+
+def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:
+    """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
+
+    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never
+    differentiated. Both bounds get the same derivative. It is 0 where epsilon is 0 or infinite.
+    """
+
+    @jax.custom_jvp
+    def solve(params: Any, target: Any) -> tuple[Any, Any]:
+        return bounds(params, target)
+
+    @solve.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        params, target = primals
+        lower, upper = solve(params, target)
+        live = (upper > 0) & jnp.isfinite(upper)
+        eps = jnp.where(live, upper, 1.0)
+        by_params, by_eps = jax.grad(log_delta, argnums=(0, 1))(params, eps)
+        by_params = jax.tree_util.tree_map(lambda g: _finite(-g / by_eps, live), by_params)
+        by_target = _finite(1 / (jnp.where(target > 0, target, 1.0) * by_eps), live)
+        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
+        return (lower, upper), (tangent, tangent)
+
+    return solve
+
+
+def explicit_delta(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:
+    """delta bounds with the derivative of the differentiable formula."""
+
+    @jax.custom_jvp
+    def solve(params: Any, eps: Any) -> tuple[Any, Any]:
+        return bounds(params, eps)
+
+    @solve.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        lower, upper = solve(*primals)
+        by_params, by_eps = jax.grad(log_delta, argnums=(0, 1))(*primals)
+        by_params = jax.tree_util.tree_map(lambda g: _finite(upper * g), by_params)
+        tangent = _directional(by_params, tangents[0]) + _finite(upper * by_eps) * tangents[1]
+        return (lower, upper), (tangent, tangent)
+
+    return solve
+
+
+def _finite(value: Any, live: Any = True) -> Any:
+    return jnp.where(live & jnp.isfinite(value), value, 0.0)
+
+
+def _directional(gradient: Any, tangent: Any) -> Any:
+    products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), gradient, tangent)
+    return sum(jax.tree_util.tree_leaves(products), jnp.zeros(()))

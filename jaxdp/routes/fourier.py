@@ -1,0 +1,103 @@
+"""Everything without a closed form: the contour of K, climbing a ladder of efforts until the gap closes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.fourier import contour, derivative
+from jaxdp.fourier.contour import Effort
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
+from jaxdp.precision import kernel
+from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
+
+# Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
+_SAMPLED_LADDER = (
+    Effort(128, 256, 64, False),
+    Effort(512, 512, 128, False),
+    Effort(4096, 1024, 256, False),
+    Effort(32768, 1024, 1024, True),
+    Effort(262144, 4096, 4096, True),
+)
+_GAUSSIAN_LADDER = (
+    Effort(128, 1, 1, False),
+    Effort(1024, 1, 1, False),
+    Effort(16384, 1, 1, True),
+    Effort(262144, 1, 1, True),
+)
+_PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
+_GAP = 1e-7  # relative gap at which a point stops climbing
+
+
+@kernel(static=("direction", "effort"), working_set=40000)
+def _fourier_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
+    return contour.epsilon_bounds(spectrum(stacks, direction), delta, effort)
+
+
+@kernel(static=("direction", "effort"), working_set=40000)
+def _fourier_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
+    return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
+
+
+def _ladder(stacks: tuple[Stack, ...]) -> tuple[Effort, ...]:
+    if any(is_sampled_gaussian(record) for record, _ in stacks):
+        return _SAMPLED_LADDER
+    if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
+        return _GAUSSIAN_LADDER
+    return _PLAIN_LADDER
+
+
+def climb(solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any) -> tuple[Any, Any]:
+    """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
+    lower, upper = solve(params, target, effort=ladder[0])
+    for effort in ladder[1:]:
+        with np.errstate(invalid="ignore"):
+            wide = ~(upper - lower <= _GAP * upper) & ~((upper == np.inf) & (lower == np.inf))
+        rows = np.flatnonzero(wide)
+        if rows.size == 0:
+            break
+        some = jax.tree_util.tree_map(lambda x, r=rows: x[r], params)
+        more_lower, more_upper = solve(some, target[rows], effort=effort)
+        lower[rows] = np.fmax(lower[rows], more_lower)
+        upper[rows] = np.fmin(upper[rows], more_upper)
+    return lower, upper
+
+
+def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
+    """The contour route for one dominating pair."""
+    ladder = _ladder(stacks)
+    traced = (ladder[1], ladder[-2])
+
+    def batched(solve: Any) -> Point:
+        return lambda params, target: climb(functools.partial(solve, direction=direction), ladder, params, target)
+
+    def log_delta(params: Any, eps: Any) -> Any:
+        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, traced[0])
+
+    def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
+        def run(params: Any, target: Any) -> tuple[Any, Any]:
+            made = spectrum(params, direction)
+            lower, upper = solve(made, target, traced[0])
+            more_lower, more_upper = jax.lax.cond(
+                upper - lower <= 1e-6 * upper,
+                lambda: (lower, upper),
+                lambda: solve(made, target, traced[1]),
+            )
+            return jnp.maximum(lower, more_lower), jnp.minimum(upper, more_upper)
+
+        return run
+
+    return Route(
+        stacks,
+        batched(_fourier_epsilon),
+        batched(_fourier_delta),
+        implicit_epsilon(point(contour.epsilon_bounds), log_delta),
+        explicit_delta(point(contour.delta_bounds), log_delta),
+    )

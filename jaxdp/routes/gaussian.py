@@ -1,0 +1,56 @@
+"""Gaussian-DP mechanisms and their compositions: one mu, the closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.hockey_stick import gaussian
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.precision import kernel
+from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon
+
+
+def total_mu2(stacks: tuple[Stack, ...]) -> Any:
+    """Sum of count x mu^2 over the Gaussian mechanisms of one point."""
+    total = jnp.zeros(())
+    for record, times in stacks:
+        if isinstance(record, GaussianMechanism):
+            mu = jax.vmap(lambda r: r.gaussian_mu())(record)
+            # 0 runs of an infinitely leaky mechanism leak nothing
+            total = total + jnp.sum(jnp.where(times > 0, times * mu**2, 0.0))
+    return total
+
+
+def composed_mu(stacks: tuple[Stack, ...]) -> Any:
+    """mu of the composition, rounded up."""
+    mu2 = total_mu2(stacks) * (1 + 1e-14)
+    return jnp.where(mu2 > 0, jnp.sqrt(jnp.where(mu2 > 0, mu2, 1.0)), 0.0)
+
+
+@kernel(working_set=512)
+def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
+    return gaussian.epsilon_bounds(composed_mu(stacks), delta)
+
+
+@kernel(working_set=512)
+def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
+    return gaussian.delta_bounds(composed_mu(stacks), eps)
+
+
+def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:
+    return gaussian.smooth_delta(composed_mu(stacks), eps)
+
+
+_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta)
+_traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
+
+
+def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
+    """The closed-form route."""
+    return Route(
+        stacks, gaussian_epsilon, gaussian_delta, _traced_epsilon, _traced_delta
+    )

@@ -1,0 +1,51 @@
+"""Random adaptive mechanisms, enumerated exactly, against the stronger clones bound (proof: notebooks/proofs)."""
+
+import numpy as np
+
+from jaxdp.hockey_stick.clones import clones_delta_bounds
+
+CASES = 3000
+ROUNDING = 1e-12  # of an enumerated sum of at most 16 products
+OUTCOMES = 3
+
+
+def laws(rng, shape):
+    """Random laws of three inputs, last axis = outcome; mostly two-valued, the shape of the worst randomizers."""
+    weights = rng.dirichlet(np.ones(OUTCOMES), shape[:-1])[..., None, :]
+    tilt = rng.uniform(0.2, 3.0, (shape[0],) + (1,) * (len(shape)))
+    bits = rng.integers(0, 2, (*shape[:-1], 3, OUTCOMES))
+    raw = weights * np.exp(tilt * bits)
+    return raw / raw.sum(-1, keepdims=True)
+
+
+def level(law):
+    logs = np.log(law)
+    return (logs.max(-2) - logs.min(-2)).reshape(len(law), -1).max(1)
+
+
+def divergence_of_two_users(first, second, central):
+    """H_E of (x0, x2) against (x1, x2), shuffled; the second slot's law depends on the first outcome."""
+    def joint(x):
+        one = first[:, x, :, None] * second[:, :, 2, :]
+        two = first[:, 2, :, None] * second[:, :, x, :]
+        return 0.5 * (one + two)
+
+    return np.maximum(joint(0) - central[:, None, None] * joint(1), 0.0).sum((1, 2))
+
+
+def attack(scale):
+    rng = np.random.default_rng(11)
+    first, second = laws(rng, (CASES, OUTCOMES)), laws(rng, (CASES, OUTCOMES, OUTCOMES))
+    eps0 = np.maximum(level(first), level(second))
+    epsilon = eps0 * rng.uniform(0, 1, CASES)
+    value = divergence_of_two_users(first, second, np.exp(epsilon))
+    bound = clones_delta_bounds(np.full(CASES, 2.0), scale * eps0, epsilon, rate="stronger", size=128).upper
+    return value - bound
+
+
+def test_no_random_adaptive_mechanism_beats_the_stronger_bound():
+    assert attack(1.0).max() <= ROUNDING
+
+
+def test_the_attack_notices_a_bound_for_a_smaller_local_level():
+    assert attack(0.5).max() > 0.01
