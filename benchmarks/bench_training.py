@@ -55,8 +55,6 @@ def by_hand(key, radius=None):
     return optax.GradientTransformation(init, update)
 
 
-
-
 def training_loop(tx, as_grads, steps):
     """A jitted scan of update and apply; the gradient is 2% of the parameters, so that the step itself is measured."""
 

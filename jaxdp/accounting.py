@@ -13,6 +13,7 @@ from jaxdp import validate
 from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.precision import BackendError, plain_compilation_is_sound, platform
 from jaxdp.routes import Route, choose_route
 
 _X64_SENTENCE = (
@@ -68,6 +69,12 @@ def check_trace() -> None:
     """One clear sentence when a verb is traced with x64 off."""
     if not jax.config.jax_enable_x64:
         raise RuntimeError(_X64_SENTENCE)
+    where = platform()
+    if not plain_compilation_is_sound(where):
+        raise BackendError(
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call the verb "
+            "outside the transformation, where it is compiled safely, or install another jaxlib release."
+        )
 
 
 def check_target(name: str, value: Any) -> Any:

@@ -68,7 +68,7 @@ def heat_map(ax: Any, dataset: Any, x: str, y: str, *, value: str | None = None)
     norm = colors.LogNorm(low, max(high, low * 1.001))
     mesh = ax.pcolormesh(table[x].values, table[y].values, shown, norm=norm, shading="nearest", rasterized=True)
     if min(table.shape) > 1 and high > low * 1.5:
-        levels = [v for v in _levels(low, high) if low < v < high]
+        levels = [v for v in _levels(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
         ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import precision, provenance
+from jaxdp import provenance
 from jaxdp.bounds import Bounds
 from jaxdp.fingerprint import fingerprint
 from jaxdp.sweep_store import Folder, Memory
@@ -215,18 +215,14 @@ def _run(fn: Callable, grid: Grid, devices: list[Any], store: Any, advance: Call
     todo = [chunk for chunk in range(grid.chunks) if not store.has(chunk)]
     advance(grid.size - sum(_length(grid, chunk) for chunk in todo))
     with provenance.observe() as calls:
-        # the canary runs before threads would compete for it
-        for device in devices:
-            with _on(device):
-                precision.ensure_canary()
         if grid.numeric and len(todo) > 2 and len(todo) == grid.chunks:
             with _on(devices[0]):
                 for arguments in grid.probes():
                     _evaluate(fn, arguments, grid.batch)
-        queue = _Queue(todo)
-        if len(devices) == 1:
-            _work(fn, grid, devices[0], store, queue, advance)
-            return calls
+        # the first chunk alone: it compiles, and threads would all compile the same
+        alone = 1 if len(devices) > 1 else len(todo)
+        _work(fn, grid, devices[0], store, _Queue(todo[:alone]), advance)
+        queue = _Queue(todo[alone:])
         with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
             copies = [(contextvars.copy_context(), device) for device in devices]
             futures = [pool.submit(c.run, _work, fn, grid, d, store, queue, advance) for c, d in copies]

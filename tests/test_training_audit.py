@@ -20,9 +20,7 @@ FAILURE = 1e-7
 
 # f(w, x) = (w - x)^2 / 2 with |x| <= 1: data term -w x, regulariser w^2 / 2
 LOSS = StronglyConvexLoss(lipschitz=1.0, smoothness=1.0, strong_convexity=1.0)
-FULL_BATCH = NoisyProjectedSGD(
-    loss=LOSS, learning_rate=0.25, noise_std=1.5, batch_size=4, num_examples=4, radius=50.0
-)
+FULL_BATCH = NoisyProjectedSGD(loss=LOSS, learning_rate=0.25, noise_std=1.5, batch_size=4, num_examples=4, radius=50.0)
 CYCLIC = dataclasses.replace(FULL_BATCH, batch_size=2, num_examples=6, noise_std=1.0)
 
 

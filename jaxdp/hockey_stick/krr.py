@@ -148,7 +148,8 @@ def _prepare(num_users, eps0, categories):
     valid = valid & (eps0 >= 0) & (eps0 < jnp.inf)
     valid = valid & (categories >= 2) & (categories == jnp.floor(categories)) & (categories < jnp.inf)
     inside = valid & (eps0 > 0) & (eps0 <= _LARGEST_EPS0)
-    return valid, inside, jnp.where(inside, num_users, 1.0), jnp.where(inside, eps0, 1.0), jnp.where(inside, categories, 2.0)
+    users, local = jnp.where(inside, num_users, 1.0), jnp.where(inside, eps0, 1.0)
+    return valid, inside, users, local, jnp.where(inside, categories, 2.0)
 
 
 def _guess(users, local, kinds, epsilon):
@@ -172,7 +173,8 @@ def krr_delta_bounds(num_users, eps0, num_categories, epsilon, *, size: int = SI
 
 def _invert(users, local, kinds, log_target, shape, with_lower):
     coarse = _plans(users, local, kinds, log_target, _COARSE, "middle")
-    shift = 2.0 * jnp.tanh(0.5 * local) * jnp.sqrt((1.0 + (kinds - 1.0) * jnp.exp(-local)) / (2 * users * jnp.exp(-local)))
+    pairs = 2.0 * users * jnp.exp(-local) / (1.0 + (kinds - 1.0) * jnp.exp(-local))
+    shift = 2.0 * jnp.tanh(0.5 * local) / jnp.sqrt(pairs)
     start = jnp.minimum(shift * jnp.sqrt(-2.0 * log_target), 0.9 * local)
     estimate = search.decreasing_root(
         lambda epsilon: _side(coarse, local, kinds, epsilon, 0.0), log_target, start, local

@@ -59,7 +59,7 @@ def _exp_excess(y):
 
 
 def _log_f(loss, order):
-    """log f(e^loss); the two parts of f = h(alpha L) - alpha h(L), h(y) = e^y - 1 - y, cancel by alpha/(alpha-1) at most."""
+    """Log f(e^loss); the parts of f = h(alpha L) - alpha h(L), h(y) = e^y - 1 - y, cancel by alpha/(alpha-1)."""
     power = order * loss
     direct = jnp.log(jnp.maximum(_exp_excess(power) - order * _exp_excess(loss), 0.0))
     far = power + jnp.log1p(-jnp.minimum((1.0 + order * jnp.expm1(loss)) * jnp.exp(-jnp.minimum(power, 700.0)), 0.5))

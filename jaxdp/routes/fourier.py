@@ -13,9 +13,11 @@ import numpy as np
 from jaxdp.fourier import contour, derivative
 from jaxdp.fourier.contour import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
-from jaxdp.precision import kernel
+from jaxdp.precision import canary, kernel
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
@@ -101,3 +103,11 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         implicit_epsilon(point(contour.epsilon_bounds), log_delta),
         explicit_delta(point(contour.delta_bounds), log_delta),
     )
+
+
+@canary("contour of the sampled Gaussian")
+def _canary() -> tuple[Any, Any, float]:
+    """One DP-SGD epsilon, exact to 20 digits, by the cheapest effort as it is compiled for a single point."""
+    stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
+    _, upper = _fourier_epsilon.run_unchecked(stacks, np.array([1e-8]), direction="forward", effort=_SAMPLED_LADDER[0])
+    return upper, np.array([27.81331522523486904152]), 1e-8

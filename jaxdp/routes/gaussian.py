@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.hockey_stick import gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.precision import kernel
+from jaxdp.precision import canary, kernel
 from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon
 
 
@@ -54,3 +56,11 @@ def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     return Route(
         stacks, gaussian_epsilon, gaussian_delta, _traced_epsilon, _traced_delta
     )
+
+
+@canary("Gaussian delta and epsilon")
+def _canary() -> tuple[Any, Any, float]:
+    """A deep tail and an epsilon, exact to 20 digits."""
+    stacks = ((Gaussian(np.array([[1.0], [20.0]])), np.array([[1.0], [1000.0]])),)
+    _, upper = gaussian_epsilon.run_unchecked(stacks, np.array([1e-50, 1e-6]))
+    return upper, np.array([15.24786543230564852697, 8.306225049954728206035]), 1e-11

@@ -40,8 +40,8 @@ class StronglyConvexLoss:
 
         A bias column counts in the norm and is regularised with the rest. C = B, beta = B^2/4 + l2, rho = l2.
         """
-        constants = iteration.logistic_regression(feature_norm, l2)
-        return cls(*map(float, constants), generalized_linear=True)
+        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho, generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -49,4 +49,5 @@ class StronglyConvexLoss:
 
         Clipping per example is refused for it: a clipped softmax step expands at every step size.
         """
-        return cls(*map(float, iteration.softmax_regression(feature_norm, l2)))
+        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho)

@@ -20,7 +20,7 @@ class NoisyState(NamedTuple):
     by zero; DPSGD: examples left out for that reason.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # the name of the field is fixed, tuple.count is not needed
     key: jax.Array
     nonfinite: jax.Array
 

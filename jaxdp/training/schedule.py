@@ -62,11 +62,19 @@ class _Groups(NamedTuple):
 
 
 def cyclic_constant_mu(
-    log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any
+    log_contraction: float,
+    ratio: float,
+    period: int,
+    data_steps: Any,
+    steps: Any,
+    slot: Any,
+    *,
+    diameter: float = np.inf,
 ) -> np.ndarray:
     """Mu of an example in slot 0..period-1 of a cyclic order with constant kappa <= 1 and d/s = ratio.
 
-    data_steps: steps that see data (later ones are noise only); steps: steps in all. Arrays broadcast.
+    data_steps: steps that see data (later ones are noise only); steps: steps in all. Arrays broadcast. diameter: of
+    the ball the iterates stay in, in units of one shift; the history before any participation may be replaced by it.
     """
     steps, data_steps, slot = (np.asarray(a, np.float64) for a in (steps, data_steps, slot))
     limit = np.minimum(steps, data_steps)
@@ -78,10 +86,42 @@ def cyclic_constant_mu(
     # frame of the last participation: one step of noise has variance 1, the shift has length 1
     with np.errstate(over="ignore"):
         last_v = np.minimum(_geometric(rate, tail + 1), 1e300)  # less noise than there is: still an upper bound
-    d = np.exp(-rate * period / 2) * _geometric(-rate * period / 2, earlier)
-    v = np.exp(-rate) * _geometric(-rate, earlier * period)
-    mu2 = _two_blocks(d, v, 1.0, last_v)
+    mu2 = _two_blocks(*_earlier_block(rate, period, earlier), 1.0, last_v)
+    if np.isfinite(diameter):
+        mu2 = np.minimum(mu2, _restarted_mu2(rate, period, earlier, last_v, diameter))
     return np.where(visits > 0, np.maximum(ratio * np.sqrt(mu2) * _SLACK, _SMALLEST), 0.0)
+
+
+def _earlier_block(rate: float, period: int, visits: Any) -> tuple[Any, Any]:
+    """Distance and noise variance of that many whole periods before the last participation, in its frame."""
+    d = np.exp(-rate * period / 2) * _geometric(-rate * period / 2, visits)
+    return d, np.exp(-rate) * _geometric(-rate, visits * period)
+
+
+def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.ndarray, diameter: float) -> np.ndarray:
+    """Least mu^2 over restarts at an earlier participation with the distance set to the diameter.
+
+    The first stretch after a restart is the steepest, so the earlier stretches are still one block. Every restart
+    gives a bound; those tried are spread geometrically, then finer around the best.
+    """
+    kappa = np.exp(-rate / 2)
+
+    def bound(back: np.ndarray) -> np.ndarray:
+        d, v = _earlier_block(rate, period, back)
+        d = d + diameter * kappa * np.exp(-rate * period / 2 * back)
+        at_last = (1 + diameter * kappa) ** 2 / last_v
+        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), at_last)
+        return np.where(back < earlier, value, np.inf)
+
+    best_back = np.zeros_like(earlier)
+    best = bound(best_back)
+    for spread in (np.geomspace(1, 2**31, 64), np.linspace(0.7, 1.4, 32), np.linspace(0.98, 1.02, 32)):
+        centre = best_back if spread[0] < 1 else np.ones_like(best_back)
+        for factor in spread:
+            back = np.rint(centre * factor)
+            value = bound(back)
+            best_back, best = np.where(value < best, back, best_back), np.minimum(value, best)
+    return best
 
 
 def _geometric(rate: float, count: Any) -> Any:

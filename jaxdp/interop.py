@@ -1,0 +1,246 @@
+"""dp_accounting in and out: its DpEvents as jaxdp mechanisms, and a drop-in PrivacyAccountant.
+
+Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). The neighbouring relation belongs to the
+translation: dp_accounting's events state the noise relative to the norm of ONE record's contribution, so that under
+REPLACE_ONE the sensitivity is twice that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import jaxdp
+from jaxdp import validate
+from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
+from jaxdp.mechanisms.composition import flatten
+
+try:
+    from dp_accounting import dp_event, privacy_accountant
+except ImportError as error:
+    raise ImportError(
+        "jaxdp.interop needs dp_accounting, the extra `interop`: pip install 'jaxdp-accounting[interop]'."
+    ) from error
+
+NeighboringRelation = privacy_accountant.NeighboringRelation
+_RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove",
+    NeighboringRelation.REPLACE_ONE: "replace_one",
+    # the special record contributes nothing: the laws are those of absence, in both orders
+    NeighboringRelation.REPLACE_SPECIAL: "add_or_remove",
+}
+
+
+class _UnsupportedEvent(UnsupportedMechanismError):
+    """A translation that failed, with the event that made it fail."""
+
+    def __init__(self, event: Any, message: str):
+        super().__init__(message)
+        self.event = event
+
+
+def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Mechanism:
+    """The jaxdp mechanism whose dominating pair is that of a dp_accounting DpEvent.
+
+    event: NoOp, NonPrivate, Gaussian, Laplace, DiscreteLaplace, RandomizedResponse (REPLACE_ONE only), Composed,
+    SelfComposed, PoissonSampled and SampledWithoutReplacement of Gaussian events, SingleEpochTreeAggregation
+    (REPLACE_SPECIAL only). neighboring_relation: the one you will account for. Account for the result with
+    ``relation=relation_name(neighboring_relation)``.
+
+    Laplace and DiscreteLaplace events allow vectors of bounded L1 norm: the scalar pair dominates those
+    (notebooks/proofs/vector_laplace.md). A batch drawn without replacement uses the safe rate
+    sample_size / source_dataset_size.
+
+    Raises:
+        TypeError: not a DpEvent. ValueError: a parameter out of its range.
+        UnsupportedMechanismError: no theorem, or an event this package has no pair for (zCDP among them: a Renyi
+            bound alone is not a pair).
+
+    """
+    if not isinstance(event, dp_event.DpEvent):
+        raise TypeError(f"event must be a dp_accounting DpEvent, got {type(event).__name__}.")
+    relation_name(neighboring_relation)
+    translate = _TRANSLATIONS.get(type(event))
+    if translate is None:
+        raise _UnsupportedEvent(event, f"{type(event).__name__} has no dominating pair in jaxdp.")
+    mechanism = translate(event, neighboring_relation)
+    try:
+        mechanism.validate()
+        mechanism.directions(relation_name(neighboring_relation))
+    except UnsupportedMechanismError as error:
+        raise error if isinstance(error, _UnsupportedEvent) else _UnsupportedEvent(event, str(error)) from error
+    return mechanism
+
+
+def relation_name(neighboring_relation: Any) -> str:
+    """The jaxdp relation of a dp_accounting NeighboringRelation; ValueError for anything else."""
+    return _RELATIONS[validate.choice("neighboring_relation", neighboring_relation, tuple(_RELATIONS))]
+
+
+class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
+    """dp_accounting's accountant interface on jaxdp's certified bounds.
+
+    Same calls as dp_accounting's own accountants: compose, get_epsilon, get_delta, supports, ledger. The numbers are
+    never below the truth, and every event counts as often as it was composed (dp_accounting 0.6.0's PLD accountant
+    counts a repeated RandomizedResponseDpEvent once).
+    """
+
+    def __init__(self, neighboring_relation: Any = NeighboringRelation.ADD_OR_REMOVE_ONE):
+        self._relation = relation_name(neighboring_relation)
+        super().__init__(neighboring_relation)
+        self._parts: list[Mechanism] = []
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Everything composed so far, as one jaxdp mechanism."""
+        return jaxdp.compose(*self._parts)
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Certified upper bound of epsilon at target_delta in [0, 1]; inf where nothing can be said."""
+        return float(jaxdp.epsilon(self.mechanism, target_delta, relation=self._relation))
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Certified upper bound of delta at target_epsilon; 1 where nothing can be said."""
+        return float(jaxdp.delta(self.mechanism, target_epsilon, relation=self._relation))
+
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+        validate.integer("count", count, 0)
+        try:
+            mechanism = from_dp_event(event, self.neighboring_relation)
+        except _UnsupportedEvent as error:
+            return self.CompositionErrorDetails(invalid_event=error.event, error_message=str(error))
+        if do_compose and count > 0:
+            self._parts.append(jaxdp.repeat(mechanism, count))
+        return None
+
+
+def _nothing(event: Any, relation: Any) -> Mechanism:
+    return jaxdp.compose()
+
+
+def _everything(event: Any, relation: Any) -> Mechanism:
+    return jaxdp.ApproximateDP(0.0, 1.0)
+
+
+def _sensitivity(relation: Any) -> float:
+    """Distance of two data sets whose records contribute norm 1 each."""
+    return 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+
+
+def _noise(event: Any, name: str, relation: Any) -> float:
+    """The noise in units of the relation's sensitivity; 0 stands for no privacy."""
+    return float(validate.nonnegative(name, getattr(event, name))) / _sensitivity(relation)
+
+
+def _gaussian(event: Any, relation: Any) -> Mechanism:
+    noise = _noise(event, "noise_multiplier", relation)
+    return jaxdp.Gaussian(noise) if noise > 0 else _everything(event, relation)
+
+
+def _laplace(event: Any, relation: Any) -> Mechanism:
+    noise = _noise(event, "noise_multiplier", relation)
+    return jaxdp.Laplace(noise) if noise > 0 else _everything(event, relation)
+
+
+def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
+    rate = float(validate.nonnegative("noise_parameter", event.noise_parameter))
+    shift = float(validate.integer("sensitivity", event.sensitivity, 0)) * _sensitivity(relation)
+    # the parameter is the decay rate: 0 is noise without end, dp_accounting's reading of it as "no privacy" is kept
+    if rate == 0:
+        return _everything(event, relation)
+    return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _nothing(event, relation)
+
+
+def _randomized_response(event: Any, relation: Any) -> Mechanism:
+    """Truth with 1 - p + p/k, each other value with p/k: e^eps = 1 + k (1 - p)/p."""
+    if relation is not NeighboringRelation.REPLACE_ONE:
+        raise _UnsupportedEvent(event, "RandomizedResponseDpEvent needs neighboring_relation REPLACE_ONE.")
+    p = float(validate.probability("noise_parameter", event.noise_parameter))
+    k = float(validate.integer("num_buckets", event.num_buckets, 1))
+    if k == 1:
+        return _nothing(event, relation)
+    if p == 0:
+        return _everything(event, relation)
+    # a half ulp outward: the logarithm is rounded
+    return jaxdp.RandomizedResponse(float(np.nextafter(math.log1p(k * (1 - p) / p), np.inf)), k)
+
+
+def _repeated(event: Any, relation: Any) -> Mechanism:
+    count = validate.integer("count", event.count, 0)
+    return jaxdp.repeat(from_dp_event(event.event, relation), count)
+
+
+def _composed(event: Any, relation: Any) -> Mechanism:
+    return jaxdp.compose(*(from_dp_event(part, relation) for part in event.events))
+
+
+def _one_gaussian(event: Any, base: Mechanism) -> Mechanism:
+    """Queries on one and the same batch are one query: several Gaussians are a Gaussian, mu^2 adds."""
+    atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
+    if any(isinstance(atom, jaxdp.ApproximateDP) for atom, _ in atoms):
+        return jaxdp.ApproximateDP(0.0, 1.0)
+    if not all(isinstance(atom, GaussianMechanism) for atom, _ in atoms):
+        raise _UnsupportedEvent(event, f"{type(event).__name__} is supported for Gaussian events only.")
+    mu2 = sum(times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms)
+    if mu2 == 0:
+        return jaxdp.compose()
+    if len(atoms) == 1 and atoms[0][1] == 1:
+        return atoms[0][0]
+    return jaxdp.Gaussian(math.sqrt(1 / mu2) * (1 - 1e-15))
+
+
+def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[..., Mechanism]) -> Mechanism:
+    batch_query = _one_gaussian(event, base)
+    if probability == 0 or not flatten(batch_query):
+        return jaxdp.compose()
+    if isinstance(batch_query, jaxdp.ApproximateDP):
+        # everything about the batch is revealed; dp_accounting's convention is that this is not private at all
+        return batch_query
+    return record(batch_query, probability)
+
+
+def _poisson(event: Any, relation: Any) -> Mechanism:
+    """The base pair is that of adding or removing the record also for REPLACE_ONE: the theorem asks for it."""
+    base = from_dp_event(event.event, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    probability = float(validate.probability("sampling_probability", event.sampling_probability))
+    return _sampled(event, base, probability, jaxdp.PoissonSampled)
+
+
+def _without_replacement(event: Any, relation: Any) -> Mechanism:
+    """A batch of fixed size always swaps one record for another: the base pair is that of replacing."""
+    if relation is NeighboringRelation.REPLACE_SPECIAL:
+        raise _UnsupportedEvent(event, "SampledWithoutReplacementDpEvent has no theorem under REPLACE_SPECIAL.")
+    size = float(validate.integer("source_dataset_size", event.source_dataset_size, 1))
+    batch = float(validate.integer("sample_size", event.sample_size, 0))
+    base = from_dp_event(event.event, NeighboringRelation.REPLACE_ONE)
+    return _sampled(event, base, min(1.0, batch / size), jaxdp.FixedSizeSampled)
+
+
+def _tree(event: Any, relation: Any) -> Mechanism:
+    """A record is in at most one leaf, so in at most depth nodes: one Gaussian of sensitivity sqrt(depth)."""
+    if relation is not NeighboringRelation.REPLACE_SPECIAL:
+        raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
+    steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
+    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
+    depth = int(max(steps, default=0)).bit_length()
+    if depth == 0:
+        return jaxdp.compose()
+    return jaxdp.Gaussian(noise / math.sqrt(depth)) if noise > 0 else _everything(event, relation)
+
+
+_TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
+    dp_event.NoOpDpEvent: _nothing,
+    dp_event.NonPrivateDpEvent: _everything,
+    dp_event.GaussianDpEvent: _gaussian,
+    dp_event.LaplaceDpEvent: _laplace,
+    dp_event.DiscreteLaplaceDpEvent: _discrete_laplace,
+    dp_event.RandomizedResponseDpEvent: _randomized_response,
+    dp_event.SelfComposedDpEvent: _repeated,
+    dp_event.ComposedDpEvent: _composed,
+    dp_event.PoissonSampledDpEvent: _poisson,
+    dp_event.SampledWithoutReplacementDpEvent: _without_replacement,
+    dp_event.SingleEpochTreeAggregationDpEvent: _tree,
+}

@@ -1,0 +1,155 @@
+"""Honesty of the contour certificate, term by term: coarse contours bracket the exact delta, and a term left out is noticed.
+
+The contours here are chosen by hand and badly, so that the error under test dominates. Exact values are closed forms
+in mpmath. None of the planning code runs: the bounds must hold for any plan.
+"""
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp.fourier import contour, sampled_gaussian
+from jaxdp.fourier import spectrum as spectrum_module
+from jaxdp.fourier.contour import Effort
+from jaxdp.fourier.plan import Plan
+from jaxdp.fourier.spectrum import Sampled, Spectrum
+
+mp.mp.dps = 40
+NO_CUT = 1e3  # beyond every line: nothing is cut
+NEVER = -jnp.inf
+PAIRS = [(0.5, 0.3), (10.0, 0.5), (1.0, 0.01), (0.7, 1e-3)]  # sigma, sampling rate
+
+
+def gaussian(mu):
+    """The Gaussian's spectrum, by its K(z) as if it had no closed form."""
+    return Spectrum(lambda z: z * (z + 1) * mu**2 / 2, 64.0, mu**2, (), "forward", 0.0, 0.0, jnp.inf)
+
+
+def binary_response(loss, times, infinity=0.0):
+    """times-fold randomized response with mass at infinity in every round: |M(c + it)| does not decay."""
+
+    def closed(z):
+        return times * (jnp.logaddexp(loss * (z + 1), -loss * z) - jnp.logaddexp(0.0, loss) + jnp.log1p(-infinity))
+
+    total = -np.expm1(times * np.log1p(-infinity))
+    return Spectrum(closed, 64.0 * times, 0.0, (), "forward", total, total, times * loss)
+
+
+def sampled(sigma, rate, direction):
+    """One step of the Poisson-sampled Gaussian."""
+    part = Sampled(jnp.array([1 / sigma]), jnp.array([rate]), jnp.array([1.0]))
+    zero = jnp.zeros(())
+    return Spectrum(lambda z: jnp.zeros(jnp.shape(z), jnp.complex128), zero, zero, (part,), direction, zero, zero, jnp.inf)
+
+
+def exact_gaussian(mu, eps):
+    mu, eps = mp.mpf(mu), mp.mpf(eps)
+    return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+
+
+def exact_binary_response(loss, times, eps, infinity=0.0):
+    loss, eps, infinity = mp.mpf(loss), mp.mpf(eps), mp.mpf(infinity)
+    p = mp.exp(loss) / (1 + mp.exp(loss))
+    kept = (1 - infinity) ** times
+    terms = (
+        mp.binomial(times, k) * p**k * (1 - p) ** (times - k) * max(1 - mp.exp(eps - (2 * k - times) * loss), 0)
+        for k in range(times + 1)
+    )
+    return 1 - kept + kept * mp.fsum(terms)
+
+
+def exact_sampled(sigma, rate, direction, eps):
+    """One step of the sampled Gaussian; MATH: (1-q) N(0) + q N(1) against N(0), or swapped."""
+    sigma, rate, eps = mp.mpf(sigma), mp.mpf(rate), mp.mpf(eps)
+    if direction == "forward":
+        return rate * exact_gaussian(1 / sigma, mp.log(1 + mp.expm1(eps) / rate))
+    ratio = mp.exp(-eps) - 1 + rate
+    if ratio <= 0:
+        return mp.mpf(0)
+    x = sigma * mp.log(ratio / rate) + 1 / (2 * sigma)
+    return mp.ncdf(x) - mp.exp(eps) * ((1 - rate) * mp.ncdf(x) + rate * mp.ncdf(x - 1 / sigma))
+
+
+def bracket(make, eps, *, c, period, nodes, quadrature=256, smooth=False, cut=NO_CUT):
+    """(lower, upper) of delta by the contour through c with the given alias period."""
+    effort = Effort(nodes, quadrature, 64, smooth)
+
+    def run(eps, c, period, cut):
+        spectrum = make()
+        above, below = c * jnp.array([1.05, 1.3, 2.0, 4.0]), c * jnp.array([0.3, 1.0, 3.0])
+        k_above = spectrum.real(above, cut, 1024)
+        k_below = spectrum.real_swapped(below, cut, 1024)
+        plan = Plan(c, period, cut, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), above, k_above, below, k_below)
+        sums = contour.evaluate(contour.build(spectrum, plan, effort), spectrum, eps, jnp.zeros(()))
+        return sums.lower, sums.upper
+
+    with jax.enable_x64(True):
+        lower, upper = jax.jit(run)(*(jnp.asarray(float(x)) for x in (eps, c, period, cut)))
+    return float(lower), float(upper)
+
+
+def encloses(bounds, exact):
+    return mp.mpf(bounds[0]) <= exact <= mp.mpf(bounds[1])
+
+
+# One row per error source: a contour on which that source dominates.
+CASES = {
+    "alias": (lambda: gaussian(1.0), exact_gaussian(1.0, 1.0), {"eps": 1.0, "c": 1.5, "period": 4.0, "nodes": 64}),
+    "truncation": (lambda: gaussian(1.0), exact_gaussian(1.0, 1.0), {"eps": 1.0, "c": 1.5, "period": 40.0, "nodes": 12}),
+    "cancellation": (
+        lambda: gaussian(1.0),
+        exact_gaussian(1.0, 4.0),
+        {"eps": 4.0, "c": 11.0, "period": 30.0, "nodes": 256},
+    ),
+    "smoothing": (
+        lambda: binary_response(0.2, 100),
+        exact_binary_response(0.2, 100, 7.0),
+        {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
+    ),
+    "mass at infinity": (
+        lambda: binary_response(0.2, 100, 1e-6),
+        exact_binary_response(0.2, 100, 7.0, 1e-6),
+        {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
+    ),
+    "quadrature": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 1.0, "period": 20.0, "nodes": 4096, "quadrature": 20},
+    ),
+    "tail cut": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 0.3, "period": 60.0, "nodes": 4096, "cut": 7.5},
+    ),
+}
+# What leaves each source out of the sum: (module, name, replacement).
+SABOTAGE = {
+    "alias": [(contour, "log_alias", lambda *a: (jnp.asarray(NEVER), jnp.asarray(NEVER)))],
+    "truncation": [(contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
+    "cancellation": [(contour, "_ULP", 0.0), (contour, "_slack", lambda nodes: jnp.zeros_like(nodes.log_abs))],
+    "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
+    "quadrature": [(contour, "_slack", lambda nodes: jnp.zeros_like(nodes.log_abs))],
+    "tail cut": [(Spectrum, "log_kept", lambda self, cut: jnp.zeros(()))],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_coarse_contour_still_encloses_the_exact_delta(name):
+    make, exact, contour_choice = CASES[name]
+    assert encloses(bracket(make, **contour_choice), exact)
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_leaving_an_error_term_out_is_noticed(name, monkeypatch):
+    make, exact, contour_choice = CASES[name]
+    for owner, attribute, replacement in SABOTAGE[name]:
+        monkeypatch.setattr(owner, attribute, replacement)
+    assert not encloses(bracket(make, **contour_choice), exact)
+
+
+def test_leaving_out_the_mass_at_infinity_is_noticed():
+    make, _, contour_choice = CASES["mass at infinity"]
+    without = bracket(lambda: binary_response(0.2, 100), **contour_choice)
+    assert without[1] < exact_binary_response(0.2, 100, 7.0, 1e-6)
