@@ -48,6 +48,7 @@ _STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1"
 
 
 def _shuffle(v: Mapping[str, Any]) -> Any:
+    randomizer: Any
     if v["bound"] == "blanket":
         if np.any(np.asarray(v["delta0"]) != 0):
             raise ValueError("delta0 must be 0 with bound 'blanket', which is exact for randomized response.")

@@ -18,7 +18,7 @@ import numpy as np
 
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. Unknown to old jaxlib, so the option is probed and dropped when it is refused.
-_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 1}
 _BATCH_BYTES = 192 * 2**20
 
 

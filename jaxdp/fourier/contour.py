@@ -23,6 +23,8 @@ from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 40.0
+_OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
+_TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
 
 class Effort(NamedTuple):
@@ -68,18 +70,18 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     extra = jnp.stack([s2, 4 * s2])
     s = jnp.sqrt(s2)
     near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
-    weight = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0)
+    weight = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)
     node_t = step * jnp.arange(effort.nodes + 1)
     # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
     decay = -0.5 * extra[:, None] * node_t**2
     turn = 0.5 * extra[:, None] * (2 * c + 1) * node_t
     log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
     units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[1])
-    for part, line in zip(spectrum.sampled, lines, strict=True):
+    for part, line in zip(spectrum.parts, lines, strict=True):
         log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
         units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
-    tail = log_tail(spectrum, lines, c, end, spectrum.mu2 + s2, effort.cover)
+    tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + s2, effort.cover)
     return Contour(
         plan, step, node_t, nodes.log_abs + decay, _slack(nodes), nodes.phase + turn, tail, extra, weight, log_m_c,
         units, spectrum.log_kept(plan.cut),
@@ -117,17 +119,17 @@ def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Arra
     total = jnp.sum(real, axis=-1)
     slope = front * jnp.sum(-c * real + t * imag, axis=-1)
     reach = jnp.exp(contour.log_abs) * half * jnp.sqrt(norm)
-    phase_units = 8 + jnp.log2(1.0 * t.shape[0]) + 2 * (jnp.abs(contour.phase) + jnp.abs(t * eps))
+    phase_units = 16 + t.shape[0] / 4 + 2 * (jnp.abs(contour.phase) + jnp.abs(t * eps))
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
     rounding = front * jnp.sum(reach * (contour.slack + phase_units * _ULP + head_units[:, None] * _ULP), axis=-1)
-    tail = jnp.exp(base + contour.log_tail) / jnp.pi
+    tail = jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD
     s = spectrum
     widest = 0.5 * contour.extra_mu2[1]
     left, right = log_alias(
         c, plan.period, eps, plan.above, plan.k_above + widest * plan.above * (plan.above + 1),
         plan.below, plan.k_below + widest * plan.below * (plan.below + 1),
     )
-    left, right = jnp.exp(left - ref), jnp.exp(right - ref)
+    left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
     sub_low, sub_high = _left_alias(contour, s, eps, ref)
     upper = front * total - sub_low + tail + rounding
     lower = front * total - sub_high - left - right - tail - rounding
@@ -145,14 +147,19 @@ def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Arra
 def _left_alias(contour: Contour, s: Spectrum, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
 
-    M(0) = 1 - mass at infinity and M(-1) = 1 - that of the swap, each less at most what was cut away.
+    M(0) and M(-1) are those of the finite part, each less at most what was cut away.
     """
     c, p = contour.plan.c, contour.plan.period
     first = jnp.exp(-jnp.clip(c * p, 1e-300, 700.0) - ref) / -jnp.expm1(-c * p)
     second = jnp.exp(eps - (c + 1) * p - ref) / -jnp.expm1(-(c + 1) * p)
     kept = jnp.exp(contour.log_kept)
-    m0, m1 = 1 - s.infinity, 1 - s.reverse_infinity
-    blur = 1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) * (first + second)
+    ends = jnp.real(s.closed(jnp.array([0.0, -1.0], jnp.complex128)))
+    for atoms in s.discrete:
+        both = jax.nn.logsumexp(atoms.log_weight + jnp.array([0.0, -1.0])[:, None, None] * atoms.loss, axis=-1)
+        ends = ends + jnp.sum(jnp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
+    m0, m1 = jnp.exp(ends[0]), jnp.exp(ends[1])
+    units = s.closed_units + sum((jnp.sum(d.times) for d in s.discrete), jnp.zeros(())) * 64
+    blur = (1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) + units * _ULP) * (first + second)
     return first * m0 * kept - second * m1 - blur, first * m0 - second * m1 * kept + blur
 
 
@@ -212,13 +219,13 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     contour = build(spectrum, plan, effort)
     ref = jnp.where(jnp.isfinite(plan.log_chernoff), jnp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
     sums = evaluate(contour, spectrum, e, ref)
-    # a result below the smallest normal number is charged one subnormal
-    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + 1e-323
+    # what underflows is charged the smallest normal number
+    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + _TINY
     lower = sums.lower * jnp.exp(ref)
     chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
-    upper = jnp.minimum(upper, chernoff + 1e-323)
+    upper = jnp.minimum(upper, chernoff + _TINY)
     beyond = e >= spectrum.top
-    upper = jnp.where(beyond, spectrum.infinity, upper)
+    upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
     floor = jnp.maximum(-jnp.expm1(jnp.minimum(e, 0.0)) * (1 - 4 * _ULP), spectrum.infinity)
     lower = jnp.clip(jnp.where(beyond, spectrum.infinity, lower), jnp.minimum(floor, 1.0), 1.0)
     upper = jnp.clip(upper, floor * (1 + 8 * _ULP), 1.0)

@@ -87,7 +87,8 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     center = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
 
     def bound(c: jax.Array, cut: jax.Array) -> jax.Array:
-        return spectrum.real(c, cut, size) - c * eps + conversion(c)
+        k, constant = spectrum.real(c, cut, size), conversion(c)
+        return k - c * eps + constant + 1e-14 * (jnp.abs(k) + jnp.abs(c * eps) + jnp.abs(constant))
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
     def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

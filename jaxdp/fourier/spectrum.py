@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import Line, ratios, real_log_m, tail_mass, tilted_line
+from jaxdp.fourier.sampled_gaussian import Line, discrete_line, ratios, real_log_m, tail_mass, tilted_line
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
@@ -21,6 +21,15 @@ class Sampled:
 
     mu: Any
     rate: Any
+    times: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """A stack of finite laws of L: losses and log weights of shape (stack, atoms), counts (stack,)."""
+
+    loss: Any
+    log_weight: Any
     times: Any
 
 
@@ -37,10 +46,16 @@ class Spectrum:
     closed_units: Any
     mu2: Any
     sampled: tuple[Sampled, ...]
+    discrete: tuple[Discrete, ...]
     direction: str
     infinity: Any
     reverse_infinity: Any
     top: Any
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The quadrature parts, in the order of ``lines``."""
+        return (*self.sampled, *self.discrete)
 
     def real(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
@@ -58,14 +73,19 @@ class Spectrum:
             grid = jax.vmap(inner, in_axes=(0, None, None, None, None, None))
             log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, size)
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
+        for atoms in self.discrete:
+            exponents = atoms.log_weight + z[:, None, None] * atoms.loss
+            log_m = jax.nn.logsumexp(exponents, axis=-1) * (1 + 8 * _ULP) + 1e-14
+            total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
         return jnp.where(jnp.isnan(total), jnp.inf, total)
 
     def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
         """The tilted one-step laws at c, one stacked Line per sampled part."""
         make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
-        return [
+        sampled = [
             make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled
         ]
+        return sampled + [jax.vmap(discrete_line, in_axes=(None, 0, 0))(c, d.loss, d.log_weight) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
         """Number of sampled steps, at least 1."""
@@ -106,7 +126,7 @@ def along_line(
     log_abs, phase = jnp.real(value), jnp.imag(value)
     units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16
     raised = log_abs + units * _ULP
-    for part, line in zip(spectrum.sampled, lines, strict=True):
+    for part, line in zip(spectrum.parts, lines, strict=True):
         ratio = jax.vmap(lambda one: ratios(one, start, step, count))(line)
         size = line.weight.shape[-1]
         modulus = jnp.maximum(jnp.abs(ratio), 1e-250)

@@ -12,9 +12,11 @@ _NEGLIGIBLE = 50.0
 
 
 def log_tail(
-    spectrum: Spectrum, lines: list[Line], c: jax.Array, end: jax.Array, mu2: jax.Array, cover: int
+    spectrum: Spectrum, lines: list[Line], c: jax.Array, end: jax.Array, step: jax.Array, mu2: jax.Array, cover: int
 ) -> jax.Array:
-    """log of a bound of int_end^inf |M(c + it)|/M(c) / t^2 dt.
+    """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
+
+    M(c) is the computed one. ``end`` is the last node kept.
 
     Three facts bound |M|/M(c): a Gaussian share gives exp(-mu2 t^2/2); a density of total variation V gives
     (V/t)^T; and between two evaluations m(c + it)/m(c) cannot change faster than its tilted deviation. The
@@ -27,19 +29,20 @@ def log_tail(
     beyond_density = jnp.where(jnp.isfinite(variation) & (far >= variation), beyond_density, -jnp.log(far))
     beyond_gaussian = -0.5 * mu2 * far**2 - jnp.log(far)
     beyond = jnp.where(jnp.isfinite(far), jnp.minimum(beyond_density, beyond_gaussian), -jnp.inf)
-    if not spectrum.sampled:
-        plain = -0.5 * mu2 * end**2 - jnp.log(end)
-        return plain
-    near = _covered(spectrum, lines, end, jnp.where(jnp.isfinite(far), far, end), mu2, cover)
-    covered = jnp.logaddexp(near, beyond)
     plain = -0.5 * mu2 * end**2 - jnp.log(end)
-    return jnp.where(jnp.isfinite(far), jnp.minimum(covered, plain), plain)
+    if not lines:
+        return plain
+    near = _covered(spectrum, lines, end, jnp.where(jnp.isfinite(far), far, end) + step, step, mu2, cover)
+    covered = jnp.logaddexp(near, beyond)
+    # the true M(c) against the computed one
+    blur = sum(jnp.sum(jnp.where(part.times > 0, part.times * jnp.log1p(line.error), 0.0)) for part, line in zip(spectrum.parts, lines, strict=True))
+    return jnp.where(jnp.isfinite(far), jnp.minimum(covered, plain), plain) + blur
 
 
 def _fastest(spectrum: Spectrum, lines: list[Line]) -> tuple[jax.Array, jax.Array]:
     """(V, T) of the sampled mechanism with the largest T, V finite."""
     best_v, best_t = jnp.asarray(jnp.inf), jnp.zeros(())
-    for part, line in zip(spectrum.sampled, lines, strict=True):
+    for part, line in zip(spectrum.parts, lines, strict=True):
         times = jnp.where(jnp.isfinite(line.variation), part.times, 0.0)
         i = jnp.argmax(times)
         better = times[i] > best_t
@@ -47,15 +50,16 @@ def _fastest(spectrum: Spectrum, lines: list[Line]) -> tuple[jax.Array, jax.Arra
     return best_v, best_t
 
 
-def _covered(spectrum, lines, end, far, mu2, cover):
+def _covered(spectrum, lines, end, far, step, mu2, cover):
+    """The nodes in (end, far]: a cell of width w holds at most w/step + 1 of them, each below the cell's bound."""
     width = (far - end) / cover
     left = end + width * jnp.arange(cover)
     log_abs = -0.5 * mu2 * left**2
-    for part, line in zip(spectrum.sampled, lines, strict=True):
+    for part, line in zip(spectrum.parts, lines, strict=True):
         ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
         noise = line.error + 2.0**-53 * jnp.sum(jnp.abs(line.weight) * (64 + line.weight.shape[-1] + 8 * far * jnp.abs(line.loss)), -1)
         reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
         bound = jnp.log(jnp.minimum(reach, 1.0))
         log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)
-    share = jnp.log(jnp.where(width > 0, width, 0.0)) - jnp.log(left) - jnp.log(left + width)
+    share = jnp.log(width + step) - 2 * jnp.log(left)
     return jax.nn.logsumexp(log_abs + share)

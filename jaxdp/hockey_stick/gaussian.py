@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-52
+_TINY = 2.2250738585072014e-308
 _LOG_ROOT_2PI = 0.9189385332046727
 _ROOT_HALF_PI = 1.2533141373155003
 _ROOT_HALF = 0.7071067811865476
@@ -37,13 +38,13 @@ def log_delta(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.
     far = x1 < -5
     y1, y2 = jnp.where(far, 0.0, x1), jnp.where(far, 1.0, x2)
     m1, m2 = _mills(y1), _mills(y2)
-    gap = jnp.maximum(m1 - m2, 1e-320)
+    gap = jnp.maximum(m1 - m2, _TINY)
     near_value = -0.5 * y1 * y1 - _LOG_ROOT_2PI + jnp.log(gap)
     near_error = 8 * (m1 + m2) / gap
     z1, z2 = jnp.where(far, x1, -6.0), jnp.where(far, x2, 0.0)
     log_second = eps + jax.scipy.special.log_ndtr(-z2)
     gap_far = -jnp.expm1(jnp.minimum(log_second, 0.0)) - jax.scipy.special.ndtr(z1)
-    gap_far = jnp.maximum(gap_far, 1e-320)
+    gap_far = jnp.maximum(gap_far, _TINY)
     value = jnp.where(far, jnp.log(gap_far), near_value)
     # e^eps Phi_c(x2) = density(x1) Mills(x2) for x2 > -5; the far branch takes the logarithm itself
     log_minus_slope = jnp.where(far, log_second, -0.5 * y1 * y1 - _LOG_ROOT_2PI + jnp.log(m2))
@@ -61,14 +62,14 @@ def delta_bounds(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     value, _, error = log_delta(_safe_mu(mu), jnp.where(inside, eps, 0.0))
     lower, upper = jnp.exp(value) * (1 - error), jnp.exp(value) * (1 + error)
     floor = jnp.maximum(-jnp.expm1(jnp.where(eps < 0, eps, 0.0)), 0.0)
-    # a result at the edge of underflow is charged one subnormal
-    upper = jnp.minimum(jnp.maximum(upper + 1e-323, floor), 1.0)
+    # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
+    upper = jnp.minimum(jnp.maximum(upper + _TINY, floor), 1.0)
     lower = jnp.clip(lower, floor * (1 - 4 * _ULP), 1.0)
     known = jnp.where(eps == jnp.inf, jnp.where(mu == jnp.inf, 1.0, 0.0), jnp.where(mu == 0, floor, 1.0))
     good = ~(jnp.isnan(mu) | jnp.isnan(eps) | (mu < 0))
     lower = jnp.where(inside & (error < 1), lower, jnp.where(good & ~inside, known, 0.0))
     upper = jnp.where(inside & (error < 1), upper, jnp.where(good & ~inside, known, 1.0))
-    crude = jnp.maximum(jnp.exp(-0.5 * x1 * x1) + 1e-323, floor)
+    crude = jnp.maximum(jnp.exp(-0.5 * x1 * x1) + _TINY, floor)
     return lower, jnp.where(inside, jnp.minimum(upper, crude), upper)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.spectrum import Sampled, Spectrum
+from jaxdp.fourier.spectrum import Discrete, Sampled, Spectrum
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
@@ -21,17 +21,19 @@ def is_sampled_gaussian(record: Mechanism) -> bool:
 
 def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
-    closed = [(r, t) for r, t in stacks if not is_sampled_gaussian(r)]
+    closed = [(r, t) for r, t in stacks if not is_sampled_gaussian(r) and not hasattr(r, "atoms")]
     sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r)]
-    masses = [_infinity(record, times, direction) for record, times in closed]
+    finite = [(r, t) for r, t in stacks if hasattr(r, "atoms")]
+    masses = [_infinity(record, times, direction) for record, times in closed + finite]
     return Spectrum(
         closed=_closed_sum(closed, direction),
         closed_units=sum((jnp.sum(t) * r.unit_errors for r, t in closed), jnp.zeros(())),
         mu2=_mu2(closed),
         sampled=tuple(_sampled(record, times) for record, times in sampled),
+        discrete=tuple(_discrete(record, times, direction) for record, times in finite),
         direction=direction,
-        infinity=-jnp.expm1(sum((m for m, _ in masses), jnp.zeros(()))),
-        reverse_infinity=-jnp.expm1(sum((m for _, m in masses), jnp.zeros(()))),
+        infinity=_composed_mass([m[0] for m in masses]),
+        reverse_infinity=_composed_mass([m[1] for m in masses]),
         top=sum((_top(r, t, direction) for r, t in stacks), jnp.zeros(())),
     )
 
@@ -59,19 +61,29 @@ def _mu2(closed: list[Stack]) -> Any:
 
 
 def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
-    """log of the chance of no infinite loss in any round, for the pair and for its swap."""
+    """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
 
     def both(r: Mechanism) -> tuple[Any, Any]:
         return jnp.asarray(r.infinity_mass(), jnp.float64), jnp.asarray(r.reverse_infinity_mass(), jnp.float64)
 
-    forward, backward = jax.vmap(both)(record) if jax.tree_util.tree_leaves(record) else both(record)
+    forward, backward = (jnp.broadcast_to(m, times.shape) for m in jax.vmap(both)(record))
     if direction == "reverse" and not record.symmetric:
         forward, backward = backward, forward
-    return _log_kept(forward, times), _log_kept(backward, times)
+    return _rounds(forward, times), _rounds(backward, times)
 
 
-def _log_kept(mass: Any, times: Any) -> Any:
-    return jnp.sum(jnp.where(times > 0, times * jnp.log1p(-jnp.minimum(mass, 1.0)), 0.0))
+def _rounds(mass: Any, times: Any) -> tuple[Any, Any, Any]:
+    live = (times > 0) & (mass > 0)
+    log_none = jnp.sum(jnp.where(live, times * jnp.log1p(-jnp.minimum(mass, 1.0)), 0.0))
+    return jnp.sum(jnp.where(live, times, 0.0)), jnp.max(jnp.where(live, mass, 0.0)), log_none
+
+
+def _composed_mass(masses: list[tuple[Any, Any, Any]]) -> Any:
+    """1 - prod (1 - mass)^times; a single mass comes back unrounded, so that delta equal to it is recognised."""
+    count = sum((m[0] for m in masses), jnp.zeros(()))
+    single = sum((m[1] for m in masses), jnp.zeros(()))
+    composed = -jnp.expm1(sum((m[2] for m in masses), jnp.zeros(())))
+    return jnp.where(count <= 1, single, composed)
 
 
 def _sampled(record: Any, times: Any) -> Sampled:
@@ -88,3 +100,11 @@ def _top(record: Any, times: Any, direction: str) -> Any:
     ends = jax.vmap(lambda r: (jnp.asarray(r.max_loss(), jnp.float64), jnp.asarray(-r.min_loss(), jnp.float64)))(record)
     largest = ends[1] if direction == "reverse" and not record.symmetric else ends[0]
     return jnp.sum(jnp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15)
+
+
+def _discrete(record: Any, times: Any, direction: str) -> Discrete:
+    loss, log_weight = jax.vmap(lambda r: r.atoms())(record)
+    if direction == "reverse" and not record.symmetric:
+        # the swapped pair: Q-mass p e^{-L} at loss -L
+        loss, log_weight = -loss, log_weight - loss
+    return Discrete(loss, log_weight, times)

@@ -1,0 +1,249 @@
+"""Renyi DP to f-DP, and through it to (epsilon, delta): all orders at once, those below and at 1 included.
+
+A test that rejects with probability x under Q and p under P is post-processing, so the Bernoulli pair (p, x) obeys
+R_a(p, x) <= rho_a at every order, and with R_a(Q, P) bounded also R_a(x, p) <= rho'_a. With p*(x) the largest p that
+all constraints allow, the trade-off function is at least 1 - p*(x) and delta <= max_x [p*(x) - e^eps x].
+The allowed set is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is
+concave and the maximum is certified from grid values (`concave`).
+
+Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every point is open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.conversions.concave import cell_bounds
+from jaxdp.conversions.rdp import _log_gain, real_target, renyi_curve
+from jaxdp.formulas import require_x64
+from jaxdp.precision import kernel
+from jaxdp.roots import crossing
+
+_ULP = 2.0**-52
+_HALVINGS = 58
+_CELLS, _ROUNDS = 40, 6
+# expit(+-_FAR) is 1e-304: the interval beyond is charged by monotonicity
+_FAR = 700.0
+
+
+def _log_probabilities(logit: Any) -> tuple[Any, Any]:
+    """log expit(logit) and log(1 - expit(logit))."""
+    return jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(-logit)
+
+
+def _violated(order: Any, bound: Any, first: Any, second: Any, sign: Any) -> Any:
+    """Whether R_order(first, second) of two Bernoulli laws, given by log probabilities, exceeds the bound.
+
+    sign +1: exceeds it for certain; -1: cannot be shown not to. The rounding of every exponent is charged.
+    """
+    (f1, f0), (s1, s0) = first, second
+    excess = order - 1
+    one, zero = order * f1 - excess * s1, order * f0 - excess * s0
+    total = jnp.logaddexp(one, zero)
+    size = (order + jnp.abs(excess)) * (
+        1
+        + jnp.maximum(-f1, -s1) * jnp.exp(jnp.minimum(one - total, 0.0))
+        + jnp.maximum(-f0, -s0) * jnp.exp(jnp.minimum(zero - total, 0.0))
+    )
+    p, q = jnp.exp(f1), jnp.exp(f0)
+    divergence = p * (f1 - s1) + q * (f0 - s0)
+    kl_size = p * jnp.maximum(-f1, -s1) + q * jnp.maximum(-f0, -s0) + jnp.abs(divergence)
+    at_one = excess == 0
+    value = jnp.where(at_one, divergence, jnp.sign(excess) * total)
+    limit = jnp.where(at_one, bound, jnp.abs(excess) * bound)
+    slack = 8 * _ULP * jnp.where(at_one, kl_size, size + limit)
+    return value > limit + sign * slack
+
+
+def _largest_power(curve: Any, logit: Any) -> tuple[Any, Any]:
+    """(lower, upper) bound of the logit of p*(x), at x = expit(logit)."""
+    orders, forward, backward = curve
+    x = _log_probabilities(logit)
+
+    def broken(v: Any, sign: Any) -> Any:
+        p = _log_probabilities(v)
+        ahead = _violated(orders, forward, p, x, sign) & jnp.isfinite(forward)
+        behind = _violated(orders, backward, x, p, sign) & jnp.isfinite(backward)
+        return jnp.any(ahead | behind)
+
+    def halve(_: Any, bracket: Any) -> Any:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        bad = jax.vmap(broken)(middle, jnp.array([-1.0, 1.0]))
+        return jnp.where(bad, low, middle), jnp.where(bad, middle, high)
+
+    start = jnp.full((2,), 1.0) * logit, jnp.full((2,), _FAR + 45.0)
+    low, high = jax.lax.fori_loop(0, _HALVINGS, halve, start)
+    return low[0], high[1]
+
+
+def _advantage(curve: Any, logit: Any, eps: Any) -> tuple[Any, Any, Any]:
+    """(x, low, high) with low <= p*(x) - e^eps x <= high at x = expit(logit)."""
+    x, rest = jax.nn.sigmoid(logit), jax.nn.sigmoid(-logit)
+    tilt = jnp.exp(eps)
+
+    def gain(v: Any, sign: float) -> Any:
+        p, lost = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
+        near_one = x > 0.5
+        value = jnp.where(near_one, -jnp.expm1(eps) + tilt * rest - lost, p - tilt * x)
+        size = jnp.where(near_one, jnp.abs(jnp.expm1(eps)) + tilt * rest + lost, p + tilt * x)
+        return value + sign * 8 * _ULP * size * (1 + jnp.abs(v) / 16 + jnp.abs(eps))
+
+    low, high = _largest_power(curve, logit)
+    return x, gain(low, -1.0), gain(high, 1.0)
+
+
+def _delta_and_slope(curve: Any, eps: Any) -> tuple[Any, Any]:
+    """Certified delta at eps, and -e^eps x* (the derivative in eps, for Newton only)."""
+
+    def refine(_: Any, state: Any) -> Any:
+        left, right, dead, _, _ = state
+        grid = left + (right - left) * jnp.linspace(0.0, 1.0, _CELLS + 1)
+        x, low, high = jax.vmap(lambda u: _advantage(curve, u, eps))(grid)
+        upper = cell_bounds(x, low, high)
+        best = jnp.maximum(jnp.max(low), 0.0)
+        alive = upper >= best
+        first = jnp.argmax(alive)
+        last = _CELLS - 1 - jnp.argmax(alive[::-1])
+        dead = jnp.maximum(dead, jnp.max(jnp.where(alive, -jnp.inf, upper)))
+        # one cell more on each side, so that a chord from outside bounds the cells that matter
+        left, right = grid[jnp.maximum(first - 1, 0)], grid[jnp.minimum(last + 2, _CELLS)]
+        total = jnp.maximum(dead, jnp.max(jnp.where(alive, upper, -jnp.inf)))
+        return left, right, dead, total, x[jnp.argmax(low)]
+
+    far = jnp.asarray(_FAR)
+    # beyond the grid: left of it p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x)
+    left_end = jax.nn.sigmoid(_largest_power(curve, -far)[1])
+    right_end = -jnp.expm1(eps) * (1 - 4 * _ULP * jnp.sign(-jnp.expm1(eps))) + jnp.exp(eps) * jax.nn.sigmoid(-far)
+    start = (-far, far, jnp.maximum(left_end, right_end), jnp.asarray(1.0), jnp.asarray(0.5))
+    _, _, _, total, at = jax.lax.fori_loop(0, _ROUNDS, refine, start)
+    total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, 1e-320, 1.0))
+    return total, -jnp.exp(eps) * at
+
+
+def _valid(curve: Any) -> Any:
+    orders, forward, backward = curve
+    return ~(jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)).any()
+
+
+@kernel(working_set=20000)
+def _delta_kernel(curve: Any, infinity: Any, eps: Any) -> Any:
+    inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
+    value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
+    value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
+    return jnp.where(_valid(curve), jnp.minimum(1.0, (infinity + value) * (1 + 4 * _ULP)), 1.0)
+
+
+def _cks_delta(curve: Any, eps: Any) -> Any:
+    orders, forward, _ = curve
+    excess = jnp.where(orders > 1, orders - 1, 1.0)
+    far = jnp.where(jnp.isfinite(eps), eps, 0.0)
+    exponent = jnp.where(orders > 1, excess * (forward - far), jnp.inf)
+    value = jnp.exp(jnp.min(jnp.minimum(exponent * (1 - 1e-12 * jnp.sign(exponent)), 0.0)))
+    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), value)
+
+
+@kernel(working_set=20000)
+def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
+    orders, forward, _ = curve
+    room = (delta - infinity) * (1 - 4 * _ULP)
+    goal = jnp.log(jnp.where(room > 0, room, 0.5))
+    excess = jnp.where(orders > 1, orders - 1, 1.0)
+    each = jnp.where(orders > 1, forward + (_log_gain(excess) - goal) / excess, jnp.inf)
+    start = jnp.min(each) * (1 + 1e-12) + 1e-12
+    high = jnp.where(start < _FAR, jnp.maximum(start, 1e-12), 1.0)
+
+    def excess_log_delta(eps: Any) -> tuple[Any, Any]:
+        value, slope = _delta_and_slope(curve, eps)
+        return jnp.log(value) - goal, slope / value
+
+    # starts at 0, so that a target met there ends below it; -1 is only a floor
+    _, found = crossing(excess_log_delta, -jnp.ones(()), high, jnp.zeros(()), rtol=1e-9, max_steps=30)
+    found = jnp.where(start < _FAR, jnp.maximum(found, 0.0), start)
+    found = jnp.where(room > 0, found, jnp.inf)
+    return jnp.where(_valid(curve) & ~jnp.isnan(found), jnp.where(delta >= 1, 0.0, found), jnp.inf)
+
+
+@kernel(working_set=20000)
+def _tradeoff_kernel(curve: Any, infinity: Any, x: Any) -> Any:
+    inside = (x > 0) & (x < 1)
+    safe = jnp.where(inside, x, 0.5)
+    # x rounded up: p* increases
+    logit = jnp.log(safe) - jnp.log1p(-safe) + 8 * _ULP * (1 + jnp.abs(jnp.log(safe)) + 1 / (1 - safe))
+    miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 64 * _ULP)
+    at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 64 * _ULP)
+    value = jnp.where(inside, miss, jnp.where(x <= 0, at_zero, 0.0))
+    return jnp.where(_valid(curve), jnp.maximum(value - infinity, 0.0), 0.0)
+
+
+def optimal_delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, reverse_renyi: Any = None,
+                           infinity_mass: Any = 0.0) -> Any:
+    """Certified delta at epsilon from all orders of a Renyi curve at once, through its trade-off function.
+
+    Args:
+        orders: a > 0, last axis; orders in [1/2, 1] help, a > 1 are needed for small delta.
+        renyi: upper bounds of R_a(P, Q), last axis that of the orders; inf where unknown.
+        epsilon: any real number, broadcasts with the leading axes of renyi.
+        reverse_renyi: upper bounds of R_a(Q, P). For a symmetric mechanism give renyi again. None: unknown; using
+            R_a(P, Q) in its place is false for asymmetric pairs.
+        infinity_mass: an upper bound on P(L = inf), when the curves are those of the finite part.
+
+    Returns:
+        NumPy float64 in [0, 1]; the maximum over tests is bounded from above with a relative excess about 1e-8.
+
+    Reference:
+        Zhu, Dong, Wang 2022, Appendix F.
+
+    """
+    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=real_target("epsilon", epsilon))
+
+
+def optimal_epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, reverse_renyi: Any = None,
+                             infinity_mass: Any = 0.0) -> Any:
+    """Certified epsilon >= 0 at delta from all orders at once; arguments as for `optimal_delta_from_rdp`.
+
+    The smallest tested epsilon whose certified delta meets the target (1e-9 relative); inf where delta does not
+    exceed infinity_mass or no order above 1 is finite.
+    """
+    delta = delta if validate.is_traced(delta) else validate.probability("delta", delta)
+    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=delta)
+
+
+def tradeoff_from_rdp(orders: Any, renyi: Any, false_positive_rate: Any, *, reverse_renyi: Any = None,
+                      infinity_mass: Any = 0.0) -> Any:
+    """Certified smallest false negative rate 1 - p*(x) at the false positive rate x; never above the truth.
+
+    Arguments as for `optimal_delta_from_rdp`; false_positive_rate: x in [0, 1], the error under Q.
+    """
+    x = false_positive_rate
+    x = x if validate.is_traced(x) else validate.probability("false_positive_rate", x)
+    return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
+
+
+def _order(name: str, value: Any) -> np.ndarray:
+    return validate.positive(name, value)
+
+
+def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **target: Any) -> Any:
+    orders, forward = renyi_curve(orders, renyi, _order)
+    backward = np.full(np.shape(forward), np.inf) if reverse is None else renyi_curve(orders, reverse, _order)[1]
+    infinity = infinity if validate.is_traced(infinity) else validate.probability("infinity_mass", infinity)
+    (name, goal), = target.items()
+    lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
+    shape = validate.broadcast(**{k: np.empty(np.shape(a)[:-1]) for k, a in lead.items()},
+                               **{name: np.empty(np.shape(goal)), "infinity_mass": np.empty(np.shape(infinity))})
+    count, size = np.shape(orders)[-1], int(np.prod(shape))
+    traced = validate.is_traced(orders, forward, backward, infinity, goal)
+    xp = jnp if traced else np
+    if traced:
+        require_x64()
+    curve = tuple(xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count)
+                  for a in lead.values())
+    scalars = [xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in (infinity, goal)]
+    out = jax.vmap(kernel_.point)(curve, *scalars) if traced else kernel_(curve, *scalars)
+    return out.reshape(shape)[()]

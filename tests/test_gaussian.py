@@ -1,0 +1,125 @@
+"""The Gaussian's closed form: stored values to the last digits, edges, monotonicity, derivatives."""
+
+import json
+import pathlib
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import jax
+import mpmath as mp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxdp
+from jaxdp.routes import gaussian as route
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "accounting.json").read_text())["cases"]
+GAUSSIAN = [c for c in CASES if c["mechanism"]["type"] == "gaussian"]
+CLOSE = 1e-10  # relative gap asked of the closed form
+STEP = 1e-5  # of the finite differences: truncation 1e-10, rounding 1e-11
+DERIVATIVE = 1e-7
+
+
+def stored(unknown):
+    cases = [c for c in GAUSSIAN if c["unknown"] == unknown]
+    mechanism = jaxdp.repeat(
+        jaxdp.Gaussian(np.array([float(c["mechanism"]["sigma"]) for c in cases])),
+        np.array([c["mechanism"]["T"] for c in cases]),
+    )
+    known = "delta" if unknown == "epsilon" else "epsilon"
+    return mechanism, np.array([float(c[known]) for c in cases]), [Fraction(c[unknown]) for c in cases]
+
+
+@pytest.mark.parametrize("unknown, verb", [("delta", jaxdp.delta_bounds), ("epsilon", jaxdp.epsilon_bounds)])
+def test_bounds_enclose_the_stored_values_closely(unknown, verb):
+    mechanism, target, exact = stored(unknown)
+    bounds = verb(mechanism, target)
+    assert all(Fraction(low) <= e <= Fraction(up) for low, e, up in zip(bounds.lower, exact, bounds.upper, strict=True))
+    assert np.all(bounds.upper - bounds.lower <= CLOSE * bounds.upper)
+
+
+def test_bounds_enclose_the_formula_from_tiny_to_huge_noise_and_both_signs_of_epsilon():
+    sigma = np.array([1e-3, 0.05, 1.0, 30.0, 1e4, 1e6])[:, None]
+    epsilon = np.array([-3.0, -1e-3, 0.0, 1e-6, 0.5, 20.0])
+    bounds = jaxdp.delta_bounds(jaxdp.Gaussian(sigma), epsilon)
+    mp.mp.dps = 60
+    for row, s in enumerate(sigma[:, 0]):
+        for column, e in enumerate(epsilon):
+            mu, x = 1 / mp.mpf(s), mp.mpf(e)
+            exact = mp.ncdf(mu / 2 - x / mu) - mp.exp(x) * mp.ncdf(-mu / 2 - x / mu)
+            assert bounds.lower[row, column] <= exact <= bounds.upper[row, column], (s, e)
+
+
+def test_a_delta_below_the_smallest_double_is_not_reported_as_zero():
+    # exact 1.19e-309: a compiler that flushes such numbers to 0 would under-report
+    assert jaxdp.delta(jaxdp.Gaussian(1.0), 38.0) >= 1.19e-309
+    assert jaxdp.delta(jaxdp.Gaussian(1.0), 60.0) > 0
+
+
+def test_epsilon_at_the_edges_of_delta():
+    noise = jaxdp.Gaussian(1.0)
+    assert jaxdp.epsilon(noise, 0.0) == np.inf
+    assert jaxdp.epsilon(noise, 1.0) == 0
+    assert jaxdp.epsilon(noise, 0.5) == 0  # the total variation distance is 0.38
+    assert 37 < jaxdp.epsilon(noise, 1e-300) < 38
+    assert jaxdp.epsilon(jaxdp.repeat(noise, 0), 0.0) == 0
+    assert jaxdp.epsilon(jaxdp.compose(), 0.0) == 0
+
+
+def test_delta_at_the_edges_of_epsilon():
+    noise = jaxdp.Gaussian(1.0)
+    np.testing.assert_array_equal(jaxdp.delta(noise, np.array([-np.inf, np.inf])), [1.0, 0.0])
+    assert jaxdp.delta(jaxdp.repeat(noise, 0), 0.0) == 0
+    assert jaxdp.delta(jaxdp.repeat(noise, 0), -1.0) == pytest.approx(-np.expm1(-1.0), rel=1e-15)
+
+
+def test_delta_is_never_below_the_delta_that_no_mechanism_beats():
+    epsilon = np.linspace(-5, 0, 41)
+    assert np.all(jaxdp.delta(jaxdp.Gaussian(1e5), epsilon) >= -np.expm1(epsilon))
+
+
+@given(st.floats(0.05, 50), st.floats(1.01, 3), st.floats(1e-12, 0.5))
+def test_epsilon_falls_with_noise_and_with_delta(sigma, factor, delta):
+    grid = jaxdp.epsilon(jaxdp.Gaussian(np.array([sigma, sigma * factor])), delta)
+    assert grid[1] <= grid[0]
+    assert jaxdp.epsilon(jaxdp.Gaussian(sigma), min(1.0, delta * factor)) <= grid[0]
+
+
+@given(st.floats(0.5, 50), st.integers(1, 10**7), st.floats(1e-12, 0.3))
+def test_a_thousand_small_releases_are_one_large_one(sigma, times, delta):
+    many = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(sigma * np.sqrt(times)), times), delta)
+    assert many == pytest.approx(jaxdp.epsilon(jaxdp.Gaussian(sigma), delta), rel=1e-9, abs=1e-12)
+
+
+def test_delta_inverts_epsilon_on_the_safe_side():
+    sigma, delta = np.array([0.3, 1.0, 8.0])[:, None], np.array([1e-12, 1e-5, 1e-2])
+    assert np.all(jaxdp.delta_bounds(jaxdp.Gaussian(sigma), jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)).lower <= delta)
+
+
+def test_traced_verbs_equal_eager_ones_and_differentiate():
+    def epsilon(sigma, delta):
+        return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
+
+    sigma, delta = np.array([0.7, 1.3, 5.0]), 1e-6
+    eager = epsilon(sigma, delta)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(epsilon)(sigma, delta), eager, rtol=1e-12)
+        np.testing.assert_allclose(jax.vmap(epsilon, (0, None))(sigma, delta), eager, rtol=1e-12)
+        by_sigma, by_delta = jax.grad(epsilon, (0, 1))(1.3, delta)
+    numeric = (epsilon(1.3 + STEP, delta) - epsilon(1.3 - STEP, delta)) / (2 * STEP)
+    assert float(by_sigma) == pytest.approx(numeric, rel=DERIVATIVE)
+    h = STEP * delta
+    assert float(by_delta) == pytest.approx((epsilon(1.3, delta + h) - epsilon(1.3, delta - h)) / (2 * h), rel=1e-5)
+
+
+def test_a_trace_without_float64_is_refused_in_one_sentence():
+    with pytest.raises(RuntimeError, match="float64"):
+        jax.jit(lambda s: jaxdp.epsilon(jaxdp.Gaussian(s), 1e-5))(1.0)
+
+
+def test_new_values_of_the_same_shapes_do_not_recompile():
+    jaxdp.epsilon(jaxdp.Gaussian(np.linspace(1, 2, 5)), 1e-5)
+    before = route._gaussian_epsilon.traces
+    jaxdp.epsilon(jaxdp.Gaussian(np.linspace(3, 4, 5)), 1e-7)
+    assert route._gaussian_epsilon.traces == before

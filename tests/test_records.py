@@ -1,0 +1,142 @@
+"""Records, compose and repeat: what is refused and with which words, relations, order, counts."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.mechanisms.composition import flatten, normal_form
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda: jaxdp.Gaussian(0.0), "noise_multiplier"),
+        (lambda: jaxdp.Gaussian(-1.0), "noise_multiplier"),
+        (lambda: jaxdp.Gaussian(NAN), "noise_multiplier"),
+        (lambda: jaxdp.Gaussian(INF), "noise_multiplier"),
+        (lambda: jaxdp.Gaussian(np.array([1.0, NAN])), "noise_multiplier"),
+        (lambda: jaxdp.Laplace(0.0), "noise_multiplier"),
+        (lambda: jaxdp.DiscreteGaussian(-2.0), "sigma"),
+        (lambda: jaxdp.DiscreteGaussian(2.0, 1.5), "sensitivity"),
+        (lambda: jaxdp.DiscreteLaplace(0.0), "scale"),
+        (lambda: jaxdp.RandomizedResponse(-0.1), "epsilon"),
+        (lambda: jaxdp.RandomizedResponse(1.0, 1), "num_categories"),
+        (lambda: jaxdp.PureDP(NAN), "epsilon"),
+        (lambda: jaxdp.ApproximateDP(1.0, 1.5), "delta"),
+        (lambda: jaxdp.DiscretePair([0.5, 0.6], [0.5, 0.5]), "sum of p"),
+        (lambda: jaxdp.DiscretePair([0.5, 0.5], [1.5, -0.5]), "q"),
+        (lambda: jaxdp.DiscretePair([1.0], [0.5, 0.5]), "same number of outcomes"),
+        (lambda: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 1.1), "sampling_probability"),
+        (lambda: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), NAN), "sampling_probability"),
+        (lambda: jaxdp.FixedSizeSampled(jaxdp.Gaussian(0.0), 0.1), "noise_multiplier"),
+        (lambda: jaxdp.repeat(jaxdp.Gaussian(1.0), 2.5), "times"),
+        (lambda: jaxdp.repeat(jaxdp.Gaussian(1.0), -1), "times"),
+        (lambda: jaxdp.repeat(jaxdp.Gaussian(1.0), NAN), "times"),
+        (lambda: jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.Laplace(-1.0)), "noise_multiplier"),
+    ],
+)
+def test_bad_values_are_refused_by_name_before_any_number_is_computed(make, name):
+    with pytest.raises(ValueError, match=name):
+        jaxdp.epsilon(make(), 1e-5)
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.1, NAN, np.array([0.1, NAN])])
+def test_delta_outside_the_unit_interval_is_refused(delta):
+    with pytest.raises(ValueError, match="delta"):
+        jaxdp.epsilon(jaxdp.Gaussian(1.0), delta)
+
+
+def test_epsilon_may_be_infinite_but_not_nan():
+    assert jaxdp.delta(jaxdp.Gaussian(1.0), INF) == 0
+    with pytest.raises(ValueError, match="epsilon"):
+        jaxdp.delta(jaxdp.Gaussian(1.0), NAN)
+
+
+@pytest.mark.parametrize("target", ["1e-5", None, 1j, True])
+def test_targets_that_are_not_real_numbers_are_a_type_error(target):
+    with pytest.raises(TypeError, match="delta"):
+        jaxdp.epsilon(jaxdp.Gaussian(1.0), target)
+
+
+def test_things_that_are_not_mechanisms_are_a_type_error():
+    for call in (lambda: jaxdp.epsilon(1.0, 1e-5), lambda: jaxdp.compose(1.0), lambda: jaxdp.repeat(None, 2)):
+        with pytest.raises(TypeError, match="mechanism"):
+            call()
+
+
+def test_shapes_that_do_not_broadcast_are_named():
+    with pytest.raises(ValueError, match="broadcast"):
+        jaxdp.epsilon(jaxdp.Gaussian(np.ones(3)), np.full(2, 1e-5))
+    with pytest.raises(ValueError, match="broadcast"):
+        jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(np.ones(3)), np.ones(2)), 1e-5)
+
+
+def test_shapes_broadcast_over_leaves_counts_and_target():
+    mechanism = jaxdp.repeat(jaxdp.Gaussian(np.array([1.0, 2.0])[:, None]), np.array([1, 10, 100]))
+    assert jaxdp.epsilon(mechanism, np.array([1e-5, 1e-6])[:, None, None]).shape == (2, 2, 3)
+    assert np.shape(jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5)) == ()
+    assert jaxdp.epsilon(jaxdp.Gaussian(np.ones((0, 2))), 1e-5).shape == (0, 2)
+
+
+def test_answers_are_numpy_float64():
+    value = jaxdp.epsilon(jaxdp.Gaussian(np.float32([1.0, 2.0])), 1e-5)
+    assert type(value) is np.ndarray
+    assert value.dtype == np.float64
+
+
+def test_unknown_relations_and_relations_without_a_theorem_are_refused():
+    with pytest.raises(ValueError, match="relation"):
+        jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5, relation="bounded")
+    with pytest.raises(jaxdp.UnsupportedMechanismError):
+        jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 1000), 1e-5, relation="add")
+
+
+def test_mixing_natural_relations_must_be_decided_by_the_caller():
+    mixed = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.NoisyIteration([0.9], [1.0], [1.0]))
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation"):
+        jaxdp.epsilon(mixed, 1e-5)
+    assert jaxdp.epsilon(mixed, 1e-5, relation="replace_one") > 0
+
+
+def test_sampling_a_mechanism_known_only_by_its_moments_is_refused():
+    with pytest.raises(jaxdp.UnsupportedMechanismError):
+        jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Laplace(1.0), 0.1), 1e-5)
+
+
+def test_replace_one_under_poisson_sampling_needs_a_gaussian_base():
+    pair = jaxdp.DiscretePair([0.6, 0.4], [0.4, 0.6])
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="replace_one"):
+        jaxdp.epsilon(jaxdp.PoissonSampled(pair, 0.1), 1e-5, relation="replace_one")
+
+
+def test_records_are_pytrees_of_their_numbers():
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.1), 7)
+    assert jax.tree_util.tree_leaves(mechanism) == [2.0, 0.1, 7]
+    doubled = jax.tree_util.tree_map(lambda x: 2 * x, mechanism)
+    assert doubled.mechanism.mechanism.noise_multiplier == 4.0
+
+
+def test_counts_multiply_through_nested_repetition():
+    inner = jaxdp.repeat(jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.repeat(jaxdp.Laplace(3.0), 4)), 5)
+    assert [times for _, times in flatten(inner)] == [5, 20]
+
+
+def test_equal_records_are_merged_and_unequal_ones_stacked():
+    stacks = normal_form(jaxdp.compose(*[jaxdp.Laplace(b) for b in (1.0, 2.0, 1.0)], jaxdp.Gaussian(1.0)), ())
+    sizes = {type(record).__name__: np.shape(times) for record, times in stacks}
+    assert sizes == {"Laplace": (1, 2), "Gaussian": (1, 1)}
+
+
+def test_order_of_composition_and_grouping_do_not_matter():
+    a, b, c = jaxdp.Gaussian(1.0), jaxdp.Gaussian(2.0), jaxdp.Gaussian(0.5)
+    first = jaxdp.epsilon(jaxdp.compose(a, jaxdp.compose(b, c)), 1e-6)
+    assert jaxdp.epsilon(jaxdp.compose(jaxdp.compose(c, a), b), 1e-6) == pytest.approx(first, rel=1e-12)
+    assert jaxdp.epsilon(jaxdp.compose(a), 1e-6) == pytest.approx(jaxdp.epsilon(a, 1e-6), rel=1e-12)
+
+
+def test_composing_nothing_releases_nothing():
+    assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
+    assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
