@@ -1,7 +1,8 @@
 """jaxdp: certified differential-privacy accounting, vectorised in JAX."""
 
-from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds
+from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds, log_mgf, renyi, tradeoff
 from jaxdp.bounds import Bounds
+from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import (
     ApproximateDP,
@@ -18,6 +19,7 @@ from jaxdp.mechanisms.discrete_gaussian import DiscreteGaussian
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.precision import BackendError
+from jaxdp.sweep import sweep
 
 __version__ = "0.1.0"
 
@@ -39,11 +41,16 @@ __all__ = [
     "RandomizedResponse",
     "Shuffled",
     "UnsupportedMechanismError",
+    "calibrate",
     "compose",
     "delta",
     "delta_bounds",
     "epsilon",
     "epsilon_bounds",
+    "log_mgf",
     "record",
+    "renyi",
     "repeat",
+    "sweep",
+    "tradeoff",
 ]

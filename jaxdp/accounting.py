@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import validate
+from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.composition import batch_shape
-from jaxdp.precision import BackendError, plain_compilation_is_sound, platform
+from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
+from jaxdp.precision import BackendError, plain_compilation_is_sound, platform, x64
 from jaxdp.routes import Route, choose_route
+from jaxdp.routes.gaussian import composed_mu
+from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
 
 _X64_SENTENCE = (
     "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
@@ -55,6 +57,116 @@ def epsilon_bounds(mechanism: Mechanism, delta: Any, *, relation: str | None = N
     return _run(mechanism, "delta", delta, relation, "epsilon")
 
 
+def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> Any:
+    """Renyi divergence of the given order: an upper bound of the mechanism's Renyi DP curve.
+
+    order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's
+    leaves. relation: as for `epsilon`; the larger of the pairs. Infinite when there is mass at infinity.
+    Returns NumPy float64 in nats; rounded outward. Close to order 1 the value of a slightly larger order
+    is used where cancellation would cost more (R is nondecreasing in the order).
+    """
+    check_mechanism(mechanism)
+    if not validate.is_traced(order):
+        order = validate.real_array("order", order)
+        validate.reject("order", order, ~(order > 1), "> 1 (inf allowed)")
+    return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
+
+
+def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any:
+    """K(z) = log E_P[exp(z L); L finite] of the dominating pair, complex z allowed, any shape.
+
+    The pair is that of "remove" (or "replace_one"); relation="add" gives the swapped one. An estimate, about
+    1e-12 relative in exp(K) per step; not rounded outward. Returns NumPy complex128.
+    """
+    check_mechanism(mechanism)
+    if relation is None and "add_or_remove" in mechanism_relations(mechanism):
+        relation = "remove"
+    if relation == "add_or_remove":
+        raise ValueError('log_mgf describes one pair: relation must be "add", "remove" or "replace_one".')
+    if not validate.is_traced(z):
+        z = np.asarray(z, np.complex128)
+        validate.reject("z", z, ~np.isfinite(z), "finite")
+    return _per_direction(mechanism, "log_mgf", z, relation, log_mgf_kernel)
+
+
+def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | None = None) -> Any:
+    """Certified lower bound of the smallest false negative rate of any test at the given false positive rate.
+
+    false_positive_rate: in [0, 1], any shape; broadcasts. Gaussian-DP mechanisms: Phi(Phi^-1(1 - x) - mu). Others:
+    the largest of 1 - delta(eps) - e^eps x over certified points (eps, delta), eps of either sign, refined
+    around the best one (valid for any points; Dong, Roth, Su 2022). With several pairs, the smallest.
+    Concrete numbers only. Returns NumPy float64.
+    """
+    check_mechanism(mechanism)
+    if validate.is_traced(mechanism, false_positive_rate):
+        raise TypeError("tradeoff takes concrete numbers: under a trace use delta at the epsilons of your choice.")
+    x = validate.probability("false_positive_rate", false_positive_rate)
+    shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), false_positive_rate=x)
+    x = np.broadcast_to(x, shape)
+    if is_gaussian(mechanism):
+        return _gaussian_tradeoff(mechanism, x)
+    curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
+    return np.minimum.reduce(curves)[()]
+
+
+def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
+    relation = relation or natural_relation(mechanism)
+    mechanism.directions(relation)
+    return ("add", "remove") if relation == "add_or_remove" else (relation,)
+
+
+def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.ndarray:
+    wide = spread_axis(mechanism)
+    reach = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
+    low, high = np.broadcast_to(-reach - 1.0, x.shape), np.broadcast_to(reach + 1.0, x.shape)
+    best = np.zeros(x.shape)
+    for _ in range(3):
+        eps = np.linspace(low, high, 33, axis=-1)
+        with np.errstate(over="ignore"):
+            value = 1 - delta(wide, eps, relation=relation) - np.exp(eps) * x[..., None] * (1 + 4e-16)
+        index = np.argmax(value, axis=-1)[..., None]
+        best = np.maximum(best, np.take_along_axis(value, index, -1)[..., 0])
+        low = np.take_along_axis(eps, np.maximum(index - 1, 0), -1)[..., 0]
+        high = np.take_along_axis(eps, np.minimum(index + 1, 32), -1)[..., 0]
+    return np.maximum(best - 1e-15, 0.0)
+
+
+def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
+    with x64():
+        stacks = normal_form(mechanism, x.shape)
+        mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
+        value = jax.scipy.special.ndtr(jax.scipy.special.ndtri(1 - x) - mu)
+        value = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
+    return np.maximum(value * (1 - 1e-12) - 1e-15, 0.0)[()]
+
+
+def mechanism_relations(mechanism: Mechanism) -> tuple[str, ...]:
+    """The natural relation of a mechanism, as a tuple for membership tests."""
+    return (natural_relation(mechanism),)
+
+
+def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | None, kernel: Any) -> Any:
+    name = "order" if verb == "renyi" else "z"
+    shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: value})
+    provenance.note(verb, mechanism, relation or natural_relation(mechanism))
+    stacks, size = normal_form(mechanism, shape), int(np.prod(shape))
+    results = []
+    for direction in mechanism.directions(relation):
+        if validate.is_traced(stacks, value):
+            check_trace()
+            flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
+            result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
+        else:
+            result = kernel(stacks, np.broadcast_to(value, shape).reshape(size), direction=direction)
+        results.append(result.reshape(shape))
+    if verb == "log_mgf":
+        return results[0][()]
+    worst = results[0]
+    for other in results[1:]:
+        worst = jnp.maximum(worst, other) if validate.is_traced(worst, other) else np.maximum(worst, other)
+    return worst[()]
+
+
 def check_mechanism(mechanism: Any) -> None:
     """TypeError unless it is a mechanism; ValueError for a bad concrete field."""
     if not isinstance(mechanism, Mechanism):
@@ -92,6 +204,7 @@ def _run(mechanism: Mechanism, name: str, target: Any, relation: str | None, ver
     check_mechanism(mechanism)
     target = check_target(name, target)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
+    provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     results = [
         _evaluate(choose_route(mechanism, direction, shape), verb, target, shape)
         for direction in mechanism.directions(relation)

@@ -106,12 +106,6 @@ def test_sampling_a_mechanism_known_only_by_its_moments_is_refused():
         jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Laplace(1.0), 0.1), 1e-5)
 
 
-def test_replace_one_under_poisson_sampling_needs_a_gaussian_base():
-    pair = jaxdp.DiscretePair([0.6, 0.4], [0.4, 0.6])
-    with pytest.raises(jaxdp.UnsupportedMechanismError, match="replace_one"):
-        jaxdp.epsilon(jaxdp.PoissonSampled(pair, 0.1), 1e-5, relation="replace_one")
-
-
 def test_records_are_pytrees_of_their_numbers():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.1), 7)
     assert jax.tree_util.tree_leaves(mechanism) == [2.0, 0.1, 7]

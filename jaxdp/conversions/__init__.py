@@ -1,0 +1,62 @@
+"""Conversions between the descriptions of a privacy guarantee; theorems of Zhu, Dong, Wang 2022 unless said.
+
+| from -> to | function |
+|---|---|
+| (P, Q) -> (Q, P) | `swapped_delta` |
+| delta -> F | `loss_tail_from_delta` |
+| F -> delta | `delta_from_cdfs` |
+| phi -> F | `levy_cdf` (estimate; the verbs invert by a certified contour) |
+| f -> delta | `delta_from_tradeoff` |
+| delta -> f | `tradeoff_from_delta` |
+| f -> phi | `pair_from_tradeoff`, then its log_mgf(1j t) |
+| delta -> pair, phi | `pair_from_profile`, then its log_mgf |
+| delta -> Renyi | `renyi_from_profile` |
+| Renyi -> (eps, delta) | `epsilon_from_rdp`, `delta_from_rdp` (one order at a time); `optimal_...` (all at once) |
+| Renyi -> f | `tradeoff_from_rdp` |
+| delta -> mu-GDP | `gdp_mu` |
+
+What is certified: every function but those of `levy` returns a bound, stated with the side its arguments must be on.
+"""
+
+from jaxdp.conversions.cut_renyi import cut_mass, cut_renyi, cut_renyi_epsilon
+from jaxdp.conversions.dominating_pair import pair_from_profile, pair_from_tradeoff, renyi_from_profile
+from jaxdp.conversions.gaussian_dp import gdp_mu
+from jaxdp.conversions.grid import GridPairs, grid_pairs
+from jaxdp.conversions.levy import levy_cdf, levy_delta, quadrature_log_characteristic
+from jaxdp.conversions.profile import (
+    delta_from_cdfs,
+    delta_from_tradeoff,
+    loss_tail_from_delta,
+    swapped_delta,
+    tradeoff_from_delta,
+)
+from jaxdp.conversions.rdp import delta_from_rdp, epsilon_from_rdp
+from jaxdp.conversions.rdp_tradeoff import optimal_delta_from_rdp, optimal_epsilon_from_rdp, tradeoff_from_rdp
+from jaxdp.conversions.sampled import sampled_delta, sampled_pair
+
+__all__ = [
+    "GridPairs",
+    "cut_mass",
+    "cut_renyi",
+    "cut_renyi_epsilon",
+    "delta_from_cdfs",
+    "delta_from_rdp",
+    "delta_from_tradeoff",
+    "epsilon_from_rdp",
+    "gdp_mu",
+    "grid_pairs",
+    "levy_cdf",
+    "levy_delta",
+    "loss_tail_from_delta",
+    "optimal_delta_from_rdp",
+    "optimal_epsilon_from_rdp",
+    "pair_from_profile",
+    "pair_from_tradeoff",
+    "quadrature_log_characteristic",
+    "renyi_from_profile",
+    "sampled_delta",
+    "sampled_pair",
+    "swapped_delta",
+    "tradeoff_from_delta",
+    "tradeoff_from_rdp",
+]

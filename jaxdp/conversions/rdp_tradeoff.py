@@ -162,8 +162,12 @@ def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
         value, slope = _delta_and_slope(curve, eps)
         return jnp.log(value) - goal, slope / value
 
-    # starts at 0, so that a target met there ends below it; -1 is only a floor
-    _, found = crossing(excess_log_delta, -jnp.ones(()), high, jnp.zeros(()), rtol=1e-9, max_steps=30)
+    # in 1 + eps, whose tolerance does not vanish at 0; the first point tested is eps = 0
+    _, found = crossing(
+        lambda t: excess_log_delta(t - 1), jnp.asarray(1 - 5e-10), 1 + high, jnp.ones(()), rtol=1e-9, max_steps=30
+    )
+    found = (found - 1) * (1 + 4 * _ULP) + 2 * _ULP
+    found = jnp.where(found <= 4 * _ULP, 0.0, found)
     found = jnp.where(start < _FAR, jnp.maximum(found, 0.0), start)
     found = jnp.where(room > 0, found, jnp.inf)
     return jnp.where(_valid(curve) & ~jnp.isnan(found), jnp.where(delta >= 1, 0.0, found), jnp.inf)

@@ -25,6 +25,7 @@ class Blocks(NamedTuple):
     left: first count of each block. width: its number of counts (0: an empty block, mass 0).
     log_upper, log_lower: certified logarithms of the mass. log_middle: the best estimate of it.
     fraction: estimate of (mean count - left)/width, the place of the block's mean between two left ends.
+    log_edge: logarithm of the pmf at each edge, one more than there are blocks.
     log_missed_low, log_missed_high: bounds on the mass outside the window (-inf: nothing outside).
     """
 
@@ -34,6 +35,7 @@ class Blocks(NamedTuple):
     log_lower: jax.Array
     log_middle: jax.Array
     fraction: jax.Array
+    log_edge: jax.Array
     log_missed_low: jax.Array
     log_missed_high: jax.Array
 
@@ -44,14 +46,22 @@ def binomial_blocks(n, p, q, log_delta, *, size: int, deep: bool = False) -> Blo
     A sharper delta widens the low side: small counts are rare but bad. `log_delta` steers the window only;
     the masses are certified whatever it is. `deep` cuts the high side as sharply as the low one.
     """
-    edges, missed_low, missed_high = _edges(n, p, q, log_delta, size, deep)
+    low, high, missed_low, missed_high = window(n, p, q, log_delta, deep=deep)
+    mean, variance = n * p, n * p * q
+    centre = jnp.clip(mean + variance * log_delta / jnp.maximum(mean, 1e-300), low, high)
     # The barriers keep the compiler from recomputing the edges inside each later expression.
-    edges = jax.lax.optimization_barrier(edges)
+    edges = jax.lax.optimization_barrier(block_edges(low, high, centre, variance, size))
+    return masses(edges, n, p, q)._replace(log_missed_low=missed_low, log_missed_high=missed_high)
+
+
+def masses(edges, n, p, q) -> Blocks:
+    """Blocks [edges[i], edges[i+1]) of Bin(n, p), whole increasing edges; nothing is said of what lies outside."""
+    size = edges.shape[0] - 1
     left, right = edges[:-1], edges[1:] - 1.0
     width = edges[1:] - left
     centre = jnp.clip(jnp.floor(0.5 * (left + right)), left, n)
-    log_edge = jax.lax.optimization_barrier(log_binomial_pmf(edges, n, p, q))
-    log_centre = jax.lax.optimization_barrier(log_binomial_pmf(centre, n, p, q))
+    both = jax.lax.optimization_barrier(log_binomial_pmf(jnp.concatenate([edges, centre]), n, p, q))
+    log_edge, log_centre = both[: size + 1], both[size + 1 :]
     # pmf(right) is one step below the next edge, so no third evaluation is needed.
     step_down = jnp.log(edges[1:] / jnp.maximum(n - edges[1:] + 1.0, 1.0)) + jnp.log(q) - jnp.log(p)
     log_right = jnp.where(
@@ -69,26 +79,51 @@ def binomial_blocks(n, p, q, log_delta, *, size: int, deep: bool = False) -> Blo
     def absent(log_mass):
         return jnp.where(empty, -jnp.inf, log_mass)
 
-    return Blocks(left, width, absent(upper), absent(lower), absent(middle), fraction, missed_low, missed_high)
+    nothing = jnp.full_like(n * p, -jnp.inf)
+    return Blocks(left, width, absent(upper), absent(lower), absent(middle), fraction, log_edge, nothing, nothing)
 
 
-def _edges(n, p, q, log_delta, size: int, deep: bool):
+def mean_offsets(plan: Blocks, n, p, q):
+    """Bounds (low, high) of (mean count of the block) - left, from the telescoping sum over i >= l
+
+        sum (i - n p) pmf(i) = l q pmf(l)        (de Moivre),
+
+    which leaves only the certified width of the mass. Moved outwards by 1e-6 of the width for rounding; beyond
+    n = 1e12, where the pmf's rounding was not measured, the whole width.
+    """
+    last = jnp.maximum(plan.width - 1.0, 0.0)
+    log_next, next_edge = plan.log_edge[1:], plan.left + plan.width
+    present = plan.width > 1
+    excess = q * (plan.left - next_edge * jnp.exp(jnp.where(present, log_next - plan.log_edge[:-1], 0.0)))
+    means = [excess * jnp.exp(jnp.where(present, plan.log_edge[:-1] - log_mass, 0.0))
+             for log_mass in (plan.log_upper, plan.log_lower)]
+    slack, shift = 1e-6 * plan.width, n * p - plan.left
+    low = jnp.clip(jnp.minimum(*means) + shift - slack, 0.0, last)
+    high = jnp.clip(jnp.maximum(*means) + shift + slack, 0.0, last)
+    known = present & (n <= 1e12) & (low <= high)
+    return jnp.where(known, low, 0.0), jnp.where(known, high, last)
+
+
+def window(n, p, q, log_delta, *, deep: bool = False):
+    """(low, high, log mass below low, log mass above high) for a sum of about e^log_delta; see `binomial_blocks`."""
     mean, variance = n * p, n * p * q
     low_exponent = LOG_CUT - log_delta
     high_exponent = low_exponent if deep else LOG_CUT
     low = jnp.maximum(jnp.floor(mean - _half_width(low_exponent, variance)), 0.0)
     high = jnp.minimum(jnp.ceil(mean + _half_width(high_exponent, variance)), n)
+    missed_low = jnp.where(low > 0, -low_exponent, -jnp.inf)
+    return low, high, missed_low, jnp.where(high < n, -high_exponent, -jnp.inf)
+
+
+def block_edges(low, high, centre, variance, size: int):
+    """size + 1 whole edges from low to high + 1: single counts while they fit, else finest around the centre."""
     steps = jnp.arange(size + 1, dtype=jnp.float64)
     singles = jnp.minimum(low + steps, high + 1.0)
-    centre = jnp.clip(mean + variance * log_delta / jnp.maximum(mean, 1e-300), low, high)
     scale = 2.5 * jnp.sqrt(jnp.maximum(variance, 1e-4))
     start, stop = jnp.arcsinh((low - centre) / scale), jnp.arcsinh((high + 1.0 - centre) / scale)
     spread = jnp.round(centre + scale * jnp.sinh(start + (stop - start) * (steps / size)))
     spread = jnp.clip(spread, low, high + 1.0).at[0].set(low).at[-1].set(high + 1.0)
-    edges = jnp.where(high - low + 1.0 <= size, singles, spread)
-    missed_low = jnp.where(low > 0, -low_exponent, -jnp.inf)
-    missed_high = jnp.where(high < n, -high_exponent, -jnp.inf)
-    return edges, missed_low, missed_high
+    return jnp.where(high - low + 1.0 <= size, singles, spread)
 
 
 def _half_width(exponent, variance):

@@ -183,18 +183,11 @@ def _estimate_epsilon(users, eps0, log_target, rate):
     return search.decreasing_root(side, log_target, jnp.minimum(start, 0.9 * eps0), eps0)
 
 
-def _sides(plan, eps0):
-    def upper(epsilon):
-        terms = _terms(plan.left, eps0, epsilon, _NODES)
-        value = _log_upper(plan, terms)
-        return search.Side(value, _slope(plan.log_upper, terms, eps0, epsilon, value))
-
-    def lower(epsilon):
-        terms = _terms(plan.left, eps0, epsilon, _NODES)
-        value = _log_lower(plan, terms)
-        return search.Side(value, _slope(plan.log_lower, terms, eps0, epsilon, value))
-
-    return upper, lower
+def _certified(plan: Blocks, eps0, epsilon, with_lower: bool) -> search.Certified:
+    terms = _terms(plan.left, eps0, epsilon, _NODES)
+    upper = _log_upper(plan, terms)
+    lower = _log_lower(plan, terms) if with_lower else jnp.full_like(upper, -jnp.inf)
+    return search.Certified(upper, lower, _slope(plan.log_upper, terms, eps0, epsilon, upper))
 
 
 def _epsilon(num_users, eps0, delta, rate, size, with_lower: bool) -> Bounds:
@@ -203,9 +196,9 @@ def _epsilon(num_users, eps0, delta, rate, size, with_lower: bool) -> Bounds:
     log_target = jnp.log(jnp.where(searched, delta, 0.5))
     estimate = _estimate_epsilon(users, local, log_target, rate)
     plan = _plan(users, local, log_target, rate, size)
-    upper_side, lower_side = _sides(plan, local)
-    upper = search.certify_above(upper_side, log_target, estimate, local)
-    lower = search.certify_below(lower_side, log_target, upper) if with_lower else jnp.zeros_like(upper)
+    lower, upper = search.certify(
+        lambda epsilon, _: _certified(plan, local, epsilon, with_lower), log_target, estimate, local, with_lower=with_lower
+    )
     upper = jnp.where(searched, upper, jnp.where(delta >= 1, 0.0, eps0))
     exact_cap = (delta == 0) & (num_users < jnp.inf)
     lower = jnp.where(searched, lower, jnp.where(exact_cap, eps0, 0.0))

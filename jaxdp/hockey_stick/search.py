@@ -59,54 +59,73 @@ def _inside(value, low, high):
     return (value > low) & (value < high)
 
 
-def certify_above(side: Callable, log_target, start, cap):
-    """Smallest tried eps at which the certified upper log delta is <= log_target, else cap.
+class Certified(NamedTuple):
+    """Certified log delta from above and from below at one eps, and one slope that serves both searches."""
 
-    A first accepted eps that lies more than a few 1e-7 too high is improved by Newton steps from above.
+    log_upper: jax.Array
+    log_lower: jax.Array
+    slope: jax.Array
+
+
+class _Search(NamedTuple):
+    epsilon: jax.Array
+    best: jax.Array
+    floor: jax.Array
+    descending: jax.Array  # the upper side is settled, the lower one is being searched
+    done: jax.Array
+    tries: jax.Array
+
+
+def certify(both: Callable, log_target, start, cap, *, with_lower: bool = True):
+    """(lower, upper) of the eps with log delta(eps) = log_target, each an eps at which its own curve was evaluated.
+
+    upper: smallest tried eps whose upper log delta is <= log_target, else cap. A first accepted one that
+    lies more than a few 1e-7 too high is improved by Newton steps from above. lower: largest tried eps whose
+    lower log delta is >= log_target, else 0; not searched for unless `with_lower`. One loop for both sides, because
+    each compiled copy of the curve costs seconds. `both(eps, descending)`: once descending only its lower value counts,
+    before that its lower value may be -inf.
     """
 
-    def cond(state):
-        _, _, done, count = state
-        return ~done & (count < _CERTIFY_STEPS)
-
     def body(state):
-        epsilon, best, _, count = state
-        value, slope = side(epsilon)
-        accepted = value <= log_target
-        best = jnp.where(accepted, jnp.minimum(best, epsilon), best)
-        newton = epsilon - (value - log_target) / slope
-        # From below, Newton lands beyond the root; the nudge, growing with the count, covers kinks and rounding.
-        nudge = 1e-12 * 4.0 ** count.astype(epsilon.dtype)
-        raised = newton + nudge * epsilon
-        raised = jnp.where(_inside(raised, epsilon, best), raised, 0.5 * (epsilon + best))
-        following = jnp.maximum(jnp.where(accepted, newton, raised), 0.0)
-        settled = accepted & ~(epsilon - following > _EXCESS * epsilon)
-        stuck = best - following <= _EXCESS * best
-        stuck = ~accepted & stuck & (best < cap)
-        return following, best, settled | stuck, count + 1
+        value = both(state.epsilon, state.descending)
+        accepted = value.log_upper <= log_target
+        best = jnp.where(accepted, jnp.minimum(state.best, state.epsilon), state.best)
+        passes = value.log_lower >= log_target
+        floor = jnp.where(passes, jnp.maximum(state.floor, state.epsilon), state.floor)
+        following, settled = _from_above(state.epsilon, value, log_target, best, accepted, state.tries)
+        settled = state.descending | settled | (state.tries >= _CERTIFY_STEPS)
+        tries = jnp.where(settled & ~state.descending, 0, state.tries + 1)
+        if not with_lower:
+            return _Search(following, best, floor, settled, settled, tries)
+        descent = _from_below(state.epsilon, value, log_target, tries)
+        done = settled & (passes | (descent <= 0) | (state.descending & (tries >= _CERTIFY_STEPS)))
+        return _Search(jnp.where(settled, descent, following), best, floor, settled, done, tries)
 
-    state = (start, cap, jnp.zeros_like(start, dtype=bool), jnp.int32(0))
-    _, best, _, _ = jax.lax.while_loop(cond, body, state)
-    return jnp.minimum(best, cap)
+    no = jnp.zeros_like(start, dtype=bool)
+    state = _Search(start, cap, jnp.zeros_like(start), no, no, jnp.int32(0))
+    end = jax.lax.while_loop(lambda state: ~state.done, body, state)
+    upper = jnp.minimum(end.best, cap)
+    return jnp.minimum(end.floor, upper), upper
 
 
-def certify_below(side: Callable, log_target, start):
-    """Largest tried eps <= start at which the certified lower log delta is >= log_target, else 0."""
+def _from_above(epsilon, value: Certified, log_target, best, accepted, tries):
+    """Next eps of the upper search, and whether it may end here."""
+    newton = epsilon - (value.log_upper - log_target) / value.slope
+    # From below, Newton lands beyond the root; the nudge, growing with the count, covers kinks and rounding.
+    nudge = 1e-12 * 4.0 ** tries.astype(epsilon.dtype)
+    raised = newton + nudge * epsilon
+    raised = jnp.where(_inside(raised, epsilon, best), raised, 0.5 * (epsilon + best))
+    following = jnp.maximum(jnp.where(accepted, newton, raised), 0.0)
+    close = accepted & ~(epsilon - following > _EXCESS * epsilon)
+    stuck = ~accepted & (best - following <= _EXCESS * best) & (tries >= _CERTIFY_STEPS // 2)
+    return following, close | stuck
 
-    def cond(state):
-        epsilon, nudge, done, count = state
-        return ~done & (count < _CERTIFY_STEPS) & (epsilon > 0)
 
-    def body(state):
-        epsilon, nudge, _, count = state
-        value, slope = side(epsilon)
-        done = value >= log_target
-        residual = jnp.minimum(value - log_target, 0.0)
-        # Too close to the cap nothing can be certified (value -inf): back off geometrically from one ulp.
-        step = residual / slope * (1.0 + nudge) + 1e-13 * epsilon
-        step = jnp.where(jnp.isfinite(step), step, (nudge / 1e-3) ** 3 * 1e-15 * epsilon)
-        return jnp.where(done, epsilon, jnp.maximum(epsilon - step, 0.0)), 4.0 * nudge, done, count + 1
-
-    state = (start, jnp.asarray(1e-3, start.dtype), jnp.zeros_like(start, dtype=bool), jnp.int32(0))
-    epsilon, _, done, _ = jax.lax.while_loop(cond, body, state)
-    return jnp.where(done, epsilon, 0.0)
+def _from_below(epsilon, value: Certified, log_target, tries):
+    """Next eps of the lower search: Newton with a growing overshoot, geometric where nothing can be certified."""
+    growth = 4.0 ** tries.astype(epsilon.dtype)
+    residual = jnp.minimum(value.log_lower - log_target, 0.0)
+    step = residual / value.slope * (1.0 + 1e-3 * growth) + 1e-13 * epsilon
+    # Too close to the cap the lower log delta is -inf: back off from one ulp.
+    step = jnp.where(jnp.isfinite(step), step, growth**3 * 1e-15 * epsilon)
+    return jnp.maximum(epsilon - step, 0.0)

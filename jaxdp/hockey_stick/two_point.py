@@ -83,19 +83,18 @@ def _directions(num_users, eps0, epsilon):
     return log_mass, ratio
 
 
-def _sides(num_users, eps0):
+def _certified(num_users, eps0, epsilon) -> search.Certified:
+    """Margins added and taken off; both lower bounds hold, so the larger direction counts on each side."""
     small = jnp.exp(-eps0) / (1.0 + jnp.exp(-eps0))
-
-    def side(epsilon, sign):
-        log_mass, ratio = _directions(num_users, eps0, epsilon)
-        gain, loss = -jnp.expm1(epsilon - eps0) / (1.0 + jnp.exp(-eps0)), jnp.expm1(epsilon)
-        net = jnp.maximum(gain - loss * ratio, 0.0) + sign * _TERM_ROUNDING * (gain + loss * ratio)
-        value = log_mass + jnp.log(jnp.maximum(net, 0.0)) + sign * _ROUNDING
-        best = jnp.argmax(value)
-        slope = -jnp.exp(jnp.minimum(epsilon + log_mass[best] + jnp.log(ratio[best] + small) - value[best], 600.0))
-        return search.Side(jnp.minimum(value[best], 0.0), slope)
-
-    return lambda epsilon: side(epsilon, 1.0), lambda epsilon: side(epsilon, -1.0)
+    log_mass, ratio = _directions(num_users, eps0, epsilon)
+    gain, loss = -jnp.expm1(epsilon - eps0) / (1.0 + jnp.exp(-eps0)), jnp.expm1(epsilon)
+    slack = _TERM_ROUNDING * (gain + loss * ratio)
+    net = jnp.maximum(gain - loss * ratio, 0.0)
+    value = log_mass + jnp.log(net + slack) + _ROUNDING
+    below = jnp.max(log_mass + jnp.log(jnp.maximum(net - slack, 0.0))) - _ROUNDING
+    best = jnp.argmax(value)
+    slope = -jnp.exp(jnp.minimum(epsilon + log_mass[best] + jnp.log(ratio[best] + small) - value[best], 600.0))
+    return search.Certified(jnp.minimum(value[best], 0.0), jnp.minimum(below, 0.0), slope)
 
 
 def _prepare(num_users, eps0):
@@ -111,10 +110,9 @@ def two_point_delta_bounds(num_users, eps0, epsilon) -> Bounds:
     valid, inside, users, local = _prepare(num_users, eps0)
     good = valid & (epsilon >= 0)
     inside = inside & good & (epsilon < eps0)
-    above, below = _sides(users, local)
-    central = jnp.where(inside, epsilon, 0.5 * local)
-    upper = jnp.where(inside, jnp.exp(above(central).log_delta), jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
-    lower = jnp.where(inside, jnp.exp(below(central).log_delta), 0.0)
+    value = _certified(users, local, jnp.where(inside, epsilon, 0.5 * local))
+    upper = jnp.where(inside, jnp.exp(value.log_upper), jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
+    lower = jnp.where(inside, jnp.exp(value.log_lower), 0.0)
     return Bounds(jnp.minimum(lower, upper), upper)
 
 
@@ -125,12 +123,15 @@ def two_point_epsilon_bounds(num_users, eps0, delta) -> Bounds:
     good = valid & (delta >= 0) & (delta <= 1)
     searched = inside & (delta > 0) & (delta < 1)
     log_target = jnp.log(jnp.where(searched, delta, 0.5))
-    above, below = _sides(users, local)
     shift = 2.0 * jnp.tanh(0.5 * local) / jnp.sqrt(2.0 * users * jnp.exp(-local))
     start = jnp.minimum(shift * jnp.sqrt(-2.0 * log_target), 0.9 * local)
-    estimate = search.decreasing_root(above, log_target, start, local)
-    upper = search.certify_above(above, log_target, estimate, local)
-    lower = search.certify_below(below, log_target, upper)
+
+    def side(epsilon):
+        value = _certified(users, local, epsilon)
+        return search.Side(value.log_upper, value.slope)
+
+    estimate = search.decreasing_root(side, log_target, start, local)
+    lower, upper = search.certify(lambda epsilon, _: _certified(users, local, epsilon), log_target, estimate, local)
     upper = jnp.where(searched, upper, jnp.where(delta >= 1, 0.0, eps0))
     lower = jnp.where(searched, lower, jnp.where(delta == 0, eps0, 0.0))
     return Bounds(jnp.where(good, lower, 0.0), jnp.where(good, upper, jnp.inf))

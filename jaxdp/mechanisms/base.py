@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -25,6 +26,7 @@ def static_field(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
+@typing.dataclass_transform(frozen_default=True)
 def record(cls: T) -> T:
     """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields."""
     if "__post_init__" not in cls.__dict__:
@@ -65,6 +67,7 @@ class Mechanism:
         event_ndim: trailing axes of a field that belong to one mechanism (default 0 each).
         relations: accepted neighbouring relations, the natural one first.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
+        exact: False when K belongs to a pair that only dominates, so that no lower bound can be given.
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
@@ -72,6 +75,7 @@ class Mechanism:
     relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False
     unit_errors: ClassVar[float] = 64.0
+    exact: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
@@ -126,6 +130,10 @@ class GaussianMechanism(Mechanism):
     def gaussian_mu(self) -> Any:
         """The Gaussian-DP parameter mu of one parameter point."""
         raise NotImplementedError
+
+    def renyi_divergence(self, order: Any) -> Any:
+        """order mu^2 / 2."""
+        return order * self.gaussian_mu() ** 2 / 2
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, record
+from jaxdp.renyi.laplace import laplace_renyi
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
@@ -60,6 +61,10 @@ class Laplace(Mechanism):
         series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
         ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
         return y - 0.5 / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
+
+    def renyi_divergence(self, order: Any) -> Any:
+        """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
+        return laplace_renyi(order, 1.0 / self.noise_multiplier)
 
     def max_loss(self) -> Any:
         """1/b."""

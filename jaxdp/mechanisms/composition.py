@@ -153,6 +153,18 @@ def spread(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     return jax.tree_util.tree_unflatten(tree, out)
 
 
+def spread_axis(mechanism: Mechanism) -> Mechanism:
+    """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
+    shape = batch_shape(mechanism)
+    leaves, tree = jax.tree_util.tree_flatten(mechanism)
+    out = []
+    for leaf, n in zip(leaves, event_dims(mechanism), strict=True):
+        leaf = np.asarray(leaf, np.float64)
+        event = leaf.shape[leaf.ndim - n :]
+        out.append(np.broadcast_to(leaf, (*shape, *event)).reshape((*shape, 1, *event)))
+    return jax.tree_util.tree_unflatten(tree, out)
+
+
 # One stack of like mechanisms: leaves (batch, count, *event), times (batch, count).
 Stack = tuple[Mechanism, Any]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxdp import validate
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
-from jaxdp.renyi.shuffled import clones_atoms
+from jaxdp.renyi.shuffled import clones_atoms, clones_renyi_bounds
 
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
 
@@ -46,6 +46,7 @@ class Shuffled(Mechanism):
     bound: str | None = static_field(default=None)
     symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    exact: ClassVar[bool] = False
 
     def chosen_bound(self) -> str:
         """The bound in use, the randomizer's default when none was named."""
@@ -84,6 +85,19 @@ class Shuffled(Mechanism):
         loss, log_weight = self.atoms()
         return log_sum_exp(log_weight + jnp.asarray(z)[..., None] * loss)
 
+    def renyi_divergence(self, order: Any) -> Any:
+        """Upper bound of R_order of the clones pair (infinite when the local delta is positive)."""
+        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
+        value = clones_renyi_bounds.point(users, eps0, order, rate=self.rate()).upper
+        return jnp.where(self._local_delta() > 0, jnp.inf, value)
+
     def infinity_mass(self) -> Any:
-        """The local delta's share: T rounds add it T times (total variation), charged as mass at infinity."""
-        return 0.0
+        """With a positive local delta the round's additive term has no mass at infinity to stand for: all of it."""
+        return jnp.where(self._local_delta() > 0, 1.0, 0.0)
+
+    def reverse_infinity_mass(self) -> Any:
+        """As ``infinity_mass``."""
+        return self.infinity_mass()
+
+    def _local_delta(self) -> Any:
+        return jnp.asarray(getattr(self.randomizer, "delta", 0.0))

@@ -77,8 +77,14 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     ladder = _ladder(stacks)
     traced = (ladder[1], ladder[-2])
 
+    exact = all(record.exact for record, _ in stacks)
+
     def batched(solve: Any) -> Point:
-        return lambda params, target: climb(functools.partial(solve, direction=direction), ladder, params, target)
+        def run(params: Any, target: Any) -> tuple[Any, Any]:
+            lower, upper = climb(functools.partial(solve, direction=direction), ladder, params, target)
+            return (lower if exact else np.zeros_like(lower)), upper
+
+        return run
 
     def log_delta(params: Any, eps: Any) -> Any:
         return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, traced[0])
@@ -92,7 +98,8 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
                 lambda: (lower, upper),
                 lambda: solve(made, target, traced[1]),
             )
-            return jnp.maximum(lower, more_lower), jnp.minimum(upper, more_upper)
+            lower = jnp.maximum(lower, more_lower) if exact else jnp.zeros_like(lower)
+            return lower, jnp.minimum(upper, more_upper)
 
         return run
 
