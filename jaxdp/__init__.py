@@ -1,5 +1,8 @@
 """jaxdp: certified differential-privacy accounting, vectorised in JAX."""
 
+import importlib
+from typing import Any
+
 from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds, log_mgf, renyi, tradeoff
 from jaxdp.bounds import Bounds
 from jaxdp.calibration import calibrate
@@ -54,3 +57,18 @@ __all__ = [
     "sweep",
     "tradeoff",
 ]
+
+# Imported at first use: `import jaxdp` stays small, and the edges need extras that may be absent.
+_LAZY_MODULES = frozenset(
+    ("conversions", "convolution", "diffusion", "interop", "iteration", "mixing", "plot", "shuffle", "training")
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"jaxdp.{name}")
+    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY_MODULES})

@@ -155,7 +155,8 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
         if validate.is_traced(stacks, value):
             check_trace()
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
-            result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
+            with jax.numpy_rank_promotion("allow"):
+                result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
         else:
             result = kernel(stacks, np.broadcast_to(value, shape).reshape(size), direction=direction)
         results.append(result.reshape(shape))
@@ -216,6 +217,20 @@ def _run(mechanism: Mechanism, name: str, target: Any, relation: str | None, ver
     return Bounds(lower, upper)
 
 
+def _distinct(params: Any, target: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+    """Equal points are answered once: (params, target) of the distinct rows, and where each row went."""
+    leaves, tree = jax.tree_util.tree_flatten((params, target))
+    width = sum(int(np.prod(np.shape(leaf)[1:])) for leaf in leaves)
+    if target.size < 64 or width > 64:
+        return params, target, slice(None)
+    rows = np.concatenate([np.reshape(leaf, (target.size, -1)) for leaf in leaves], axis=1)
+    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    if first.size == target.size:
+        return params, target, slice(None)
+    params, target = jax.tree_util.tree_unflatten(tree, [leaf[first] for leaf in leaves])
+    return params, target, np.reshape(inverse, -1)
+
+
 def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     size = int(np.prod(shape))
     if validate.is_traced(route.params, target):
@@ -223,11 +238,13 @@ def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> t
         flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(size)
         params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
         point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
-        lower, upper = jax.vmap(point)(params, flat)
+        with jax.numpy_rank_promotion("allow"):
+            lower, upper = jax.vmap(point)(params, flat)
         return lower.reshape(shape), upper.reshape(shape)
     flat = np.broadcast_to(target, shape).reshape(size)
     solve = route.epsilon if verb == "epsilon" else route.delta
-    lower, upper = solve(route.params, flat)
+    params, flat, inverse = _distinct(route.params, flat)
+    lower, upper = (side[inverse] for side in solve(params, flat))
     vacuous = np.inf if verb == "epsilon" else 1.0
     lower = np.where(np.isnan(lower), 0.0, lower)
     upper = np.where(np.isnan(upper), vacuous, upper)

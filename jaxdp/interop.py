@@ -104,7 +104,8 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
 
     def get_delta(self, target_epsilon: float) -> float:
         """Certified upper bound of delta at target_epsilon; 1 where nothing can be said."""
-        return float(jaxdp.delta(self.mechanism, target_epsilon, relation=self._relation))
+        # adding 0 turns the -0.0 of an empty composition into 0.0
+        return float(jaxdp.delta(self.mechanism, target_epsilon, relation=self._relation)) + 0.0
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         validate.integer("count", count, 0)
@@ -182,9 +183,11 @@ def _one_gaussian(event: Any, base: Mechanism) -> Mechanism:
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
     if any(isinstance(atom, jaxdp.ApproximateDP) for atom, _ in atoms):
         return jaxdp.ApproximateDP(0.0, 1.0)
-    if not all(isinstance(atom, GaussianMechanism) for atom, _ in atoms):
-        raise _UnsupportedEvent(event, f"{type(event).__name__} is supported for Gaussian events only.")
-    mu2 = sum(times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms)
+    mu2 = 0.0
+    for atom, times in atoms:
+        if not isinstance(atom, GaussianMechanism):
+            raise _UnsupportedEvent(event, f"{type(event).__name__} is supported for Gaussian events only.")
+        mu2 += times * float(atom.gaussian_mu()) ** 2
     if mu2 == 0:
         return jaxdp.compose()
     if len(atoms) == 1 and atoms[0][1] == 1:

@@ -23,7 +23,7 @@ def crossing(
     high: jax.Array,
     start: jax.Array,
     *,
-    rtol: float,
+    rtol: float | jax.Array,
     max_steps: int = 80,
 ) -> tuple[jax.Array, jax.Array]:
     """(a, b), a <= b, around the zero of a decreasing function of one variable.

@@ -40,18 +40,21 @@ def reject(name: str, array: np.ndarray, bad: np.ndarray, allowed: str, remedy: 
 
 
 def positive(name: str, value: Any, remedy: str = "") -> np.ndarray:
+    """The argument as finite float64 numbers > 0."""
     array = real_array(name, value)
     reject(name, array, ~(np.isfinite(array) & (array > 0)), "finite and > 0", remedy)
     return array
 
 
 def nonnegative(name: str, value: Any, remedy: str = "") -> np.ndarray:
+    """The argument as finite float64 numbers >= 0."""
     array = real_array(name, value)
     reject(name, array, ~(np.isfinite(array) & (array >= 0)), "finite and >= 0", remedy)
     return array
 
 
 def probability(name: str, value: Any, remedy: str = "") -> np.ndarray:
+    """The argument as float64 numbers in [0, 1]."""
     array = real_array(name, value)
     reject(name, array, ~((array >= 0) & (array <= 1)), "in [0, 1]", remedy)
     return array
@@ -66,6 +69,7 @@ def integer(name: str, value: Any, minimum: int, remedy: str = "") -> np.ndarray
 
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """The argument itself, one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value

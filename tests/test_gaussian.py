@@ -102,11 +102,11 @@ def test_traced_verbs_equal_eager_ones_and_differentiate():
         return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
 
     sigma, delta = np.array([0.7, 1.3, 5.0]), 1e-6
-    eager = epsilon(sigma, delta)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(jax.jit(epsilon)(sigma, delta), eager, rtol=1e-12)
-        np.testing.assert_allclose(jax.vmap(epsilon, (0, None))(sigma, delta), eager, rtol=1e-12)
-        by_sigma, by_delta = jax.grad(epsilon, (0, 1))(1.3, delta)
+        traced = jax.jit(jax.vmap(jax.value_and_grad(epsilon, (0, 1)), (0, None)))
+        value, (by_sigma, by_delta) = traced(sigma, delta)
+    np.testing.assert_allclose(value, epsilon(sigma, delta), rtol=1e-12)
+    by_sigma, by_delta = by_sigma[1], by_delta[1]
     numeric = (epsilon(1.3 + STEP, delta) - epsilon(1.3 - STEP, delta)) / (2 * STEP)
     assert float(by_sigma) == pytest.approx(numeric, rel=DERIVATIVE)
     h = STEP * delta

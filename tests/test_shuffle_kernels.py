@@ -27,7 +27,10 @@ DELTA_GAP = 2e-9  # windows summed count by count: cut (1e-9) plus rounding
 TWO_POINT_GAP = 1e-6  # no blocks: rounding margin times the search tolerance
 GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
 KERNELS = {
-    "clones": (functools.partial(clones_epsilon_bounds, rate="clones"), functools.partial(clones_delta_bounds, rate="clones")),
+    "clones": (
+        functools.partial(clones_epsilon_bounds, rate="clones"),
+        functools.partial(clones_delta_bounds, rate="clones"),
+    ),
     "stronger": (
         functools.partial(clones_epsilon_bounds, rate="stronger"),
         functools.partial(clones_delta_bounds, rate="stronger"),

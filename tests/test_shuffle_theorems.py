@@ -68,7 +68,8 @@ def test_sharp_term_is_below_the_published_one_and_stronger_refuses_the_publishe
 def test_noisy_sgd_is_amplified_and_falls_with_noise():
     values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)
     assert (np.diff(values) < 0).all()
-    assert values[2] < 0.1 * 2.0 / 8.0 * 4.89  # a tenth of one step's own Gaussian epsilon, about mu sqrt(2 log 1/delta)
+    # A tenth of one step's own Gaussian epsilon, about mu sqrt(2 log 1/delta).
+    assert values[2] < 0.1 * 2.0 / 8.0 * 4.89
 
 
 def test_one_call_broadcasts_and_returns_numpy_float64():
@@ -80,8 +81,8 @@ def test_one_call_broadcasts_and_returns_numpy_float64():
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((-1.0, 10, 0.1), "eps0"), ((np.nan, 10, 0.1), "eps0"), ((1.0, 0, 0.1), "num_users"), ((1.0, 1.5, 0.1), "num_users"),
-     ((1.0, 10, 1.5), "delta"), ((1.0, 10, np.nan), "delta"), (([1.0, 2.0], [1, 2, 3], 0.1), "broadcast")],
+    [((-1.0, 10, 0.1), "eps0"), ((np.nan, 10, 0.1), "eps0"), ((1.0, 0, 0.1), "num_users"),
+     ((1.0, 1.5, 0.1), "num_users"), ((1.0, 10, 1.5), "delta"), ((1.0, 10, np.nan), "delta"), (([1.0, 2.0], [1, 2, 3], 0.1), "broadcast")],
 )
 def test_bad_input_names_the_argument(arguments, name):
     for function in (shuffle.clones_epsilon_closed_form, shuffle.lower_bound_epsilon, shuffle.blanket_bennett):

@@ -18,6 +18,8 @@ from jaxdp.mechanisms.basic import DiscretePair
 # Outward: the slopes, the masses and the logarithms that the record takes of them lose a few hundred ulp at most
 # on grids whose spacing is above 1e-3 (checked against exact rationals).
 _MARGIN = 1e-12
+# The sum of the stored masses is itself rounded.
+_SUM_ERROR = 1e-15
 # e^eps and its square root of headroom stay inside the range of doubles
 _LARGEST = 700.0
 
@@ -53,8 +55,8 @@ def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> 
     p, q = np.zeros(ratio.size), np.zeros(ratio.size)
     q[keep], p[keep] = mass, ratio[keep] * mass
     # what rounding left out goes where it raises the profile
-    p[np.argmax(p)] += max(0.0, 1 - infinity - p.sum())
-    nothing = max(0.0, 1 - q.sum())
+    p[np.argmax(p)] += max(0.0, 1 - infinity - p.sum()) + _SUM_ERROR
+    nothing = max(0.0, 1 - q.sum()) + _SUM_ERROR
     return DiscretePair(np.concatenate([p, [infinity, 0.0]]), np.concatenate([q, [0.0, nothing]]))
 
 

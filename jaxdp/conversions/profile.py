@@ -69,14 +69,15 @@ def loss_tail_from_delta(epsilons: Any, lower: Any, upper: Any) -> Bounds:
         lower: lower bounds of delta at them; upper: upper bounds. Same length.
 
     Returns:
-        Bounds(lower, upper) of the length of epsilons. Rounding is not charged: accuracy 1e-15 relative to delta/(1 - a_i/a_{i+1}).
+        Bounds(lower, upper) of the length of epsilons. Rounding is not charged: 1e-15 delta/(1 - a_i/a_{i+1}).
 
     """
     eps, low, high = (validate.real_array(n, v) for n, v in
                       (("epsilons", epsilons), ("lower", lower), ("upper", upper)))
     low, high = validate.probability("lower", low), validate.probability("upper", high)
     if eps.ndim != 1 or eps.shape != low.shape or eps.shape != high.shape or eps.size == 0:
-        raise ValueError(f"epsilons, lower and upper must be equally long lists, got {eps.shape}, {low.shape}, {high.shape}.")
+        shapes = ", ".join(str(a.shape) for a in (eps, low, high))
+        raise ValueError(f"epsilons, lower and upper must be equally long lists, got {shapes}.")
     validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
     validate.reject("lower", low, low > high, "<= upper")
     ratio = np.exp(-np.diff(eps))  # a_i / a_{i+1}

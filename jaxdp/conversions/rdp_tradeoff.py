@@ -25,7 +25,8 @@ from jaxdp.precision import kernel
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-52
-_HALVINGS = 58
+# logits to 2e-10, the relative accuracy of p*; both ends of the bracket are kept
+_HALVINGS = 42
 _CELLS, _ROUNDS = 40, 6
 # expit(+-_FAR) is 1e-304: the interval beyond is charged by monotonicity
 _FAR = 700.0
@@ -198,7 +199,8 @@ def optimal_delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, reverse_ren
         infinity_mass: an upper bound on P(L = inf), when the curves are those of the finite part.
 
     Returns:
-        NumPy float64 in [0, 1]; the maximum over tests is bounded from above with a relative excess about 1e-8.
+        NumPy float64 in [0, 1]; the maximum over tests is bounded from above, measured excess below 1e-6 relative (43
+        orders, Gaussian, eps 0 to 20). Costs about 40 ms a point on one core.
 
     Reference:
         Zhu, Dong, Wang 2022, Appendix F.

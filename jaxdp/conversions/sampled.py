@@ -44,14 +44,12 @@ def sampled_delta(base_delta: Profile, epsilon: Any, sampling_probability: Any, 
     eps, q = (np.broadcast_to(a, validate.broadcast(epsilon=eps, sampling_probability=q)) for a in (eps, q))
     # the other order of the pair, or of a symmetric bound, is read off at -eps by the swap identity
     flip = np.full(eps.shape, relation == "add") | ((relation == "replace_one") & (eps < 0))
-    ahead = _remove(base_delta, np.where(flip, -eps, eps), q)
-    floor = np.maximum(-np.expm1(eps), 0.0)
-    swapped = -np.expm1(eps) + np.exp(np.where(flip, eps, 0.0)) * ahead + 2 * _ULP * (1 + np.exp(eps))
-    return np.clip(np.maximum(np.where(flip, swapped, ahead), floor), 0.0, 1.0)[()]
+    excess = _remove_excess(base_delta, np.where(flip, -eps, eps), q) * np.exp(np.where(flip, eps, 0.0))
+    return np.minimum(np.maximum(-np.expm1(eps), 0.0) + excess * (1 + 2 * _ULP), 1.0)[()]
 
 
-def _remove(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """H_a((1-q) P0 + q P1, P0) = q H_{(a - 1 + q)/q}(P1, P0) for a > 1 - q, else 1 - a."""
+def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """H_a((1-q) P0 + q P1, P0) - (1 - a)_+ with H = q H_{(a - 1 + q)/q}(P1, P0) for a > 1 - q, else 1 - a."""
     live = (q > 0) & (np.expm1(eps) > -q)
     rate, at = np.where(live, q, 1.0), np.where(live, eps, 0.0)
     large = at > 30
@@ -62,8 +60,10 @@ def _remove(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.ndarray:
     # rounded down, delta decreases; near the edge a = 1 - q the argument of the logarithm cancels
     inner = inner - 8 * _ULP * (1 + np.abs(inner) + 1 / (rate * np.exp(np.minimum(inner, 0.0))))
     inside = validate.probability("base_delta(epsilon)", base_delta(inner))
-    floor = np.maximum(-np.expm1(eps), 0.0)
-    return np.where(live, np.maximum(rate * inside * (1 + 2 * _ULP), floor), floor)
+    floor = np.maximum(-np.expm1(at), 0.0)
+    # below eps = 0 the difference is rounded at the size of the floor
+    excess = np.maximum(rate * inside - floor, 0.0) + 2 * _ULP * (rate * inside + floor)
+    return np.where(live, excess, 0.0)
 
 
 def sampled_pair(base_delta: Profile, epsilons: Any, sampling_probability: float, relation: str) -> DiscretePair:

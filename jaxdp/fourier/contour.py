@@ -37,21 +37,22 @@ class Effort(NamedTuple):
 
 
 class Contour(NamedTuple):
-    """Everything that does not depend on eps. Arrays with a leading axis of 2 hold the two smoothings.
+    """Everything that does not depend on eps. Leading axis: the smoothings, s (and 2s when the effort is smooth).
 
     Smoothing: U_s is delta of the mechanism composed with a Gaussian of mu = s. U_s >= delta, and
     delta >= (1 + w) U_s - w U_2s with w = A(s)/(A(2s) - A(s)), A(s) = erf(s/sqrt 8) (proof in the notes).
+    Nodes carry weight = M(z_n)/M(c) / (z_n (z_n + 1)), halved at n = 0, without the factor e^{-i t eps}.
     """
 
     plan: Plan
     step: jax.Array
     node_t: jax.Array
-    log_abs: jax.Array
-    slack: jax.Array
-    phase: jax.Array
+    real: jax.Array
+    imag: jax.Array
+    errors: jax.Array  # sums over the nodes of |weight| times: the node's error, t 2^-53, 2^-53
     log_tail: jax.Array
     extra_mu2: jax.Array
-    weight: jax.Array
+    mixing: jax.Array  # w
     log_m_c: jax.Array
     log_m_c_units: jax.Array  # bound of the error of log_m_c, in units of 2^-53
     log_kept: jax.Array
@@ -63,34 +64,46 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
-    if effort.smooth:
-        s2 = jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0)
-    else:
-        s2 = jnp.zeros(())
-    extra = jnp.stack([s2, 4 * s2])
-    s = jnp.sqrt(s2)
-    near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
-    weight = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)
-    node_t = step * jnp.arange(effort.nodes + 1)
-    # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
-    decay = -0.5 * extra[:, None] * node_t**2
-    turn = 0.5 * extra[:, None] * (2 * c + 1) * node_t
+    extra, mixing = _smoothing(end, spectrum.mu2) if effort.smooth else (jnp.zeros(1), jnp.zeros(()))
     log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
-    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[1])
+    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
         log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
         units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
-    tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + s2, effort.cover)
-    return Contour(
-        plan, step, node_t, nodes.log_abs + decay, _slack(nodes), nodes.phase + turn, tail, extra, weight, log_m_c,
-        units, spectrum.log_kept(plan.cut),
-    )
+    t = step * jnp.arange(effort.nodes + 1)
+    real, imag, errors = _weights(nodes, c, t, extra)
+    tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + extra[0], effort.cover)
+    return Contour(plan, step, t, real, imag, errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut))
 
 
-def _slack(nodes: Nodes) -> jax.Array:
-    """Bound of |M computed - M|/|M| per node (may be huge where M is nothing but noise)."""
-    return jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+def _smoothing(end: jax.Array, mu2: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if it has anyway."""
+    s2 = jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+    s = jnp.sqrt(s2)
+    near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
+    mixing = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)
+    return jnp.stack([s2, 4 * s2]), mixing
+
+
+def _weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Real and imaginary node weights and the three error sums of `Contour`."""
+    # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
+    log_abs = nodes.log_abs - 0.5 * extra[:, None] * t**2
+    phase = nodes.phase + 0.5 * extra[:, None] * (2 * c + 1) * t
+    half = jnp.where(jnp.arange(t.shape[0]) == 0, 0.5, 1.0)
+    # 1/(z (z+1)) by real arithmetic
+    a, b = c * (c + 1) - t * t, t * (2 * c + 1)
+    norm = 1 / (a * a + b * b)
+    size = jnp.exp(log_abs) * half
+    cosine, sine = jnp.cos(phase), jnp.sin(phase)
+    real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
+    reach = size * jnp.sqrt(norm)
+    # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
+    slack = jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+    units = 24 + t.shape[0] / 4 + 2 * jnp.abs(phase)
+    own = jnp.sum(reach * (slack + units * _ULP), axis=-1)
+    return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP, jnp.sum(reach, axis=-1) * _ULP])
 
 
 class Sums(NamedTuple):
@@ -98,48 +111,43 @@ class Sums(NamedTuple):
 
     upper: jax.Array
     lower: jax.Array
+    middle: jax.Array
     slope: jax.Array
 
 
 def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
     """Certified delta at eps, in units of e^ref."""
     plan, c, h = contour.plan, contour.plan.c, contour.step
-    t = contour.node_t
     base = contour.log_m_c - c * eps - ref
     front = jnp.exp(base) * h / jnp.pi
-    half = jnp.where(jnp.arange(t.shape[0]) == 0, 0.5, 1.0)
-    # 1/(z (z+1)) by real arithmetic
-    a, b = c * (c + 1) - t * t, t * (2 * c + 1)
-    norm = 1 / (a * a + b * b)
-    angle = contour.phase - t * eps
-    size = jnp.exp(contour.log_abs) * half * norm
+    angle = contour.node_t * eps
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
-    real = size * (cosine * a + sine * b)
-    imag = size * (sine * a - cosine * b)
+    real = contour.real * cosine + contour.imag * sine
+    imag = contour.imag * cosine - contour.real * sine
     total = jnp.sum(real, axis=-1)
-    slope = front * jnp.sum(-c * real + t * imag, axis=-1)
-    reach = jnp.exp(contour.log_abs) * half * jnp.sqrt(norm)
-    phase_units = 16 + t.shape[0] / 4 + 2 * (jnp.abs(contour.phase) + jnp.abs(t * eps))
+    slope = front * jnp.sum(-c * real + contour.node_t * imag, axis=-1)
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
-    rounding = front * jnp.sum(reach * (contour.slack + phase_units * _ULP + head_units[:, None] * _ULP), axis=-1)
+    own, moment, mass = contour.errors
+    rounding = front * (own + 4 * jnp.abs(eps) * moment + mass * head_units)
     tail = jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD
-    s = spectrum
-    widest = 0.5 * contour.extra_mu2[1]
+    widest = 0.5 * contour.extra_mu2[-1]
     left, right = log_alias(
         c, plan.period, eps, plan.above, plan.k_above + widest * plan.above * (plan.above + 1),
         plan.below, plan.k_below + widest * plan.below * (plan.below + 1),
     )
     left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
-    sub_low, sub_high = _left_alias(contour, s, eps, ref)
+    sub_low, sub_high = _left_alias(contour, spectrum, eps, ref)
     upper = front * total - sub_low + tail + rounding
     lower = front * total - sub_high - left - right - tail - rounding
-    infinity = s.infinity * jnp.exp(-ref)
+    infinity = spectrum.infinity * jnp.exp(-ref)
     cut_away = -jnp.expm1(contour.log_kept) * jnp.exp(-ref)
-    w = contour.weight
-    best_lower = (1 + w) * lower[0] - w * upper[1]
+    w = contour.mixing
+    best_lower = (1 + w) * lower[0] - w * upper[-1]
+    best_lower = jnp.where(jnp.isnan(best_lower), -infinity, best_lower)
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
         jnp.maximum((best_lower + infinity * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
+        front[0] * total[0] - sub_low + infinity,
         jnp.minimum(slope[0], 0.0),
     )
 
@@ -172,6 +180,10 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     contour = build(spectrum, plan, effort)
     target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
 
+    def middle(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = evaluate(contour, spectrum, eps, ref)
+        return jnp.log(sums.middle / target), sums.slope / sums.middle
+
     def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
         sums = evaluate(contour, spectrum, eps, ref)
         value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
@@ -185,9 +197,21 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ceiling = jnp.where(enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf)
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
-    below, above = jax.vmap(
-        lambda which: crossing(lambda e: side(which, e), jnp.zeros(()), search, 0.95 * search, rtol=1e-12)
-    )(jnp.arange(2))
+    # first the root of the sum itself, then each certified end, searched for only as finely as the gap warrants
+    left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=40)
+    root = 0.5 * (left + right)
+    easy, _ = side(jnp.asarray(0), search)
+
+    def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
+        offset, slope = side(which, root)
+        shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
+        start = jnp.where(which == 0, root + shift, root - shift)
+        low = jnp.where((which == 0) & ~(easy <= 0), search, jnp.where(which == 0, jnp.minimum(left, search), 0.0))
+        high = jnp.where(which == 1, jnp.maximum(right, 0.0), search)
+        fine = jnp.clip(0.8 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
+        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=40)
+
+    below, above = jax.vmap(solve)(jnp.arange(2))
     at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))
     upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
     upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]

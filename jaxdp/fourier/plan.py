@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxdp.fourier.spectrum import Spectrum
 
 _POINTS = 12
-_ROUNDS = 3
-_CANCELLATION = 4.0  # nats by which the integrand may exceed its smallest peak
+_CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
+_CUT_NATS = 60.0
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 
 
@@ -34,7 +34,7 @@ def conversion(c: jax.Array) -> jax.Array:
     return c * jnp.log(c) - (c + 1) * jnp.log1p(c)
 
 
-def _grid_min(objective, low, high):
+def _grid_min(objective, low, high, rounds=3):
     """Minimiser of a quasi-convex function of log c: a grid, zoomed in between the best point's neighbours."""
 
     def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -42,7 +42,7 @@ def _grid_min(objective, low, high):
         best = jnp.argmin(objective(jnp.exp(x)))
         return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)]
 
-    low, high = jax.lax.fori_loop(0, _ROUNDS, zoom, (low, high))
+    low, high = jax.lax.fori_loop(0, rounds, zoom, (low, high))
     return jnp.exp(0.5 * (low + high))
 
 
@@ -53,11 +53,14 @@ def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
 
 
 def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
-    """The u beyond which a step's mass is charged like mass at infinity: 1e-10 of delta over all steps."""
+    """The u beyond which a step's mass is charged like mass at infinity: e^-60 of delta over all steps.
+
+    That much less than needed, because the integrand must have died at the cut, at every abscissa used.
+    """
     mu = jnp.zeros(())
     for part in spectrum.sampled:
         mu = jnp.maximum(mu, jnp.max(part.mu))
-    return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + 25.0)) + mu
+    return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + _CUT_NATS)) + mu
 
 
 def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
@@ -77,7 +80,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
     def saddle(c: jax.Array) -> jax.Array:
         return spectrum.real(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
 
-    return _finish(spectrum, cut, level, log_delta, eps, _grid_min(saddle, center - 5.0, center + 4.0), size)
+    return _finish(spectrum, cut, level, log_delta, eps, _grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2), size)
 
 
 def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
@@ -104,7 +107,7 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 
 def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
     """Of a few abscissae at and left of c0, the one that allows the largest step without much cancellation."""
-    candidates = c0 * jnp.array([0.5, 0.65, 0.8, 0.9, 0.97])
+    candidates = c0 * jnp.array([0.5, 0.65, 0.75, 0.85, 0.92, 0.97])
     above = c0 * jnp.array([1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.6, 3.5, 6.0])
     below = c0 * jnp.geomspace(0.01, 10.0, 14)
     k_all, k_below = spectrum.real(jnp.concatenate([candidates, above]), cut, size), spectrum.real_swapped(below, cut, size)

@@ -61,6 +61,22 @@ def _log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Ar
     return jnp.where(use_far, far_abs, log_abs), jnp.where(use_far, far_angle, angle)
 
 
+def _log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
+    """log(1 - q + q e^w) for real w, to 3e-14 absolute (XLA's log1p is 129 ulp off near -0.414)."""
+    near = jnp.log1p(q * jnp.expm1(jnp.minimum(w, 700.0)))
+    return jnp.where(w > 700.0, jnp.log(jnp.where(q > 0, q, 1.0)) + w, near)
+
+
+def _height(v, c, mu, q, direction):
+    """Logarithm of the integrand (without 1/sqrt(2 pi)) at real u = v, t = 0."""
+    a = _log_mixture_real(v * mu - mu * mu / 2, q)
+    if direction == "forward":
+        return -v * v / 2 + (c + 1) * a
+    if direction == "reverse":
+        return -v * v / 2 - c * a
+    return -v * v / 2 + (c + 1) * a - c * _log_mixture_real(-v * mu - mu * mu / 2, q)
+
+
 def _mode_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
     """Mode of g A^{-c}: the zero of u + c mu s(u), s = q e^w / A, between -c mu and 0."""
     logit = jnp.log(jnp.where(q > 0, q, 1e-300)) - jnp.log1p(-jnp.minimum(q, 1 - _ULP))
@@ -113,7 +129,7 @@ def _side_error(v, c, mu, q, y, step, log_m, direction):
     sign = -1.0 if direction == "reverse" else 1.0
     on_line, _, _, _ = _exponent(v, sign * y, c, mu, q, direction)
     on_edge, _, _, _ = _exponent(v, sign * 2 * y, c, mu, q, direction)
-    on_axis, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    on_axis = _height(v, c, mu, q, direction)
     height = jnp.maximum(jnp.maximum(on_line, on_axis), on_edge - 2 * jnp.pi * y / step)
     return jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0)) * (6 * y + 3 * step) / _ROOT_2PI
 
@@ -153,7 +169,7 @@ def real_log_m(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direct
     low, high = interval(c, mu, q, cut, direction)
     step = (high - low) / size
     v = low + (jnp.arange(size) + 0.5) * step
-    height, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    height = _height(v, c, mu, q, direction)
     top = jnp.max(height)
     log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / _ROOT_2PI)
     # strip |Im u| <= 2y, both edges; in the other directions the modulus may grow like cos^-c
@@ -164,10 +180,12 @@ def real_log_m(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direct
     else:
         growth = jnp.zeros_like(c)
     strip = 2 * jnp.exp(2 * y * y + growth) / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
-    # vertical ends: the integrand there is e^{-45} of its peak; its growth along the end is ``growth`` at most
-    ends = (jnp.exp(height[0] - log_m) + jnp.exp(height[-1] - log_m)) * jnp.exp(2 * y * y + growth + _REACH * step) * (6 * y + 3 * step)
+    # vertical ends: along them the integrand grows by ``growth`` at most
+    at_ends = _height(jnp.stack([low, high]), c, mu, q, direction)
+    ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y + growth, 50.0))) * (6 * y + 3 * step) / _ROOT_2PI
     error = strip + ends
-    return jnp.where(error < 1e-3, log_m + 2 * error + 1e-14 * (1 + jnp.abs(log_m)), jnp.inf)
+    rounding = 1e-14 * (1 + jnp.abs(log_m)) + 3e-14 * (2 * c + 1)  # the second: `_log_mixture_real`, tilted
+    return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
 
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
@@ -176,7 +194,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     step = (high - low) / size
     v = low + (jnp.arange(size) + 0.5) * step
     # log m(c) to a few digits on the real line, enough to weigh the heights
-    plain, _, _, _ = _exponent(v, jnp.zeros_like(v), c, mu, q, direction)
+    plain = _height(v, c, mu, q, direction)
     rough = jax.nn.logsumexp(plain) + jnp.log(step / _ROOT_2PI)
     y, strip = _best_shift(v, c, mu, q, step, rough, direction)
     signed = -y if direction == "reverse" else y
@@ -221,7 +239,7 @@ def _variation(v, step, c, mu, q, log_m, direction):
     On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
     bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
     """
-    log_a, _ = _log_mixture(v * mu - mu * mu / 2, jnp.zeros_like(v), q)
+    log_a = _log_mixture_real(v * mu - mu * mu / 2, q)
     logit = jnp.log(jnp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
     slope = logit - log_a  # log s(u), dL/du = mu s
     if direction == "forward":
@@ -229,7 +247,7 @@ def _variation(v, step, c, mu, q, log_m, direction):
     elif direction == "reverse":
         log_f, bend = -v * v / 2 - c * log_a - slope, 1 + (c + 1) * mu * mu / 4
     else:
-        log_b, _ = _log_mixture(-v * mu - mu * mu / 2, jnp.zeros_like(v), q)
+        log_b = _log_mixture_real(-v * mu - mu * mu / 2, q)
         other = jnp.log(jnp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
         log_f = -v * v / 2 + (c + 1) * log_a - c * log_b - jnp.logaddexp(slope, other)
         bend = 1 + (2 * c + 1) * mu * mu / 4 + 2 * mu * mu
@@ -248,10 +266,16 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     """
     inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
     outer = -(-count // inner)
-    anchors = start + step * inner * jnp.arange(outer)
-    offsets = step * jnp.arange(inner)
-    table = jnp.exp(1j * anchors[:, None] * line.loss[None, :]) * line.weight[None, :]
-    turns = jnp.exp(1j * line.loss[:, None] * offsets[None, :])
-    a, b, x, y = jnp.real(table), jnp.imag(table), jnp.real(turns), jnp.imag(turns)
-    real, imag = a @ x - b @ y, a @ y + b @ x
+    a, b = _turns(line.loss, start + step * inner * jnp.arange(outer))
+    x, y = _turns(line.loss, step * jnp.arange(inner))
+    w_re, w_im = jnp.real(line.weight), jnp.imag(line.weight)
+    a, b = a * w_re - b * w_im, a * w_im + b * w_re
+    real, imag = a @ x.T - b @ y.T, a @ y.T + b @ x.T
     return jax.lax.complex(real, imag).reshape(-1)[:count]
+
+
+def _turns(loss: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """exp(i t L) in real arithmetic (complex exponentials compile to slow code), shape (len(t), size)."""
+    shrink = jnp.exp(-t[:, None] * jnp.imag(loss))
+    angle = t[:, None] * jnp.real(loss)
+    return shrink * jnp.cos(angle), shrink * jnp.sin(angle)

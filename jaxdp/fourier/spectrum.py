@@ -71,7 +71,7 @@ class Spectrum:
         for part in self.sampled:
             inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None))
             grid = jax.vmap(inner, in_axes=(0, None, None, None, None, None))
-            log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, size)
+            log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, max(size // 2, 64))
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             exponents = atoms.log_weight + z[:, None, None] * atoms.loss

@@ -40,15 +40,16 @@ class Blocks(NamedTuple):
     log_missed_high: jax.Array
 
 
-def binomial_blocks(n, p, q, log_delta, *, size: int, deep: bool = False) -> Blocks:
+def binomial_blocks(n, p, q, log_delta, *, size: int, deep: bool = False, tilt=None, cut: float = LOG_CUT) -> Blocks:
     """Blocks of Bin(n, p), q = 1 - p, for a sum whose value is about e^log_delta.
 
     A sharper delta widens the low side: small counts are rare but bad. `log_delta` steers the window only;
-    the masses are certified whatever it is. `deep` cuts the high side as sharply as the low one.
+    the masses are certified whatever it is. `deep` cuts the high side as sharply as the low one. `tilt` (default
+    log_delta) places the finest blocks: where pmf(j) e^{tilt j/mean} is largest.
     """
-    low, high, missed_low, missed_high = window(n, p, q, log_delta, deep=deep)
+    low, high, missed_low, missed_high = window(n, p, q, log_delta, deep=deep, cut=cut)
     mean, variance = n * p, n * p * q
-    centre = jnp.clip(mean + variance * log_delta / jnp.maximum(mean, 1e-300), low, high)
+    centre = jnp.clip(mean + variance * (log_delta if tilt is None else tilt) / jnp.maximum(mean, 1e-300), low, high)
     # The barriers keep the compiler from recomputing the edges inside each later expression.
     edges = jax.lax.optimization_barrier(block_edges(low, high, centre, variance, size))
     return masses(edges, n, p, q)._replace(log_missed_low=missed_low, log_missed_high=missed_high)
@@ -104,11 +105,11 @@ def mean_offsets(plan: Blocks, n, p, q):
     return jnp.where(known, low, 0.0), jnp.where(known, high, last)
 
 
-def window(n, p, q, log_delta, *, deep: bool = False):
+def window(n, p, q, log_delta, *, deep: bool = False, cut: float = LOG_CUT):
     """(low, high, log mass below low, log mass above high) for a sum of about e^log_delta; see `binomial_blocks`."""
     mean, variance = n * p, n * p * q
-    low_exponent = LOG_CUT - log_delta
-    high_exponent = low_exponent if deep else LOG_CUT
+    low_exponent = cut - log_delta
+    high_exponent = low_exponent if deep else cut
     low = jnp.maximum(jnp.floor(mean - _half_width(low_exponent, variance)), 0.0)
     high = jnp.minimum(jnp.ceil(mean + _half_width(high_exponent, variance)), n)
     missed_low = jnp.where(low > 0, -low_exponent, -jnp.inf)

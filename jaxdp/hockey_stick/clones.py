@@ -197,7 +197,8 @@ def _epsilon(num_users, eps0, delta, rate, size, with_lower: bool) -> Bounds:
     estimate = _estimate_epsilon(users, local, log_target, rate)
     plan = _plan(users, local, log_target, rate, size)
     lower, upper = search.certify(
-        lambda epsilon, _: _certified(plan, local, epsilon, with_lower), log_target, estimate, local, with_lower=with_lower
+        lambda epsilon, _: _certified(plan, local, epsilon, with_lower),
+        log_target, estimate, local, with_lower=with_lower,
     )
     upper = jnp.where(searched, upper, jnp.where(delta >= 1, 0.0, eps0))
     exact_cap = (delta == 0) & (num_users < jnp.inf)
@@ -282,6 +283,7 @@ def clones_delta_smooth(num_users, eps0, epsilon, *, rate: str = "clones", size:
 
 @canary("clones pair, one shuffled round")
 def _canary():
-    """Two exact values: a window summed count by count, and one of blocks."""
-    bounds = clones_epsilon_bounds.run_unchecked(np.array([1e3, 1e6]), np.array([2.0, 1.0]), np.array([1e-9, 1e-6]))
-    return bounds.upper, np.array([0.74729331861186035, 0.0043345198029866226]), 5e-6
+    """Two exact values: a window summed count by count, and one of blocks; one point a call, as a user's first call."""
+    points = ((1e3, 2.0, 1e-9), (1e6, 1.0, 1e-6))
+    found = [clones_epsilon_bounds.run_unchecked(*(np.array([x]) for x in point)).upper[0] for point in points]
+    return np.array(found), np.array([0.74729331861186035, 0.0043345198029866226]), 5e-6

@@ -27,11 +27,12 @@ def _safe_mu(mu: jax.Array) -> jax.Array:
     return jnp.where((mu > 0) & jnp.isfinite(mu), mu, 1.0)
 
 
-def log_delta(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(log delta, its slope in eps, relative error bound of delta) for 0 < mu < inf and finite eps.
 
-    The error has three parts: a few ulp of the functions, the rounding of x1 seen through the hazard rate,
-    and the cancellation of the two Mills ratios (it grows like 1/mu).
+    The error has four parts: a few ulp of the functions, the rounding of x1 seen through the hazard rate,
+    the relative error ``mu_error`` of mu seen in the same way, and the cancellation of the two Mills ratios
+    (it grows like 1/mu).
     """
     scale = jnp.abs(eps) / mu + mu / 2
     x1, x2 = eps / mu - mu / 2, eps / mu + mu / 2
@@ -51,15 +52,16 @@ def log_delta(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.
     cancel = jnp.where(far, 8 / gap_far, near_error)
     hazard = jnp.where(far, 1e-4, jnp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
     error = _ULP * (16 + 4 * hazard * scale + cancel + 4 * jnp.abs(jnp.where(far, eps, 0.0)))
+    error = error + 4 * mu_error * hazard * scale
     return value, -jnp.exp(log_minus_slope - value), error
 
 
-def delta_bounds(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) delta at eps (any sign, +-inf) for mu >= 0 (mu = inf: no privacy)."""
     inside = (mu > 0) & jnp.isfinite(mu) & jnp.isfinite(eps)
     # Phi_c(x) <= exp(-x^2/2): all that can be said when x1 is so large that its rounding matters
     x1 = jnp.maximum(jnp.where(inside, eps, 0.0) / _safe_mu(mu) - _safe_mu(mu) / 2, 0.0) * (1 - 1e-12)
-    value, _, error = log_delta(_safe_mu(mu), jnp.where(inside, eps, 0.0))
+    value, _, error = log_delta(_safe_mu(mu), jnp.where(inside, eps, 0.0), mu_error)
     lower, upper = jnp.exp(value) * (1 - error), jnp.exp(value) * (1 + error)
     floor = jnp.maximum(-jnp.expm1(jnp.where(eps < 0, eps, 0.0)), 0.0)
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
@@ -73,7 +75,7 @@ def delta_bounds(mu: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     return lower, jnp.where(inside, jnp.minimum(upper, crude), upper)
 
 
-def epsilon_bounds(mu: jax.Array, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
+def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) epsilon >= 0 at delta in [0, 1]; delta = 0 gives inf unless mu = 0."""
     inside = (mu > 0) & jnp.isfinite(mu) & (delta > 0) & (delta < 1)
     m, d = _safe_mu(mu), jnp.where(inside, delta, 0.5)
@@ -83,16 +85,17 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array) -> tuple[jax.Array, jax.Arra
     high = m * (m / 2 + jnp.sqrt(-2 * target) + 1e-3) * (1 + 1e-12)
     start = jnp.maximum(high - m * 0.5, 0.5 * high)
 
-    def shifted(sign: float, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value, slope, error = log_delta(m, eps)
+    def shifted(sign: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, slope, error = log_delta(m, eps, mu_error)
         return value + sign * 2 * error - target, slope
 
     zero = jnp.zeros_like(m)
-    lower, _ = crossing(lambda e: shifted(-1.0, e), zero, high, start, rtol=1e-13)
-    _, upper = crossing(lambda e: shifted(1.0, e), zero, high, start, rtol=1e-13)
-    at_zero = delta_bounds(m, zero)
-    upper = jnp.where(at_zero[1] <= d, 0.0, upper)
-    lower = jnp.where(at_zero[0] <= d, 0.0, lower)
+    at_zero = delta_bounds(m, zero, mu_error)
+    # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
+    high_upper, high_lower = jnp.where(at_zero[1] <= d, 0.0, high), jnp.where(at_zero[0] <= d, 0.0, high)
+    signs, tops = jnp.array([-1.0, 1.0]), jnp.stack([high_lower, high_upper])
+    ends = jax.vmap(lambda sign, top: crossing(lambda e: shifted(sign, e), zero, top, start, rtol=1e-13))(signs, tops)
+    lower, upper = ends[0][0], ends[1][1]
     known = jnp.where((mu == 0) | (delta >= 1), 0.0, jnp.inf)
     good = ~(jnp.isnan(mu) | jnp.isnan(delta) | (mu < 0) | (delta < 0))
     lower = jnp.where(inside, lower, jnp.where(good, known, 0.0))

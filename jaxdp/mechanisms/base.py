@@ -29,12 +29,13 @@ def static_field(**kwargs: Any) -> Any:
 @typing.dataclass_transform(frozen_default=True)
 def record(cls: T) -> T:
     """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields."""
+    made: Any = cls
     if "__post_init__" not in cls.__dict__:
-        cls.__post_init__ = _lists_to_arrays
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    fields = dataclasses.fields(cls)
+        made.__post_init__ = _lists_to_arrays
+    made = dataclasses.dataclass(frozen=True, eq=False)(made)
+    fields = dataclasses.fields(made)
     return jax.tree_util.register_dataclass(
-        cls,
+        made,
         data_fields=[f.name for f in fields if not f.metadata.get("static")],
         meta_fields=[f.name for f in fields if f.metadata.get("static")],
     )

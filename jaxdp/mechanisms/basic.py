@@ -201,7 +201,8 @@ class DiscretePair(Mechanism):
         """Nonnegative masses of equal length that sum to 1."""
         p, q = validate.nonnegative("p", self.p), validate.nonnegative("q", self.q)
         if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1]:
-            raise ValueError(f"p and q must have the same number of outcomes on the last axis, got {p.shape}, {q.shape}.")
+            shapes = f"{p.shape}, {q.shape}"
+            raise ValueError(f"p and q must have the same number of outcomes on the last axis, got {shapes}.")
         for name, mass in (("p", p), ("q", q)):
             total = mass.sum(-1)
             validate.reject(f"the sum of {name}", total, np.abs(total - 1) > 1e-9, "1 (to 1e-9)", "Normalise it.")

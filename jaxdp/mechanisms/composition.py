@@ -180,6 +180,7 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     size = int(np.prod(shape))
     for atom, times in flatten(mechanism):
         flat = spread(atom, shape)
+        count: Any
         if validate.is_traced(times):
             count = jnp.broadcast_to(times, shape).reshape(size)
         else:
@@ -212,4 +213,4 @@ def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, 
 def is_gaussian(mechanism: Mechanism) -> bool:
     """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
     atoms = flatten(mechanism)
-    return bool(atoms) and all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)
+    return all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)

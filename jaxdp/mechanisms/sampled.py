@@ -88,5 +88,6 @@ def mixture_log_ratio(w: Any, q: Any) -> Any:
     """log(1 - q + q e^w) without overflow or loss at small q."""
     large = w > 30
     small_form = jnp.log1p(q * jnp.expm1(jnp.where(large, 0.0, w)))
-    big_form = jnp.log(jnp.where(q > 0, q, 1.0)) + w + jnp.log1p((1 - q) / jnp.where(q > 0, q, 1.0) * jnp.exp(-jnp.maximum(w, 30.0)))
+    rate = jnp.where(q > 0, q, 1.0)
+    big_form = jnp.log(rate) + w + jnp.log1p((1 - q) / rate * jnp.exp(-jnp.maximum(w, 30.0)))
     return jnp.where(large & (q > 0), big_form, jnp.where(q > 0, small_form, 0.0))

@@ -41,7 +41,7 @@ class Shuffled(Mechanism):
     Assumes: the randomizer belongs to the slot and may depend on earlier outputs, not on who reports.
     """
 
-    randomizer: Mechanism
+    randomizer: LocalRandomizer | RandomizedResponse
     num_users: Any
     bound: str | None = static_field(default=None)
     symmetric: ClassVar[bool] = True

@@ -1,17 +1,19 @@
 r"""Renyi divergence of the clones pair at any real order, certified, and its loss atoms for composition.
 
-With m = j+1, i ones among m fair coins, P_i = [E0 i + (m-i)]/(E0+1), Q_i its mirror, L_i = log(P_i/Q_i):
+With m = j + 1 coins of which the larger count is i, s = tanh(eps0/2) (2i - m)/m and L = log((1+s)/(1-s)):
 
-    M(alpha-1) - 1 = E_j (2/m) E_{i ~ Bin(m,1/2)} Q_i f(P_i/Q_i),   f(t) = t^alpha - 1 - alpha (t - 1) >= 0.
+    M(alpha-1) - 1 = E_j E_i (1/2)[(1-s) f(e^L) + (1+s) f(e^-L)],   f(t) = t^alpha - 1 - alpha (t - 1) >= 0.
 
 Every term is positive and of second order in L, so a relative error of the masses stays a relative error of the
-divergence, however small it is (the plain sum loses everything below 1e-6). The mean over i decreases in j (data
-processing), and Q_i f(P_i/Q_i) is convex in i (perspective of a convex function along a line).
+divergence, however small it is (the plain sum loses everything below 1e-6). The mean over i falls with j (data
+processing): blocks of j are bounded by their two ends. The bracket is convex in i, a sum of perspectives of f:
+blocks of i are bounded by their chord and by Jensen's inequality (`majority`).
 
 Kernels (`rate` "clones" or "stronger"; sizes static):
 
-    clones_renyi_bounds(num_users, eps0, order, *, rate, size, inner_size)  -> Bounds of R_order, order > 1
-    clones_atoms(num_users, eps0, *, rate, size, inner_size, log_delta)     -> Atoms: a finite dominating pair
+    clones_renyi_bounds(num_users, eps0, order, *, rate, size, inner_size)   -> Bounds of R_order, order > 1
+    krr_renyi_upper(num_users, eps0, num_categories, order, *, rate)         -> upper bound for shuffled k-ary RR
+    clones_atoms(num_users, eps0, log_delta, *, rate, size, inner_size)      -> Atoms: a finite dominating pair
 """
 
 from __future__ import annotations
@@ -20,32 +22,32 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.bounds import Bounds
-from jaxdp.hockey_stick.blocks import binomial_blocks
+from jaxdp.hockey_stick.blocks import Blocks, binomial_blocks
 from jaxdp.hockey_stick.clones import clone_rate
-from jaxdp.precision import kernel
+from jaxdp.precision import canary, kernel
+from jaxdp.renyi.majority import majority
 
-SIZE, INNER_SIZE = 512, 512
+SIZE, INNER_SIZE = 320, 160
+_ATOMS_SIZE, _ATOMS_INNER_SIZE = 512, 512
+_LOSSES = 2048  # nonnegative losses of the atoms; as many negative ones
 _LARGEST_EPS0 = 300.0
-_MARGIN = 1e-10
+_MARGIN = 1e-11
+_CUT = 30.0  # 1e-13 of the clone counts, the largest ones, move to the last left end
+_ROWS = 16  # clone counts treated at once: what fits the cache
 
 
 class Atoms(NamedTuple):
     """Privacy losses of a finite pair under P: M(z) = sum exp(log_weights + z losses), no mass at infinity.
 
-    Masses are rounded up and losses rounded up, so the pair dominates the clones pair for all a > 0, also composed.
+    A mixture of randomized responses, symmetric: M(0) = M(-1) = 1. It dominates the clones pair for all a > 0, also
+    composed.
     """
 
     losses: jax.Array
     log_weights: jax.Array
-
-
-def _loss(ones, group, eps0):
-    """L = log(P/Q) at `ones` of `group` coins, odd around half: 2 atanh(tanh(eps0/2) (2 i - m)/m), within eps0."""
-    y = jnp.clip((2.0 * ones - group) / group, -1.0, 1.0)
-    inner = jnp.clip(jnp.tanh(0.5 * eps0) * y, -1.0 + 1e-16, 1.0 - 1e-16)
-    return jnp.clip(2.0 * jnp.arctanh(inner), -eps0, eps0)
 
 
 def _exp_excess(y):
@@ -66,36 +68,27 @@ def _log_f(loss, order):
     return jnp.where(power > 50.0, far, direct)
 
 
-def _group_divergence(count, eps0, order, inner_size):
-    """Logs of (upper, lower) of (2/m) E_i Q_i f(P_i/Q_i), m = count + 1, i in blocks."""
-    group = count + 1.0
-    half = jnp.full_like(group, 0.5)
-    cut = -order * eps0 - 60.0
-    plan = binomial_blocks(group, half, half, cut, size=inner_size, deep=True)
-    left = jnp.minimum(plan.left, group)
-    right = jnp.minimum(left + plan.width, group)
-
-    def log_term(ones):
-        mirror = ((group - ones) + ones * jnp.exp(-eps0)) / (1.0 + jnp.exp(-eps0))
-        return jnp.log(2.0 * mirror / group) + _log_f(_loss(ones, group, eps0), order)
-
-    at_left, at_right = log_term(left), log_term(right)
-    fraction = jnp.where(plan.width > 1, plan.fraction, 0.0)
-    wide = jnp.where(plan.width > 1, 0.02, 0.0)
-    # Chord at the block's mean, the mean's place in the block uncertain by 2 percent of the width.
-    up = jnp.clip(fraction + wide * jnp.sign(at_right - at_left), 0.0, 1.0)
-    chord = jnp.logaddexp(at_left + jnp.log1p(-up), at_right + jnp.log(up))
-    chord = jnp.where(plan.width > 1, chord, at_left)
-    upper = jax.nn.logsumexp(plan.log_upper + chord)
-    missed = jnp.logaddexp(plan.log_missed_low, plan.log_missed_high)
-    upper = jnp.logaddexp(upper, missed + _log_f(eps0, order) + jnp.log(2.0))
-    # g falls, then rises: its least value on a block is at an end, unless the block holds the zero at m/2.
-    least = jnp.where((left <= 0.5 * group) & (right >= 0.5 * group), -jnp.inf, jnp.minimum(at_left, at_right))
-    lower = jax.nn.logsumexp(plan.log_lower + jnp.where(plan.width > 1, least, at_left))
-    return upper, lower
+def _log_pair_term(heads, coins, eps0, order):
+    """Log of (1/2)[(1-s) f(e^L) + (1+s) f(e^-L)] at `heads` of `coins`, heads >= coins/2."""
+    small = jnp.exp(-eps0)
+    s = jnp.tanh(0.5 * eps0) * (2.0 * heads - coins) / coins
+    # 1 - s from the counts: by subtraction it loses the last report's digits at large eps0.
+    rest = 2.0 * ((coins - heads) + heads * small) / (coins * (1.0 + small))
+    loss = jnp.minimum(jnp.log1p(2.0 * s / rest), eps0)
+    logs = _log_f(jnp.stack([loss, -loss]), order) + jnp.log(jnp.stack([rest, 2.0 - rest]))
+    return jnp.logaddexp(logs[0], logs[1]) - jnp.log(2.0)
 
 
-@kernel(static=("rate", "size", "inner_size"), working_set=20_000_000)
+def _group_divergence(coins, eps0, order, inner_size: int):
+    """Logs of (upper, lower) of the mean over i for one number of coins; a tie has no divergence."""
+    law = majority(coins, order * eps0 + 60.0, size=inner_size)
+    heads = jnp.concatenate([law.knots, law.means])
+    term = jax.lax.optimization_barrier(_log_pair_term(heads, coins, eps0, order))
+    ends, means = term[: inner_size + 1], term[inner_size + 1 :]
+    return jax.nn.logsumexp(law.log_chord + ends), jax.nn.logsumexp(law.log_mass + means)
+
+
+@kernel(static=("rate", "size", "inner_size"), working_set=1_000_000)
 def clones_renyi_bounds(
     num_users, eps0, order, *, rate: str = "clones", size: int = SIZE, inner_size: int = INNER_SIZE
 ) -> Bounds:
@@ -104,49 +97,111 @@ def clones_renyi_bounds(
     valid = valid & (eps0 >= 0) & (order > 1) & (eps0 < jnp.inf)
     inside = valid & (eps0 > 0) & (eps0 <= _LARGEST_EPS0) & (order < jnp.inf)
     users, local, alpha = (jnp.where(inside, v, d) for v, d in ((num_users, 2.0), (eps0, 1.0), (order, 2.0)))
-    r, complement = clone_rate(local, rate)
-    plan = binomial_blocks(users - 1.0, r, complement, -alpha * local - 60.0, size=size)
-    # One group at a time: its inner_size counts are all that is alive.
-    log_upper, log_lower = jax.lax.map(lambda count: _group_divergence(count, local, alpha, inner_size), plan.left)
+    log_upper, log_lower = _log_excess(users, local, alpha, rate, size, inner_size)
+    # logaddexp(0, x) = log1p(e^x) keeps the digits of a small divergence. Near order 1, f itself cancels.
+    margin = _MARGIN + 1e-15 * alpha / (alpha - 1.0)
+    upper = jnp.minimum(jnp.logaddexp(0.0, log_upper) * (1.0 + margin) / (alpha - 1.0), local)
+    lower = jnp.minimum(jnp.logaddexp(0.0, log_lower) * (1.0 - margin) / (alpha - 1.0), local)
+    upper = jnp.where(jnp.isnan(upper), local, upper)  # a failure ends on the bound that always holds
+    lower = jnp.where(jnp.isnan(lower), 0.0, jnp.maximum(lower, 0.0))
+    upper = jnp.where(inside, upper, jnp.where(valid, eps0, jnp.inf))
+    return Bounds(jnp.where(inside, jnp.minimum(lower, upper), 0.0), upper)
+
+
+def _log_excess(users, eps0, order, rate: str, size: int, inner_size: int):
+    """Log of M(order - 1) - 1 from above and from below."""
+    r, complement = clone_rate(eps0, rate)
+    # The Gaussian of equal variance says how far the divergence itself pulls towards small counts.
+    pull = 2.0 * order * (order - 1.0) * jnp.tanh(0.5 * eps0) ** 2 / (users * r)
+    plan = binomial_blocks(
+        users - 1.0, r, complement, -order * eps0 - 60.0, size=size, tilt=-jnp.minimum(pull, order * eps0), cut=_CUT
+    )
+    log_upper, log_lower = jax.lax.map(
+        lambda count: _group_divergence(count + 1.0, eps0, order, inner_size), plan.left, batch_size=_ROWS
+    )
     # Counts above the window go to the last left end, where the divergence is larger.
     mass = plan.log_upper.at[-1].set(jnp.logaddexp(plan.log_upper[-1], plan.log_missed_high))
-    above = jnp.logaddexp(jax.nn.logsumexp(mass + log_upper), plan.log_missed_low + _log_f(local, alpha))
-    following = jnp.concatenate([log_lower[1:], jnp.full(1, -jnp.inf)])
-    below = jax.nn.logsumexp(plan.log_lower + jnp.where(plan.width > 1, following, log_lower))
-    upper = jnp.logaddexp(0.0, above) * (1.0 + _MARGIN) / (alpha - 1.0)
-    lower = jnp.logaddexp(0.0, below) * (1.0 - _MARGIN) / (alpha - 1.0)
-    # logaddexp(0, x) = log1p(e^x) keeps the digits of a small divergence.
-    upper, lower = jnp.minimum(upper, local), jnp.minimum(lower, local)
-    upper = jnp.where(jnp.isnan(upper), local, upper)  # a failure ends on the bound that always holds
-    lower = jnp.where(jnp.isnan(lower), 0.0, lower)
-    upper = jnp.where(inside, upper, jnp.where(valid, eps0, jnp.inf))
-    return Bounds(jnp.where(inside, lower, 0.0), upper)
+    above = jnp.logaddexp(jax.nn.logsumexp(mass + log_upper), plan.log_missed_low + _log_f(eps0, order))
+    following = jnp.append(log_lower[1:], -jnp.inf)
+    return above, jax.nn.logsumexp(plan.log_lower + jnp.where(plan.width > 1, following, log_lower))
 
 
-@kernel(static=("rate", "size", "inner_size"), working_set=20_000_000)
-def clones_atoms(
-    num_users, eps0, log_delta, *, rate: str = "clones", size: int = 128, inner_size: int = 128
-) -> Atoms:
-    """A finite pair that dominates the clones pair for all a > 0: `size` x `inner_size` atoms and one at eps0.
+@kernel(static=("rate",), working_set=1_000_000)
+def krr_renyi_upper(num_users, eps0, num_categories, order, *, rate: str = "clones"):
+    """Upper bound of the Renyi divergence of shuffled k-ary randomized response at a real order > 1.
 
-    log_delta: logarithm of the smallest delta per round that matters; mass cut from the windows (below
-    1e-9 of it on the sides that can be bad) is put on the loss eps0. Blocks of the clone count go to their left end, blocks
-    of ones to the loss of their right end: both only raise every hockey-stick divergence.
+    The clones bound at the randomizer's eps0: valid for every number of categories, tightest for 2.
     """
-    r, complement = clone_rate(eps0, rate)
-    plan = binomial_blocks(num_users - 1.0, r, complement, log_delta, size=size)
-    mass = plan.log_upper.at[-1].set(jnp.logaddexp(plan.log_upper[-1], plan.log_missed_high))
+    good = (num_categories >= 2) & (num_categories == jnp.floor(num_categories))
+    return jnp.where(good, clones_renyi_bounds.point(num_users, eps0, order, rate=rate).upper, jnp.inf)
 
-    def group(count, log_mass):
-        coins = count + 1.0
-        half = jnp.full_like(coins, 0.5)
-        inner = binomial_blocks(coins, half, half, log_delta, size=inner_size, deep=True)
-        right = jnp.clip(inner.left + jnp.maximum(inner.width, 1.0) - 1.0, 0.0, coins)
-        # P grows with the ones: the block's mass under P is at most the coin mass times P at the right end.
-        log_p = jnp.log(2.0 * (right + (coins - right) * jnp.exp(-eps0)) / (coins * (1.0 + jnp.exp(-eps0))))
-        cut = jnp.logaddexp(inner.log_missed_low, inner.log_missed_high) + jnp.log(2.0)
-        return _loss(right, coins, eps0), log_mass + inner.log_upper + log_p, log_mass + cut
 
-    losses, weights, cut = jax.lax.map(lambda pair: group(*pair), (plan.left, mass))
-    rest = jnp.logaddexp(jax.nn.logsumexp(cut), plan.log_missed_low)
-    return Atoms(jnp.append(losses.reshape(-1), eps0), jnp.append(weights.reshape(-1), rest))
+@kernel(static=("rate", "size", "inner_size"), working_set=200_000)
+def clones_atoms(
+    num_users, eps0, log_delta, *, rate: str = "clones", size: int = _ATOMS_SIZE, inner_size: int = _ATOMS_INNER_SIZE
+) -> Atoms:
+    """A finite pair of 4096 atoms that dominates the clones pair for all a > 0.
+
+    log_delta: logarithm of the smallest delta per round that matters; 1e-9 of it is put on the loss eps0.
+    Given m and the larger count, the pair is a randomized response of bias s. Three steps, each of which only raises
+    every hockey-stick divergence: m moves to the left end of its block, by a law stochastically smaller;
+    the mass of a block of counts, and then of a knot, is split between two biases with its mean kept.
+    One round's delta was at most 0.2 % too large at 1e-6 to 1e-9 and 4 % at 1e-30 (golden cases, default sizes).
+    Domain: num_users whole >= 1, 0 <= eps0 <= 300; otherwise the losses are +-eps0, or +inf if that is
+    invalid.
+    """
+    valid = (num_users >= 1) & (num_users == jnp.floor(num_users)) & (num_users < jnp.inf)
+    inside = valid & (eps0 > 0) & (eps0 <= _LARGEST_EPS0)
+    users, local = jnp.where(inside, num_users, 1.0), jnp.where(inside, eps0, 1.0)
+    r, complement = clone_rate(local, rate)
+    plan = binomial_blocks(users - 1.0, r, complement, log_delta, size=size)
+    scale = jnp.tanh(0.5 * local) / jnp.sqrt(1.0 + users * r)
+    step = jnp.arcsinh(jnp.tanh(0.5 * local) / scale) / (_LOSSES - 1)
+    biases = (scale * jnp.sinh(step * jnp.arange(_LOSSES))).at[-1].set(jnp.tanh(0.5 * local))
+    weights = _bias_law(plan, biases, scale, step, log_delta, inner_size)
+    weights = weights.at[-1].add(jnp.exp(plan.log_missed_low))
+    # Losses up by 1e-12, so that rounding them cannot under-state one; the largest is eps0 itself.
+    losses = jnp.minimum(2.0 * jnp.arctanh(jnp.minimum(biases, 1.0 - 1e-16)) * (1.0 + 1e-12), local).at[-1].set(local)
+    losses = jnp.where(inside, losses, jnp.where(eps0 >= 0, eps0, jnp.inf))
+    sound = inside & jnp.isfinite(jnp.sum(weights))
+    losses = jnp.where(sound | ~inside, losses, local)  # a failure ends on randomized response of level eps0
+    weights = jnp.where(sound, weights / jnp.sum(weights), 1.0 / _LOSSES)
+    losses = jnp.concatenate([losses, jnp.where(jnp.isinf(losses), jnp.inf, -losses)])
+    # P gives a randomized response of loss L the probability 1/(1 + e^-L) of +L.
+    return Atoms(losses, jnp.log(jnp.concatenate([weights, weights])) - jnp.logaddexp(0.0, -losses))
+
+
+def _counts_law(plan: Blocks):
+    """Masses of the left ends that add to 1 and whose sums from the left are never below the true ones."""
+    upper, before = jnp.exp(plan.log_upper), jnp.exp(plan.log_missed_low)
+    reached = before + jnp.cumsum(upper)
+    law = jnp.where(reached <= 1.0, upper, jnp.maximum(1.0 - (reached - upper), 0.0))
+    return law.at[-1].add(jnp.maximum(1.0 - reached[-1], 0.0))
+
+
+def _bias_law(plan: Blocks, biases, scale, step, log_delta, inner_size: int):
+    """Weights of `biases`: the sum over left ends and knots, each knot split between its two neighbours."""
+
+    def rows(left):
+        law = majority(left + 1.0, 40.0 - log_delta, size=inner_size)
+        bias = biases[-1] * (2.0 * law.knots - (left + 1.0)) / (left + 1.0)
+        place = jnp.clip(jnp.floor(jnp.arcsinh(bias / scale) / step), 0, _LOSSES - 2).astype(jnp.int32)
+        share = jnp.clip((bias - biases[place]) / (biases[place + 1] - biases[place]), 0.0, 1.0)
+        return place, share, jnp.exp(law.log_chord), jnp.exp(law.log_tie)
+
+    def add(total, part):
+        left, mass = part
+        place, share, chord, tie = jax.vmap(rows)(left)
+        chord = chord * mass[:, None]
+        total = total.at[place.reshape(-1)].add((chord * (1.0 - share)).reshape(-1))
+        total = total.at[place.reshape(-1) + 1].add((chord * share).reshape(-1))
+        return total.at[0].add(jnp.sum(mass * tie)), None
+
+    parts = plan.left.reshape(-1, _ROWS), _counts_law(plan).reshape(-1, _ROWS)
+    return jax.lax.scan(add, jnp.zeros(_LOSSES), parts)[0]
+
+
+@canary("clones pair, Renyi divergence")
+def _canary():
+    bounds = clones_renyi_bounds.run_unchecked(*(np.array([x]) for x in (300.0, 2.0, 16.0)))
+    return bounds.upper, np.array([0.64570993125113142]), 1e-9

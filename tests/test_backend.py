@@ -1,0 +1,335 @@
+"""The compiler is not trusted: canary, compiler options, and jit against NumPy below and above 128 rows.
+
+This file also runs on a jaxlib that is known to miscompile (.ci/run), where it must pass as well.
+"""
+
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import accounting, precision
+from jaxdp.hockey_stick import clones, gaussian
+from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
+from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
+
+ROWS = (1, 8, 100, 200, 600)  # jaxlib 0.10.2 is right at 128 rows and wrong beyond
+ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more
+GAP = 2e-6  # relative width that the shuffle kernels promise
+SAMPLED_EPSILON = 27.81331522523486904152  # Poisson q 0.1, noise multiplier 2, 5000 steps, delta 1e-8, removal
+
+
+@pytest.fixture
+def fresh_canaries(monkeypatch):
+    """Every canary still to be run, and nothing registered by a test left behind."""
+    monkeypatch.setattr(precision, "_passed", set())
+    monkeypatch.setattr(precision, "_CANARIES", list(precision._CANARIES))
+    return monkeypatch
+
+
+@kernel()
+def _double(x):
+    return 2.0 * x
+
+
+def _register(answer: float) -> list[float]:
+    ran: list[float] = []
+
+    @canary("twice one and a half")
+    def check():
+        ran.append(answer)
+        return _double.run_unchecked(np.array([1.5])), np.array([answer]), 1e-9
+
+    return ran
+
+
+def test_a_kernel_that_passes_its_canary_answers_and_is_checked_once(fresh_canaries):
+    ran = _register(3.0)
+    assert _double(np.array([4.0])) == 8.0
+    assert _double(np.array([5.0])) == 10.0
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("answer", [3.0 * (1 + 1e-8), 2.0, math.nan])
+def test_a_kernel_that_misses_the_exact_value_returns_no_number(fresh_canaries, answer):
+    _register(answer)
+    for _ in range(2):  # a failure is not remembered as a pass
+        with pytest.raises(BackendError, match="twice one and a half"):
+            _double(np.array([4.0]))
+
+
+def test_a_backend_that_returns_nan_is_refused(fresh_canaries):
+    fresh_canaries.setattr(precision, "_REDUCTIONS", (lambda xp, s: xp.where(xp is jnp, xp.nan, s[:, 0]),))
+    with pytest.raises(BackendError, match="reductions of log1p and expm1"):
+        _double(np.array([4.0]))
+
+
+@pytest.mark.parametrize("module", ["jaxdp.routes.gaussian", "jaxdp.hockey_stick.clones"])
+def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, module):
+    precision.ensure_canary(module)
+    honest = precision.Kernel.run_unchecked
+
+    def sabotaged(self, *args, **static):
+        return jax.tree_util.tree_map(lambda a: a * (1 - 1e-4), honest(self, *args, **static))
+
+    fresh_canaries.setattr(precision, "_passed", set())
+    fresh_canaries.setattr(precision.Kernel, "run_unchecked", sabotaged)
+    with pytest.raises(BackendError):
+        precision.ensure_canary(module)
+
+
+def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
+    monkeypatch.setattr(precision, "_CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
+    assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
+
+
+def test_options_probed_inside_a_trace_are_those_probed_outside():
+    inside = []
+    jax.make_jaxpr(lambda x: inside.append(compiler_options.__wrapped__("cpu")) or x)(1.0)
+    assert inside == [compiler_options("cpu")]
+    assert inside[0] is not None
+
+
+def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
+    s = _grid(600)
+    with x64():
+        sums = np.asarray(jax.jit(lambda s: jnp.sum(jnp.log1p(-s) + jnp.log1p(s), -1))(s))
+    right = np.allclose(sums, np.sum(np.log1p(-s) + np.log1p(s), -1), rtol=ROUNDING)
+    assert precision.plain_compilation_is_sound(platform()) == right
+    assert right == (jax.lib.__version__ != "0.10.2")
+
+
+def test_our_compilation_passes_also_where_the_plain_one_does_not():
+    computed, exact, tolerance = precision._check_reductions(compiler_options(platform()))
+    np.testing.assert_allclose(computed, exact, rtol=tolerance)
+
+
+def test_a_traced_verb_answers_where_plain_compilation_is_sound_and_refuses_elsewhere():
+    traced = jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))
+    with x64():
+        if precision.plain_compilation_is_sound(platform()):
+            assert math.isclose(traced(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-10)
+        else:
+            with pytest.raises(BackendError, match="under your own jit"):
+                traced(1.0)
+
+
+def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
+    monkeypatch.setattr(accounting, "plain_compilation_is_sound", lambda where: False)
+    with x64(), pytest.raises(BackendError, match="under your own jit"):
+        jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
+
+
+def test_concrete_numbers_inside_a_users_trace_are_computed_at_once():
+    scaled = jax.jit(lambda x: x * float(jaxdp.delta(jaxdp.Gaussian(1.0), 1.0)))
+    assert math.isclose(scaled(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-6)  # the user's own float32
+
+
+def _grid(rows: int, columns: int = 16) -> np.ndarray:
+    return np.linspace(0.01, 0.9, rows * columns).reshape(rows, columns)
+
+
+# name: (reduction written with jnp, the same in NumPy, tolerance)
+BLOCKS = {
+    "sum of two log1p": (
+        lambda s: jnp.sum(jnp.log1p(-s) + jnp.log1p(s), -1),
+        lambda s: np.sum(np.log1p(-s) + np.log1p(s), -1),
+        ROUNDING,
+    ),
+    "sum of a product of expm1": (
+        lambda s: jnp.sum(jnp.expm1(-s) * jnp.expm1(s), -1),
+        lambda s: np.sum(np.expm1(-s) * np.expm1(s), -1),
+        ROUNDING,
+    ),
+    "log-sum-exp": (
+        lambda s: jax.scipy.special.logsumexp(300 * s, -1),
+        lambda s: np.log(np.sum(np.exp(300 * (s - s[:, -1:])), -1)) + 300 * s[:, -1],
+        ROUNDING,
+    ),
+    "log(1 - e^-x)": (
+        lambda s: jnp.sum(log1mexp(-s), -1),
+        lambda s: np.sum(np.log(-np.expm1(-s)), -1),
+        ROUNDING,
+    ),
+    "deviance": (
+        lambda s: jnp.sum(deviance(s) + deviance(-s), -1),
+        lambda s: np.sum((1 + s) * np.log1p(s) + (1 - s) * np.log1p(-s), -1),
+        1e-10,  # NumPy's side cancels: 1e-16/0.01^2 at the smallest s
+    ),
+    "Stirling error": (
+        lambda s: jnp.sum(stirling_error(jnp.floor(30 * s) + 1), -1),
+        lambda s: np.array([sum(_stirling(math.floor(30 * v) + 1) for v in row) for row in s]),
+        1e-11,  # math.lgamma and the product it is compared with agree to 1e-14 of about 70
+    ),
+    "binomial probabilities": (
+        lambda s: jnp.sum(jnp.exp(log_binomial_pmf(jnp.floor(100 * s) + 1, 101.0, 0.3, 0.7)), -1),
+        lambda s: np.array([sum(_binomial(math.floor(100 * v) + 1, 101, 0.3) for v in row) for row in s]),
+        1e-11,  # powers of 0.7 up to the hundredth
+    ),
+}
+
+
+def _stirling(k: int) -> float:
+    return math.log(math.factorial(k)) - ((k + 0.5) * math.log(k) - k + 0.5 * math.log(2 * math.pi))
+
+
+def _binomial(k: int, n: int, p: float) -> float:
+    return math.comb(n, k) * p**k * (1 - p) ** (n - k)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_building_blocks_compiled_our_way_agree_with_numpy(rows):
+    s = _grid(rows)
+    options = compiler_options(platform())
+    with x64():
+        compiled = jax.jit(lambda s: [block[0](s) for block in BLOCKS.values()], compiler_options=options)(s)
+        compiled = [np.asarray(value) for value in compiled]
+    for (name, (_, exact, tolerance)), value in zip(BLOCKS.items(), compiled, strict=True):
+        np.testing.assert_allclose(value, exact(s), rtol=tolerance, err_msg=name)
+
+
+def test_a_block_with_a_wrong_term_would_be_noticed():
+    s = _grid(200)
+    wrong = np.sum(np.log1p(-s) + np.log1p(s * (1 + 1e-9)), -1)
+    assert not np.allclose(wrong, BLOCKS["sum of two log1p"][1](s), rtol=ROUNDING, atol=0)
+
+
+def _gaussian_delta(mu: float, eps: float) -> float:
+    tail = [0.5 * math.erfc((eps / mu + sign * mu / 2) / math.sqrt(2)) for sign in (-1, 1)]
+    return tail[0] - math.exp(eps) * tail[1]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_gaussian_kernel_agrees_with_the_error_function_in_every_row(rows):
+    mu, eps = np.linspace(0.5, 3.0, rows), np.linspace(2.0, 0.0, rows)
+    bounds = jaxdp.delta_bounds(jaxdp.Gaussian(1 / mu), eps)
+    exact = [_gaussian_delta(m, e) for m, e in zip(mu, eps, strict=True)]
+    np.testing.assert_allclose(bounds.upper, exact, rtol=ROUNDING)
+    np.testing.assert_allclose(bounds.lower, exact, rtol=ROUNDING)
+
+
+def test_gaussian_kernel_compiled_is_the_same_kernel_run_operation_by_operation():
+    mu, eps = np.linspace(0.5, 3.0, 200), np.linspace(2.0, 0.0, 200)
+    options = compiler_options(platform())
+    with x64():
+        compiled = jax.jit(jax.vmap(gaussian.delta_bounds), compiler_options=options)(mu, eps)
+        with jax.disable_jit():
+            eager = jax.vmap(gaussian.delta_bounds)(jnp.asarray(mu), jnp.asarray(eps))
+        np.testing.assert_allclose(np.asarray(compiled), np.asarray(eager), rtol=ROUNDING)
+
+
+def _golden_clones() -> list[dict]:
+    path = pathlib.Path(__file__).parent / "data" / "shuffle.json"
+    cases = json.loads(path.read_text())["cases"]
+    return [c for c in cases if c["family"] == "clones" and "eps" in c and float(c["eps"]) > 0]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
+    cases = _golden_clones()
+    users, eps0, delta, exact = (
+        np.resize([float(c[key]) for c in cases], rows) for key in ("n", "eps0", "delta", "eps")
+    )
+    upper = clones.clones_epsilon_upper(users, eps0, delta)
+    assert np.all(upper >= exact * (1 - 1e-15))
+    assert np.all(upper <= exact * (1 + GAP))
+
+
+@pytest.fixture(scope="module")
+def contour_rows():
+    """Certified epsilon of 600 distinct points, the exactly known one first."""
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.1), 5000)
+    deltas = np.concatenate([[1e-8], np.geomspace(1e-10, 1e-5, max(ROWS) - 1)])
+    return mechanism, deltas, jaxdp.epsilon_bounds(mechanism, deltas, relation="remove")
+
+
+def test_contour_kernel_holds_the_exact_value_in_a_large_batch(contour_rows):
+    _, _, bounds = contour_rows
+    assert bounds.lower[0] <= SAMPLED_EPSILON <= bounds.upper[0] <= SAMPLED_EPSILON * (1 + 1e-6)
+    assert np.all(np.diff(bounds.upper[1:]) < 0)
+
+
+@pytest.mark.parametrize("rows", [1, 100, 200])  # 8 rows would be a compilation of their own
+def test_contour_kernel_gives_a_row_the_same_bounds_in_any_batch(contour_rows, rows):
+    mechanism, deltas, together = contour_rows
+    part = jaxdp.epsilon_bounds(mechanism, deltas[-rows:], relation="remove")
+    np.testing.assert_allclose(part.upper, together.upper[-rows:], rtol=1e-7)
+    assert np.all(part.lower <= together.upper[-rows:])
+    assert np.all(together.lower[-rows:] <= part.upper)
+
+
+def _dtypes(jaxpr) -> set[str]:
+    found = {str(var.aval.dtype) for eqn in jaxpr.eqns for var in eqn.outvars if hasattr(var.aval, "dtype")}
+    for inner in _inner(jaxpr):
+        found |= _dtypes(inner)
+    return found
+
+
+def _inner(jaxpr):
+    for eqn in jaxpr.eqns:
+        for value in jax.tree_util.tree_leaves(eqn.params, is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+            value = getattr(value, "jaxpr", value)
+            if hasattr(value, "eqns"):
+                yield value
+
+
+KERNELS = {
+    "Gaussian": lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5),
+    "clones": lambda: jax.make_jaxpr(clones.clones_epsilon_bounds.point)(1e4, 1.0, 1e-6),
+    "contour": lambda: jax.make_jaxpr(
+        lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), q), 1e-5, relation="remove")
+    )(0.1),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_operation_of_a_kernel_is_done_in_float32(name, monkeypatch):
+    monkeypatch.setattr(accounting, "plain_compilation_is_sound", lambda where: True)  # traced only, never run
+    with x64():
+        dtypes = _dtypes(KERNELS[name]().jaxpr)
+    assert "float64" in dtypes
+    assert not dtypes & {"float32", "bfloat16", "float16", "complex64"}
+
+
+def test_the_float32_search_finds_a_demotion_inside_a_loop():
+    def demoted(x):
+        return jax.lax.fori_loop(0, 3, lambda _, v: (v.astype(jnp.float32) * 2).astype(jnp.float64), x)
+
+    with x64():
+        assert "float32" in _dtypes(jax.make_jaxpr(demoted)(1.0).jaxpr)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
+def test_narrow_input_is_computed_in_float64(dtype):
+    @kernel()
+    def shifted(x):
+        return x + 2.0**-40
+
+    result = shifted(np.array([1, 2], dtype))
+    assert result.dtype == np.float64
+    assert np.all(result - np.array([1.0, 2.0]) == 2.0**-40)
+
+
+def test_the_users_x64_flag_is_the_same_before_and_after():
+    before = jax.config.jax_enable_x64
+    seen = []
+    kernel()(lambda x: seen.append(jax.config.jax_enable_x64) or x)(np.ones(1))
+    assert seen == [True]
+    assert jax.config.jax_enable_x64 == before
+    assert jnp.ones(1).dtype == (jnp.float64 if before else jnp.float32)
+
+
+def test_a_kernel_that_fails_leaves_the_users_x64_flag():
+    @kernel()
+    def broken(x):
+        raise ArithmeticError("inside the scope")
+
+    before = jax.config.jax_enable_x64
+    with pytest.raises(ArithmeticError):
+        broken(np.ones(1))
+    assert jax.config.jax_enable_x64 == before

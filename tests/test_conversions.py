@@ -1,0 +1,367 @@
+"""jaxdp.conversions: every bound on its safe side of closed forms, exact rationals and independent routes."""
+
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import jaxdp
+from jaxdp import conversions as cv
+from jaxdp.conversions.concave import cell_bounds
+
+# Outward rounding of the certified functions, with room for SciPy's own error in the reference.
+ROUNDING = 1e-11
+# Orders below, at and above 1.
+ORDERS = np.concatenate([[0.5, 0.75, 1.0], 1 + np.geomspace(0.05, 60, 24)])
+EPS_GRID = np.linspace(0.0, 10.0, 400)
+
+
+def gaussian_delta(mu, eps):
+    eps = np.asarray(eps, float)
+    return np.maximum(norm.sf(eps / mu - mu / 2) - np.exp(eps) * norm.sf(eps / mu + mu / 2), 0.0)
+
+
+def exact_delta(pair, eps):
+    """Hockey-stick divergence of the stored doubles, in rationals."""
+    a = Fraction(float(np.exp(eps)))
+    return float(sum(max(Fraction(float(p)) - a * Fraction(float(q)), 0) for p, q in zip(pair.p, pair.q, strict=True)))
+
+
+# RDP ------------------------------------------------------------------------------------------------------------
+
+
+def test_cks_at_the_best_order_is_the_published_multiple_of_the_gaussian_delta():
+    # MATH 3.2: 4.16 times the exact delta at mu = 1, eps = 4
+    ratio = cv.delta_from_rdp(None, lambda a: a / 2, 4.0) / gaussian_delta(1, 4.0)
+    assert abs(ratio - 4.155) < 1e-3
+
+
+def test_cks_epsilon_is_the_published_one_and_classic_is_never_smaller():
+    cks = cv.epsilon_from_rdp(None, lambda a: a / 2, 1e-5)
+    classic = cv.epsilon_from_rdp(None, lambda a: a / 2, 1e-5, method="classic")
+    assert abs(cks - 4.728387374) < 1e-8
+    # closed form of the classic minimum: mu^2/2 + mu sqrt(2 log(1/delta))
+    assert abs(classic - (0.5 + np.sqrt(2 * np.log(1e5)))) < 1e-6
+    assert classic > cks
+
+
+def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
+    eps = cv.epsilon_from_rdp([3.0], [1.5], [1e-3, 1e-9])
+    back = cv.delta_from_rdp([3.0], np.full((2, 1), 1.5), eps)
+    np.testing.assert_allclose(back, [1e-3, 1e-9], rtol=1e-11)
+    assert (back <= np.array([1e-3, 1e-9]) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("convert", [cv.epsilon_from_rdp, cv.optimal_epsilon_from_rdp])
+def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert):
+    curve = [2.0, 8.0], [1.0, 4.0]
+    assert np.isclose(convert(*curve, 1e-4, infinity_mass=1e-5), convert(*curve, 9e-5), rtol=1e-8)
+    assert convert(*curve, 1e-5, infinity_mass=1e-5) == np.inf
+
+
+def test_infinite_curve_and_extreme_targets_give_the_vacuous_or_the_exact_answer_and_no_nan():
+    assert cv.epsilon_from_rdp([2.0, 3.0], [np.inf, np.inf], 1e-5) == np.inf
+    assert cv.delta_from_rdp([2.0], [np.inf], [1.0, np.inf]).tolist() == [1.0, 1.0]
+    assert cv.delta_from_rdp([2.0], [1.0], [-5.0, np.inf]).tolist() == [1.0, 0.0]
+    assert cv.epsilon_from_rdp([2.0], [1.0], [0.0, 1.0])[0] == np.inf
+    many = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [-np.inf, -800.0, -1.0, 0.0, 50.0, 800.0, np.inf])
+    assert np.isfinite(many).all() and (np.diff(many) <= 0).all() and many[0] == 1.0 and many[-1] == 0.0
+
+
+def test_optimal_conversion_lies_between_the_exact_delta_and_cks_at_the_same_orders():
+    eps = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 10.0])
+    both = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, eps, reverse_renyi=ORDERS / 2)
+    one = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, eps)
+    above = ORDERS > 1
+    cks = cv.delta_from_rdp(ORDERS[above], np.tile(ORDERS[above] / 2, (6, 1)), eps)
+    assert (both >= gaussian_delta(1, eps)).all()
+    assert (both <= one * (1 + 1e-6)).all() and (one <= cks * (1 + 1e-6)).all()
+    assert both[0] < 0.85 * cks[0]
+
+
+def test_optimal_conversion_of_one_pair_is_exact_for_the_two_point_law_that_has_this_curve():
+    """Orders of randomized response, all of them: the Bernoulli pair itself is feasible, so delta is not below it."""
+    p = 0.8
+    pair = jaxdp.DiscretePair([p, 1 - p], [1 - p, p])
+    curve = np.array([cv_renyi(pair, a) for a in ORDERS])
+    eps = np.array([0.0, 0.7, 1.2])
+    exact = p - np.exp(eps) * (1 - p)
+    bound = cv.optimal_delta_from_rdp(ORDERS, curve, eps, reverse_renyi=curve)
+    assert (bound >= exact).all()
+
+
+def cv_renyi(pair, a):
+    p, q = pair.p, pair.q
+    return np.sum(p * np.log(p / q)) if a == 1 else np.log(np.sum(p**a * q ** (1 - a))) / (a - 1)
+
+
+def test_reverse_curve_of_an_asymmetric_pair_must_be_its_own():
+    """Negative twin: with R(P, Q) in place of R(Q, P) the bound falls below the truth."""
+    pair = jaxdp.DiscretePair([0.9, 0.1], [0.99, 0.01])
+    swapped = jaxdp.DiscretePair(pair.q, pair.p)
+    ahead, back = (np.array([cv_renyi(x, a) for a in ORDERS]) for x in (swapped, pair))
+    exact = 0.99 - 0.9
+    assert cv.optimal_delta_from_rdp(ORDERS, ahead, 0.0, reverse_renyi=back) >= exact
+    assert cv.optimal_delta_from_rdp(ORDERS, ahead, 0.0, reverse_renyi=ahead) < exact
+
+
+def test_optimal_epsilon_meets_its_target_and_a_smaller_one_does_not():
+    eps = cv.optimal_epsilon_from_rdp(ORDERS, ORDERS / 2, 1e-5)
+    at, below = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [eps, eps * (1 - 1e-6)])
+    assert at <= 1e-5 * (1 + 1e-9) < below
+
+
+def test_tradeoff_from_rdp_is_below_the_gaussian_one_and_above_the_trivial_one():
+    x = np.array([0.0, 1e-6, 0.1, 0.5, 1.0])
+    bound = cv.tradeoff_from_rdp(ORDERS, ORDERS / 2, x, reverse_renyi=ORDERS / 2)
+    exact = norm.cdf(norm.isf(x) - 1)
+    assert (bound <= exact).all() and bound[0] > 0.999 and bound[2] > 0.4 and bound[-1] == 0.0
+
+
+def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
+    def eps(scale):
+        return cv.epsilon_from_rdp(ORDERS[3:], scale * ORDERS[3:], 1e-5)
+
+    with pytest.raises(RuntimeError, match="x64"):
+        jax.jit(eps)(0.5)
+    with jax.enable_x64(True):
+        value, slope = jax.jit(jax.value_and_grad(eps))(0.5)
+        assert np.isclose(value, eps(0.5), rtol=1e-12)
+        assert np.isclose(slope, (eps(0.5 + 1e-6) - eps(0.5 - 1e-6)) / 2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cv.epsilon_from_rdp([1.0], [1.0], 1e-5), "orders must be finite and > 1, got 1.0"),
+        (lambda: cv.epsilon_from_rdp([2.0], [np.nan], 1e-5), "renyi must be >= 0"),
+        (lambda: cv.epsilon_from_rdp([2.0, 3.0], [1.0], 1e-5), "same last axis"),
+        (lambda: cv.epsilon_from_rdp([2.0], [1.0], 1.5), "delta must be in"),
+        (lambda: cv.epsilon_from_rdp([2.0], [1.0], 0.1, method="best"), "method must be one of"),
+        (lambda: cv.delta_from_rdp([2.0], [1.0], np.nan), "epsilon must be a real number"),
+        (lambda: cv.pair_from_profile([-1.0], [0.1]), "at least 1 - e"),
+        (lambda: cv.pair_from_profile([1.0, 1.0], [0.1, 0.1]), "distinct"),
+        (lambda: cv.gdp_mu([1.0, 0.5], [0.1, 0.2]), "increasing"),
+        (lambda: cv.cut_renyi(2.5, 1.0, 0.1, 3.0), "whole number"),
+        (lambda: cv.grid_pairs([0.9, 0.1], [0.1, 0.9], [-1.0, 0.0, 1.0]), "edge ratios"),
+        (lambda: cv.delta_from_tradeoff(1.0, [0.0, 0.5], [1.0, 0.2]), "from 0 to 1"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_cell_bounds_hold_for_concave_functions_and_not_beyond():
+    """Negative twin: a spike inside a cell is what concavity excludes."""
+    t = np.array([0.0, 0.4, 0.9, 1.5, 2.0])
+    fine = np.linspace(0, 2, 2001)
+    cell = np.clip(np.searchsorted(t, fine) - 1, 0, 3)
+    for shape in (lambda x: -((x - 1.1) ** 2), lambda x: -np.abs(x - 0.6), np.sqrt):
+        with jax.enable_x64(True):
+            upper = np.asarray(cell_bounds(t, shape(t), shape(t)))
+        assert (shape(fine) <= upper[cell] + 1e-14).all()
+    spiky = np.where(np.abs(fine - 1.2) < 0.05, 9.0, 0.0)
+    with jax.enable_x64(True):
+        assert (spiky > np.asarray(cell_bounds(t, 0 * t, 0 * t))[cell]).any()
+
+
+# Profiles -------------------------------------------------------------------------------------------------------
+
+
+def test_pair_from_profile_dominates_at_every_ratio_and_is_close_between_the_points():
+    pair = cv.pair_from_profile(EPS_GRID, gaussian_delta(1, EPS_GRID))
+    eps = np.concatenate([-EPS_GRID[::57], EPS_GRID[::57], [0.013, 1.234, 5.4321]])
+    bound = np.array([exact_delta(pair, e) for e in eps])
+    exact = gaussian_delta(1, eps)
+    assert (bound >= exact).all()
+    assert (bound <= exact * 1.01).all()
+
+
+def test_pair_from_a_bound_that_is_not_convex_uses_its_convex_minorant():
+    """The bump at the middle point is above a chord, so it is ignored: no negative mass, sums of 1."""
+    eps, delta = np.array([0.0, 1.0, 2.0]), np.array([0.3, 0.29, 0.0])
+    pair = cv.pair_from_profile(eps, delta)
+    chord = 0.3 * (np.exp(2) - np.exp(1)) / (np.exp(2) - 1)
+    assert np.isclose(exact_delta(pair, 1.0), chord, rtol=1e-9)
+    assert (pair.p >= 0).all() and (pair.q >= 0).all()
+    assert np.isclose(pair.p.sum(), 1, atol=1e-14) and np.isclose(pair.q.sum(), 1, atol=1e-14)
+
+
+def test_bound_with_a_downward_kink_at_one_is_made_a_true_profile_first():
+    """B(a) = (1.1 - a)_+ composed as it stands gives delta(0) = -0.01 after two steps (MATH 1.4).
+
+    Its minorant is pure log(1.1)-DP, whose worst pair is randomized response: delta(0) = 0.1 / 2.1.
+    """
+    pair = cv.pair_from_profile([0.0, np.log(1.1)], [0.1, 0.0])
+    assert np.isclose(exact_delta(pair, 0.0), 0.1 / 2.1, rtol=1e-9)
+    p, q = np.outer(pair.p, pair.p).ravel(), np.outer(pair.q, pair.q).ravel()
+    # two rounds: e^eps0 / (1 + e^eps0) squared minus its mirror
+    assert np.isclose(np.maximum(p - q, 0).sum(), (1.1**2 - 1) / 2.1**2, rtol=1e-9)
+
+
+def test_asymmetric_pair_from_profile_needs_and_uses_the_points_below_one():
+    eps = np.linspace(-6, 6, 240)
+    q = 0.2
+
+    def remove(e):
+        return cv.sampled_delta(lambda x: gaussian_delta(1, x), e, q, "remove")
+
+    pair = cv.pair_from_profile(eps, remove(eps), symmetric=False)
+    for e in (-3.0, -0.2, 0.0, 0.3, 2.0):
+        assert remove(e) <= exact_delta(pair, e) <= remove(e) * 1.02
+
+
+def test_last_point_of_a_profile_is_charged_as_mass_at_infinity():
+    pair = cv.pair_from_profile([0.0, 1.0], [0.2, 0.05])
+    assert np.isclose(pair.p[pair.q == 0].sum(), 0.05, rtol=1e-9)
+    assert cv.renyi_from_profile(2.0, [0.0, 1.0], [0.2, 0.05]) == np.inf
+
+
+def test_renyi_from_profile_is_above_the_exact_curve_and_close():
+    orders = np.array([0.5, 2.0, 4.0])
+    eps = np.append(EPS_GRID, 14.0)
+    delta = np.append(gaussian_delta(1, EPS_GRID), 0.0)
+    ratio = cv.renyi_from_profile(orders, eps, delta) / (orders / 2)
+    assert (ratio >= 1).all() and (ratio < 1.001).all()
+
+
+def test_swap_twice_is_the_identity_and_the_gaussian_is_its_own_swap():
+    assert np.isclose(cv.swapped_delta(-1.0, gaussian_delta(1, 1.0)), gaussian_delta(1, -1.0), rtol=1e-12)
+    assert np.isclose(cv.swapped_delta(0.7, cv.swapped_delta(-0.7, 0.1)), 0.1, rtol=1e-12)
+
+
+def test_delta_from_cdfs_needs_the_left_limit_at_an_atom():
+    """Randomized response at eps = 0.9 log 3 and on its atom; with the right limit the atom's mass is lost."""
+    p, atom = 0.75, np.log(3.0)
+    assert np.isclose(cv.delta_from_cdfs(0.9 * atom, 1 - p, 1 - p), p - 3**0.9 * (1 - p), rtol=1e-12)
+    assert cv.delta_from_cdfs(atom, 1.0, 0.0) < 1e-15
+    with_right_limit = cv.delta_from_cdfs(0.0, norm.cdf(-0.5), norm.cdf(-0.5))
+    assert np.isclose(with_right_limit, gaussian_delta(1, 0.0), rtol=1e-12)
+
+
+def test_loss_tail_from_delta_encloses_the_gaussian_tail():
+    eps = np.linspace(0, 6, 60)
+    delta = gaussian_delta(1, eps)
+    bounds = cv.loss_tail_from_delta(eps, delta, delta)
+    exact = norm.sf(eps - 0.5)
+    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
+    assert (bounds.upper[1:-1] / bounds.lower[1:-1] < 2).all()
+
+
+def test_tradeoff_and_profile_enclose_each_other_and_the_gaussian_truth():
+    x = np.concatenate([[0], norm.cdf(np.linspace(-7, 7, 500)), [1]])
+    f = norm.cdf(norm.isf(x) - 1)
+    eps = np.array([-1.0, 0.0, 1.0, 3.0])
+    steps, chords = cv.delta_from_tradeoff(eps, x, f), cv.delta_from_tradeoff(eps, x, f, exact=True)
+    exact = gaussian_delta(1, eps)
+    for bounds in (steps, chords):
+        assert (bounds.lower <= exact * (1 + ROUNDING)).all() and (exact <= bounds.upper * (1 + ROUNDING)).all()
+    assert (chords.upper <= steps.upper).all() and (chords.upper / exact < 1.01).all()
+    lines = cv.tradeoff_from_delta(x, EPS_GRID, gaussian_delta(1, EPS_GRID), symmetric=True)
+    assert (lines <= f + 1e-15).all() and np.max(f - lines) < 1e-4
+
+
+def test_pair_from_tradeoff_is_dominated_and_its_characteristic_function_is_that_of_f():
+    x = np.concatenate([[0], norm.cdf(np.linspace(-8, 8, 600)), [1]])
+    pair = cv.pair_from_tradeoff(x, norm.cdf(norm.isf(x) - 1))
+    assert 0.999 * gaussian_delta(1, 1.0) < exact_delta(pair, 1.0) <= gaussian_delta(1, 1.0)
+    with jax.enable_x64(True):
+        phi = np.exp([pair.log_mgf(np.asarray(1j * t)) for t in (0.5, 1.0)])
+    expected = np.exp([1j * t * (1j * t + 1) / 2 for t in (0.5, 1.0)])
+    np.testing.assert_allclose(phi, expected, atol=1e-3)
+
+
+# Sampling -------------------------------------------------------------------------------------------------------
+
+
+def test_sampled_delta_reproduces_the_exact_single_round_values():
+    # MATH section 9: sigma 0.5, q 0.3
+    def base(e):
+        return gaussian_delta(2.0, e)
+
+    assert np.isclose(cv.sampled_delta(base, 2.0, 0.3, "remove"), 0.051320182463279575, rtol=ROUNDING)
+    assert np.isclose(cv.sampled_delta(base, 0.2, 0.3, "add"), 0.075861118221064761, rtol=ROUNDING)
+    assert np.isclose(cv.sampled_delta(base, -1.0, 0.3, "remove"), -np.expm1(-1.0), rtol=1e-14)
+    assert (cv.sampled_delta(base, [0.0, 1.0], 0.0, "replace_one") == 0).all()
+    assert np.isclose(cv.sampled_delta(base, 1.0, 1.0, "replace_one"), base(1.0), rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_sampled_pair_dominates_its_round(relation):
+    def base(e):
+        return gaussian_delta(1.0, e)
+
+    eps = np.linspace(-8, 8, 1600) if relation != "replace_one" else EPS_GRID
+    pair = cv.sampled_pair(base, eps, 0.2, relation)
+    for e in (-1.0, 0.0, 0.1, 1.0, 3.0):
+        exact = cv.sampled_delta(base, e, 0.2, relation)
+        assert exact * (1 - 1e-12) <= exact_delta(pair, e) <= exact * 1.02 + 1e-12
+
+
+# Gaussian DP, cut Renyi -----------------------------------------------------------------------------------------
+
+
+def test_gdp_mu_of_a_gaussian_profile_is_its_own_and_intervals_cost_more_than_points():
+    eps = EPS_GRID[:200]
+    points = cv.gdp_mu(eps, gaussian_delta(0.8, eps), cover="points")
+    intervals = cv.gdp_mu(eps, gaussian_delta(0.8, eps))
+    assert abs(points / 0.8 - 1) < 1e-9
+    assert points < intervals < 0.85
+    assert cv.gdp_mu([0.5], [1.0]) == np.inf and cv.gdp_mu([0.5], [0.0]) == 0.0
+
+
+def test_gdp_mu_covers_every_profile_between_the_points():
+    eps, delta = np.array([0.0, 0.5, 1.0]), np.array([0.3, 0.2, 0.1])
+    mu = cv.gdp_mu(eps, delta)
+    assert (gaussian_delta(mu, eps[1:]) >= delta[:-1] * (1 - ROUNDING)).all()
+    assert (gaussian_delta(mu * (1 - 1e-6), eps[1:]) < delta[:-1]).any()
+
+
+def test_uncut_curve_is_the_binomial_sum_of_the_subsampled_gaussian():
+    # order 2: log(1 + q^2 (e^{1/sigma^2} - 1))
+    assert np.isclose(cv.cut_renyi(2, 1.0, 0.01, np.inf), np.log1p(1e-4 * np.expm1(1.0)), rtol=1e-6)
+    assert cv.cut_renyi(64, 1.0, 0.01, 6.0) < cv.cut_renyi(64, 1.0, 0.01, np.inf)
+
+
+def test_cut_repairs_renyi_beyond_the_phase_transition_and_stays_above_the_truth():
+    # MATH 2.5: exact 0.0672136, plain RDP 0.1458, cut 0.0693
+    eps = cv.cut_renyi_epsilon(4.0, 0.00033, 1e4, 1.1e-18)
+    assert 0.067213614105919158 <= eps < 0.0694
+    assert np.isclose(cv.cut_mass(4.0, 0.00033, 0.25), norm.sf(0.25), rtol=1e-3)
+
+
+# Named algorithms -----------------------------------------------------------------------------------------------
+
+
+def test_levy_inversion_and_double_quadrature_agree_with_the_gaussian_law():
+    g = jaxdp.Gaussian(1.0)
+    rule = {"step": 0.05, "nodes": 300}
+    x = np.array([-1.0, 0.5, 2.0])
+    np.testing.assert_allclose(cv.levy_cdf(lambda t: g.log_mgf(1j * t), x, **rule), norm.cdf(x - 0.5), atol=1e-13)
+    inner = cv.quadrature_log_characteristic(lambda y: norm.logpdf(y - 1), norm.logpdf, -9.0, 11.0)
+    np.testing.assert_allclose(cv.levy_cdf(inner, x, **rule), norm.cdf(x - 0.5), atol=1e-12)
+    delta = cv.levy_delta(lambda t: g.log_mgf(1j * t), lambda t: g.log_mgf(-1 - 1j * t), 1.0, **rule)
+    assert np.isclose(delta, gaussian_delta(1, 1.0), rtol=1e-11)
+
+
+def test_levy_inversion_with_too_long_a_step_folds_the_law():
+    """Negative twin: period 2 pi/h = 2 is narrower than the law."""
+    g = jaxdp.Gaussian(1.0)
+    assert abs(cv.levy_cdf(lambda t: g.log_mgf(1j * t), 2.0, step=np.pi, nodes=100) - norm.cdf(1.5)) > 1e-3
+
+
+@pytest.mark.parametrize("cells", [40, 160])
+def test_grid_pairs_enclose_the_truth_also_below_one_and_the_gap_is_of_second_order(cells):
+    x = np.concatenate([[-np.inf], np.linspace(-8, 8, cells), [np.inf]])
+    centre = np.where(x[:-1] > 0, -1.0, 1.0)  # masses from the tail that keeps the digits
+    p = np.abs(norm.cdf(centre * (x[1:] - 1)) - norm.cdf(centre * (x[:-1] - 1)))
+    q = np.abs(norm.cdf(centre * x[1:]) - norm.cdf(centre * x[:-1]))
+    pairs = cv.grid_pairs(p, q, x - 0.5)
+    for eps in (-2.0, 0.0, 1.0, 3.0):
+        lower, upper = exact_delta(pairs.lower, eps), exact_delta(pairs.upper, eps)
+        assert lower <= gaussian_delta(1, eps) * (1 + ROUNDING)
+        assert gaussian_delta(1, eps) * (1 - ROUNDING) <= upper
+        assert upper - lower < 2.0 / cells**2 * 16

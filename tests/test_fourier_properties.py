@@ -1,0 +1,135 @@
+"""Laws of the Fourier accountant: monotone, order-free, exact at its edges, the same number traced or not.
+
+Every call solves eight points, so that one compilation of each direction and effort serves the file.
+"""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import jaxdp
+from jaxdp.routes import fourier
+
+POINTS = 8
+GAP = 1e-6  # promised relative gap of epsilon
+CLOSED = 1e-9  # Fourier route against the Gaussian's closed form
+STEP = 1e-4  # of finite differences: truncation 1e-8, the gap of 1e-7 over the step 1e-3
+DERIVATIVE = 5e-3
+SMALL = {"max_examples": 5}
+
+
+def solve(sigma, rate, times, delta, relation="remove"):
+    """Bounds of epsilon of eight sampled-Gaussian points."""
+    columns = np.broadcast_arrays(*(np.asarray(x, float) for x in (sigma, rate, times, delta, np.zeros(POINTS))))
+    sigma, rate, times, delta = columns[:4]
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), times)
+    return jaxdp.epsilon_bounds(mechanism, delta, relation=relation)
+
+
+def falls(bounds):
+    """No later point is certainly larger than an earlier one, and no upper bound rises by more than the gap."""
+    certain = np.all(bounds.lower[1:] <= bounds.upper[:-1])
+    return certain and np.all(bounds.upper[1:] <= bounds.upper[:-1] * (1 + GAP))
+
+
+@settings(**SMALL)
+@given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
+def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
+    grow = np.geomspace(1, 1.5, POINTS)
+    assert falls(solve(sigma * grow, rate, times, delta))
+    assert falls(solve(sigma, rate, times, delta * grow**10))
+    assert falls(solve(sigma, rate * grow[::-1], times, delta))
+    assert falls(solve(sigma, rate, np.round(times * grow[::-1] ** 5), delta))
+
+
+@settings(**SMALL)
+@given(st.floats(0.6, 5), st.floats(1e-3, 0.5), st.integers(1, 1000), st.floats(1e-12, 1e-3))
+def test_sampling_never_hurts(sigma, rate, times, delta):
+    whole = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(sigma), times), delta)
+    assert np.all(solve(sigma, rate, times, delta).lower <= whole)
+
+
+def test_a_rate_of_one_is_the_gaussian_and_a_rate_or_count_of_zero_releases_nothing():
+    times = np.array([1, 10, 100, 1000, 5, 5, 0, 0.0])
+    rate = np.array([1, 1, 1, 1, 0, 0, 0.1, 1.0])
+    bounds = solve(2.0, rate, times, 1e-6)
+    whole = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(2.0), times[:4]), 1e-6)
+    np.testing.assert_allclose(bounds.upper[:4], whole, rtol=CLOSED)
+    np.testing.assert_array_equal(bounds.upper[4:], 0.0)
+
+
+def test_extreme_noise_and_delta_give_valid_numbers():
+    sigma = np.array([1e6, 1e6, 1e-3, 1e-3, 1, 1, 1, 1.0])
+    delta = np.array([1e-6, 1e-15, 1e-6, 1e-15, 0, 1, 1e-300, 0.5])
+    bounds = solve(sigma, 0.01, 100, delta)
+    assert not np.isnan([bounds.lower, bounds.upper]).any()
+    assert np.all(bounds.lower <= bounds.upper)
+    assert bounds.upper[0] < 1e-4
+    # 100 rounds nearly without noise: the largest loss is about 1e6/2
+    assert np.all(bounds.upper[2:4] > 1e5)
+    assert bounds.upper[4] == np.inf
+    assert bounds.upper[5] == 0
+    assert 30 < bounds.upper[6] < 60
+
+
+def test_epsilon_of_any_sign_and_size_gives_a_valid_delta():
+    epsilon = np.array([-np.inf, -30, -1, -1e-9, 0, 1, 50, np.inf])
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 100)
+    bounds = jaxdp.delta_bounds(mechanism, epsilon, relation="remove")
+    assert bounds.upper[0] == 1
+    assert bounds.upper[-1] == 0
+    assert np.all(bounds.lower <= bounds.upper)
+    assert np.all(np.diff(bounds.upper) <= 0)
+    # no mechanism has delta(eps) < 1 - e^eps
+    assert np.all(bounds.upper[1:5] >= -np.expm1(epsilon[1:5]))
+
+
+def test_the_default_relation_is_the_larger_of_add_and_remove():
+    sigma = np.linspace(0.7, 4, POINTS)
+    sides = [solve(sigma, 0.01, 1000, 1e-6, relation=r).upper for r in ("remove", "add")]
+    both = solve(sigma, 0.01, 1000, 1e-6, relation=None)
+    np.testing.assert_array_equal(both.upper, np.maximum(*sides))
+
+
+def test_composing_once_grouping_and_order_change_nothing():
+    one = jaxdp.PoissonSampled(jaxdp.Gaussian(np.linspace(1, 2, POINTS)), 0.02)
+    alone = jaxdp.epsilon(jaxdp.repeat(one, 100.0), 1e-6, relation="remove")
+    halves = jaxdp.compose(jaxdp.repeat(one, 40.0), jaxdp.compose(jaxdp.repeat(one, 60.0)))
+    np.testing.assert_array_equal(jaxdp.epsilon(halves, 1e-6, relation="remove"), alone)
+    swapped = jaxdp.compose(jaxdp.repeat(one, 60.0), jaxdp.repeat(one, 40.0))
+    np.testing.assert_array_equal(jaxdp.epsilon(swapped, 1e-6, relation="remove"), alone)
+
+
+def test_new_values_do_not_recompile():
+    solve(np.linspace(1, 2, POINTS), 0.01, 1000, 1e-6)
+    kernel = fourier.fourier_epsilon if hasattr(fourier, "fourier_epsilon") else fourier._fourier_epsilon
+    before = kernel.traces
+    solve(np.linspace(1.1, 1.9, POINTS), 0.012, 900, 1e-7)
+    assert kernel.traces == before
+
+
+def test_traced_verbs_agree_with_eager_ones_and_differentiate():
+    """jit, vmap and grad in one compilation; derivatives against finite differences of the eager bounds."""
+
+    def epsilon(sigma, rate, delta):
+        mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 1000.0)
+        return jaxdp.epsilon(mechanism, delta, relation="remove")
+
+    point = np.array([1.2, 0.01, 1e-5])
+    with jax.enable_x64(True):
+        value_and_grad = jax.jit(jax.vmap(jax.value_and_grad(epsilon, (0, 1, 2)), (0, None, None)))
+        value, gradient = value_and_grad(jnp.array([1.2, 1.5]), *point[1:])
+    shifts = np.concatenate([np.diag(STEP * point), -np.diag(STEP * point), np.zeros((1, 3)), [[0.3, 0, 0]]])
+    eager = solve(*[(point + shifts)[:, k] for k in (0, 1)], 1000, (point + shifts)[:, 2]).upper
+    np.testing.assert_allclose(value, eager[6:], rtol=GAP)
+    numeric = (eager[:3] - eager[3:6]) / (2 * STEP * point)
+    np.testing.assert_allclose([float(g[0]) for g in gradient], numeric, rtol=DERIVATIVE)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0, 1.5])
+def test_bad_rates_are_refused_before_anything_compiles(bad):
+    with pytest.raises(ValueError, match="sampling_probability"):
+        solve(1.0, bad, 10, 1e-6)
