@@ -1,5 +1,7 @@
 """Settings of every test: strict promotion, the x64 flag untouched, the same hypothesis examples on every run."""
 
+import os
+
 import hypothesis
 import jax
 import pytest
@@ -11,6 +13,20 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # No deadline: the first example of a property compiles.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
+
+
+
+def pytest_configure(config):
+    """Share compiled kernels between test files, workers and runs: compiling is most of the suite's time.
+
+    Entries are keyed by the program, its options and the jaxlib release, so a changed kernel is compiled anew.
+    """
+    if hasattr(config, "cache"):
+        directory = str(config.cache.mkdir("jax"))
+        jax.config.update("jax_compilation_cache_dir", directory)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = directory  # for the processes that tests start
+        # Every load from the cache otherwise logs that tuning preferences are not features of the machine.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture(autouse=True)

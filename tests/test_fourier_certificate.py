@@ -4,6 +4,8 @@ The contours here are chosen by hand and badly, so that the error under test dom
 in mpmath. None of the planning code runs: the bounds must hold for any plan.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import mpmath as mp
@@ -13,7 +15,7 @@ import pytest
 from jaxdp.fourier import contour, sampled_gaussian
 from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.plan import Plan
-from jaxdp.fourier.spectrum import Sampled, Spectrum
+from jaxdp.fourier.spectrum import Sampled, Spectrum, along_line
 
 mp.mp.dps = 40
 NO_CUT = 1e3  # beyond every line: nothing is cut
@@ -137,13 +139,21 @@ CASES = {
         {"eps": 2.0, "c": 0.3, "period": 60.0, "nodes": 4096, "cut": 5.0},
     ),
 }
+
+
+def errorless_nodes(*arguments):
+    """The contour's nodes as if M were computed exactly."""
+    nodes = along_line(*arguments)
+    return dataclasses.replace(nodes, log_abs_raised=nodes.log_abs)
+
+
 # What leaves each source out of the sum: (module, name, replacement).
 SABOTAGE = {
     "alias": [(contour, "log_alias", lambda *a: (jnp.asarray(NEVER), jnp.asarray(NEVER)))],
     "truncation": [(contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
-    "cancellation": [(contour, "_ULP", 0.0), (contour, "_slack", lambda nodes: jnp.zeros_like(nodes.log_abs))],
+    "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
-    "quadrature": [(contour, "_slack", lambda nodes: jnp.zeros_like(nodes.log_abs))],
+    "quadrature": [(contour, "along_line", errorless_nodes)],
     # the ends of the line are charged more than the mass beyond them, so both must go
     "tail cut": [
         (Spectrum, "log_kept", lambda self, cut: jnp.zeros(())),
@@ -167,7 +177,7 @@ def test_leaving_an_error_term_out_is_noticed(name, monkeypatch):
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("sigma, rate", [(0.5, 0.3), (10.0, 0.5), (0.7, 1e-3), (0.5, 0.999)])
+@pytest.mark.parametrize("sigma, rate", [(0.5, 0.3), (10.0, 0.5), (0.7, 1e-3), (0.5, 1 - 1e-6)])
 def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, rate, direction):
     order, frequency = 1.5, [0.0, 0.7, 9.0]
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):

@@ -130,6 +130,12 @@ def mpmath_clones_delta(n, eps0, epsilon):
     return total
 
 
+def test_a_delta_below_the_smallest_double_is_not_reported_as_zero():
+    far = np.array([1e6]), np.array([1.0]), np.array([0.9])
+    assert 0 < clones_delta_bounds(*far).upper < 1e-300
+    assert 0 < two_point_delta_bounds(*far).upper < 1e-300
+
+
 def test_edges_are_exact():
     one = np.ones(1)
     assert clones_epsilon_bounds(one * 1000, one, one * 0) == (1.0, 1.0)
@@ -180,7 +186,7 @@ def test_slopes_agree_with_high_precision_differences():
 
 def test_smooth_delta_differentiates_under_a_trace():
     with jax.enable_x64(True):
-        by_eps0, by_epsilon = jax.grad(clones_delta_smooth.point, argnums=(1, 2))(1e5, 4.0, 0.1)
+        by_eps0, by_epsilon = jax.jit(jax.grad(clones_delta_smooth.point, argnums=(1, 2)))(1e5, 4.0, 0.1)
     _, slope_epsilon, slope_eps0 = clones_delta_slopes(np.array([1e5]), np.array([4.0]), np.array([0.1]))
     assert float(by_eps0) == pytest.approx(slope_eps0[0], rel=1e-12)  # same numbers, other compilation
     assert float(by_epsilon) == pytest.approx(slope_epsilon[0], rel=1e-12)

@@ -50,20 +50,23 @@ def approximate_epsilon_upper(num_users, eps0, delta0, delta, *, rate: str = "cl
     delta - A(e) is at most e; e starts at 0, where A is least, and follows that clean epsilon upwards.
     """
 
-    def body(_, state):
-        tried, best = state
-        room = delta - additive_term(num_users, eps0, delta0, tried, rate)
+    def body(i, state):
+        tried, best, exact = state
+        # The first round answers delta0 = 0: one more compiled copy of the search would cost seconds.
+        room = delta - jnp.where(i == 0, 0.0, additive_term(num_users, eps0, delta0, tried, rate))
         clean = clones_epsilon_upper.point(num_users, eps0, jnp.maximum(room, 0.0), rate=rate, size=size)
-        accepted = (room > 0) & (clean <= tried)
+        exact = jnp.where(i == 0, clean, exact)
+        accepted = (i > 0) & (room > 0) & (clean <= tried)
         best = jnp.where(accepted, jnp.minimum(best, tried), best)
         # A little beyond the clean value, or the next test would fail by rounding.
-        return jnp.where(accepted | (room <= 0), tried, clean * (1.0 + 1e-9)), best
+        following = jnp.where(accepted | (room <= 0), tried, clean * (1.0 + 1e-9))
+        return jnp.where(i == 0, 0.0, following), best, exact
 
     start = jnp.zeros_like(eps0 * delta)
-    _, best = jax.lax.fori_loop(0, _ROUNDS, body, (start, jnp.full_like(start, jnp.inf)))
+    never = jnp.full_like(start, jnp.inf)
+    _, best, exact = jax.lax.fori_loop(0, _ROUNDS + 1, body, (start, never, never))
     at_cap = jnp.minimum(additive_term(num_users, eps0, delta0, eps0, rate), delta0)
     best = jnp.where(at_cap <= delta, jnp.minimum(best, eps0), best)
-    exact = clones_epsilon_upper.point(num_users, eps0, delta, rate=rate, size=size)
     best = jnp.where(delta0 == 0, exact, best)
     valid = (delta0 >= 0) & (delta0 <= 1) & jnp.isfinite(exact)
     return jnp.where(valid, jnp.where(delta >= 1, 0.0, best), jnp.inf)

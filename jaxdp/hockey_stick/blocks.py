@@ -85,12 +85,11 @@ def masses(edges, n, p, q) -> Blocks:
 
 
 def mean_offsets(plan: Blocks, n, p, q):
-    """Bounds (low, high) of (mean count of the block) - left, from the telescoping sum over i >= l
+    """Bounds (low, high) of (mean count of the block) - left.
 
-        sum (i - n p) pmf(i) = l q pmf(l)        (de Moivre),
-
-    which leaves only the certified width of the mass. Moved outwards by 1e-6 of the width for rounding; beyond
-    n = 1e12, where the pmf's rounding was not measured, the whole width.
+    From the telescoping sum over i >= l of (i - n p) pmf(i) = l q pmf(l) (de Moivre), which leaves only the certified
+    width of the mass. Moved outwards by 1e-6 of the width for rounding; beyond n = 1e12, where the pmf's rounding was
+    not measured, the whole width.
     """
     last = jnp.maximum(plan.width - 1.0, 0.0)
     log_next, next_edge = plan.log_edge[1:], plan.left + plan.width

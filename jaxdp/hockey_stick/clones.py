@@ -154,7 +154,7 @@ def clones_delta_bounds(num_users, eps0, epsilon, *, rate: str = "clones", size:
     terms = _terms(plan.left, local, central, _NODES)
     upper, lower = jnp.exp(_log_upper(plan, terms)), jnp.exp(_log_lower(plan, terms))
     large = jnp.exp(_log_single_report(eps0, epsilon)) * (1.0 + _ROUNDING)
-    upper = jnp.where(inside, upper, jnp.minimum(large, 1.0))
+    upper = jnp.where(inside, jnp.maximum(upper, search.LEAST_DELTA), jnp.minimum(large, 1.0))
     lower = jnp.where(inside, lower, 0.0)
     upper = jnp.where(epsilon >= eps0, 0.0, upper)
     lower = jnp.where(epsilon >= eps0, 0.0, jnp.minimum(lower, upper))

@@ -17,8 +17,8 @@ Kernels (`size`, `inner_size` static):
     krr_delta_bounds(num_users, eps0, num_categories, epsilon, *, size, inner_size)    -> Bounds
     krr_epsilon_bounds(num_users, eps0, num_categories, delta, *, size, inner_size)    -> Bounds
     krr_epsilon_upper(num_users, eps0, num_categories, delta, *, size, inner_size)     -> upper bound alone, cheaper
-    krr_delta_smooth(num_users, eps0, num_categories, epsilon, *, size, inner_size)    -> estimate, differentiable in
-                                                                                       eps0 and epsilon
+    krr_delta_smooth(num_users, eps0, num_categories, epsilon, *, size, inner_size)    -> estimate with derivatives in
+                                                                                          eps0 and epsilon
 
 Blocks of j, j in [l, r]: a mean of fewer coins spreads more, so the value at fixed c/m falls with m; c/m is smallest
 at r, and c | j is stochastically smallest at j = r. Upper: l + 1 coins with c/(r+1), c from j = r; lower: the other way
@@ -104,7 +104,7 @@ def _others(fewest, most, chance, complement, log_delta, size: int) -> _Others:
     centre = jnp.clip(most * chance + variance * log_delta / jnp.maximum(most * chance, 1e-300), low, high)
     edges = block_edges(low, high, centre, variance, size)
     width = edges[1:] - edges[:-1]
-    parts = edges[:-1, None] + jnp.round(width[:, None] * (np.arange(_PARTS) / _PARTS))
+    parts = edges[:-1, None] + jnp.round(width[:, None] * (np.arange(_PARTS)[None, :] / _PARTS))
     parts = jax.lax.optimization_barrier(jnp.append(parts.reshape(-1), edges[-1]))
 
     def law(trials):
@@ -142,14 +142,14 @@ def _block_sums(plan: Blocks, offsets, left):
 def _exact_rows(others: _Others, trials, chance, complement):
     """Log pmf of Bin(trials) at the nodes, for each row's trials: consecutive counts, hence cumulative ratios."""
     start, size = others.nodes[0], others.nodes.shape[0]
-    counts = start + jnp.arange(size - 1)
+    counts = start + jnp.arange(size - 1)[None, :]
     remaining = trials[:, None] - counts
     steps = jnp.where(remaining > 0, jnp.log(jnp.maximum(remaining, 1.0)), -1e5)
     steps = steps + (jnp.log(chance) - jnp.log(complement)) - jnp.log(counts + 1.0)
     # A product with a triangle of ones: the library's cumulative sum is slower at this size.
     rise = steps @ np.triu(np.ones((size - 1, size)), 1)
     first = log_binomial_pmf(jnp.full_like(trials, start), trials, chance, complement)
-    return jnp.where(others.present, first[:, None] + rise, -jnp.inf)
+    return jnp.where(others.present[None, :], first[:, None] + rise, -jnp.inf)
 
 
 def _grids(num_users, eps0, categories, log_delta, shape) -> _Grids:
@@ -169,17 +169,17 @@ def _grids(num_users, eps0, categories, log_delta, shape) -> _Grids:
             rows = _exact_rows(others, num_users - given, chance, complement)
             rows = rows.at[:, -1].set(jnp.logaddexp(rows[:, -1], extra))
             weight = log_outer[:, None] + jnp.where(others.exact, rows, log_inner)
-            return weight, jnp.where(others.exact, others.nodes, places)
+            return weight, jnp.where(others.exact, others.nodes[None, :], places)
 
         def upper_side(log_outer, last):
-            moved = others.nodes - (last - 1.0 - fewest)[:, None] * chance
-            weight, count = cells(log_outer, last, others.log_upper, moved, others.log_missed_high)
+            moved = others.nodes[None, :] - (last - 1.0 - fewest)[:, None] * chance
+            weight, count = cells(log_outer, last, others.log_upper[None, :], moved, others.log_missed_high)
             # A block's smallest c/m is at the end that its sign names, and never below -1.
             rate = jnp.maximum(jnp.minimum(count / last[:, None], count / first[:, None]), -1.0)
             return _Grid(first, rate, weight)
 
-        moved = others.means + (most + 1.0 - first)[:, None] * chance
-        weight, count = cells(log_lower, first, others.log_lower, moved, -jnp.inf)
+        moved = others.means[None, :] + (most + 1.0 - first)[:, None] * chance
+        weight, count = cells(log_lower, first, others.log_lower[None, :], moved, -jnp.inf)
         lower = _Grid(last, count / first[:, None], weight)
         return upper_side(log_upper, last), lower, upper_side(log_middle, first), others.log_missed_low
 
@@ -266,7 +266,8 @@ def krr_delta_bounds(num_users, eps0, num_categories, epsilon, *, size: int = SI
     central = jnp.where(inside, epsilon, 0.5 * local)
     grids = _grids(users, local, kinds, _guess(users, local, kinds, central), (size, inner_size))
     values = jax.lax.map(lambda low: _certified(grids, local, kinds, central, low), jnp.array([False, True]))
-    upper = jnp.where(inside, jnp.exp(values.log_upper[0]), jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
+    upper = jnp.maximum(jnp.exp(values.log_upper[0]), search.LEAST_DELTA)
+    upper = jnp.where(inside, upper, jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
     return Bounds(jnp.where(inside, jnp.minimum(jnp.exp(values.log_lower[1]), upper), 0.0), upper)
 
 

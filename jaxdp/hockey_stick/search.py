@@ -12,6 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+LEAST_DELTA = 2.3e-308
+"""Floor of an upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
+
 _ESTIMATE_STEPS = 40
 _CERTIFY_STEPS = 12
 _ESTIMATE_TOLERANCE = 1e-4  # of the last Newton step, hence about 1e-8 of the root

@@ -111,7 +111,8 @@ def two_point_delta_bounds(num_users, eps0, epsilon) -> Bounds:
     good = valid & (epsilon >= 0)
     inside = inside & good & (epsilon < eps0)
     value = _certified(users, local, jnp.where(inside, epsilon, 0.5 * local))
-    upper = jnp.where(inside, jnp.exp(value.log_upper), jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
+    upper = jnp.maximum(jnp.exp(value.log_upper), search.LEAST_DELTA)
+    upper = jnp.where(inside, upper, jnp.where(good & (epsilon >= eps0), 0.0, 1.0))
     lower = jnp.where(inside, jnp.exp(value.log_lower), 0.0)
     return Bounds(jnp.minimum(lower, upper), upper)
 

@@ -11,16 +11,17 @@ from jaxdp.shuffle import checks, door
 
 
 def approximate_ldp(
-    central_epsilon: Any, central_delta: Any, eps0: Any, delta0: Any, n: Any, *, term: str = "sharp", bound: str = "clones"
+    central_epsilon: Any, central_delta: Any, eps0: Any, delta0: Any, n: Any,
+    *, term: str = "sharp", bound: str = "clones",
 ) -> tuple[Any, Any]:
     """(epsilon, total delta) of n shuffled (eps0, delta0)-DP reports, from a pair that holds for eps0-DP ones.
 
     central_epsilon, central_delta: a guarantee from the clones pair or Theorem 3.1 at eps0 (`bound="clones"`), or from
     the stronger pair (`bound="stronger"`). The total is central_delta plus
     term "published": (E+1)(1 + e^-eps0/2) n delta0, the theorem as printed (clones only: its proof does not
-    reach the stronger pair); term "sharp": (E+1) delta0 [1/(E0+1) + (n-1) kappa], kappa = e^-eps0 (E0+2)/(E0+1), doubled
-    for "stronger" (proof: notebooks/proofs/stronger_clones.md). At most 1; for epsilon >= eps0 at most
-    max(delta0, 0), by post-processing of the one report that changes.
+    reach the stronger pair); term "sharp": (E+1) delta0 [1/(E0+1) + (n-1) kappa], kappa = e^-eps0 (E0+2)/(E0+1),
+    doubled for "stronger" (proof: notebooks/proofs/stronger_clones.md). At most 1; for epsilon >= eps0 at most
+    delta0, by post-processing of the one report that changes.
 
     All arguments broadcast; float64 out; ValueError names a bad argument.
     """

@@ -126,7 +126,8 @@ def cheu_2019(eps0: Any, n: Any, delta: Any) -> Any:
         blanket = 2.0 * users * np.exp(-local) / (1.0 + np.exp(-local))
         holds = (blanket >= 14.0 * np.log(4.0 / positive)) & (target > 0)
         sure = np.where(holds, blanket - np.sqrt(2.0 * blanket * np.log(2.0 / positive)), 1.0)
-        return np.where(holds, np.minimum(np.sqrt(32.0 * np.log(4.0 / positive) / sure) * (1.0 - sure / users), local), local)
+        value = np.sqrt(32.0 * np.log(4.0 / positive) / sure) * (1.0 - sure / users)
+        return np.where(holds, np.minimum(value, local), local)
 
     return door.batched(value, *checks.target(eps0, n, delta))
 

@@ -16,7 +16,7 @@ def lower_bound_point(eps0, num_users, delta):
 
 
 def lower_bound_epsilon(eps0: Any, n: Any, delta: Any) -> Any:
-    """Largest certified lower bound of epsilon at delta that holds for every general bound on n shuffled eps0-DP reports.
+    """Lower bound of epsilon at delta that every general bound on n shuffled eps0-DP reports must exceed.
 
     The exact epsilon of two-point randomized response (larger direction), rounded down by less than 1e-6 relative.
     Arguments broadcast: eps0 >= 0, n whole >= 1, delta in [0, 1]. Returns float64; under a trace an invalid

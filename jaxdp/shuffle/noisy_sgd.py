@@ -40,9 +40,8 @@ def noisy_sgd_one_pass_epsilon(
     """Epsilon at delta of one pass of noisy SGD over n examples in a uniformly random order.
 
     Each step releases an example's gradient, norm <= lipschitz, plus N(0, noise_std^2 I): a Gaussian local
-    randomizer with mu = 2 lipschitz/noise_std. It is (eps0, delta0)-DP for every eps0; the split is the best of
-    24 and each is certified, so the answer is too. At least one step's own Gaussian epsilon is never beaten
-    by worse: the candidates include eps0 with delta0 <= delta. inf where no split fits.
+    randomizer with mu = 2 lipschitz/noise_std. It is (eps0, delta0)-DP for every eps0; 24 such splits, from
+    n delta0 above delta to far below it, are certified each and the smallest epsilon is kept. inf where no split fits.
 
     Arguments broadcast: noise_std > 0 and lipschitz > 0 in the units of the gradient, n whole >= 1, 0 < delta < 1.
     Assumes: all iterates may be released; the order is uniform and secret. Proof: Theorem 3.8 with the sharper
