@@ -38,7 +38,12 @@ def baseline_delta(users, eps0, epsilon):
 
 def baseline_epsilon(users, eps0, delta):
     """The same inverted."""
-    return optimize.brentq(lambda e: np.log(baseline_delta(users, eps0, e) / delta), 0.0, eps0 * (1 - 1e-9), rtol=1e-6)
+
+    def excess(epsilon):
+        return np.log(baseline_delta(users, eps0, epsilon) / delta)
+
+    with np.errstate(divide="ignore"):  # delta underflows at the upper end of the bracket
+        return optimize.brentq(excess, 0.0, eps0 * (1 - 1e-9), rtol=1e-6)
 
 
 def point(kernel, *values, **static):

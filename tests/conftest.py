@@ -15,7 +15,6 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-
 def pytest_configure(config):
     """Share compiled kernels between test files, workers and runs: compiling is most of the suite's time.
 

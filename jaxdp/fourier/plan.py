@@ -95,11 +95,11 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
     def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best = _grid_min(lambda c: bound(c, state[0]), center - 5.0, center + 4.0)
+        best = _grid_min(lambda c: bound(c, state[0]), center - 9.0, center + 4.0, rounds=4)
         return tail_cut(spectrum, bound(best[None], state[0])[0]), best
 
     cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
-    best = _grid_min(lambda c: bound(c, cut), center - 5.0, center + 4.0)
+    best = _grid_min(lambda c: bound(c, cut), center - 9.0, center + 4.0, rounds=4)
     value = bound(best[None], cut)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)

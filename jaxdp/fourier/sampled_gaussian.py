@@ -41,7 +41,17 @@ class Line(NamedTuple):
 
 
 def _log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of log(1 - q + q e^w), accurate relative to itself for small q."""
+    """Real and imaginary part of log(1 - q + q e^w), accurate relative to itself for small q.
+
+    For q > 1/2 the roles are swapped, log A(w; q) = w + log A(-w; 1 - q): 1 + q expm1(w) would cancel.
+    """
+    flip = q > 0.5
+    sign, rate = jnp.where(flip, -1.0, 1.0), jnp.where(flip, 1 - q, q)
+    re, im = _log_mixture_small(sign * w_re, sign * w_im, rate)
+    return re + jnp.where(flip, w_re, 0.0), im + jnp.where(flip, w_im, 0.0)
+
+
+def _log_mixture_small(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     large = w_re > 30
     a = jnp.where(large, 0.0, w_re)
     half = jnp.sin(0.5 * w_im)
@@ -63,8 +73,11 @@ def _log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Ar
 
 def _log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
     """log(1 - q + q e^w) for real w, to 3e-14 absolute (XLA's log1p is 129 ulp off near -0.414)."""
-    near = jnp.log1p(q * jnp.expm1(jnp.minimum(w, 700.0)))
-    return jnp.where(w > 700.0, jnp.log(jnp.where(q > 0, q, 1.0)) + w, near)
+    flip = q > 0.5
+    x, rate = jnp.where(flip, -w, w), jnp.where(flip, 1 - q, q)
+    near = jnp.log1p(rate * jnp.expm1(jnp.minimum(x, 700.0)))
+    far = jnp.log(jnp.where(rate > 0, rate, 1.0)) + x
+    return jnp.where((x > 700.0) & (rate > 0), far, near) + jnp.where(flip, w, 0.0)
 
 
 def _height(v, c, mu, q, direction):

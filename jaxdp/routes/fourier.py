@@ -18,6 +18,7 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
 from jaxdp.precision import canary, kernel
+from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
@@ -79,9 +80,15 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
     exact = all(record.exact for record, _ in stacks)
 
-    def batched(solve: Any) -> Point:
+    def batched(solve: Any, name: str) -> Point:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
-            lower, upper = climb(functools.partial(solve, direction=direction), ladder, params, target)
+            contour_solve = functools.partial(solve, direction=direction)
+            lower, upper = shortcuts(name, params, target, direction)
+            rows = np.flatnonzero(np.isnan(upper))
+            if rows.size:
+                some = jax.tree_util.tree_map(lambda x: x[rows], params)
+                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows])
+                cap_by_unsampled(name, params, target, direction, lower, upper)
             return (lower if exact else np.zeros_like(lower)), upper
 
         return run
@@ -105,8 +112,8 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
     return Route(
         stacks,
-        batched(_fourier_epsilon),
-        batched(_fourier_delta),
+        batched(_fourier_epsilon, "epsilon"),
+        batched(_fourier_delta, "delta"),
         implicit_epsilon(point(contour.epsilon_bounds), log_delta),
         explicit_delta(point(contour.delta_bounds), log_delta),
     )

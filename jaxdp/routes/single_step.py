@@ -1,0 +1,82 @@
+"""Rows that need no contour: one sampled step, and the unsampled bound where nothing else could be certified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.hockey_stick import sampled_gaussian
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.spectrum import is_sampled_gaussian
+from jaxdp.precision import kernel
+from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
+
+
+@kernel(static=("direction",), working_set=512)
+def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
+    mu = jnp.asarray(record.mechanism.gaussian_mu())
+    return sampled_gaussian.epsilon_bounds(mu, record.sampling_probability, delta, direction)
+
+
+@kernel(static=("direction",), working_set=512)
+def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
+    mu = jnp.asarray(record.mechanism.gaussian_mu())
+    return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
+
+
+def shortcuts(verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of the rows that are one sampled Gaussian step; NaN for all others."""
+    lower, upper = np.full(target.shape, np.nan), np.full(target.shape, np.nan)
+    if len(stacks) != 1 or not is_sampled_gaussian(stacks[0][0]) or direction == "replace":
+        return lower, upper
+    record, times = stacks[0]
+    if times.shape[1] != 1:
+        return lower, upper
+    rate = record.sampling_probability[:, 0]
+    inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
+    rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
+    if rows.size:
+        some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
+        solve = _single_epsilon if verb == "epsilon" else _single_delta
+        lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
+    return lower, upper
+
+
+def cap_by_unsampled(
+    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str, lower: np.ndarray, upper: np.ndarray
+) -> None:
+    """Where nothing was certified, the bound without sampling, in place: leaving records out never hurts.
+
+    Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a, so also composed. The
+    replace pair is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the Gaussian of twice the mu.
+    """
+    rows = np.flatnonzero(upper == (np.inf if verb == "epsilon" else 1.0))
+    plain = all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks)
+    if not rows.size or not plain:
+        return
+    some = jax.tree_util.tree_map(lambda x: x[rows], stacks)
+    bare = tuple((_unsampled(record, direction), times) for record, times in some)
+    solve = gaussian_epsilon if verb == "epsilon" else gaussian_delta
+    _, cap = solve(bare, target[rows])
+    upper[rows] = np.fmin(upper[rows], cap)
+    lower[rows] = np.fmin(lower[rows], upper[rows])
+
+
+def _unsampled(record: Any, direction: str) -> Any:
+    if not is_sampled_gaussian(record):
+        return record
+    if direction == "replace":
+        with_mu = record.mechanism
+        return Gaussian(0.5 * np.asarray(with_mu.noise_multiplier)) if isinstance(with_mu, Gaussian) else _nothing(record)
+    return record.mechanism
+
+
+def _nothing(record: Any) -> Gaussian:
+    """A Gaussian so small that it bounds nothing, where twice the mu has no record of its own."""
+    shape = np.shape(record.sampling_probability)
+    return Gaussian(np.full(shape, 1e-150))
