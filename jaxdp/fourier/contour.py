@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, conversion, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_tail
@@ -28,12 +29,16 @@ _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
 
 class Effort(NamedTuple):
-    """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`)."""
+    """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`).
+
+    lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
+    """
 
     nodes: int
     quadrature: int
     cover: int
     smooth: bool
+    lattice: bool = False
 
 
 class Contour(NamedTuple):
@@ -58,8 +63,10 @@ class Contour(NamedTuple):
     log_kept: jax.Array
 
 
-def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
-    """Evaluate K on the contour and bound what is beyond its end."""
+def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeContour:
+    """Evaluate K on the contour and bound what is beyond its end (a lattice's contour has no end)."""
+    if effort.lattice:
+        return build_lattice(spectrum, plan, effort.nodes)
     c, step = plan.c, 2 * jnp.pi / plan.period
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
@@ -115,21 +122,37 @@ class Sums(NamedTuple):
     slope: jax.Array
 
 
-def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
-    """Certified delta at eps, in units of e^ref."""
-    plan, c, h = contour.plan, contour.plan.c, contour.step
+class Raw(NamedTuple):
+    """The sum itself in units of e^ref, per smoothing: value, slope in eps, what is left out, rounding."""
+
+    total: jax.Array
+    slope: jax.Array
+    tail: jax.Array
+    rounding: jax.Array
+
+
+def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
+    c, h = contour.plan.c, contour.step
     base = contour.log_m_c - c * eps - ref
     front = jnp.exp(base) * h / jnp.pi
     angle = contour.node_t * eps
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     real = contour.real * cosine + contour.imag * sine
     imag = contour.imag * cosine - contour.real * sine
-    total = jnp.sum(real, axis=-1)
-    slope = front * jnp.sum(-c * real + contour.node_t * imag, axis=-1)
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
     own, moment, mass = contour.errors
-    rounding = front * (own + 4 * jnp.abs(eps) * moment + mass * head_units)
-    tail = jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD
+    return Raw(
+        front * jnp.sum(real, axis=-1),
+        front * jnp.sum(-c * real + contour.node_t * imag, axis=-1),
+        jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD,
+        front * (own + 4 * jnp.abs(eps) * moment + mass * head_units),
+    )
+
+
+def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
+    """Certified delta at eps, in units of e^ref."""
+    plan, c = contour.plan, contour.plan.c
+    raw = Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else _contour_sum(contour, eps, ref)
     widest = 0.5 * contour.extra_mu2[-1]
     left, right = log_alias(
         c, plan.period, eps, plan.above, plan.k_above + widest * plan.above * (plan.above + 1),
@@ -137,8 +160,8 @@ def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Arra
     )
     left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
     sub_low, sub_high = _left_alias(contour, spectrum, eps, ref)
-    upper = front * total - sub_low + tail + rounding
-    lower = front * total - sub_high - left - right - tail - rounding
+    upper = raw.total - sub_low + raw.tail + raw.rounding
+    lower = raw.total - sub_high - left - right - raw.tail - raw.rounding
     infinity = spectrum.infinity * jnp.exp(-ref)
     cut_away = -jnp.expm1(contour.log_kept) * jnp.exp(-ref)
     w = contour.mixing
@@ -147,12 +170,12 @@ def evaluate(contour: Contour, spectrum: Spectrum, eps: jax.Array, ref: jax.Arra
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
         jnp.maximum((best_lower + infinity * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
-        front[0] * total[0] - sub_low + infinity,
-        jnp.minimum(slope[0], 0.0),
+        raw.total[0] - sub_low + infinity,
+        jnp.minimum(raw.slope[0], 0.0),
     )
 
 
-def _left_alias(contour: Contour, s: Spectrum, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _left_alias(contour: Contour | LatticeContour, s: Spectrum, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
 
     M(0) and M(-1) are those of the finite part, each less at most what was cut away.
@@ -198,7 +221,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
     # first the root of the sum itself, then each certified end, searched for only as finely as the gap warrants
-    left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=40)
+    left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
     root = 0.5 * (left + right)
     easy, _ = side(jnp.asarray(0), search)
 
@@ -209,7 +232,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         low = jnp.where((which == 0) & ~(easy <= 0), search, jnp.where(which == 0, jnp.minimum(left, search), 0.0))
         high = jnp.where(which == 1, jnp.maximum(right, 0.0), search)
         fine = jnp.clip(0.8 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=40)
+        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=24)
 
     below, above = jax.vmap(solve)(jnp.arange(2))
     at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))

@@ -20,6 +20,8 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     on it, so neither does the derivative. A smooth effort differentiates delta of the mechanism composed
     with a Gaussian so small that the contour ends where it has decayed.
     """
+    if effort.lattice:
+        effort = Effort(effort.nodes, 1, 1, True)
     frozen = jax.lax.stop_gradient((params, eps))
     plan = jax.lax.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature))
     spectrum = make(params)

@@ -15,7 +15,7 @@ In the forward and replace directions the line ends at ``cut``: the mass of P be
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -275,20 +275,36 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     """m(c + it)/m(c) at t = start + step (0..count-1), as one complex matrix product.
 
     The nodes are equally spaced, so exp(i t L) factors into exp(i anchor L) exp(i offset L): two small
-    tables instead of count x size exponentials, and a single multiplication of rounding.
+    tables of powers instead of count x size exponentials.
     """
-    inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
-    outer = -(-count // inner)
-    a, b = _turns(line.loss, start + step * inner * jnp.arange(outer))
-    x, y = _turns(line.loss, step * jnp.arange(inner))
-    w_re, w_im = jnp.real(line.weight), jnp.imag(line.weight)
-    a, b = a * w_re - b * w_im, a * w_im + b * w_re
+    inner, outer = _split(count)
+    first = jnp.exp(1j * start * line.loss) * line.weight
+    a, b = _powers(first, jnp.exp(1j * (step * inner) * line.loss), outer)
+    x, y = _powers(jnp.ones_like(first), jnp.exp(1j * step * line.loss), inner)
     real, imag = a @ x.T - b @ y.T, a @ y.T + b @ x.T
     return jax.lax.complex(real, imag).reshape(-1)[:count]
 
 
-def _turns(loss: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """exp(i t L) in real arithmetic (complex exponentials compile to slow code), shape (len(t), size)."""
-    shrink = jnp.exp(-t[:, None] * jnp.imag(loss))
-    angle = t[:, None] * jnp.real(loss)
-    return shrink * jnp.cos(angle), shrink * jnp.sin(angle)
+def _split(count: int) -> tuple[int, int]:
+    inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
+    return inner, -(-count // inner)
+
+
+def rounding_units(size: int, count: int) -> float:
+    """Units of 2^-53, relative to sum |weight|, by which `ratios` may be off besides the phases."""
+    return 32 + size + 4 * sum(_split(count))
+
+
+def _powers(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of first x base^k, k = 0..count-1, shape (count, size).
+
+    A loop, because an unrolled product is fused and computed again for every row.
+    """
+    base_re, base_im = jnp.real(base), jnp.imag(base)
+
+    def turn(state: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
+        re, im = state
+        return (re * base_re - im * base_im, re * base_im + im * base_re), state
+
+    _, table = jax.lax.scan(turn, (jnp.real(first), jnp.imag(first)), None, length=count)
+    return table

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import Line, discrete_line, ratios, real_log_m, tail_mass, tilted_line
+from jaxdp.fourier.sampled_gaussian import Line, discrete_line, ratios, real_log_m, rounding_units, tail_mass, tilted_line
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
@@ -40,6 +40,7 @@ class Spectrum:
     closed: K of everything with a formula, counts included; closed_units: bound on its relative error in
     exp(K), in units of 2^-53. mu2: the exact Gaussian share in ``closed``. sampled: quadrature parts.
     infinity, reverse_infinity: masses at infinity of the pair and of its swap. top: supremum of L.
+    lattice: (offset, spacing) when every finite loss lies in offset + spacing Z, else None.
     """
 
     closed: Callable[[jax.Array], jax.Array]
@@ -51,6 +52,7 @@ class Spectrum:
     infinity: Any
     reverse_infinity: Any
     top: Any
+    lattice: tuple[Any, Any] | None = None
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -132,7 +134,7 @@ def along_line(
         modulus = jnp.maximum(jnp.abs(ratio), 1e-250)
         mass = jnp.sum(jnp.abs(line.weight), axis=-1)[:, None]
         moment = jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss), axis=-1)[:, None]
-        wobble = line.error[:, None] + _ULP * (mass * (32 + size) + 8 * t * moment + 8)
+        wobble = line.error[:, None] + _ULP * (mass * rounding_units(size, count) + 8 * t * moment + 8)
         times = part.times[:, None]
         live = times > 0
         log_abs = log_abs + jnp.sum(jnp.where(live, times * jnp.log(modulus), 0.0), axis=0)

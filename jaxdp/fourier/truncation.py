@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import Line, ratios
+from jaxdp.fourier.sampled_gaussian import Line, ratios, rounding_units
 from jaxdp.fourier.spectrum import Spectrum
 
 _NEGLIGIBLE = 50.0
@@ -57,7 +57,7 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
         ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
-        noise = line.error + 2.0**-53 * jnp.sum(jnp.abs(line.weight) * (64 + line.weight.shape[-1] + 8 * far * jnp.abs(line.loss)), -1)
+        noise = line.error + 2.0**-53 * jnp.sum(jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)), -1)
         reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
         bound = jnp.log(jnp.minimum(reach, 1.0))
         log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)

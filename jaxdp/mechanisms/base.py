@@ -62,6 +62,8 @@ class Mechanism:
     for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). Take
     (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
     return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
+    A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
+    it be sampled.
     The accountant assumes that ``log_mgf`` is accurate to ``unit_errors`` units of roundoff.
 
     Attributes:
@@ -97,6 +99,27 @@ class Mechanism:
     def min_loss(self) -> Any:
         """Infimum of the finite losses."""
         return -self.max_loss() if self.symmetric else -jnp.inf
+
+    def simplified(self) -> Mechanism:
+        """An equal record that the accountant works on."""
+        return self
+
+    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+        """Mass at infinity of the pair of a direction, and of its swap."""
+        masses = self.infinity_mass(), self.reverse_infinity_mass()
+        return masses[::-1] if direction == REVERSE and not self.symmetric else masses
+
+    def top_loss(self, direction: str) -> Any:
+        """Supremum of the finite losses of the pair of a direction."""
+        return -self.min_loss() if direction == REVERSE and not self.symmetric else self.max_loss()
+
+    def is_exact(self, direction: str) -> bool:
+        """False when the pair of this direction only dominates."""
+        return self.exact
+
+    def finite_pair_is_exact(self) -> bool:
+        """False when ``finite_pair`` only dominates the mechanism's pair."""
+        return self.exact
 
     def validate(self) -> None:
         """Check concrete field values; ValueError naming the field. Called by the verbs."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.isotonic import shift_allocation_mu2
-from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, record
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
 from jaxdp.renyi.laplace import laplace_renyi
 
 
@@ -62,6 +63,14 @@ class Laplace(Mechanism):
         ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
         return y - 0.5 / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
+    def finite_pair(self) -> finite.Pair:
+        """A pair on a grid that dominates; used when the mechanism is sampled."""
+        return finite.laplace_pair(self.noise_multiplier)
+
+    def finite_pair_is_exact(self) -> bool:
+        """False: the grid only dominates."""
+        return False
+
     def renyi_divergence(self, order: Any) -> Any:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
         return laplace_renyi(order, 1.0 / self.noise_multiplier)
@@ -95,6 +104,15 @@ class RandomizedResponse(Mechanism):
         terms = jnp.stack([e * z, -e * (z + 1), jnp.broadcast_to(rest - e, z.shape).astype(z.dtype)], axis=-1)
         return log_sum_exp(terms) - jnp.log1p((k - 1.0) * jnp.exp(-e))
 
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses: +-eps for two categories, {eps, 0, -eps} for more."""
+        two = jnp.asarray(self.num_categories) <= 2
+        return jnp.where(two, self.epsilon, 0.0), jnp.where(two, 2.0, 1.0) * self.epsilon
+
+    def finite_pair(self) -> finite.Pair:
+        """The outcomes "own value", "the other value", "any third"."""
+        return finite.randomized_response_pair(self.epsilon, self.num_categories)
+
     def max_loss(self) -> Any:
         """The local epsilon."""
         return self.epsilon
@@ -115,6 +133,14 @@ class PureDP(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
+
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses +-epsilon."""
+        return jnp.asarray(self.epsilon), 2.0 * self.epsilon
+
+    def finite_pair(self) -> finite.Pair:
+        """That of binary randomized response."""
+        return finite.randomized_response_pair(self.epsilon, 2)
 
     def max_loss(self) -> Any:
         """The record's epsilon."""
@@ -140,6 +166,12 @@ class ApproximateDP(Mechanism):
         """log(1 - delta) + K of `PureDP`."""
         return PureDP(self.epsilon).log_mgf(z) + jnp.log1p(-self.delta)
 
+    def finite_pair(self) -> finite.Pair:
+        """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
+        log_p, log_q = finite.randomized_response_pair(self.epsilon, 2)
+        kept, lost = jnp.log1p(-self.delta), jnp.log(self.delta)
+        return finite.with_leftover((log_p + kept, log_q + kept), lost, lost)
+
     def infinity_mass(self) -> Any:
         """The record's delta."""
         return self.delta
@@ -147,6 +179,10 @@ class ApproximateDP(Mechanism):
     def reverse_infinity_mass(self) -> Any:
         """The record's delta."""
         return self.delta
+
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses +-epsilon."""
+        return jnp.asarray(self.epsilon), 2.0 * self.epsilon
 
     def max_loss(self) -> Any:
         """The record's epsilon."""
@@ -177,7 +213,16 @@ class DiscretePair(Mechanism):
         log_p = jnp.where(both, jnp.log(jnp.where(both, self.p, 1.0)), -jnp.inf)
         log_q = jnp.where(both, jnp.log(jnp.where(both, self.q, 1.0)), 0.0)
         loss = jnp.where(both, log_p - log_q, 0.0)
-        return log_sum_exp(log_p + z[..., None] * loss)
+        return log_sum_exp(log_p + jnp.asarray(z)[..., None] * jnp.expand_dims(loss, tuple(range(jnp.ndim(z)))))
+
+    def finite_pair(self) -> finite.Pair:
+        """The outcomes as given, and what either side misses of 1 as mass at infinity."""
+        log_p, log_q = (jnp.log(jnp.asarray(side, jnp.float64)) for side in (self.p, self.q))
+        return finite.with_leftover((log_p, log_q), jnp.log(_missing(self.p)), jnp.log(_missing(self.q)))
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any]:
+        """(losses, log weights under the first law) of the pair or of its swap."""
+        return finite.plain_part(self.finite_pair(), direction)[:2]
 
     def infinity_mass(self) -> Any:
         """sum of p where q = 0, plus what p misses of 1."""
@@ -208,10 +253,13 @@ class DiscretePair(Mechanism):
             validate.reject(f"the sum of {name}", total, np.abs(total - 1) > 1e-9, "1 (to 1e-9)", "Normalise it.")
 
 
-def _mass_at_infinity(p: Any, q: Any) -> Any:
+def _missing(p: Any) -> Any:
     missing = jnp.maximum(1.0 - jnp.sum(p), 0.0)
-    missing = jnp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
-    return jnp.minimum(1.0, jnp.sum(jnp.where(q > 0, 0.0, p)) + missing)
+    return jnp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
+
+
+def _mass_at_infinity(p: Any, q: Any) -> Any:
+    return jnp.minimum(1.0, jnp.sum(jnp.where(q > 0, 0.0, p)) + _missing(p))
 
 
 @record
@@ -237,6 +285,19 @@ class DiscreteLaplace(Mechanism):
         middle = jnp.where(near, linear, quotient)
         total = 1 + jnp.exp(other - first) - jnp.expm1(-a) * middle
         return first + jnp.log(total) - jnp.log1p(jnp.exp(-a))
+
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
+        return self.sensitivity / self.scale, 2.0 / self.scale
+
+    def finite_pair(self) -> finite.Pair:
+        """Exact for a sensitivity of at most 257; beyond, the outcomes between the two modes are given up."""
+        return finite.discrete_laplace_pair(self.scale, self.sensitivity)
+
+    def finite_pair_is_exact(self) -> bool:
+        """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""
+        known = not validate.is_traced(self.sensitivity)
+        return known and bool(np.all(np.asarray(self.sensitivity) <= finite.LAPLACE_MIDDLE + 1))
 
     def max_loss(self) -> Any:
         """sensitivity / scale."""

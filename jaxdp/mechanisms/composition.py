@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.basic import Gaussian
 
 
 @record
@@ -51,6 +52,10 @@ class Composed(Mechanism):
             wanted += [d for d in part.directions(relation) if d not in wanted]
         asymmetric = [d for d in wanted if d != "forward"]
         if "replace" in asymmetric:
+            if len(asymmetric) > 1:
+                raise UnsupportedMechanismError(
+                    "under replace_one a sampled mechanism cannot be composed with a pair that is not symmetric."
+                )
             return ("replace",)
         if relation == "add":
             return ("reverse",) if asymmetric else ("forward",)
@@ -98,7 +103,7 @@ def flatten(mechanism: Mechanism, times: Any = 1) -> list[tuple[Mechanism, Any]]
         return flatten(mechanism.mechanism, count)
     if isinstance(mechanism, Composed):
         return [pair for part in mechanism.parts for pair in flatten(part, times)]
-    return [(mechanism, times)]
+    return [(mechanism.simplified(), times)]
 
 
 def _is_one(times: Any) -> bool:
@@ -214,3 +219,16 @@ def is_gaussian(mechanism: Mechanism) -> bool:
     """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
     atoms = flatten(mechanism)
     return all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)
+
+
+def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
+    """One Gaussian-DP record for a mechanism for which `is_gaussian` holds: 1/noise_multiplier^2 adds."""
+    if isinstance(mechanism, GaussianMechanism):
+        return mechanism
+    atoms = flatten(mechanism)
+    if not all(isinstance(atom, Gaussian) for atom, _ in atoms):
+        raise UnsupportedMechanismError("sampling of a composition is available for composed Gaussians only.")
+    xp = jnp if validate.is_traced(mechanism) else np
+    with np.errstate(divide="ignore"):
+        precision = sum((xp.asarray(t) / xp.asarray(g.noise_multiplier) ** 2 for g, t in atoms), xp.zeros(()))
+        return Gaussian(1.0 / xp.sqrt(precision))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import validate
+from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, record
 
 _TERMS = 12
@@ -32,6 +33,19 @@ class DiscreteGaussian(Mechanism):
         s, variance = self.sensitivity, self.sigma**2
         log_ratio = _log_theta(z * s, self.sigma) - jnp.real(_log_theta(jnp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
+
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses s^2/(2 sigma^2) - s x / sigma^2."""
+        variance = self.sigma**2
+        return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
+
+    def finite_pair(self) -> finite.Pair:
+        """The pair on a window of 2048 integers; the mass outside (a bound of it) is mass at infinity."""
+        return finite.discrete_gaussian_pair(self.sigma, self.sensitivity)
+
+    def finite_pair_is_exact(self) -> bool:
+        """False: the window only dominates."""
+        return False
 
     def validate(self) -> None:
         """sigma > 0, sensitivity a whole number >= 1."""

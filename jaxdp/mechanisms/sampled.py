@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from jaxdp import validate
+from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
     FORWARD,
     REPLACE,
@@ -16,13 +18,63 @@ from jaxdp.mechanisms.base import (
     UnsupportedMechanismError,
     record,
 )
+from jaxdp.mechanisms.composition import as_gaussian, is_gaussian
+
+SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
 
 class Sampled(Mechanism):
-    """Shared by both samplers: the pairs ((1-q) P0 + q P1, P0) for remove and its swap for add."""
+    """Shared by both samplers: the pairs ((1-q) P0 + q P1, P0) for remove and its swap for add.
+
+    A Gaussian base (composed of Gaussian-DP mechanisms, in general) is taken by quadrature; every other one by
+    its ``finite_pair``. Bounds are never below the truth; a base whose finite pair only dominates (Laplace,
+    discrete Gaussian) has no lower bound.
+    """
 
     mechanism: Mechanism
     sampling_probability: Any
+    base_relation: ClassVar[str] = "add_or_remove"
+
+    def needs_quadrature(self, direction: str | None = None) -> bool:
+        """True when the losses of this direction (any, if None) are those of a sampled Gaussian."""
+        return is_gaussian(self.mechanism)
+
+    def simplified(self) -> Mechanism:
+        """With composed Gaussians as the base: the one Gaussian they are."""
+        if isinstance(self.mechanism, GaussianMechanism) or not is_gaussian(self.mechanism):
+            return self
+        return dataclasses.replace(self, mechanism=as_gaussian(self.mechanism))  # type: ignore[type-var]
+
+    def is_exact(self, direction: str) -> bool:
+        """Whether the pair of this direction is the mechanism's own."""
+        return self.needs_quadrature(direction) or (
+            not is_gaussian(self.mechanism) and self.mechanism.finite_pair_is_exact()
+        )
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]  # the base says it once for all directions
+        """Whether the pair of every direction is exact."""
+        return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
+
+    def part(self, direction: str) -> finite.Part:
+        """The finite law of the loss in one direction, with its masses at infinity."""
+        base: Any = self.mechanism
+        gaussian = isinstance(base, GaussianMechanism)
+        pair = finite.gaussian_pair(base.gaussian_mu()) if gaussian else base.finite_pair()
+        return finite.sampled_part(pair, self.sampling_probability, direction)
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any]:
+        """(losses, log weights under the first law) in one direction."""
+        return self.part(direction)[:2]
+
+    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+        """Masses at infinity of the sampled pair of a direction and of its swap."""
+        return self.part(direction)[2:]
+
+    def top_loss(self, direction: str) -> Any:
+        """The largest finite loss of a direction."""
+        loss, log_weight = self.atoms(direction)
+        return jnp.max(jnp.where(log_weight > -jnp.inf, loss, -jnp.inf))
 
     def validate(self) -> None:
         """sampling_probability in [0, 1]; the base mechanism is checked too."""
@@ -30,10 +82,16 @@ class Sampled(Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         validate.probability("sampling_probability", self.sampling_probability)
         self.mechanism.validate()
-        if not isinstance(self.mechanism, GaussianMechanism) and not hasattr(self.mechanism, "finite_pair"):
+        kind, base = type(self).__name__, type(self.mechanism).__name__
+        if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "finite_pair"):
             raise UnsupportedMechanismError(
-                f"{type(self).__name__} of {type(self.mechanism).__name__} is not available: sampling needs the law "
-                "of the loss itself, not only K(z). Give the mechanism as a DiscretePair."
+                f"{kind} of {base} is not available: sampling needs the law of the loss itself, not only K(z). "
+                "Give the mechanism as a DiscretePair."
+            )
+        if self.base_relation not in self.mechanism.relations:
+            raise UnsupportedMechanismError(
+                f"{kind} needs a base whose guarantee holds under {self.base_relation!r}; {base} is stated for "
+                f"{self.mechanism.relations[0]!r} only. If it holds there too, say so with ApproximateDP."
             )
 
 
@@ -44,7 +102,8 @@ class PoissonSampled(Sampled):
     The batch must be hidden, and drawn exactly so: shuffled or cyclic batches are not Poisson.
     Pairs: remove ((1-q) P0 + q P1, P0), add its swap, (P1, P0) dominating the base for remove
     (Zhu, Dong, Wang 2022, Theorem 11(1)). replace_one, for a Gaussian base of add/remove sensitivity 1:
-    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1); proof status in notebooks/proofs/sampled_replace.md.
+    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and for any mu-GDP base;
+    proof in notebooks/proofs/sampled_replace.md.
     """
 
     mechanism: Mechanism
@@ -53,7 +112,7 @@ class PoissonSampled(Sampled):
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric replace pair, Gaussian base only."""
-        if not isinstance(self.mechanism, GaussianMechanism):
+        if not is_gaussian(self.mechanism):
             raise UnsupportedMechanismError(
                 "replace_one under Poisson sampling is available for a Gaussian base only; "
                 f"got {type(self.mechanism).__name__}. Use add_or_remove."
@@ -66,28 +125,27 @@ class FixedSizeSampled(Sampled):
     """A batch of fixed size drawn uniformly without replacement, then the mechanism runs.
 
     sampling_probability: batch size / (size of the larger data set), or the safe batch size / n. The base pair
-    must dominate under **replace_one** (a Gaussian of add/remove sensitivity 1 has replace sensitivity 2 in
-    general). Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)). replace_one for one round
-    (Proposition 29): delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), composed through the worst-case
-    pair of that profile.
+    must dominate every ordered pair of neighbours under **replace_one** (a Gaussian of add/remove sensitivity 1
+    has replace sensitivity 2 in general). Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
+    replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
+    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). For a Gaussian base that pair is
+    put on a grid of losses that dominates it: no lower bound.
     """
 
     mechanism: Mechanism
     sampling_probability: Any
     relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    base_relation: ClassVar[str] = "replace_one"
+
+    def needs_quadrature(self, direction: str | None = None) -> bool:
+        """The replace pair of a Gaussian is a finite one."""
+        return is_gaussian(self.mechanism) and direction != REPLACE
 
     def replace_directions(self) -> tuple[str, ...]:
-        """The symmetric pair of the Proposition 29 profile."""
+        """The symmetric pair of the Proposition 29 profile, for a symmetric base."""
+        if not is_gaussian(self.mechanism) and not self.mechanism.symmetric:
+            raise UnsupportedMechanismError(
+                "replace_one under fixed-size sampling is available for a base whose pair is symmetric; "
+                f"got {type(self.mechanism).__name__}."
+            )
         return (REPLACE,)
-
-
-SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
-
-
-def mixture_log_ratio(w: Any, q: Any) -> Any:
-    """log(1 - q + q e^w) without overflow or loss at small q."""
-    large = w > 30
-    small_form = jnp.log1p(q * jnp.expm1(jnp.where(large, 0.0, w)))
-    rate = jnp.where(q > 0, q, 1.0)
-    big_form = jnp.log(rate) + w + jnp.log1p((1 - q) / rate * jnp.exp(-jnp.maximum(w, 30.0)))
-    return jnp.where(large & (q > 0), big_form, jnp.where(q > 0, small_form, 0.0))

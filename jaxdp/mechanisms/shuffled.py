@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import validate
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
 from jaxdp.renyi.shuffled import clones_atoms, clones_renyi_bounds
 
@@ -75,10 +75,13 @@ class Shuffled(Mechanism):
         """Which clone rate the pair uses in composition (the k-RR blanket composes through the clones pair)."""
         return "stronger" if self.chosen_bound() == "stronger" else "clones"
 
-    def atoms(self) -> tuple[Any, Any]:
-        """(losses, log weights under P) of a finite pair that dominates the round; masses are rounded up."""
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any]:
+        """(losses, log weights under P) of a finite pair that dominates the round; masses are rounded up.
+
+        The same in every direction.
+        """
         users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
-        return clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate(), size=64, inner_size=96)
+        return clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate())
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the blocked clones pair; see ``atoms``."""

@@ -14,16 +14,17 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
 
 
-def is_sampled_gaussian(record: Mechanism) -> bool:
-    """True when the record's K needs the quadrature on a shifted line."""
-    return isinstance(record, SampledRecord) and isinstance(record.mechanism, GaussianMechanism)
+def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
+    """True when the record's K needs the quadrature on a shifted line (in some direction, if none is given)."""
+    return isinstance(record, SampledRecord) and record.needs_quadrature(direction)
 
 
 def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
-    closed = [(r, t) for r, t in stacks if not is_sampled_gaussian(r) and not hasattr(r, "atoms")]
-    sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r)]
-    finite = [(r, t) for r, t in stacks if hasattr(r, "atoms")]
+    sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
+    others = [(r, t) for r, t in stacks if not is_sampled_gaussian(r, direction)]
+    closed = [(r, t) for r, t in others if not hasattr(r, "atoms")]
+    finite = [(r, t) for r, t in others if hasattr(r, "atoms")]
     masses = [_infinity(record, times, direction) for record, times in closed + finite]
     return Spectrum(
         closed=_closed_sum(closed, direction),
@@ -35,6 +36,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         infinity=_composed_mass([m[0] for m in masses]),
         reverse_infinity=_composed_mass([m[1] for m in masses]),
         top=sum((_top(r, t, direction) for r, t in stacks), jnp.zeros(())),
+        lattice=_lattice(stacks),
     )
 
 
@@ -64,11 +66,10 @@ def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
     """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
 
     def both(r: Mechanism) -> tuple[Any, Any]:
-        return jnp.asarray(r.infinity_mass(), jnp.float64), jnp.asarray(r.reverse_infinity_mass(), jnp.float64)
+        first, second = r.masses_at_infinity(direction)
+        return jnp.asarray(first, jnp.float64), jnp.asarray(second, jnp.float64)
 
     forward, backward = (jnp.broadcast_to(m, times.shape) for m in jax.vmap(both)(record))
-    if direction == "reverse" and not record.symmetric:
-        forward, backward = backward, forward
     return _rounds(forward, times), _rounds(backward, times)
 
 
@@ -92,19 +93,28 @@ def _sampled(record: Any, times: Any) -> Sampled:
 
 
 def _top(record: Any, times: Any, direction: str) -> Any:
-    if is_sampled_gaussian(record):
+    if is_sampled_gaussian(record, direction):
         rate = record.sampling_probability
         nothing = (rate == 0) | (times == 0)
         bounded = -jnp.log1p(-rate) if direction == "reverse" else jnp.full_like(rate, jnp.inf)
         return jnp.sum(jnp.where(nothing, 0.0, times * bounded))
-    ends = jax.vmap(lambda r: (jnp.asarray(r.max_loss(), jnp.float64), jnp.asarray(-r.min_loss(), jnp.float64)))(record)
-    largest = ends[1] if direction == "reverse" and not record.symmetric else ends[0]
+    largest = jax.vmap(lambda r: jnp.asarray(r.top_loss(direction), jnp.float64))(record)
     return jnp.sum(jnp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15)
 
 
 def _discrete(record: Any, times: Any, direction: str) -> Discrete:
-    loss, log_weight = jax.vmap(lambda r: r.atoms())(record)
-    if direction == "reverse" and not record.symmetric:
-        # the swapped pair: Q-mass p e^{-L} at loss -L
-        loss, log_weight = -loss, log_weight - loss
+    loss, log_weight = jax.vmap(lambda r: r.atoms(direction))(record)
     return Discrete(loss, log_weight, times)
+
+
+def on_lattice(stacks: tuple[Stack, ...]) -> bool:
+    """True for one mechanism (repeated or not) whose losses lie on a lattice."""
+    return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and hasattr(stacks[0][0], "lattice")
+
+
+def _lattice(stacks: tuple[Stack, ...]) -> tuple[Any, Any] | None:
+    if not on_lattice(stacks):
+        return None
+    record, times = stacks[0]
+    offset, spacing = jax.vmap(lambda r: r.lattice())(record)
+    return times[0] * offset[0], spacing[0]

@@ -1,0 +1,102 @@
+r"""Losses on a lattice a0 + ell Z: one period of the contour is a finite, exact sum.
+
+With z_n = c + 2 pi i n/(N ell), n = 0..N-1, b = the first lattice point beyond eps, th = b - eps in (0, ell],
+
+    S_N = (1/N) e^{K(c) - c b} sum_n Re[ (M(z_n)/M(c)) e^{-i t_n b} (A + B e^{-z_n ell}) / ((1 - e^{-z_n ell})(1 - e^{-(z_n+1) ell})) ],
+    A = 1 - e^{-th},  B = e^{-th} - e^{-ell},
+
+is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of the contour certificate.
+A and B are nonnegative, so nothing cancels between the two geometric sums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.plan import Plan
+from jaxdp.fourier.spectrum import Spectrum, along_line
+
+_ULP = 2.0**-53
+
+
+class LatticeContour(NamedTuple):
+    """What does not depend on eps. first, second: node weights that go with A and with B."""
+
+    plan: Plan
+    offset: jax.Array
+    spacing: jax.Array
+    node_t: jax.Array
+    first: tuple[jax.Array, jax.Array]
+    second: tuple[jax.Array, jax.Array]
+    errors: jax.Array
+    extra_mu2: jax.Array
+    mixing: jax.Array
+    log_m_c: jax.Array
+    log_m_c_units: jax.Array
+    log_kept: jax.Array
+
+
+def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
+    """Evaluate K on one period. The period of the alias becomes count x spacing."""
+    offset, spacing = spectrum.lattice or (jnp.zeros(()), jnp.ones(()))
+    spacing = jnp.where(spacing > 0, spacing, 1.0)
+    c, period = plan.c, count * spacing
+    step = 2 * jnp.pi / period
+    # the second half of the period is the conjugate of the first
+    nodes = along_line(spectrum, [], c, jnp.zeros(()), step, count // 2 + 1)
+    t = step * jnp.arange(count // 2 + 1)
+    ends = (jnp.arange(t.shape[0]) == 0) | (jnp.arange(t.shape[0]) == count // 2)
+    fold = jnp.where(ends, 1.0, 2.0) / count
+    turn = t * spacing
+    near_re, near_im = _one_minus_exp(c * spacing, turn)
+    far_re, far_im = _one_minus_exp((c + 1) * spacing, turn)
+    den_re, den_im = near_re * far_re - near_im * far_im, near_re * far_im + near_im * far_re
+    norm = den_re**2 + den_im**2
+    size = jnp.exp(nodes.log_abs) * fold / norm
+    cosine, sine = jnp.cos(nodes.phase), jnp.sin(nodes.phase)
+    real, imag = size * (cosine * den_re + sine * den_im), size * (sine * den_re - cosine * den_im)
+    fade = jnp.exp(-c * spacing)
+    cos_l, sin_l = jnp.cos(turn), jnp.sin(turn)
+    second = (fade * (real * cos_l + imag * sin_l), fade * (imag * cos_l - real * sin_l))
+    reach = jnp.exp(nodes.log_abs) * fold / jnp.sqrt(norm)
+    slack = jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+    own = jnp.sum(reach * (slack + (48 + count / 4 + 2 * jnp.abs(nodes.phase)) * _ULP))
+    errors = jnp.stack([own, jnp.sum(reach * t) * _ULP, jnp.sum(reach) * _ULP])
+    log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))
+    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c)
+    zero = jnp.zeros(())
+    return LatticeContour(
+        plan._replace(period=period), offset, spacing, t, (real, imag), second, errors, jnp.zeros(1), zero,
+        log_m_c[None], units[None], zero,
+    )
+
+
+def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """1 - e^{-(x + iy)} for x > 0, real and imaginary part, without cancellation."""
+    fade = jnp.exp(-x)
+    return -jnp.expm1(-x) + 2 * fade * jnp.sin(0.5 * y) ** 2, fade * jnp.sin(y)
+
+
+def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
+    """(value, slope in eps, 0, rounding) of S_N in units of e^ref."""
+    c, ell = contour.plan.c, contour.spacing
+    position = (eps - contour.offset) / ell
+    index = jnp.floor(position) + 1
+    gap = jnp.clip((index - position) * ell, 0.0, ell)
+    beyond = contour.offset + index * ell
+    front = jnp.exp(contour.log_m_c - c * beyond - ref)
+    a, b, inner = -jnp.expm1(-gap), jnp.exp(-gap) * -jnp.expm1(gap - ell), jnp.exp(-gap)
+    angle = contour.node_t * beyond
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    first = jnp.sum(contour.first[0] * cosine + contour.first[1] * sine)
+    second = jnp.sum(contour.second[0] * cosine + contour.second[1] * sine)
+    own, moment, mass = contour.errors
+    place = jnp.abs(contour.offset) + jnp.abs(eps) + ell
+    # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
+    head = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + (3 * c + 2) * place + jnp.abs(ref)) + 16
+    reach = a + b + 16 * _ULP * place
+    rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
+    return front * (a * first + b * second), front * inner * (second - first), jnp.zeros_like(front), rounding
