@@ -136,8 +136,8 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
         stacks = normal_form(mechanism, x.shape)
         mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
         value = jax.scipy.special.ndtr(jax.scipy.special.ndtri(1 - x) - mu)
-        value = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
-    return np.maximum(value * (1 - 1e-12) - 1e-15, 0.0)[()]
+        safe = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
+    return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 
 
 def mechanism_relations(mechanism: Mechanism) -> tuple[str, ...]:
@@ -180,12 +180,13 @@ def check_mechanism(mechanism: Any) -> None:
 
 def check_trace() -> None:
     """One clear sentence when a verb is traced with x64 off."""
-    if not jax.config.jax_enable_x64:
+    if not jax.config.read("jax_enable_x64"):
         raise RuntimeError(_X64_SENTENCE)
     where = platform()
     if not plain_compilation_is_sound(where):
         raise BackendError(
-            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call the verb "
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call "
+            "the verb "
             "outside the transformation, where it is compiled safely, or install another jaxlib release."
         )
 
@@ -232,20 +233,23 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, np.ndarray, Any]:
 
 
 def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    size = int(np.prod(shape))
     if validate.is_traced(route.params, target):
-        check_trace()
-        flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(size)
-        params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
-        point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
-        with jax.numpy_rank_promotion("allow"):
-            lower, upper = jax.vmap(point)(params, flat)
-        return lower.reshape(shape), upper.reshape(shape)
-    flat = np.broadcast_to(target, shape).reshape(size)
+        return _evaluate_traced(route, verb, target, shape)
+    flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
+    params, distinct, inverse = _distinct(route.params, flat)
     solve = route.epsilon if verb == "epsilon" else route.delta
-    params, flat, inverse = _distinct(route.params, flat)
-    lower, upper = (side[inverse] for side in solve(params, flat))
+    lower, upper = (side[inverse] for side in solve(params, distinct))
     vacuous = np.inf if verb == "epsilon" else 1.0
     lower = np.where(np.isnan(lower), 0.0, lower)
     upper = np.where(np.isnan(upper), vacuous, upper)
     return lower.reshape(shape)[()], upper.reshape(shape)[()]
+
+
+def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    check_trace()
+    flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
+    params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
+    point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
+    with jax.numpy_rank_promotion("allow"):
+        lower, upper = jax.vmap(point)(params, flat)
+    return lower.reshape(shape), upper.reshape(shape)

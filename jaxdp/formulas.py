@@ -10,13 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.precision import Kernel
-
-
-def require_x64() -> None:
-    """RuntimeError inside a trace that would compute in float32."""
-    if not jax.config.read("jax_enable_x64"):
-        raise RuntimeError("Privacy bounds need float64: call outside jit/vmap/grad, or enable jax_enable_x64 first.")
+from jaxdp.precision import Kernel, require_x64
 
 
 def checked(**arguments: tuple[Callable, Any]) -> list[Any]:

@@ -81,9 +81,7 @@ class Kernel:
                 with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
                     return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-            self._jitted[where] = jax.jit(
-                batched, static_argnums=0, compiler_options=compiler_options(where)
-            )
+            self._jitted[where] = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where))
         return self._jitted[where]
 
     def _chunk(self) -> int:
@@ -215,3 +213,18 @@ def plain_compilation_is_sound(where: str) -> bool:
     """Whether jit without our options passes too: what runs under a user's own trace."""
     computed, exact, tolerance = _check_reductions(None)
     return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
+
+
+def require_x64() -> None:
+    """RuntimeError inside a trace that would compute in float32, BackendError in one that the backend miscompiles."""
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
+        raise RuntimeError(
+            "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
+            "jax.enable_x64(True):`), or call it on concrete numbers outside the transformation."
+        )
+    where = platform()
+    if not plain_compilation_is_sound(where):
+        raise BackendError(
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call it "
+            "outside the transformation, where it is compiled safely, or install another jaxlib release."
+        )

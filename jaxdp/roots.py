@@ -53,7 +53,5 @@ def crossing(
     low, high = jnp.asarray(low, jnp.float64), jnp.asarray(high, jnp.float64)
     inside = (start > low) & (start < high)
     first = jnp.where(inside, start, 0.5 * (low + high))
-    final = jax.lax.while_loop(
-        unfinished, advance, _State(low, high, first, high - low, jnp.asarray(0, jnp.int32))
-    )
+    final = jax.lax.while_loop(unfinished, advance, _State(low, high, first, high - low, jnp.asarray(0, jnp.int32)))
     return final.low, final.high

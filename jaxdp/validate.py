@@ -24,9 +24,11 @@ def real_array(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must be a rectangular array of real numbers: {error}.") from error
     if array.dtype == object and all(isinstance(v, numbers.Real) for v in array.ravel()):
         array = array.astype(np.float64)
-    if array.dtype == bool or not (
-        np.issubdtype(array.dtype, np.number) or str(array.dtype) == "bfloat16"
-    ) or np.issubdtype(array.dtype, np.complexfloating):
+    if (
+        array.dtype == bool
+        or not (np.issubdtype(array.dtype, np.number) or str(array.dtype) == "bfloat16")
+        or np.issubdtype(array.dtype, np.complexfloating)
+    ):
         raise TypeError(f"{name} must be real, got {value!r} of dtype {array.dtype}.")
     return array.astype(np.float64)
 

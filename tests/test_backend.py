@@ -125,6 +125,22 @@ def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
         jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
 
 
+@pytest.mark.parametrize(
+    "theorem",
+    [
+        lambda x: jaxdp.shuffle.lower_bound_epsilon(x, 1000.0, 1e-6),
+        lambda x: jaxdp.iteration.gdp_mu(x * jnp.ones(3), jnp.ones(3), jnp.ones(3)),
+    ],
+)
+def test_a_traced_theorem_refuses_an_unsound_backend_and_float32(monkeypatch, theorem):
+    if not jax.config.jax_enable_x64:
+        with pytest.raises(RuntimeError, match="float64"):
+            jax.jit(theorem)(0.5)
+    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
+    with x64(), pytest.raises(BackendError, match="under your own jit"):
+        jax.jit(theorem)(0.5)
+
+
 def test_concrete_numbers_inside_a_users_trace_are_computed_at_once():
     scaled = jax.jit(lambda x: x * float(jaxdp.delta(jaxdp.Gaussian(1.0), 1.0)))
     assert math.isclose(scaled(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-6)  # the user's own float32

@@ -20,8 +20,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import _log_gain, real_target, renyi_curve
-from jaxdp.formulas import require_x64
-from jaxdp.precision import kernel
+from jaxdp.precision import kernel, require_x64
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-52

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
-from jaxdp.fourier.plan import Plan, conversion, log_alias, plan_delta, plan_epsilon
+from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_tail
 from jaxdp.roots import crossing
@@ -152,11 +152,18 @@ def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
 def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
     """Certified delta at eps, in units of e^ref."""
     plan, c = contour.plan, contour.plan.c
-    raw = Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else _contour_sum(contour, eps, ref)
+    raw = (
+        Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else _contour_sum(contour, eps, ref)
+    )
     widest = 0.5 * contour.extra_mu2[-1]
     left, right = log_alias(
-        c, plan.period, eps, plan.above, plan.k_above + widest * plan.above * (plan.above + 1),
-        plan.below, plan.k_below + widest * plan.below * (plan.below + 1),
+        c,
+        plan.period,
+        eps,
+        plan.above,
+        plan.k_above + widest * plan.above * (plan.above + 1),
+        plan.below,
+        plan.k_below + widest * plan.below * (plan.below + 1),
     )
     left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
     sub_low, sub_high = _left_alias(contour, spectrum, eps, ref)
@@ -175,7 +182,9 @@ def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Arr
     )
 
 
-def _left_alias(contour: Contour | LatticeContour, s: Spectrum, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _left_alias(
+    contour: Contour | LatticeContour, s: Spectrum, eps: jax.Array, ref: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
 
     M(0) and M(-1) are those of the finite part, each less at most what was cut away.
@@ -217,7 +226,9 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
 
     # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
     enough = -jnp.expm1(contour.log_kept) <= 1e-9 * jnp.exp(ref)
-    ceiling = jnp.where(enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf)
+    ceiling = jnp.where(
+        enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf
+    )
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
     # first the root of the sum itself, then each certified end, searched for only as finely as the gap warrants
@@ -278,5 +289,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     upper = jnp.clip(upper, floor * (1 + 8 * _ULP), 1.0)
     edge = jnp.where(eps == jnp.inf, spectrum.infinity, 1.0)
     upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.where(jnp.isnan(eps) | finite, 1.0, edge))
-    lower = jnp.where(finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), jnp.where(jnp.isnan(eps) | finite, 0.0, edge))
+    lower = jnp.where(
+        finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), jnp.where(jnp.isnan(eps) | finite, 0.0, edge)
+    )
     return lower, upper

@@ -29,7 +29,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
     t = step * jnp.arange(effort.nodes + 1)
-    extra = 0.0
+    extra = jnp.zeros(())
     if effort.smooth:
         end = step * effort.nodes
         extra = jax.lax.stop_gradient(jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0))

@@ -2,7 +2,8 @@ r"""Losses on a lattice a0 + ell Z: one period of the contour is a finite, exact
 
 With z_n = c + 2 pi i n/(N ell), n = 0..N-1, b = the first lattice point beyond eps, th = b - eps in (0, ell],
 
-    S_N = (1/N) e^{K(c) - c b} sum_n Re[ (M(z_n)/M(c)) e^{-i t_n b} (A + B e^{-z_n ell}) / ((1 - e^{-z_n ell})(1 - e^{-(z_n+1) ell})) ],
+    S_N = (1/N) e^{K(c) - c b} sum_n Re[ (M(z_n)/M(c)) e^{-i t_n b} (A + B e^{-z_n ell}) / D(z_n) ],
+    D(z) = (1 - e^{-z ell}) (1 - e^{-(z+1) ell}),
     A = 1 - e^{-th},  B = e^{-th} - e^{-ell},
 
 is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of the contour certificate.
@@ -69,8 +70,18 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c)
     zero = jnp.zeros(())
     return LatticeContour(
-        plan._replace(period=period), offset, spacing, t, (real, imag), second, errors, jnp.zeros(1), zero,
-        log_m_c[None], units[None], zero,
+        plan._replace(period=period),
+        offset,
+        spacing,
+        t,
+        (real, imag),
+        second,
+        errors,
+        jnp.zeros(1),
+        zero,
+        log_m_c[None],
+        units[None],
+        zero,
     )
 
 

@@ -80,7 +80,15 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
     def saddle(c: jax.Array) -> jax.Array:
         return spectrum.real(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
 
-    return _finish(spectrum, cut, level, log_delta, eps, _grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2), size)
+    return _finish(
+        spectrum,
+        cut,
+        level,
+        log_delta,
+        eps,
+        _grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2),
+        size,
+    )
 
 
 def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
@@ -110,7 +118,10 @@ def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
     candidates = c0 * jnp.array([0.5, 0.65, 0.75, 0.85, 0.92, 0.97])
     above = c0 * jnp.array([1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.6, 3.5, 6.0])
     below = c0 * jnp.geomspace(0.01, 10.0, 14)
-    k_all, k_below = spectrum.real(jnp.concatenate([candidates, above]), cut, size), spectrum.real_swapped(below, cut, size)
+    k_all, k_below = (
+        spectrum.real(jnp.concatenate([candidates, above]), cut, size),
+        spectrum.real_swapped(below, cut, size),
+    )
     k_candidates, k_above = k_all[: candidates.size], k_all[candidates.size :]
     height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
     cancels = height > jnp.min(height) + _CANCELLATION
@@ -120,9 +131,7 @@ def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
 
     periods = jax.vmap(shortest)(candidates)
     best = jnp.argmin(jnp.where(cancels, jnp.inf, periods))
-    return Plan(
-        candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below
-    )
+    return Plan(candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below)
 
 
 def log_expm1(x: jax.Array) -> jax.Array:

@@ -178,7 +178,7 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
 
 
 def real_log_m(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> jax.Array:
-    """Upper bound of log m(c), c > 0 real (+inf where ``size`` nodes cannot tell): the midpoint rule on the real line."""
+    """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell)."""
     low, high = interval(c, mu, q, cut, direction)
     step = (high - low) / size
     v = low + (jnp.arange(size) + 0.5) * step
@@ -218,7 +218,9 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
     loss = jax.lax.complex(loss_re, loss_im)
     log_m = top + jnp.log(total) + jnp.log(step / _ROOT_2PI)
-    ends = _side_error(low, c, mu, q, y, step, log_m, direction) + _side_error(high, c, mu, q, y, step, log_m, direction)
+    ends = _side_error(low, c, mu, q, y, step, log_m, direction) + _side_error(
+        high, c, mu, q, y, step, log_m, direction
+    )
     uncut_end = interval(c, mu, q, jnp.full_like(cut, jnp.inf), direction)[1]
     tail = jnp.where(high < uncut_end, tail_mass(mu, q, high), 0.0) if direction != "reverse" else jnp.zeros_like(c)
     mean = jnp.sum(weight * loss)

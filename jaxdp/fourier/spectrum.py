@@ -9,7 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import Line, discrete_line, ratios, real_log_m, rounding_units, tail_mass, tilted_line
+from jaxdp.fourier.sampled_gaussian import (
+    Line,
+    discrete_line,
+    ratios,
+    real_log_m,
+    rounding_units,
+    tail_mass,
+    tilted_line,
+)
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
@@ -84,9 +92,7 @@ class Spectrum:
     def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
         """The tilted one-step laws at c, one stacked Line per sampled part."""
         make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
-        sampled = [
-            make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled
-        ]
+        sampled = [make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
         return sampled + [jax.vmap(discrete_line, in_axes=(None, 0, 0))(c, d.loss, d.log_weight) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
@@ -139,7 +145,8 @@ def along_line(
         live = times > 0
         log_abs = log_abs + jnp.sum(jnp.where(live, times * jnp.log(modulus), 0.0), axis=0)
         raised = raised + jnp.sum(
-            jnp.where(live, times * (jnp.log(modulus + wobble) + 4 * _ULP * (1 + jnp.abs(jnp.log(modulus)))), 0.0), axis=0
+            jnp.where(live, times * (jnp.log(modulus + wobble) + 4 * _ULP * (1 + jnp.abs(jnp.log(modulus)))), 0.0),
+            axis=0,
         )
         phase = phase + jnp.sum(jnp.where(live, times * jnp.angle(ratio), 0.0), axis=0)
     return Nodes(log_abs, raised, phase)

@@ -35,7 +35,10 @@ def log_tail(
     near = _covered(spectrum, lines, end, jnp.where(jnp.isfinite(far), far, end) + step, step, mu2, cover)
     covered = jnp.logaddexp(near, beyond)
     # the true M(c) against the computed one
-    blur = sum(jnp.sum(jnp.where(part.times > 0, part.times * jnp.log1p(line.error), 0.0)) for part, line in zip(spectrum.parts, lines, strict=True))
+    blur = sum(
+        jnp.sum(jnp.where(part.times > 0, part.times * jnp.log1p(line.error), 0.0))
+        for part, line in zip(spectrum.parts, lines, strict=True)
+    )
     return jnp.where(jnp.isfinite(far), jnp.minimum(covered, plain), plain) + blur
 
 
@@ -57,7 +60,10 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
         ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
-        noise = line.error + 2.0**-53 * jnp.sum(jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)), -1)
+        noise = line.error + 2.0**-53 * jnp.sum(
+            jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)),
+            -1,
+        )
         reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
         bound = jnp.log(jnp.minimum(reach, 1.0))
         log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)

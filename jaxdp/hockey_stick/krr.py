@@ -188,10 +188,10 @@ def _grids(num_users, eps0, categories, log_delta, shape) -> _Grids:
 
     rows = (first, last, pairs.log_upper, pairs.log_lower, _interpolated(pairs))
     *sides, missed = jax.vmap(group)(*map(grouped, rows))
-    flat = [_Grid(*(item.reshape(shape[0], *item.shape[2:]) for item in side)) for side in sides]
+    upper, lower, middle = (_Grid(*(item.reshape(shape[0], *item.shape[2:]) for item in side)) for side in sides)
     missed = jnp.logaddexp(jnp.logaddexp(pairs.log_missed_low, pairs.log_missed_high), jnp.max(missed))
     # Without the barriers here and above the compiler rebuilds the weights inside every later expression.
-    return jax.lax.optimization_barrier(_Grids(*flat, missed))
+    return jax.lax.optimization_barrier(_Grids(upper, lower, middle, missed))
 
 
 def _interpolated(plan: Blocks):

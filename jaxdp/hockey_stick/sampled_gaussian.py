@@ -18,7 +18,7 @@ _SLACK = 1e-13
 
 
 def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0; direction forward (remove) or reverse (add)."""
+    """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, forward (remove) or reverse (add)."""
     floor = jnp.maximum(-jnp.expm1(jnp.minimum(eps, 0.0)), 0.0)
     if direction == "forward":
         factor, inner, dead = _forward(q, eps)
@@ -50,7 +50,11 @@ def _reverse(q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
     # within 1e-12 of the end the rounding of b decides: there delta is below factor, itself charged in full
     dead = e >= -jnp.log1p(-q) * (1 - 1e-13)
     safe = jnp.maximum(jnp.where(dead, 1.0, b), 1e-12)
-    return jnp.maximum(1 - (1 - q) * jnp.exp(jnp.where(dead, 0.0, e)), 0.0) + 1e-16, -jnp.log(safe), dead & (e >= -jnp.log1p(-q) * (1 + 1e-13))
+    return (
+        jnp.maximum(1 - (1 - q) * jnp.exp(jnp.where(dead, 0.0, e)), 0.0) + 1e-16,
+        -jnp.log(safe),
+        dead & (e >= -jnp.log1p(-q) * (1 + 1e-13)),
+    )
 
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +67,9 @@ def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str
     def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
         lower, upper = delta_bounds(mu, q, eps, direction)
         value = jnp.where(which == 0, upper, lower)
-        return jnp.where(value > delta, 1.0, -1.0) * jnp.abs(jnp.log(jnp.maximum(value, 1e-307) / delta)), jnp.full_like(eps, jnp.nan)
+        return jnp.where(value > delta, 1.0, -1.0) * jnp.abs(
+            jnp.log(jnp.maximum(value, 1e-307) / delta)
+        ), jnp.full_like(eps, jnp.nan)
 
     ends = jax.vmap(
         lambda which: crossing(lambda e: side(which, e), jnp.zeros(()), high, 0.5 * high, rtol=1e-13, max_steps=70)

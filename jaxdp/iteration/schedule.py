@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import isotonic, validate
-from jaxdp.formulas import checked, require_x64
-from jaxdp.precision import Kernel
+from jaxdp.formulas import checked
+from jaxdp.precision import Kernel, require_x64
 
 _UP = 1.0 + 2.0**-51
 _POINT_BYTES = 64 * 2**20

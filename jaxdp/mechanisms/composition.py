@@ -225,8 +225,8 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     """One Gaussian-DP record for a mechanism for which `is_gaussian` holds: 1/noise_multiplier^2 adds."""
     if isinstance(mechanism, GaussianMechanism):
         return mechanism
-    atoms = flatten(mechanism)
-    if not all(isinstance(atom, Gaussian) for atom, _ in atoms):
+    atoms = [(atom, times) for atom, times in flatten(mechanism) if isinstance(atom, Gaussian)]
+    if len(atoms) < len(flatten(mechanism)):
         raise UnsupportedMechanismError("sampling of a composition is available for composed Gaussians only.")
     xp = jnp if validate.is_traced(mechanism) else np
     with np.errstate(divide="ignore"):

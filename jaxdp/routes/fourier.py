@@ -18,8 +18,8 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, kernel
-from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
@@ -60,7 +60,9 @@ def _ladder(stacks: tuple[Stack, ...]) -> tuple[Effort, ...]:
     return _PLAIN_LADDER
 
 
-def climb(solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any) -> tuple[Any, Any]:
+def climb(
+    solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any
+) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
     lower, upper = solve(params, target, effort=ladder[0])
     for effort in ladder[1:]:
@@ -96,29 +98,37 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
         return run
 
+    return Route(
+        stacks,
+        batched(_fourier_epsilon, "epsilon"),
+        batched(_fourier_delta, "delta"),
+        *_traced_points(direction, traced, exact),
+    )
+
+
+@functools.cache
+def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) -> tuple[Point, Point]:
+    """The differentiable one-point solvers; cached, so that equal configurations compile once."""
+
     def log_delta(params: Any, eps: Any) -> Any:
-        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, traced[0])
+        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, efforts[0])
 
     def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
             made = spectrum(params, direction)
-            lower, upper = solve(made, target, traced[0])
+            lower, upper = solve(made, target, efforts[0])
             more_lower, more_upper = jax.lax.cond(
                 upper - lower <= 1e-6 * upper,
                 lambda: (lower, upper),
-                lambda: solve(made, target, traced[1]),
+                lambda: solve(made, target, efforts[1]),
             )
             lower = jnp.maximum(lower, more_lower) if exact else jnp.zeros_like(lower)
             return lower, jnp.minimum(upper, more_upper)
 
         return run
 
-    return Route(
-        stacks,
-        batched(_fourier_epsilon, "epsilon"),
-        batched(_fourier_delta, "delta"),
-        implicit_epsilon(point(contour.epsilon_bounds), log_delta),
-        explicit_delta(point(contour.delta_bounds), log_delta),
+    return implicit_epsilon(point(contour.epsilon_bounds), log_delta), explicit_delta(
+        point(contour.delta_bounds), log_delta
     )
 
 

@@ -60,9 +60,7 @@ _traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
 
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
-    return Route(
-        stacks, gaussian_epsilon, gaussian_delta, _traced_epsilon, _traced_delta
-    )
+    return Route(stacks, gaussian_epsilon, gaussian_delta, _traced_epsilon, _traced_delta)
 
 
 @canary("Gaussian delta and epsilon")

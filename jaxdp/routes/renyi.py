@@ -53,11 +53,11 @@ def log_mgf_point(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     total = made.closed(z)
     for part in made.sampled:
         total = total + _sampled(made, part, z, direction)
-    for part in made.discrete:
-        exponents = part.log_weight + z * part.loss
+    for atoms in made.discrete:
+        exponents = atoms.log_weight + z * atoms.loss
         shift = jnp.max(jnp.real(exponents), axis=-1, keepdims=True)
         values = jnp.log(jnp.sum(jnp.exp(exponents - shift), axis=-1)) + shift[..., 0]
-        total = total + jnp.sum(jnp.where(part.times > 0, part.times * values, 0.0))
+        total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * values, 0.0))
     return total
 
 
@@ -83,4 +83,3 @@ def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """`log_mgf_point`, batched."""
     return log_mgf_point(stacks, z, direction=direction)
-

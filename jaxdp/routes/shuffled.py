@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxdp.mechanisms.composition import spread
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.precision import kernel
 from jaxdp.roots import crossing
-from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.shuffle.closed_form import clones_closed_form_point
 from jaxdp.validate import is_traced
 
@@ -27,7 +28,7 @@ Params = tuple[Any, Any, Any]
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
-    flat = spread(mechanism, shape)
+    flat: Any = spread(mechanism, shape)
     users, randomizer = flat.num_users, flat.randomizer
     bound = mechanism.chosen_bound()
     if bound == "blanket":
@@ -43,6 +44,16 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 
 
 def _clones_route(params: Params, rate: str) -> Route:
+    return Route(
+        params,
+        lambda p, d: clones_epsilon_bounds(p[0], p[1], d, rate=rate),
+        lambda p, e: _negative_side(lambda x: clones_delta_bounds(p[0], p[1], x, rate=rate), e),
+        *_clones_points(rate),
+    )
+
+
+@functools.cache
+def _clones_points(rate: str) -> tuple[Point, Point]:
     def log_delta(p: Params, eps: Any) -> Any:
         value = clones_delta_smooth.point(p[0], p[1], eps, rate=rate)
         return jnp.log(jnp.where(value > 0, value, 1.0))
@@ -53,13 +64,7 @@ def _clones_route(params: Params, rate: str) -> Route:
     def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
         return _negative_side(lambda x: clones_delta_bounds.point(p[0], p[1], x, rate=rate), e)
 
-    return Route(
-        params,
-        lambda p, d: clones_epsilon_bounds(p[0], p[1], d, rate=rate),
-        lambda p, e: _negative_side(lambda x: clones_delta_bounds(p[0], p[1], x, rate=rate), e),
-        implicit_epsilon(eps_point, log_delta),
-        explicit_delta(delta_point, log_delta),
-    )
+    return implicit_epsilon(eps_point, log_delta), explicit_delta(delta_point, log_delta)
 
 
 def _negative_side(bounds: Callable[[Any], Any], eps: Any) -> tuple[Any, Any]:
@@ -76,6 +81,16 @@ def _negative_side(bounds: Callable[[Any], Any], eps: Any) -> tuple[Any, Any]:
 
 
 def _krr_route(params: Params) -> Route:
+    return Route(
+        params,
+        lambda p, d: krr_epsilon_bounds(*p, d),
+        lambda p, e: _negative_side(lambda x: krr_delta_bounds(*p, x), e),
+        *_krr_points(),
+    )
+
+
+@functools.cache
+def _krr_points() -> tuple[Point, Point]:
     def log_delta(p: Params, eps: Any) -> Any:
         value = krr_delta_smooth.point(p[0], p[1], p[2], eps)
         return jnp.log(jnp.where(value > 0, value, 1.0))
@@ -83,41 +98,37 @@ def _krr_route(params: Params) -> Route:
     def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
         return _negative_side(lambda x: krr_delta_bounds.point(*p, x), e)
 
-    return Route(
-        params,
-        lambda p, d: krr_epsilon_bounds(*p, d),
-        lambda p, e: _negative_side(lambda x: krr_delta_bounds(*p, x), e),
-        implicit_epsilon(lambda p, d: tuple(krr_epsilon_bounds.point(*p, d)), log_delta),
-        explicit_delta(delta_point, log_delta),
-    )
+    solve = implicit_epsilon(lambda p, d: tuple(krr_epsilon_bounds.point(*p, d)), log_delta)
+    return solve, explicit_delta(delta_point, log_delta)
 
 
 def _approximate_route(params: Params, rate: str) -> Route:
     """Approximate local DP: upper bounds; the additive term hides the truth from below, so lower is 0."""
 
-    def log_delta(p: Params, eps: Any) -> Any:
-        clean = clones_delta_smooth.point(p[0], p[1], eps, rate=rate)
-        total = clean + additive_term(p[0], p[1], p[2], eps, rate)
-        return jnp.log(jnp.where(total > 0, total, 1.0))
-
-    def with_zero(upper: Any) -> tuple[Any, Any]:
-        return upper * 0.0 if is_traced(upper) else np.zeros_like(upper), upper
-
-    def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
-        upper = approximate_delta_upper.point(*p, jnp.abs(e), rate=rate)
-        return _negative_side(lambda _: (jnp.zeros_like(upper), upper), e)
+    def epsilon_batch(p: Params, d: Any) -> tuple[Any, Any]:
+        upper = approximate_epsilon_upper(*p, d, rate=rate)
+        return np.zeros_like(upper), upper
 
     def delta_batch(p: Params, e: Any) -> tuple[Any, Any]:
         upper = approximate_delta_upper(*p, np.abs(e), rate=rate)
         return _negative_side(lambda _: (np.zeros_like(upper), upper), e)
 
-    return Route(
-        params,
-        lambda p, d: with_zero(approximate_epsilon_upper(*p, d, rate=rate)),
-        delta_batch,
-        implicit_epsilon(lambda p, d: (jnp.zeros(()), approximate_epsilon_upper.point(*p, d, rate=rate)), log_delta),
-        explicit_delta(delta_point, log_delta),
-    )
+    return Route(params, epsilon_batch, delta_batch, *_approximate_points(rate))
+
+
+@functools.cache
+def _approximate_points(rate: str) -> tuple[Point, Point]:
+    def log_delta(p: Params, eps: Any) -> Any:
+        clean = clones_delta_smooth.point(p[0], p[1], eps, rate=rate)
+        total = clean + additive_term(p[0], p[1], p[2], eps, rate)
+        return jnp.log(jnp.where(total > 0, total, 1.0))
+
+    def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
+        upper = approximate_delta_upper.point(*p, jnp.abs(e), rate=rate)
+        return _negative_side(lambda _: (jnp.zeros_like(upper), upper), e)
+
+    solve = implicit_epsilon(lambda p, d: (jnp.zeros(()), approximate_epsilon_upper.point(*p, d, rate=rate)), log_delta)
+    return solve, explicit_delta(delta_point, log_delta)
 
 
 # How much of delta goes to Theorem 3.1, the rest to the local delta: any split is valid, the best is kept.
@@ -153,7 +164,11 @@ def _closed_form_delta(params: Params, eps: Any) -> tuple[Any, Any]:
 
 def _closed_form_route(params: Params) -> Route:
     """Theorem 3.1; delta is its inverse, found by a bracketed search. A formula has no lower bound: 0."""
+    return Route(params, _closed_form_epsilon, _closed_form_delta, *_closed_form_points())
 
+
+@functools.cache
+def _closed_form_points() -> tuple[Point, Point]:
     def smooth(p: Params, eps: Any) -> Any:
         # d eps / d(parameters) at fixed delta is all that is used: the formula itself, read as a level set
         _, delta = _closed_form_delta.point(jax.lax.stop_gradient(p), jax.lax.stop_gradient(eps))
@@ -161,13 +176,7 @@ def _closed_form_route(params: Params) -> Route:
         slope = jax.lax.stop_gradient(_log_slope(p, delta))
         return jnp.log(jax.lax.stop_gradient(jnp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
 
-    return Route(
-        params,
-        _closed_form_epsilon,
-        _closed_form_delta,
-        implicit_epsilon(_closed_form_epsilon.point, smooth),
-        explicit_delta(_closed_form_delta.point, smooth),
-    )
+    return implicit_epsilon(_closed_form_epsilon.point, smooth), explicit_delta(_closed_form_delta.point, smooth)
 
 
 def _log_slope(p: Params, delta: Any) -> Any:

@@ -29,12 +29,15 @@ def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
 
 
-def shortcuts(verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str) -> tuple[np.ndarray, np.ndarray]:
+def shortcuts(
+    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
+) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of the rows that are one sampled Gaussian step; NaN for all others."""
     lower, upper = np.full(target.shape, np.nan), np.full(target.shape, np.nan)
     if len(stacks) != 1 or not is_sampled_gaussian(stacks[0][0]) or direction == "replace":
         return lower, upper
-    record, times = stacks[0]
+    record: Any = stacks[0][0]
+    times = stacks[0][1]
     if times.shape[1] != 1:
         return lower, upper
     rate = record.sampling_probability[:, 0]
@@ -72,7 +75,9 @@ def _unsampled(record: Any, direction: str) -> Any:
         return record
     if direction == "replace":
         with_mu = record.mechanism
-        return Gaussian(0.5 * np.asarray(with_mu.noise_multiplier)) if isinstance(with_mu, Gaussian) else _nothing(record)
+        return (
+            Gaussian(0.5 * np.asarray(with_mu.noise_multiplier)) if isinstance(with_mu, Gaussian) else _nothing(record)
+        )
     return record.mechanism
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.precision import require_x64
 
 
 def run(kernel: Any, check: Callable[..., tuple], *arguments: Any, **static: Any) -> Any:
@@ -19,10 +20,7 @@ def run(kernel: Any, check: Callable[..., tuple], *arguments: Any, **static: Any
     Traced ones go through the kernel's one-point function, which answers an invalid value with the vacuous bound.
     """
     if validate.is_traced(*arguments):
-        if not jax.config.jax_enable_x64:
-            raise RuntimeError(
-                "jaxdp computes in float64: set jax_enable_x64 before tracing, or call it outside jit, vmap and grad."
-            )
+        require_x64()
         return jnp.vectorize(lambda *point: kernel.point(*point, **static))(*map(jnp.asarray, arguments))
     arrays = check(*arguments)
     return batched(lambda *flat: kernel(*flat, **static), *arrays)
