@@ -13,16 +13,10 @@ from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
-from jaxdp.precision import BackendError, plain_compilation_is_sound, platform, x64
+from jaxdp.precision import require_x64, x64
 from jaxdp.routes import Route, choose_route
 from jaxdp.routes.gaussian import composed_mu
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
-
-_X64_SENTENCE = (
-    "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
-    "jax.enable_x64(True):`), or call the verb on concrete numbers outside the transformation."
-)
-
 
 def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None) -> Any:
     """Smallest certified delta at ``epsilon``: never below the truth.
@@ -153,7 +147,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
     results = []
     for direction in mechanism.directions(relation):
         if validate.is_traced(stacks, value):
-            check_trace()
+            require_x64()
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
                 result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
@@ -176,19 +170,6 @@ def check_mechanism(mechanism: Any) -> None:
         )
     if not validate.is_traced(mechanism):
         mechanism.validate()
-
-
-def check_trace() -> None:
-    """One clear sentence when a verb is traced with x64 off."""
-    if not jax.config.read("jax_enable_x64"):
-        raise RuntimeError(_X64_SENTENCE)
-    where = platform()
-    if not plain_compilation_is_sound(where):
-        raise BackendError(
-            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call "
-            "the verb "
-            "outside the transformation, where it is compiled safely, or install another jaxlib release."
-        )
 
 
 def check_target(name: str, value: Any) -> Any:
@@ -246,7 +227,7 @@ def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> t
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    check_trace()
+    require_x64()
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
     point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta

@@ -120,7 +120,7 @@ def test_a_traced_verb_answers_where_plain_compilation_is_sound_and_refuses_else
 
 
 def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
-    monkeypatch.setattr(accounting, "plain_compilation_is_sound", lambda where: False)
+    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
     with x64(), pytest.raises(BackendError, match="under your own jit"):
         jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
 
@@ -305,7 +305,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_operation_of_a_kernel_is_done_in_float32(name, monkeypatch):
-    monkeypatch.setattr(accounting, "plain_compilation_is_sound", lambda where: True)  # traced only, never run
+    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: True)  # traced only, never run
     with x64():
         dtypes = _dtypes(KERNELS[name]().jaxpr)
     assert "float64" in dtypes

@@ -104,7 +104,7 @@ def test_composing_once_grouping_and_order_change_nothing():
 
 def test_new_values_do_not_recompile():
     solve(np.linspace(1, 2, POINTS), 0.01, 1000, 1e-6)
-    kernel = fourier.fourier_epsilon if hasattr(fourier, "fourier_epsilon") else fourier._fourier_epsilon
+    kernel = fourier._sampled_epsilon
     before = kernel.traces
     solve(np.linspace(1.1, 1.9, POINTS), 0.012, 900, 1e-7)
     assert kernel.traces == before

@@ -101,9 +101,23 @@ def test_mixing_natural_relations_must_be_decided_by_the_caller():
     assert jaxdp.epsilon(mixed, 1e-5, relation="replace_one") > 0
 
 
+@jaxdp.record
+class KnownByItsMoments(jaxdp.Mechanism):
+    scale: object
+
+    def log_mgf(self, z):
+        return z * (z + 1) * self.scale
+
+
 def test_sampling_a_mechanism_known_only_by_its_moments_is_refused():
     with pytest.raises(jaxdp.UnsupportedMechanismError):
-        jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Laplace(1.0), 0.1), 1e-5)
+        jaxdp.epsilon(jaxdp.PoissonSampled(KnownByItsMoments(0.1), 0.1), 1e-5)
+
+
+def test_a_users_own_mechanism_accounts_like_the_closed_form_with_the_same_moments():
+    bounds = jaxdp.epsilon_bounds(jaxdp.repeat(KnownByItsMoments(0.005), 100), 1e-5)
+    exact = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), 100), 1e-5)
+    assert bounds.lower <= exact * (1 + 1e-12) and exact <= bounds.upper <= exact * (1 + 1e-6)
 
 
 def test_records_are_pytrees_of_their_numbers():

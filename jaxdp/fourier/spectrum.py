@@ -40,6 +40,14 @@ class Discrete:
     log_weight: Any
     times: Any
 
+    def kept(self, cut: jax.Array) -> jax.Array:
+        """Log weights without the largest losses, whose mass per step is at most exp(-cut^2/2)."""
+        order = jnp.argsort(-self.loss, axis=-1)
+        tail = jnp.cumsum(jnp.exp(jnp.take_along_axis(self.log_weight, order, -1)), axis=-1)
+        beyond = tail > jnp.exp(-0.5 * cut * cut)
+        last = jnp.max(jnp.where(beyond, jnp.take_along_axis(self.loss, order, -1), -jnp.inf), axis=-1, keepdims=True)
+        return jnp.where(self.loss <= last, self.log_weight, -jnp.inf)
+
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
@@ -84,7 +92,8 @@ class Spectrum:
             log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, max(size // 2, 64))
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
-            exponents = atoms.log_weight + z[:, None, None] * atoms.loss
+            kept = atoms.kept(cut)
+            exponents = kept + z[:, None, None] * atoms.loss
             log_m = jax.nn.logsumexp(exponents, axis=-1) * (1 + 8 * _ULP) + 1e-14
             total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
         return jnp.where(jnp.isnan(total), jnp.inf, total)
@@ -93,16 +102,19 @@ class Spectrum:
         """The tilted one-step laws at c, one stacked Line per sampled part."""
         make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
         sampled = [make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
-        return sampled + [jax.vmap(discrete_line, in_axes=(None, 0, 0))(c, d.loss, d.log_weight) for d in self.discrete]
+        return sampled + [jax.vmap(discrete_line, in_axes=(None, 0, 0))(c, d.loss, d.kept(cut)) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
-        """Number of sampled steps, at least 1."""
-        total = sum((jnp.sum(part.times) for part in self.sampled), jnp.zeros(()))
+        """Number of steps with a law of their own, at least 1."""
+        total = sum((jnp.sum(part.times) for part in self.parts), jnp.zeros(()))
         return jnp.maximum(total, 1.0)
 
     def log_kept(self, cut: jax.Array) -> jax.Array:
-        """log of the chance that no sampled step falls beyond the cut (lower bound), forward and replace."""
+        """log of the chance that no step falls beyond the cut (lower bound)."""
         kept = jnp.zeros(())
+        for atoms in self.discrete:
+            dropped = jnp.minimum(jnp.exp(-0.5 * cut * cut) * 1.001, 0.5)
+            kept = kept + jnp.sum(jnp.where(atoms.times > 0, atoms.times * jnp.log1p(-dropped), 0.0))
         if self.direction == "reverse":
             return kept
         for part in self.sampled:

@@ -19,6 +19,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, kernel
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
@@ -38,15 +39,16 @@ _GAUSSIAN_LADDER = (
 _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _GAP = 1e-7  # relative gap at which a point stops climbing
+_ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
 
 
 @kernel(static=("direction", "effort"), working_set=40000)
-def _fourier_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
+def _sampled_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, effort)
 
 
 @kernel(static=("direction", "effort"), working_set=40000)
-def _fourier_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
+def _sampled_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
 
 
@@ -61,13 +63,13 @@ def _ladder(stacks: tuple[Stack, ...]) -> tuple[Effort, ...]:
 
 
 def climb(
-    solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any
+    solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any, gap: float = _GAP
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
     lower, upper = solve(params, target, effort=ladder[0])
     for effort in ladder[1:]:
         with np.errstate(invalid="ignore"):
-            wide = ~(upper - lower <= _GAP * upper) & ~((upper == np.inf) & (lower == np.inf))
+            wide = ~(upper - lower <= gap * upper) & ~((upper == np.inf) & (lower == np.inf))
         rows = np.flatnonzero(wide)
         if rows.size == 0:
             break
@@ -81,8 +83,8 @@ def climb(
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The contour route for one dominating pair."""
     exact = all(record.exact for record, _ in stacks)
-    # a pair that only dominates has an error of its own: no point in closing the numerical gap further
-    ladder = _ladder(stacks) if exact else _ladder(stacks)[:3]
+    ladder = _ladder(stacks)
+    quadrature = ladder is _SAMPLED_LADDER
     traced = (ladder[1], ladder[-2])
 
     def batched(solve: Any, name: str) -> Point:
@@ -92,7 +94,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
             rows = np.flatnonzero(np.isnan(upper))
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
-                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows])
+                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP)
                 cap_by_unsampled(name, params, target, direction, lower, upper)
             return (lower if exact else np.zeros_like(lower)), upper
 
@@ -100,8 +102,8 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
     return Route(
         stacks,
-        batched(_fourier_epsilon, "epsilon"),
-        batched(_fourier_delta, "delta"),
+        batched(_sampled_epsilon if quadrature else plain_epsilon, "epsilon"),
+        batched(_sampled_delta if quadrature else plain_delta, "delta"),
         *_traced_points(direction, traced, exact),
     )
 
@@ -136,5 +138,5 @@ def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) 
 def _canary() -> tuple[Any, Any, float]:
     """One DP-SGD epsilon, exact to 20 digits, by the cheapest effort as it is compiled for a single point."""
     stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
-    _, upper = _fourier_epsilon.run_unchecked(stacks, np.array([1e-8]), direction="forward", effort=_SAMPLED_LADDER[0])
+    _, upper = _sampled_epsilon.run_unchecked(stacks, np.array([1e-8]), direction="forward", effort=_SAMPLED_LADDER[0])
     return upper, np.array([27.81331522523486904152]), 1e-8

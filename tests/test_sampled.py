@@ -1,0 +1,256 @@
+"""Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.routes.single_law import law_delta, law_epsilon
+
+EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
+GRID = 1e-4  # cells of the Gaussian (deltas above 1e-7) and of Laplace: measured 7e-5 and 1e-6
+INVERSION = 1e-6  # the gap at which the accountant stops climbing, per pair
+POISSON, FIXED = jaxdp.PoissonSampled, jaxdp.FixedSizeSampled
+RATE = 0.1
+EPS = np.array([-0.4, 0.0, 0.04, 0.1, 0.15, 0.6, 1.1])
+
+
+def hockey_stick(p, q, eps):
+    """H at e^eps of two vectors of masses."""
+    return np.array([np.maximum(p - np.exp(e) * q, 0.0).sum() for e in np.ravel(eps)])
+
+
+def gaussian_delta(eps, mu):
+    return stats.norm.sf(eps / mu - mu / 2) - np.exp(eps) * stats.norm.sf(eps / mu + mu / 2)
+
+
+def laplace_delta(eps, b):
+    return np.where(eps < 1 / b, -np.expm1(np.minimum((eps - 1 / b) / 2, 0)), 0.0)
+
+
+def one_run(mechanism, eps, direction):
+    """(lower, upper) of delta of one run, without the contour."""
+    (record, _), = normal_form(mechanism, eps.shape)
+    return law_delta(jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record), eps, direction=direction)
+
+
+def geometric(eps, scale, shift):
+    x = np.arange(-400, 400 + shift)
+    p, q = (np.tanh(0.5 / scale) * np.exp(-np.abs(x - s) / scale) for s in (shift, 0))
+    return hockey_stick(p, q, eps)
+
+
+def lattice_gaussian(eps, sigma, shift):
+    x = np.arange(-60, 60 + shift)
+    total = np.exp(-(x**2) / (2 * sigma**2)).sum()
+    p, q = (np.exp(-((x - s) ** 2) / (2 * sigma**2)) / total for s in (shift, 0))
+    return hockey_stick(p, q, eps)
+
+
+def response(eps, level, k, lost=0.0):
+    masses = np.array([np.exp(level), 1.0, k - 2.0]) / (np.exp(level) + k - 1)
+    return lost + (1 - lost) * hockey_stick(masses, masses[[1, 0, 2]], eps)
+
+
+# mechanism, its exact profile at eps >= 0, relative tolerance
+BASES = {
+    "randomized response": (jaxdp.RandomizedResponse(1.0, 4), lambda e: response(e, 1.0, 4), EXACT),
+    "pure": (jaxdp.PureDP(0.7), lambda e: response(e, 0.7, 2), EXACT),
+    "approximate": (jaxdp.ApproximateDP(0.7, 1e-3), lambda e: response(e, 0.7, 2, 1e-3), EXACT),
+    "Laplace": (jaxdp.Laplace(0.8), lambda e: laplace_delta(e, 0.8), GRID),
+    "discrete Laplace": (jaxdp.DiscreteLaplace(1.5, 3), lambda e: geometric(e, 1.5, 3), EXACT),
+    "discrete Gaussian, odd shift": (jaxdp.DiscreteGaussian(1.5, 3), lambda e: lattice_gaussian(e, 1.5, 3), EXACT),
+    "discrete Gaussian, even shift": (jaxdp.DiscreteGaussian(0.4, 2), lambda e: lattice_gaussian(e, 0.4, 2), EXACT),
+}
+
+
+def removed(profile, eps):
+    """MATH 1.2: the remove profile of one sampled run, from the base profile at eps >= 0 (symmetric base)."""
+    inner = (np.expm1(eps) + RATE) / RATE
+    level = np.log(np.maximum(inner, 1e-300))
+    swapped = 1 - inner + inner * profile(-np.minimum(level, 0.0))
+    base = np.where(level >= 0, profile(np.maximum(level, 0.0)), swapped)
+    return np.where(inner > 0, RATE * base, -np.expm1(eps))
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_one_sampled_run_has_the_published_profile(name, direction):
+    base, profile, tolerance = BASES[name]
+    _, upper = one_run(POISSON(base, RATE), EPS, direction)
+    # the add pair is the swap of the remove pair
+    exact = removed(profile, EPS) if direction == "forward" else -np.expm1(EPS) + np.exp(EPS) * removed(profile, -EPS)
+    # the right-hand side subtracts numbers of size 1
+    assert np.all(upper >= exact - 4e-16)
+    assert np.all(upper <= exact * (1 + tolerance) + 4e-16)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_one_fixed_size_run_under_replace_one_has_the_profile_of_proposition_29(name):
+    base, profile, tolerance = BASES[name]
+    _, upper = one_run(FIXED(base, RATE), EPS, "replace")
+    size = np.abs(EPS)
+    positive = RATE * profile(np.log1p(np.expm1(size) / RATE))
+    exact = np.where(EPS >= 0, positive, -np.expm1(EPS) + np.exp(EPS) * positive)
+    assert np.all(upper >= exact - 4e-16)
+    assert np.all(upper <= exact * (1 + tolerance) + 4e-16)
+
+
+@pytest.mark.parametrize("mu", [0.2, 1.0, 5.0])
+def test_the_gaussian_grid_under_replace_one_is_never_below_proposition_29(mu):
+    eps = np.array([0.0, 0.01, 0.05, 0.2, 0.5])
+    for rate in (0.02, 0.3, 1.0):
+        exact = rate * gaussian_delta(np.log1p(np.expm1(eps) / rate), mu)
+        _, upper = one_run(FIXED(jaxdp.Gaussian(1 / mu), rate), eps, "replace")
+        seen = exact > 1e-7
+        assert np.all(upper >= exact * (1 - 1e-12))
+        assert np.all(upper[seen] <= exact[seen] * (1 + GRID))
+
+
+def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
+    base = BASES["randomized response"][0]
+    (record, _), = normal_form(POISSON(base, RATE), (3,))
+    record = jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record)
+    deltas = np.array([1e-9, 1e-3, 0.02])
+    lower, upper = law_epsilon(record, deltas, direction="forward")
+    assert np.all(law_delta(record, upper, direction="forward")[1] <= deltas)
+    assert np.all(upper - lower <= 1e-10)
+    below = law_delta(record, upper * (1 - 1e-9), direction="forward")[0]
+    assert np.all(below > deltas)  # and not beyond
+
+
+def masses(pair):
+    return [np.exp(np.asarray(side)) for side in pair]
+
+
+def test_pairs_on_a_grid_keep_both_masses_and_window_pairs_never_lose_any():
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        grids = [finite.gaussian_pair(mu) for mu in (1e-3, 1.0, 20.0)]
+        grids += [finite.laplace_pair(scale) for scale in (0.05, 1.0, 50.0)]
+        windows = [finite.discrete_gaussian_pair(s, k) for s, k in ((0.2, 1), (300.0, 1), (1e4, 7))]
+        windows += [finite.discrete_laplace_pair(5.0, 40), finite.discrete_laplace_pair(5.0, 4000)]
+    for side in (side for pair in grids for side in masses(pair)):
+        assert side.sum() == pytest.approx(1, abs=1e-12)
+    for side in (side for pair in windows for side in masses(pair)):
+        assert side.sum() >= 1 - 1e-12
+
+
+def test_a_window_that_is_too_small_gives_the_vacuous_bound():
+    wide = one_run(FIXED(jaxdp.DiscreteGaussian(1e6), 1.0), EPS, "replace")[1]
+    assert np.all(wide == 1)
+    shifted = one_run(POISSON(jaxdp.DiscreteLaplace(5.0, 4000), 1.0), EPS, "forward")[1]
+    assert np.all(shifted == 1)
+
+
+def test_sampling_with_probability_one_or_zero_is_the_base_or_nothing():
+    base, profile, _ = BASES["pure"]
+    eps = EPS[EPS >= 0]
+    for kind, direction in ((POISSON, "forward"), (POISSON, "reverse"), (FIXED, "replace")):
+        assert one_run(kind(base, 1.0), eps, direction)[1] == pytest.approx(profile(eps), abs=1e-13)
+        assert np.all(one_run(kind(base, 0.0), eps, direction)[1] <= 1e-12)
+
+
+# Asymmetric, three and four outcomes, the second row with mass at infinity in both directions.
+P = np.array([[0.5, 0.3, 0.2, 0.0], [0.5, 0.29, 0.2, 0.01]])
+Q = np.array([[0.2, 0.4, 0.4, 0.0], [0.2, 0.4, 0.4, 0.0]])
+RUNS = 4
+
+
+def brute_force(p, q, eps):
+    """delta of RUNS runs, every sequence of outcomes counted."""
+    p_all, q_all = p, q
+    for _ in range(RUNS - 1):
+        p_all, q_all = np.outer(p_all, p).ravel(), np.outer(q_all, q).ravel()
+    return hockey_stick(p_all, q_all, eps)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add"])
+def test_composed_sampled_pairs_bracket_the_brute_force_and_add_is_not_remove(relation):
+    rate, eps = 0.3, np.array([0.03, 0.2, 0.35])
+    mechanism = jaxdp.repeat(POISSON(jaxdp.DiscretePair(P[:, None], Q[:, None]), rate), RUNS)
+    lower, upper = jaxdp.delta_bounds(mechanism, eps, relation=relation)
+    mixed = (1 - rate) * Q + rate * P
+    pairs = {"remove": list(zip(mixed, Q, strict=True)), "add": list(zip(Q, mixed, strict=True))}
+    exact = np.stack([brute_force(p, q, eps) for p, q in pairs[relation]])
+    other = np.stack([brute_force(p, q, eps) for p, q in pairs["add" if relation == "remove" else "remove"]])
+    assert np.all(upper >= exact * (1 - 1e-14))
+    assert np.all(lower <= exact * (1 + 1e-14))
+    assert upper[0] == pytest.approx(exact[0], rel=INVERSION)
+    assert np.all(np.abs(exact - other) > 1e-3 * exact)
+
+
+def test_propose_test_release_keeps_its_failure_probability_as_mass_at_infinity():
+    # The noisy distance to instability lets an unstable data set through with probability 1e-4; else 0.5-DP noise.
+    failure, level = 1e-4, 0.5
+    high, low = (1 - failure) / (1 + np.exp(-level)), (1 - failure) / (1 + np.exp(level))
+    p, q = np.array([high, low, failure, 0.0]), np.array([low, high, 0.0, failure])
+    eps = np.array([0.2, 0.5, 3.0])
+    released = one_run(jaxdp.DiscretePair(p, q), eps, "forward")[1]
+    assert released == pytest.approx(hockey_stick(p, q, eps), rel=EXACT)
+    assert released[-1] == pytest.approx(failure, rel=EXACT)
+    sampled = one_run(POISSON(jaxdp.DiscretePair(p, q), RATE), eps, "forward")[1]
+    assert sampled[-1] == pytest.approx(RATE * failure, rel=EXACT)
+    assert one_run(POISSON(jaxdp.DiscretePair(p, q), RATE), eps, "reverse")[1][-1] == 0
+
+
+def replace_profile(eps, rate, mu):
+    """Proposition 29 with its swap for eps < 0."""
+    size = np.abs(eps)
+    positive = rate * gaussian_delta(np.log1p(np.expm1(size) / rate), mu)
+    return np.where(eps >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
+
+
+def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_convolution():
+    rate, mu, eps = 0.3, 1.0, np.array([0.1, 0.5, 1.5])
+    u = np.linspace(mu / 2, 12.0, 200_001)
+    loss = np.log1p(rate * np.expm1(mu * u - mu**2 / 2))
+    under_q = stats.norm.pdf(u) * (u[1] - u[0]) * np.where((u == u[0]) | (u == u[-1]), 0.5, 1.0)
+    rest = 1 - (under_q * (np.exp(loss) + 1)).sum()
+    exact = [
+        (under_q * (np.exp(loss) * replace_profile(e - loss, rate, mu) + replace_profile(e + loss, rate, mu))).sum()
+        + rest * replace_profile(e, rate, mu)
+        for e in eps
+    ]
+    upper = jaxdp.delta(jaxdp.repeat(FIXED(jaxdp.Gaussian(1 / mu), rate), 2), eps, relation="replace_one")
+    assert np.all(upper >= np.array(exact) * (1 - 1e-8))  # the trapezoid's own error
+    assert np.all(upper <= np.array(exact) * (1 + 0.05))
+
+
+def test_composed_gaussians_inside_a_sample_are_the_one_gaussian_they_are():
+    base = jaxdp.compose(jaxdp.repeat(jaxdp.Gaussian(np.array([4.0, 2.0])), np.array([8, 2])), jaxdp.Gaussian(2.0))
+    (record, _), = normal_form(POISSON(base, RATE), (2,))
+    assert isinstance(record.mechanism, jaxdp.Gaussian)
+    assert np.ravel(record.mechanism.noise_multiplier) == pytest.approx(1 / np.sqrt([0.75, 0.75]))
+
+
+@pytest.mark.parametrize(
+    "mechanism, relation, words",
+    [
+        (POISSON(jaxdp.RandomizedResponse(1.0), 0.1), "replace_one", "Gaussian base only"),
+        (POISSON(jaxdp.LocalRandomizer(1.0), 0.1), "remove", "add_or_remove"),
+        (POISSON(jaxdp.repeat(jaxdp.Laplace(1.0), 3), 0.1), "remove", "DiscretePair"),
+        (POISSON(jaxdp.repeat(jaxdp.NoisyIteration([0.9], [1.0], [1.0]), 3), 0.1), "remove", "composed Gaussians"),
+        (FIXED(jaxdp.DiscretePair(P[0], Q[0]), 0.1), "replace_one", "symmetric"),
+        (
+            jaxdp.compose(POISSON(jaxdp.Gaussian(1.0), 0.1), jaxdp.DiscretePair(P[0], Q[0])),
+            "replace_one",
+            "not symmetric",
+        ),
+    ],
+)
+def test_combinations_without_a_theorem_are_refused(mechanism, relation, words):
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match=words):
+        jaxdp.epsilon(mechanism, 1e-5, relation=relation)
+
+
+def test_only_pairs_that_are_the_mechanisms_own_claim_a_lower_bound():
+    gaussian = FIXED(jaxdp.Gaussian(1.0), 0.1)
+    assert gaussian.is_exact("forward")
+    assert not gaussian.is_exact("replace")
+    assert POISSON(jaxdp.RandomizedResponse(1.0), 0.1).exact
+    assert POISSON(jaxdp.DiscreteLaplace(1.0), 0.1).exact
+    assert not POISSON(jaxdp.DiscreteLaplace(1.0, 1000), 0.1).exact
+    assert not POISSON(jaxdp.Laplace(1.0), 0.1).exact
