@@ -18,6 +18,7 @@ from jaxdp.routes import Route, choose_route
 from jaxdp.routes.gaussian import composed_mu
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
 
+
 def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None) -> Any:
     """Smallest certified delta at ``epsilon``: never below the truth.
 

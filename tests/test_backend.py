@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import accounting, precision
+from jaxdp import precision
 from jaxdp.hockey_stick import clones, gaussian
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error

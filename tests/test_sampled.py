@@ -246,6 +246,17 @@ def test_combinations_without_a_theorem_are_refused(mechanism, relation, words):
         jaxdp.epsilon(mechanism, 1e-5, relation=relation)
 
 
+def test_the_moments_of_a_finite_pair_accept_any_shape_of_z():
+    pair = jaxdp.DiscretePair(P[1], Q[1])
+    with jax.enable_x64(True):
+        grid = pair.log_mgf(np.array([[0.0, 1.0], [2.0, -1.0]]) + 0j)
+        single = pair.log_mgf(np.asarray(1.0 + 0j))
+    both = P[1] * Q[1] > 0
+    exact = np.log(np.sum(P[1][both] ** 2 / Q[1][both]))
+    assert np.real(grid)[0, 1] == pytest.approx(exact, rel=1e-12)
+    assert np.real(single) == pytest.approx(exact, rel=1e-12)
+
+
 def test_only_pairs_that_are_the_mechanisms_own_claim_a_lower_bound():
     gaussian = FIXED(jaxdp.Gaussian(1.0), 0.1)
     assert gaussian.is_exact("forward")

@@ -47,9 +47,15 @@ def _grid_min(objective, low, high, rounds=3):
 
 
 def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
-    """Size of the loss's variance, from K at two small orders (the smaller wins past a phase transition)."""
-    c = jnp.array([1e-2, 1.0])
-    return jnp.clip(jnp.min(2 * spectrum.real(c, cut, size) / (c * (c + 1))), 1e-24, 1e24)
+    """Size of the loss's variance, from K at small orders (the smaller wins past a phase transition).
+
+    With mass at infinity K(0) < 0, and only the bend of K tells the variance.
+    """
+    c = jnp.array([1e-2, 1.0, 0.5])
+    k = spectrum.real(c, cut, size)
+    plain = jnp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
+    bend = (k[1] - 2 * k[2] + k[0]) / 0.25
+    return jnp.clip(jnp.where(spectrum.infinity > 0, bend, plain), 1e-24, 1e24)
 
 
 def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:

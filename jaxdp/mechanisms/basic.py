@@ -213,7 +213,8 @@ class DiscretePair(Mechanism):
         log_p = jnp.where(both, jnp.log(jnp.where(both, self.p, 1.0)), -jnp.inf)
         log_q = jnp.where(both, jnp.log(jnp.where(both, self.q, 1.0)), 0.0)
         loss = jnp.where(both, log_p - log_q, 0.0)
-        return log_sum_exp(log_p + jnp.asarray(z)[..., None] * jnp.expand_dims(loss, tuple(range(jnp.ndim(z)))))
+        log_p, loss = (jnp.expand_dims(a, tuple(range(jnp.ndim(z)))) for a in (log_p, loss))
+        return log_sum_exp(log_p + jnp.asarray(z)[..., None] * loss)
 
     def finite_pair(self) -> finite.Pair:
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""

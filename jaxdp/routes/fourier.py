@@ -20,6 +20,7 @@ from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, kernel
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
+from jaxdp.routes.single_law import single_law
 from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
@@ -52,10 +53,10 @@ def _sampled_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effor
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
 
 
-def _ladder(stacks: tuple[Stack, ...]) -> tuple[Effort, ...]:
+def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     if on_lattice(stacks):
         return _LATTICE_LADDER
-    if any(is_sampled_gaussian(record) for record, _ in stacks):
+    if any(is_sampled_gaussian(record, direction) for record, _ in stacks):
         return _SAMPLED_LADDER
     if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
         return _GAUSSIAN_LADDER
@@ -63,7 +64,11 @@ def _ladder(stacks: tuple[Stack, ...]) -> tuple[Effort, ...]:
 
 
 def climb(
-    solve: Callable[..., tuple[Any, Any]], ladder: tuple[Effort, ...], params: Any, target: Any, gap: float = _GAP
+    solve: Callable[..., tuple[Any, Any]],
+    ladder: tuple[Effort, ...],
+    params: Any,
+    target: Any,
+    gap: float = _GAP,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
     lower, upper = solve(params, target, effort=ladder[0])
@@ -82,8 +87,8 @@ def climb(
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The contour route for one dominating pair."""
-    exact = all(record.exact for record, _ in stacks)
-    ladder = _ladder(stacks)
+    exact = all(record.is_exact(direction) for record, _ in stacks)
+    ladder = _ladder(stacks, direction)
     quadrature = ladder is _SAMPLED_LADDER
     traced = (ladder[1], ladder[-2])
 
@@ -91,12 +96,19 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
             contour_solve = functools.partial(solve, direction=direction)
             lower, upper = shortcuts(name, params, target, direction)
+            law_lower, law_upper = single_law(name, params, target, direction)
+            law_lower = law_lower if exact else 0.0 * law_lower
+            lower = np.where(np.isnan(upper), law_lower, lower)
+            upper = np.where(np.isnan(upper), law_upper, upper)
             rows = np.flatnonzero(np.isnan(upper))
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
-                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP)
+                lower[rows], upper[rows] = climb(
+                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP
+                )
+                lower[rows] = lower[rows] if exact else 0.0
                 cap_by_unsampled(name, params, target, direction, lower, upper)
-            return (lower if exact else np.zeros_like(lower)), upper
+            return lower, upper
 
         return run
 

@@ -14,13 +14,13 @@ from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.precision import canary, kernel
 
 
-@kernel(static=("direction", "effort"), working_set=40000)
+@kernel(static=("direction", "effort"), working_set=60000)
 def plain_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=40000)
+@kernel(static=("direction", "effort"), working_set=60000)
 def plain_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
@@ -32,5 +32,6 @@ def _canary() -> tuple[Any, Any, float]:
     local = np.array([[np.log(0.55) - np.log(0.45)]])
     stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
     effort = Effort(256, 1, 1, False, True)
-    _, upper = plain_epsilon.run_unchecked(stacks, np.array([0.007786793109874420442849]), direction="forward", effort=effort)
+    delta = np.array([0.007786793109874420442849])
+    _, upper = plain_epsilon.run_unchecked(stacks, delta, direction="forward", effort=effort)
     return upper, np.array([20.0]), 1e-9

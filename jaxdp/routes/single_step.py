@@ -12,6 +12,7 @@ from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.sampled import FixedSizeSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.precision import kernel
 from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
@@ -34,14 +35,20 @@ def shortcuts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of the rows that are one sampled Gaussian step; NaN for all others."""
     lower, upper = np.full(target.shape, np.nan), np.full(target.shape, np.nan)
-    if len(stacks) != 1 or not is_sampled_gaussian(stacks[0][0]) or direction == "replace":
+    record: Any = stacks[0][0] if len(stacks) == 1 else None
+    if record is None or not is_sampled_gaussian(record):
         return lower, upper
-    record: Any = stacks[0][0]
+    mirrored = direction == "replace" and isinstance(record, FixedSizeSampled)
+    if direction == "replace" and not mirrored:
+        return lower, upper
     times = stacks[0][1]
     if times.shape[1] != 1:
         return lower, upper
     rate = record.sampling_probability[:, 0]
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
+    if mirrored:
+        # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
+        direction, inside = "forward", inside & (target >= 0)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
     if rows.size:
         some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
