@@ -55,7 +55,7 @@ build: $(STAMPS)/venv
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-bench: $(STAMPS)/all
+bench: $(STAMPS)/all $(STAMPS)/bench
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
