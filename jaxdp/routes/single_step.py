@@ -33,7 +33,7 @@ def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
 def shortcuts(
     verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of the rows that are one sampled Gaussian step; NaN for all others."""
+    """(lower, upper) of the rows that are one sampled Gaussian step, or sample everyone; NaN for all others."""
     lower, upper = np.full(target.shape, np.nan), np.full(target.shape, np.nan)
     record: Any = stacks[0][0] if len(stacks) == 1 else None
     if record is None or not is_sampled_gaussian(record):
@@ -45,6 +45,11 @@ def shortcuts(
     if times.shape[1] != 1:
         return lower, upper
     rate = record.sampling_probability[:, 0]
+    everyone = np.flatnonzero(rate == 1)
+    if everyone.size and direction != "replace":
+        some = jax.tree_util.tree_map(lambda x: x[everyone], record.mechanism)
+        solve: Any = gaussian_epsilon if verb == "epsilon" else gaussian_delta
+        lower[everyone], upper[everyone] = solve(((some, times[everyone]),), target[everyone])
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
     if mirrored:
         # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
