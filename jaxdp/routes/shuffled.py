@@ -80,11 +80,31 @@ def _negative_side(bounds: Callable[[Any], Any], eps: Any) -> tuple[Any, Any]:
     )
 
 
+# Points whose bounds lie further apart than this are solved again with many more blocks, at twenty times the cost.
+_KRR_GAP = 1e-6
+_KRR_FINE = {"size": 1024, "inner_size": 512}
+
+
 def _krr_route(params: Params) -> Route:
+    def climb(solve: Callable[..., Any]) -> Point:
+        def run(p: Params, target: Any) -> tuple[Any, Any]:
+            lower, upper = (np.array(side) for side in solve(p, target))
+            with np.errstate(invalid="ignore"):
+                rows = np.flatnonzero(upper - lower > _KRR_GAP * upper)
+            if rows.size:
+                more_lower, more_upper = solve(tuple(x[rows] for x in p), target[rows], **_KRR_FINE)
+                lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
+            return lower, upper
+
+        return run
+
+    def delta_batch(p: Params, e: Any, **sizes: int) -> tuple[Any, Any]:
+        return _negative_side(lambda x: krr_delta_bounds(*p, x, **sizes), e)
+
     return Route(
         params,
-        lambda p, d: krr_epsilon_bounds(*p, d),
-        lambda p, e: _negative_side(lambda x: krr_delta_bounds(*p, x), e),
+        climb(lambda p, d, **sizes: krr_epsilon_bounds(*p, d, **sizes)),
+        climb(delta_batch),
         *_krr_points(),
     )
 
