@@ -222,8 +222,9 @@ def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> t
     solve = route.epsilon if verb == "epsilon" else route.delta
     lower, upper = (side[inverse] for side in solve(params, distinct))
     vacuous = np.inf if verb == "epsilon" else 1.0
-    lower = np.where(np.isnan(lower), 0.0, lower)
-    upper = np.where(np.isnan(upper), vacuous, upper)
+    # + 0.0: no answer is -0.0
+    lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
+    upper = np.where(np.isnan(upper), vacuous, upper) + 0.0
     return lower.reshape(shape)[()], upper.reshape(shape)[()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ _SAMPLED_LADDER = (
     Effort(512, 512, 128, False),
     Effort(4096, 1024, 256, False),
     Effort(32768, 1024, 1024, True),
+    Effort(131072, 1024, 4096, True),
     Effort(262144, 4096, 4096, True),
 )
 _GAUSSIAN_LADDER = (
@@ -39,7 +41,8 @@ _GAUSSIAN_LADDER = (
 )
 _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
-_GAP = 1e-7  # relative gap at which a point stops climbing
+_TRACED_LAST = _SAMPLED_LADDER[3]
+_GAP = 5e-7  # relative gap at which a point stops climbing
 _ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
 
 
@@ -71,18 +74,30 @@ def climb(
     gap: float = _GAP,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
-    lower, upper = solve(params, target, effort=ladder[0])
-    for effort in ladder[1:]:
+    finite = any(hasattr(record, "atoms") for record, _ in params)
+    lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
+    rows = np.arange(target.size)
+    for effort in ladder:
+        step = _rows_at_once(effort, finite)
+        for start in range(0, rows.size, step):
+            some = rows[start : start + step]
+            chosen = jax.tree_util.tree_map(lambda x, r=some: x[r], params)
+            more_lower, more_upper = solve(chosen, target[some], effort=effort)
+            lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
         with np.errstate(invalid="ignore"):
             wide = ~(upper - lower <= gap * upper) & ~((upper == np.inf) & (lower == np.inf))
         rows = np.flatnonzero(wide)
         if rows.size == 0:
             break
-        some = jax.tree_util.tree_map(lambda x, r=rows: x[r], params)
-        more_lower, more_upper = solve(some, target[rows], effort=effort)
-        lower[rows] = np.fmax(lower[rows], more_lower)
-        upper[rows] = np.fmin(upper[rows], more_upper)
     return lower, upper
+
+
+def _rows_at_once(effort: Effort, finite: bool) -> int:
+    """Points per call: all of them while a point is small, one where a single point fills the cores (no padding)."""
+    width = max(effort.quadrature, 4097 if finite else 1)
+    size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
+    fits = 2**23 // size
+    return 2**30 if fits >= 200 else max(fits, 1) if fits > 32 else 1
 
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -90,7 +105,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
     quadrature = ladder is _SAMPLED_LADDER
-    traced = (ladder[1], ladder[-2])
+    traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
 
     def batched(solve: Any, name: str) -> Point:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
