@@ -102,20 +102,22 @@ def main():
     g_first, g_warm, mu_grid, traces = grid()
     task = f"grid 200 x 200 x 50 (contraction, noise, steps), compilations: {traces}"
     rows.append(f"| {task} | {g_first:.2f} | {g_warm:.2f} | | |")
-    text = "\n".join([
-        "# Last-iterate accounting",
-        "",
-        f"{platform.machine()}, jax {jax.__version__}, {jax.default_backend()}. First call includes compilation.",
-        f"Baseline: NumPy loop, mean of {BASELINE_INDICES} indices times {STEPS}; "
-        f"one pass with its epsilons is {loop / (warm + eps_warm):.0f} times faster.",
-        "",
-        "| task | first call, s | warm, s | NumPy loop, s (extrapolated) | largest relative difference of mu |",
-        "|---|---|---|---|---|",
-        *rows,
-        "",
-        "Where we lose: a single schedule of a few dozen steps is faster in plain NumPy than one kernel call.",
-        "",
-    ])
+    text = "\n".join(
+        [
+            "# Last-iterate accounting",
+            "",
+            f"{platform.machine()}, jax {jax.__version__}, {jax.default_backend()}. First call includes compilation.",
+            f"Baseline: NumPy loop, mean of {BASELINE_INDICES} indices times {STEPS}; "
+            f"one pass with its epsilons is {loop / (warm + eps_warm):.0f} times faster.",
+            "",
+            "| task | first call, s | warm, s | NumPy loop, s (extrapolated) | largest relative difference of mu |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "Where we lose: a single schedule of a few dozen steps is faster in plain NumPy than one kernel call.",
+            "",
+        ]
+    )
     if not np.isfinite(mu_grid).all():
         raise ValueError("the grid holds a value that is not finite.")
     path = pathlib.Path(__file__).parent / "results" / "iteration.md"

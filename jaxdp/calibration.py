@@ -79,9 +79,7 @@ class _Problem:
         delta = validate.probability("delta", delta)
         low, high = _ends(bracket)
         first = make(_number(low.flat[0]))
-        shape = validate.broadcast(
-            epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first))
-        )
+        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
         whole = _refuses_fractions(make, low.flat[0], high.flat[0])
         if whole:
             low, high = np.ceil(low), np.floor(high)
@@ -272,9 +270,7 @@ def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The value at y = 0 of the polynomial through the rows (y, x)."""
     table = list(x)
     for level in range(1, len(table)):
-        table = [
-            (y[i + level] * table[i] - y[i] * table[i + 1]) / (y[i + level] - y[i]) for i in range(len(table) - 1)
-        ]
+        table = [(y[i + level] * table[i] - y[i] * table[i + 1]) / (y[i + level] - y[i]) for i in range(len(table) - 1)]
     return table[0]
 
 

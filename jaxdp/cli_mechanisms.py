@@ -105,13 +105,13 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool 
         needed = option.default is None and not solved_for
         text = option.help + (f" (default {option.default})" if option.default else "")
         names = (option.flag, *option.aliases)
-        parser.add_argument(
-            *names, dest=option.name, required=needed, metavar="RANGE", help=text
-        )
+        parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
     if entry.bounds:
         parser.add_argument(
-            "--bound", default=entry.bounds[0], help=f"theorems, comma separated: {', '.join(entry.bounds)} "
-            f"(default {entry.bounds[0]}; blanket is exact for k-ary randomized response)"
+            "--bound",
+            default=entry.bounds[0],
+            help=f"theorems, comma separated: {', '.join(entry.bounds)} "
+            f"(default {entry.bounds[0]}; blanket is exact for k-ary randomized response)",
         )
 
 

@@ -165,9 +165,10 @@ def ornstein_uhlenbeck_mse(theta: Any, rho: Any, time: Any, norm: Any, dimension
         Equation (4).
 
     """
-    return _ou_mse(*_positive(theta=theta, rho=rho, time=time), *checked(
-        norm=(validate.nonnegative, norm), dimension=(lambda n, v: validate.integer(n, v, 1), dimension)
-    ))
+    return _ou_mse(
+        *_positive(theta=theta, rho=rho, time=time),
+        *checked(norm=(validate.nonnegative, norm), dimension=(lambda n, v: validate.integer(n, v, 1), dimension)),
+    )
 
 
 def gaussian_mse(lam: Any, sensitivity: Any, dimension: Any, *, radius: Any = None) -> np.ndarray:

@@ -283,10 +283,15 @@ def iterated_gaussian_rdp(order: Any, shift: Any, first_std: Any, second_std: An
         Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
 
     """
-    return _iterated_gaussian(*checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift), first_std=(validate.positive, first_std),
-        second_std=(validate.nonnegative, second_std), lipschitz=(validate.positive, lipschitz),
-    ))
+    return _iterated_gaussian(
+        *checked(
+            order=(above_one, order),
+            shift=(validate.nonnegative, shift),
+            first_std=(validate.positive, first_std),
+            second_std=(validate.nonnegative, second_std),
+            lipschitz=(validate.positive, lipschitz),
+        )
+    )
 
 
 def gaussian_split(first_std: Any, second_std: Any, *, lipschitz: Any = 1.0) -> np.ndarray:
@@ -333,10 +338,16 @@ def iterated_laplace_rdp(order: Any, shift: Any, first_scale: Any, second_scale:
         Example 2.
 
     """
-    return IteratedLaplace(*_iterated_laplace(*checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift),
-        first_scale=(validate.positive, first_scale), second_scale=(validate.positive, second_scale),
-    )))
+    return IteratedLaplace(
+        *_iterated_laplace(
+            *checked(
+                order=(above_one, order),
+                shift=(validate.nonnegative, shift),
+                first_scale=(validate.positive, first_scale),
+                second_scale=(validate.positive, second_scale),
+            )
+        )
+    )
 
 
 def iterated_laplace_pure_epsilon(shift: Any, first_scale: Any, second_scale: Any) -> np.ndarray:

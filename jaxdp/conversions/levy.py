@@ -49,8 +49,9 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Any, *, step: float, node
     return value[()]
 
 
-def levy_delta(log_characteristic: LogCharacteristic, reverse: LogCharacteristic, epsilon: Any, *,
-               step: float, nodes: int) -> np.ndarray:
+def levy_delta(
+    log_characteristic: LogCharacteristic, reverse: LogCharacteristic, epsilon: Any, *, step: float, nodes: int
+) -> np.ndarray:
     """delta(eps) = 1 - F_P(eps) - e^eps F_Q'(-eps) from two inversions; an estimate, absolute accuracy only.
 
     log_characteristic: of L = log dP/dQ under P. reverse: of log dQ/dP under Q, for a mechanism
@@ -63,8 +64,9 @@ def levy_delta(log_characteristic: LogCharacteristic, reverse: LogCharacteristic
     return np.clip(1 - ahead - np.exp(eps) * behind, 0.0, 1.0)[()]
 
 
-def quadrature_log_characteristic(log_p: Callable, log_q: Callable, low: float, high: float, *,
-                                  nodes: int = 256) -> LogCharacteristic:
+def quadrature_log_characteristic(
+    log_p: Callable, log_q: Callable, low: float, high: float, *, nodes: int = 256
+) -> LogCharacteristic:
     """log phi(t) = log int p(x) e^{it log(p(x)/q(x))} dx by Gauss-Legendre on [low, high]: the inner one of two.
 
     With `levy_cdf` as the outer quadrature this is the double quadrature of Zhu, Dong, Wang 2022, for mechanisms

@@ -72,8 +72,9 @@ def loss_tail_from_delta(epsilons: Any, lower: Any, upper: Any) -> Bounds:
         Bounds(lower, upper) of the length of epsilons. Rounding is not charged: 1e-15 delta/(1 - a_i/a_{i+1}).
 
     """
-    eps, low, high = (validate.real_array(n, v) for n, v in
-                      (("epsilons", epsilons), ("lower", lower), ("upper", upper)))
+    eps, low, high = (
+        validate.real_array(n, v) for n, v in (("epsilons", epsilons), ("lower", lower), ("upper", upper))
+    )
     low, high = validate.probability("lower", low), validate.probability("upper", high)
     if eps.ndim != 1 or eps.shape != low.shape or eps.shape != high.shape or eps.size == 0:
         shapes = ", ".join(str(a.shape) for a in (eps, low, high))
@@ -137,8 +138,9 @@ def _chords(epsilon: Any, rate: Any, miss: Any) -> tuple[Any, Any]:
     return jnp.max(values), jnp.max(cell_bounds(rate, values, values))
 
 
-def delta_from_tradeoff(epsilon: Any, false_positive_rate: Any, false_negative_rate: Any, *,
-                        exact: bool = False) -> Bounds:
+def delta_from_tradeoff(
+    epsilon: Any, false_positive_rate: Any, false_negative_rate: Any, *, exact: bool = False
+) -> Bounds:
     """delta(eps) = max_x [1 - f(x) - e^eps x] from points of the trade-off function f = T(Q, P).
 
     Args:

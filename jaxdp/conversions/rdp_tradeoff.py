@@ -185,8 +185,9 @@ def _tradeoff_kernel(curve: Any, infinity: Any, x: Any) -> Any:
     return jnp.where(_valid(curve), jnp.maximum(value - infinity, 0.0), 0.0)
 
 
-def optimal_delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, reverse_renyi: Any = None,
-                           infinity_mass: Any = 0.0) -> Any:
+def optimal_delta_from_rdp(
+    orders: Any, renyi: Any, epsilon: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
+) -> Any:
     """Certified delta at epsilon from all orders of a Renyi curve at once, through its trade-off function.
 
     Args:
@@ -208,8 +209,9 @@ def optimal_delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, reverse_ren
     return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=real_target("epsilon", epsilon))
 
 
-def optimal_epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, reverse_renyi: Any = None,
-                             infinity_mass: Any = 0.0) -> Any:
+def optimal_epsilon_from_rdp(
+    orders: Any, renyi: Any, delta: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
+) -> Any:
     """Certified epsilon >= 0 at delta from all orders at once; arguments as for `optimal_delta_from_rdp`.
 
     The smallest tested epsilon whose certified delta meets the target (1e-9 relative); inf where delta does not
@@ -219,8 +221,9 @@ def optimal_epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, reverse_ren
     return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=delta)
 
 
-def tradeoff_from_rdp(orders: Any, renyi: Any, false_positive_rate: Any, *, reverse_renyi: Any = None,
-                      infinity_mass: Any = 0.0) -> Any:
+def tradeoff_from_rdp(
+    orders: Any, renyi: Any, false_positive_rate: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
+) -> Any:
     """Certified smallest false negative rate 1 - p*(x) at the false positive rate x; never above the truth.
 
     Arguments as for `optimal_delta_from_rdp`; false_positive_rate: x in [0, 1], the error under Q.
@@ -238,17 +241,20 @@ def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **t
     orders, forward = renyi_curve(orders, renyi, _order)
     backward = np.full(np.shape(forward), np.inf) if reverse is None else renyi_curve(orders, reverse, _order)[1]
     infinity = infinity if validate.is_traced(infinity) else validate.probability("infinity_mass", infinity)
-    (name, goal), = target.items()
+    ((name, goal),) = target.items()
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
-    shape = validate.broadcast(**{k: np.empty(np.shape(a)[:-1]) for k, a in lead.items()},
-                               **{name: np.empty(np.shape(goal)), "infinity_mass": np.empty(np.shape(infinity))})
+    shape = validate.broadcast(
+        **{k: np.empty(np.shape(a)[:-1]) for k, a in lead.items()},
+        **{name: np.empty(np.shape(goal)), "infinity_mass": np.empty(np.shape(infinity))},
+    )
     count, size = np.shape(orders)[-1], int(np.prod(shape))
     traced = validate.is_traced(orders, forward, backward, infinity, goal)
     xp = jnp if traced else np
     if traced:
         require_x64()
-    curve = tuple(xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count)
-                  for a in lead.values())
+    curve = tuple(
+        xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count) for a in lead.values()
+    )
     scalars = [xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in (infinity, goal)]
     out = jax.vmap(kernel_.point)(curve, *scalars) if traced else kernel_(curve, *scalars)
     return out.reshape(shape)[()]

@@ -95,8 +95,10 @@ def mean_offsets(plan: Blocks, n, p, q):
     log_next, next_edge = plan.log_edge[1:], plan.left + plan.width
     present = plan.width > 1
     excess = q * (plan.left - next_edge * jnp.exp(jnp.where(present, log_next - plan.log_edge[:-1], 0.0)))
-    means = [excess * jnp.exp(jnp.where(present, plan.log_edge[:-1] - log_mass, 0.0))
-             for log_mass in (plan.log_upper, plan.log_lower)]
+    means = [
+        excess * jnp.exp(jnp.where(present, plan.log_edge[:-1] - log_mass, 0.0))
+        for log_mass in (plan.log_upper, plan.log_lower)
+    ]
     slack, shift = 1e-6 * plan.width, n * p - plan.left
     low = jnp.clip(jnp.minimum(*means) + shift - slack, 0.0, last)
     high = jnp.clip(jnp.maximum(*means) + shift + slack, 0.0, last)

@@ -198,7 +198,10 @@ def _epsilon(num_users, eps0, delta, rate, size, with_lower: bool) -> Bounds:
     plan = _plan(users, local, log_target, rate, size)
     lower, upper = search.certify(
         lambda epsilon, _: _certified(plan, local, epsilon, with_lower),
-        log_target, estimate, local, with_lower=with_lower,
+        log_target,
+        estimate,
+        local,
+        with_lower=with_lower,
     )
     upper = jnp.where(searched, upper, jnp.where(delta >= 1, 0.0, eps0))
     exact_cap = (delta == 0) & (num_users < jnp.inf)

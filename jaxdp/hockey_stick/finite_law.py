@@ -45,8 +45,10 @@ def epsilon_bounds(
         leaks = delta_bounds(loss, log_weight, infinity, a)[0] > delta
         safe = delta_bounds(loss, log_weight, infinity, b)[1] <= delta
         return (
-            jnp.where(leaks, a, lower_low), jnp.where(leaks, lower_high, a),
-            jnp.where(safe, upper_low, b), jnp.where(safe, b, upper_high),
+            jnp.where(leaks, a, lower_low),
+            jnp.where(leaks, lower_high, a),
+            jnp.where(safe, upper_low, b),
+            jnp.where(safe, b, upper_high),
         )
 
     zero = jnp.zeros_like(largest)
@@ -54,6 +56,4 @@ def epsilon_bounds(
     upper = jnp.where(delta_bounds(loss, log_weight, infinity, zero)[1] <= delta, 0.0, upper)
     impossible = delta < infinity
     known = (delta >= 0) & (delta <= 1)
-    return jnp.where(known, jnp.where(impossible, jnp.inf, lower), 0.0), jnp.where(
-        known & ~impossible, upper, jnp.inf
-    )
+    return jnp.where(known, jnp.where(impossible, jnp.inf, lower), 0.0), jnp.where(known & ~impossible, upper, jnp.inf)

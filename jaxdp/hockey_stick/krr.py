@@ -282,7 +282,10 @@ def _invert(users, local, kinds, log_target, shape, with_lower):
     grids = _grids(users, local, kinds, log_target, shape)
     return search.certify(
         lambda epsilon, low: _certified(grids, local, kinds, epsilon, low),
-        log_target, estimate, local, with_lower=with_lower,
+        log_target,
+        estimate,
+        local,
+        with_lower=with_lower,
     )
 
 

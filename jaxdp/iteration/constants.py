@@ -109,9 +109,7 @@ def softmax_regression(feature_norm: Any, l2: Any = 0.0) -> LossConstants:
 
 
 def _norm_and_penalty(feature_norm, l2):
-    bound, penalty = checked(
-        feature_norm=(validate.positive, feature_norm), l2=(validate.nonnegative, l2)
-    )
+    bound, penalty = checked(feature_norm=(validate.positive, feature_norm), l2=(validate.nonnegative, l2))
     if validate.is_traced(bound, penalty):
         return bound, penalty
     bound, penalty = np.broadcast_arrays(bound, penalty)

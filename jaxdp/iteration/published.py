@@ -34,8 +34,18 @@ def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_s
     return values
 
 
-@formula(valid=lambda order, c, eta, beta, rho, sigma, n, i: (i >= 1) & (i <= n) & (sigma > 0) & (rho <= beta)
-         & (eta <= 2 / (beta + rho)) & (rho >= 0) & (order >= 1) & (eta > 0))
+@formula(
+    valid=lambda order, c, eta, beta, rho, sigma, n, i: (
+        (i >= 1)
+        & (i <= n)
+        & (sigma > 0)
+        & (rho <= beta)
+        & (eta <= 2 / (beta + rho))
+        & (rho >= 0)
+        & (order >= 1)
+        & (eta > 0)
+    )
+)
 def _theorem_5(order, c, eta, beta, rho, sigma, n, i):
     last = 2 * (c / sigma) ** 2
     rate = jnp.log1p(-jnp.minimum(2 * eta * beta * rho / (beta + rho), 1.0))
@@ -45,8 +55,15 @@ def _theorem_5(order, c, eta, beta, rho, sigma, n, i):
 
 
 def noisy_sgd_rdp_at_index(
-    order: Any, *, lipschitz: Any, step_size: Any, smoothness: Any, strong_convexity: Any,
-    noise_std: Any, num_steps: Any, index: Any,
+    order: Any,
+    *,
+    lipschitz: Any,
+    step_size: Any,
+    smoothness: Any,
+    strong_convexity: Any,
+    noise_std: Any,
+    num_steps: Any,
+    index: Any,
 ) -> Any:
     """Renyi divergence alpha e_i of one pass of noisy projected SGD for the record at index i, as published.
 
@@ -250,9 +267,7 @@ def full_batch_mu(contraction: Any, noise_std: Any, shift: Any, num_steps: Any) 
     return _full_batch(values[2], values[1], values[0], count)
 
 
-@formula(
-    valid=lambda d, s, kappa, length, epochs: (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1)
-)
+@formula(valid=lambda d, s, kappa, length, epochs: (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1))
 def _cyclic(d, s, kappa, length, epochs):
     x = jnp.log(kappa)
     # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.

@@ -117,8 +117,10 @@ def gaussian_pair(mu: Any) -> Pair:
     mu = jnp.maximum(mu, 1e-100)
     fine = mu / 2 + _FINE_REACH
     edges = jnp.concatenate(
-        [fine * jnp.arange(_FINE_CELLS) / _FINE_CELLS,
-         fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(_COARSE_CELLS + 1) / _COARSE_CELLS]
+        [
+            fine * jnp.arange(_FINE_CELLS) / _FINE_CELLS,
+            fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(_COARSE_CELLS + 1) / _COARSE_CELLS,
+        ]
     )  # distance from the middle, where the loss mu x edge is 0
     width = jnp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
@@ -182,8 +184,10 @@ def discrete_gaussian_pair(sigma: Any, sensitivity: Any) -> Pair:
     log_total = _log_theta_at_zero(sigma)
     log_q = jnp.where(inside, -(x**2) / scale - log_total, -jnp.inf)
     log_p = jnp.where(inside, -((x - s) ** 2) / scale - log_total, -jnp.inf)
-    outside = jnp.logaddexp(_log_lattice_tail(_LATTICE_HALF_WIDTH - s / 2 - 1, sigma) - log_total,
-                            _log_lattice_tail(_LATTICE_HALF_WIDTH + s / 2 - 1, sigma) - log_total)
+    outside = jnp.logaddexp(
+        _log_lattice_tail(_LATTICE_HALF_WIDTH - s / 2 - 1, sigma) - log_total,
+        _log_lattice_tail(_LATTICE_HALF_WIDTH + s / 2 - 1, sigma) - log_total,
+    )
     outside = jnp.minimum(outside + 1e-12, 0.0)
     return with_leftover((log_p, log_q), outside, outside)
 

@@ -54,9 +54,7 @@ def majority(coins, exponent, *, size: int) -> Majority:
     slack = jnp.where(single | (width < 1), 0.0, _SLACK)
     up, down = jnp.clip(fraction + slack, 0.0, 1.0), jnp.clip(fraction - slack, 0.0, 1.0)
     log_mass = log_mass + jnp.log(2.0)
-    chord = jnp.logaddexp(
-        jnp.append(log_mass + jnp.log1p(-up), -jnp.inf), jnp.append(-jnp.inf, log_mass + jnp.log(up))
-    )
+    chord = jnp.logaddexp(jnp.append(log_mass + jnp.log1p(-up), -jnp.inf), jnp.append(-jnp.inf, log_mass + jnp.log(up)))
     even = coins == 2.0 * jnp.floor(0.5 * coins)
     tie = jnp.where(even, log_below[0], -jnp.inf)
     return Majority(knots, chord, log_mass, left + down * width, tie)

@@ -11,8 +11,14 @@ from jaxdp.shuffle import checks, door
 
 
 def approximate_ldp(
-    central_epsilon: Any, central_delta: Any, eps0: Any, delta0: Any, n: Any,
-    *, term: str = "sharp", bound: str = "clones",
+    central_epsilon: Any,
+    central_delta: Any,
+    eps0: Any,
+    delta0: Any,
+    n: Any,
+    *,
+    term: str = "sharp",
+    bound: str = "clones",
 ) -> tuple[Any, Any]:
     """(epsilon, total delta) of n shuffled (eps0, delta0)-DP reports, from a pair that holds for eps0-DP ones.
 

@@ -16,7 +16,7 @@ class NoisyState(NamedTuple):
     """State of the optimizer: integers only, so that no privacy number depends on its precision.
 
     count: int32, updates made. key: uint32 key data; the noise of update t is drawn from fold_in(key, t).
-    nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity and was replaced
+    nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity, which was replaced
     by zero; DPSGD: examples left out for that reason.
     """
 

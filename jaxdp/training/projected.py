@@ -319,7 +319,10 @@ def _counts(steps: Any) -> np.ndarray:
 
 
 def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:
-    """The gradient, or zeros when any entry (of any shard) is not finite, and whether that was so."""
+    """The gradient with zero for every entry that is not finite, and whether there was one (in any shard).
+
+    Entry by entry: if one bad entry cleared all, noise would have to wait for a pass over the whole gradient.
+    """
     bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree_util.tree_leaves(grads)]
-    broken = noise.summed(bad, axes) > 0
-    return jax.tree_util.tree_map(lambda g: jnp.where(broken, jnp.zeros_like(g), g), grads), broken
+    cleaned = jax.tree_util.tree_map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
+    return cleaned, noise.summed(bad, axes) > 0
