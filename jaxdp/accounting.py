@@ -189,38 +189,40 @@ def _run(mechanism: Mechanism, name: str, target: Any, relation: str | None, ver
     target = check_target(name, target)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
-    results = [
-        _evaluate(choose_route(mechanism, direction, shape), verb, target, shape)
-        for direction in mechanism.directions(relation)
-    ]
-    lower, upper = results[0]
-    for more_lower, more_upper in results[1:]:
-        xp = jnp if validate.is_traced(lower, upper, more_lower, more_upper) else np
-        lower, upper = xp.maximum(lower, more_lower), xp.maximum(upper, more_upper)
+    traced = validate.is_traced(target, mechanism)
+    lower, upper = (jnp if traced else np).zeros(shape), None
+    for direction in mechanism.directions(relation):
+        route = choose_route(mechanism, direction, shape)
+        more_lower, more_upper = _evaluate(route, verb, target, shape, floor=lower)
+        xp = jnp if validate.is_traced(more_lower, more_upper) else np
+        lower = xp.maximum(lower, more_lower)
+        upper = more_upper if upper is None else xp.maximum(upper, more_upper)
     return Bounds(lower, upper)
 
 
-def _distinct(params: Any, target: np.ndarray) -> tuple[Any, np.ndarray, Any]:
-    """Equal points are answered once: (params, target) of the distinct rows, and where each row went."""
-    leaves, tree = jax.tree_util.tree_flatten((params, target))
+def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
+    """Equal points are answered once: which rows to solve, and where the answer of each row is found."""
+    leaves = jax.tree_util.tree_leaves((params, target))
     width = sum(int(np.prod(np.shape(leaf)[1:])) for leaf in leaves)
     if target.size < 64 or width > 64:
-        return params, target, slice(None)
+        return slice(None), slice(None)
     rows = np.concatenate([np.reshape(leaf, (target.size, -1)) for leaf in leaves], axis=1)
     _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     if first.size == target.size:
-        return params, target, slice(None)
-    params, target = jax.tree_util.tree_unflatten(tree, [leaf[first] for leaf in leaves])
-    return params, target, np.reshape(inverse, -1)
+        return slice(None), slice(None)
+    return first, np.reshape(inverse, -1)
 
 
-def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...], floor: Any) -> tuple[Any, Any]:
+    """Bounds for one dominating pair. floor: lower bounds of the answer that other pairs have given."""
     if validate.is_traced(route.params, target):
         return _evaluate_traced(route, verb, target, shape)
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
-    params, distinct, inverse = _distinct(route.params, flat)
+    first, inverse = _distinct(route.params, flat)
+    params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], route.params)
     solve = route.epsilon if verb == "epsilon" else route.delta
-    lower, upper = (side[inverse] for side in solve(params, distinct))
+    known = (np.reshape(floor, flat.shape)[first],) if route.takes_floor else ()
+    lower, upper = (side[inverse] for side in solve(params, flat[first], *known))
     vacuous = np.inf if verb == "epsilon" else 1.0
     # + 0.0: no answer is -0.0
     lower = np.where(np.isnan(lower), 0.0, lower) + 0.0

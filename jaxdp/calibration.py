@@ -15,7 +15,8 @@ from jaxdp.mechanisms.composition import batch_shape
 # Candidates of one call: both bracket ends at first, later around the interpolated solution. Eight is also a size
 # to which batches are padded, so that fewer would cost as much.
 _CANDIDATES = 8
-_RELATIVE = 1e-12
+_INTERPOLATED = 6
+_RELATIVE = 1e-11
 # Distances from the interpolated solution, in widths of the bracket: whatever its error, some pair lies just outside.
 _OFFSETS = np.array([1e-8, 1e-4, 10**-1.5])
 # A cap, not a plan: the uniform candidates alone shrink a bracket threefold a call.
@@ -41,7 +42,7 @@ def calibrate(
         the arrays inside the mechanism: one calibration per element.
     relation: as for `jaxdp.epsilon`.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
-    and holds for the value returned; a tested value within 1e-12 of it (relative), or the next whole one, fails it.
+    and holds for the value returned; a tested value within 1e-11 of it (relative), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
     Raises ValueError when neither end of the bracket meets the target, or epsilon turns round inside the bracket.
     """
@@ -239,7 +240,7 @@ class _Search:
         return np.where(is_open, np.clip(values, low, high), self.safe)
 
     def _interpolated(self, fallback: np.ndarray) -> np.ndarray:
-        """Inverse interpolation of log(value) at log(target) through the four tested points nearest to the target."""
+        """Inverse interpolation of log(value) at log(target) through the tested points nearest to the target."""
         with np.errstate(all="ignore"):
             logarithmic = (self._problem.low > 0)[None, :]
             x = np.where(logarithmic, np.log(np.where(logarithmic, self._values, 1.0)), self._values)
@@ -253,14 +254,14 @@ class _Search:
 
 
 def _distinct(order: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The first four entries of each column of ``order`` whose y differ (equal ones repeat and give no solution)."""
-    chosen = np.repeat(order[:1], 4, axis=0)
+    """The first few entries of each column of ``order`` whose y differ (equal ones repeat and give no solution)."""
+    chosen = np.repeat(order[:1], _INTERPOLATED, axis=0)
     for column in range(order.shape[1]):
         picked: list[int] = []
         for i in order[:, column]:
             if all(y[i, column] != y[j, column] for j in picked):
                 picked.append(i)
-            if len(picked) == 4:
+            if len(picked) == _INTERPOLATED:
                 break
         chosen[: len(picked), column] = picked
     return chosen

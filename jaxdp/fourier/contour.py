@@ -18,12 +18,14 @@ import numpy as np
 
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
+from jaxdp.fourier.sampled_gaussian import split
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_tail
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
-_SMOOTH_EXPONENT = 40.0
+_SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
+_NEWTON_STEPS = 6
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
@@ -46,13 +48,13 @@ class Contour(NamedTuple):
 
     Smoothing: U_s is delta of the mechanism composed with a Gaussian of mu = s. U_s >= delta, and
     delta >= (1 + w) U_s - w U_2s with w = A(s)/(A(2s) - A(s)), A(s) = erf(s/sqrt 8) (proof in the notes).
-    Nodes carry weight = M(z_n)/M(c) / (z_n (z_n + 1)), halved at n = 0, without the factor e^{-i t eps}.
+    Nodes carry weight = M(z_n)/M(c) / (z_n (z_n + 1)), halved at n = 0, without the factor e^{-i t eps}; node
+    n = row * columns + column of a table filled up with zeros, because e^{-i t eps} is a product of two factors.
     """
 
     plan: Plan
     step: jax.Array
-    node_t: jax.Array
-    real: jax.Array
+    real: jax.Array  # (smoothings, rows, columns)
     imag: jax.Array
     errors: jax.Array  # sums over the nodes of |weight| times: the node's error, t 2^-53, 2^-53
     log_tail: jax.Array
@@ -81,7 +83,15 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     t = step * jnp.arange(effort.nodes + 1)
     real, imag, errors = _weights(nodes, c, t, extra)
     tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + extra[0], effort.cover)
-    return Contour(plan, step, t, real, imag, errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut))
+    return Contour(
+        plan, step, _table(real), _table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
+    )
+
+
+def _table(values: jax.Array) -> jax.Array:
+    columns, rows = split(values.shape[-1])
+    padded = jnp.pad(values, ((0, 0), (0, rows * columns - values.shape[-1])))
+    return padded.reshape(-1, rows, columns)
 
 
 def _smoothing(end: jax.Array, mu2: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -108,7 +118,7 @@ def _weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tupl
     reach = size * jnp.sqrt(norm)
     # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
     slack = jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
-    units = 24 + t.shape[0] / 4 + 2 * jnp.abs(phase)
+    units = 32 + 1.5 * sum(split(t.shape[0])) + 2 * jnp.abs(phase)
     own = jnp.sum(reach * (slack + units * _ULP), axis=-1)
     return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP, jnp.sum(reach, axis=-1) * _ULP])
 
@@ -135,15 +145,24 @@ def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     c, h = contour.plan.c, contour.step
     base = contour.log_m_c - c * eps - ref
     front = jnp.exp(base) * h / jnp.pi
-    angle = contour.node_t * eps
-    cosine, sine = jnp.cos(angle), jnp.sin(angle)
-    real = contour.real * cosine + contour.imag * sine
-    imag = contour.imag * cosine - contour.real * sine
+    rows, columns = contour.real.shape[1:]
+    down, along = h * columns * jnp.arange(rows), h * jnp.arange(columns)
+    cosine, sine = jnp.cos(along * eps), jnp.sin(along * eps)
+
+    def row_sums(cosine: jax.Array, sine: jax.Array) -> tuple[jax.Array, jax.Array]:
+        real = jnp.sum(contour.real * cosine + contour.imag * sine, axis=-1)
+        return real, jnp.sum(contour.imag * cosine - contour.real * sine, axis=-1)
+
+    real, imag = row_sums(cosine, sine)
+    real_t, imag_t = row_sums(along * cosine, along * sine)
+    cosine, sine = jnp.cos(down * eps), jnp.sin(down * eps)
+    total = jnp.sum(real * cosine + imag * sine, axis=-1)
+    turned = jnp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
     own, moment, mass = contour.errors
     return Raw(
-        front * jnp.sum(real, axis=-1),
-        front * jnp.sum(-c * real + contour.node_t * imag, axis=-1),
+        front * total,
+        front * (turned - c * total),
         jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD,
         front * (own + 4 * jnp.abs(eps) * moment + mass * head_units),
     )
@@ -212,8 +231,10 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     contour = build(spectrum, plan, effort)
     target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
 
+    plain = _least_smoothed(contour)
+
     def middle(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = evaluate(contour, spectrum, eps, ref)
+        sums = evaluate(plain, spectrum, eps, ref)
         return jnp.log(sums.middle / target), sums.slope / sums.middle
 
     def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -231,25 +252,43 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     )
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
-    # first the root of the sum itself, then each certified end, searched for only as finely as the gap warrants
-    left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
-    root = 0.5 * (left + right)
-    easy, _ = side(jnp.asarray(0), search)
+
+    # first the root of the sum itself: log delta is concave in eps, so from the right Newton falls onto it
+    def newton(_: int, eps: jax.Array) -> jax.Array:
+        value, slope = middle(eps)
+        better = eps - value / slope
+        return jnp.clip(jnp.where(jnp.isnan(better), 0.5 * eps, better), 0.0, search)
+
+    root = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, 0.97 * search)
+    # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
+    ends, _ = jax.vmap(lambda e: side(jnp.asarray(0), e))(jnp.stack([jnp.zeros(()), search]))
+    at_zero, easy = ends[0], ends[1]
 
     def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
         offset, slope = side(which, root)
         shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
         start = jnp.where(which == 0, root + shift, root - shift)
-        low = jnp.where((which == 0) & ~(easy <= 0), search, jnp.where(which == 0, jnp.minimum(left, search), 0.0))
-        high = jnp.where(which == 1, jnp.maximum(right, 0.0), search)
-        fine = jnp.clip(0.8 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=24)
+        low = jnp.where(which == 0, jnp.where(easy <= 0, jnp.minimum(root, search), search), 0.0)
+        high = jnp.where(which == 0, search, jnp.maximum(root, 0.0))
+        fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
+        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=_search_steps(effort))
 
     below, above = jax.vmap(solve)(jnp.arange(2))
-    at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))
     upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
     upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
     return _epsilon_edges(spectrum, delta, inside, lower, upper)
+
+
+def _least_smoothed(contour: Contour | LatticeContour) -> Contour | LatticeContour:
+    """Only the first smoothing: enough for the sum itself."""
+    if isinstance(contour, LatticeContour):
+        return contour
+    return contour._replace(real=contour.real[:1], imag=contour.imag[:1], log_m_c=contour.log_m_c[:1])
+
+
+def _search_steps(effort: Effort) -> int:
+    """A search that takes long is one that a larger effort will repeat."""
+    return 8 if effort.nodes < 10_000 else 24
 
 
 def _epsilon_edges(spectrum, delta, inside, lower, upper):

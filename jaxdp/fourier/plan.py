@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -34,13 +35,13 @@ def conversion(c: jax.Array) -> jax.Array:
     return c * jnp.log(c) - (c + 1) * jnp.log1p(c)
 
 
-def _grid_min(objective, low, high, rounds=3):
+def _grid_min(objective, low, high, rounds=3, points=_POINTS):
     """Minimiser of a quasi-convex function of log c: a grid, zoomed in between the best point's neighbours."""
 
     def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x = jnp.linspace(ends[0], ends[1], _POINTS)
+        x = jnp.linspace(ends[0], ends[1], points)
         best = jnp.argmin(objective(jnp.exp(x)))
-        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)]
+        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, points - 1)]
 
     low, high = jax.lax.fori_loop(0, rounds, zoom, (low, high))
     return jnp.exp(0.5 * (low + high))
@@ -52,7 +53,7 @@ def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
     With mass at infinity K(0) < 0, and only the bend of K tells the variance.
     """
     c = jnp.array([1e-2, 1.0, 0.5])
-    k = spectrum.real(c, cut, size)
+    k = spectrum.rough(c, cut, size)
     plain = jnp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
     bend = (k[1] - 2 * k[2] + k[0]) / 0.25
     return jnp.clip(jnp.where(spectrum.infinity > 0, bend, plain), 1e-24, 1e24)
@@ -74,17 +75,17 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
     cut = tail_cut(spectrum, log_delta)
     center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum, cut, size))
 
-    def rdp(c: jax.Array) -> jax.Array:
-        k, constant = spectrum.real(c, cut, size), conversion(c)
+    def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
+        constant = conversion(c)
         rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
-    best = _grid_min(rdp, center - 4.0, center + 4.0)
-    eps = rdp(best[None])[0]
+    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 4.0, center + 4.0, rounds=2)[None]
+    eps = rdp(best, spectrum.real(best, cut, size))[0]
     level = jnp.where(jnp.isfinite(eps), jnp.maximum(eps, 0.0), 1.0)
 
     def saddle(c: jax.Array) -> jax.Array:
-        return spectrum.real(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
+        return spectrum.rough(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
 
     return _finish(
         spectrum,
@@ -92,7 +93,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         level,
         log_delta,
         eps,
-        _grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2),
+        _grid_min(saddle, jnp.log(best[0]) - 2.5, jnp.log(best[0]) + 1.0, rounds=2, points=8),
         size,
     )
 
@@ -103,17 +104,17 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     variance = _scale(spectrum, loose, size)
     center = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
 
-    def bound(c: jax.Array, cut: jax.Array) -> jax.Array:
-        k, constant = spectrum.real(c, cut, size), conversion(c)
+    def bound(c: jax.Array, cut: jax.Array, k_of: Callable = spectrum.real) -> jax.Array:
+        k, constant = k_of(c, cut, size), conversion(c)
         return k - c * eps + constant + 1e-14 * (jnp.abs(k) + jnp.abs(c * eps) + jnp.abs(constant))
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
     def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best = _grid_min(lambda c: bound(c, state[0]), center - 9.0, center + 4.0, rounds=4)
+        best = _grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + 4.0, rounds=4)
         return tail_cut(spectrum, bound(best[None], state[0])[0]), best
 
     cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
-    best = _grid_min(lambda c: bound(c, cut), center - 9.0, center + 4.0, rounds=4)
+    best = _grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + 4.0, rounds=4)
     value = bound(best[None], cut)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)
@@ -122,13 +123,10 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
     """Of a few abscissae at and left of c0, the one that allows the largest step without much cancellation."""
     candidates = c0 * jnp.array([0.5, 0.65, 0.75, 0.85, 0.92, 0.97])
-    above = c0 * jnp.array([1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.6, 3.5, 6.0])
-    below = c0 * jnp.geomspace(0.01, 10.0, 14)
-    k_all, k_below = (
-        spectrum.real(jnp.concatenate([candidates, above]), cut, size),
-        spectrum.real_swapped(below, cut, size),
-    )
-    k_candidates, k_above = k_all[: candidates.size], k_all[candidates.size :]
+    above = c0 * jnp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+    below = c0 * jnp.geomspace(0.01, 10.0, 9)
+    k_above, k_below = spectrum.real(above, cut, size), spectrum.real_swapped(below, cut, size)
+    k_candidates = spectrum.rough(candidates, cut, size)
     height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
     cancels = height > jnp.min(height) + _CANCELLATION
 
@@ -169,5 +167,5 @@ def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
         return jnp.where(good, low, middle), jnp.where(good, middle, high)
 
     start = jnp.log(1.0 / c)
-    low, high = jax.lax.fori_loop(0, 24, halve, (start - 6.0, start + 10.0))
+    low, high = jax.lax.fori_loop(0, 14, halve, (start - 6.0, start + 10.0))
     return jnp.exp(high)

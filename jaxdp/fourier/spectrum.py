@@ -77,19 +77,26 @@ class Spectrum:
 
     def real(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
-        return self._real(c, c, cut, size, self.direction)
+        return self._real(c, c, cut, max(size // 2, 64), self.direction)
+
+    def rough(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
+        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
+        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=True)
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
-        return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), size, _SWAPPED[self.direction])
+        return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), max(size // 2, 64), _SWAPPED[self.direction])
 
-    def _real(self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str) -> jax.Array:
+    def _real(
+        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: bool = False
+    ) -> jax.Array:
         total = jnp.real(self.closed(z.astype(jnp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)
         for part in self.sampled:
-            inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None))
-            grid = jax.vmap(inner, in_axes=(0, None, None, None, None, None))
-            log_m = grid(c, part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape), direction, max(size // 2, 64))
+            inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None, None))
+            grid = jax.vmap(inner, in_axes=(0, *[None] * 6))
+            cuts = jnp.broadcast_to(cut, part.mu.shape)
+            log_m = grid(c, part.mu, part.rate, cuts, direction, size, rough)
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             kept = atoms.kept(cut)

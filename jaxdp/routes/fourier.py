@@ -18,7 +18,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
-from jaxdp.precision import canary, kernel
+from jaxdp.precision import canary, kernel, platform
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_law import single_law
@@ -26,11 +26,10 @@ from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
-    Effort(128, 256, 64, False),
-    Effort(512, 512, 128, False),
-    Effort(4096, 1024, 256, False),
-    Effort(32768, 1024, 1024, True),
-    Effort(131072, 1024, 4096, True),
+    Effort(128, 128, 64, False),
+    Effort(1024, 256, 128, False),
+    Effort(8192, 512, 512, False),
+    Effort(65536, 1024, 1024, True),
     Effort(262144, 4096, 4096, True),
 )
 _GAUSSIAN_LADDER = (
@@ -42,7 +41,9 @@ _GAUSSIAN_LADDER = (
 _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _TRACED_LAST = _SAMPLED_LADDER[3]
-_GAP = 5e-7  # relative gap at which a point stops climbing
+_GAP = 9e-7  # relative gap at which a point stops climbing
+_FAR_FROM_DECAYED = 0.05  # a gap that more nodes alone will not close: on to the efforts that smooth
+_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU
 _ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
 
 
@@ -72,32 +73,40 @@ def climb(
     params: Any,
     target: Any,
     gap: float = _GAP,
+    floor: Any = -np.inf,
 ) -> tuple[Any, Any]:
-    """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts."""
-    finite = any(hasattr(record, "atoms") for record, _ in params)
+    """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
+
+    floor: a point whose upper bound is not above it needs no better one.
+    """
+    finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
+    width = np.ones(target.shape)
     rows = np.arange(target.size)
-    for effort in ladder:
+    for number, effort in enumerate(ladder):
         step = _rows_at_once(effort, finite)
-        for start in range(0, rows.size, step):
-            some = rows[start : start + step]
+        skips = number >= 2 and not (effort.smooth or effort.lattice)
+        todo = rows[width[rows] <= _FAR_FROM_DECAYED] if skips else rows
+        for start in range(0, todo.size, step):
+            some = todo[start : start + step]
             chosen = jax.tree_util.tree_map(lambda x, r=some: x[r], params)
             more_lower, more_upper = solve(chosen, target[some], effort=effort)
             lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
-        with np.errstate(invalid="ignore"):
-            wide = ~(upper - lower <= gap * upper) & ~((upper == np.inf) & (lower == np.inf))
-        rows = np.flatnonzero(wide)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            width = np.where(upper == lower, 0.0, (upper - lower) / upper)
+        rows = np.flatnonzero(~(width <= gap) & (upper > floor))
         if rows.size == 0:
             break
     return lower, upper
 
 
 def _rows_at_once(effort: Effort, finite: bool) -> int:
-    """Points per call: all of them while a point is small, one where a single point fills the cores (no padding)."""
+    """Points per call: what a CPU's cache holds, in the sizes that a kernel is compiled for (1, 8, 64)."""
+    if platform() != "cpu":
+        return 2**30
     width = max(effort.quadrature, 4097 if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
-    fits = 2**23 // size
-    return 2**30 if fits >= 200 else max(fits, 1) if fits > 32 else 1
+    return 64 if 64 * size <= _CACHED else 8 if 8 * size <= _CACHED else 1
 
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -107,8 +116,8 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     quadrature = ladder is _SAMPLED_LADDER
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
 
-    def batched(solve: Any, name: str) -> Point:
-        def run(params: Any, target: Any) -> tuple[Any, Any]:
+    def batched(solve: Any, name: str) -> Callable[..., tuple[Any, Any]]:
+        def run(params: Any, target: Any, floor: Any) -> tuple[Any, Any]:
             contour_solve = functools.partial(solve, direction=direction)
             lower, upper = shortcuts(name, params, target, direction)
             law_lower, law_upper = single_law(name, params, target, direction)
@@ -119,7 +128,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
                 lower[rows], upper[rows] = climb(
-                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP
+                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP, floor[rows]
                 )
                 lower[rows] = lower[rows] if exact else 0.0
                 cap_by_unsampled(name, params, target, direction, lower, upper)
@@ -132,6 +141,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         batched(_sampled_epsilon if quadrature else plain_epsilon, "epsilon"),
         batched(_sampled_delta if quadrature else plain_delta, "delta"),
         *_traced_points(direction, traced, exact),
+        takes_floor=True,
     )
 
 
