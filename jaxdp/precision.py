@@ -8,6 +8,7 @@ batch lengths do not recompile, and runs the canary once per process and backend
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,21 @@ def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
         return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
 
     return jax.tree_util.tree_map(take, args)
+
+
+def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
+    """call(piece) for each piece: the first alone, as it may compile, the others in threads, on the caller's device."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+
+    def scoped(piece: Any) -> Any:
+        with jax.default_device(device):
+            return call(piece)
+
+    if threads < 2 or len(pieces) < 3:
+        return [call(piece) for piece in pieces]
+    first = call(pieces[0])
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return [first, *pool.map(scoped, pieces[1:])]
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []

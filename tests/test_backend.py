@@ -5,6 +5,7 @@ This file also runs on a jaxlib that is known to miscompile (.ci/run), where it 
 
 import json
 import math
+import os
 import pathlib
 
 import jax
@@ -329,6 +330,24 @@ def test_narrow_input_is_computed_in_float64(dtype):
     result = shifted(np.array([1, 2], dtype))
     assert result.dtype == np.float64
     assert np.all(result - np.array([1.0, 2.0]) == 2.0**-40)
+
+
+def test_calls_in_threads_keep_their_order_and_the_callers_device():
+    device = jax.devices()[0]
+    with jax.default_device(device):
+        seen = precision.side_by_side(lambda n: (n, jax.config.jax_default_device), [*range(9)], 4)
+    assert seen == [(n, device) for n in range(9)]
+    assert precision.side_by_side(lambda n: jax.config.jax_default_device, [1, 2, 3], 4) == [None] * 3
+
+
+def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch):
+    sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, 20))
+    grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
+    together = jaxdp.epsilon_bounds(grid, 1e-6, relation="add")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    alone = jaxdp.epsilon_bounds(grid, 1e-6, relation="add")
+    assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
+    assert together.lower.min() > 0
 
 
 def test_the_users_x64_flag_is_the_same_before_and_after():

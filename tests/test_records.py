@@ -148,3 +148,16 @@ def test_order_of_composition_and_grouping_do_not_matter():
 def test_composing_nothing_releases_nothing():
     assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
     assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
+
+
+def test_two_classes_never_share_a_tree_structure():
+    """jit looks up what it compiled by the tree structure: equal ones would run one mechanism's kernel on another."""
+    pairs = jaxdp.DiscreteGaussian(1.5, 3), jaxdp.DiscreteLaplace(1.5, 3)
+    ones = jaxdp.Gaussian(1.0), jaxdp.Laplace(1.0), jaxdp.PureDP(1.0)
+    twos = *pairs, jaxdp.ApproximateDP(1.0, 0.1), jaxdp.RandomizedResponse(1.0, 2)
+    samplers = jaxdp.PoissonSampled, jaxdp.FixedSizeSampled
+    made = [*ones, *twos, *(sampler(base, 0.1) for sampler in samplers for base in (*ones, *pairs))]
+    structures = [jax.tree_util.tree_structure(mechanism) for mechanism in made]
+    for i, first in enumerate(structures):
+        assert all(first != second for second in structures[:i])
+        assert first == jax.tree_util.tree_structure(jax.tree_util.tree_map(lambda leaf: leaf, made[i]))

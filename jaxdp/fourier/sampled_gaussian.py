@@ -291,7 +291,7 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     first = jnp.exp(1j * start * line.loss) * line.weight
     a, b = _powers(first, jnp.exp(1j * (step * inner) * line.loss), outer)
     x, y = _powers(jnp.ones_like(first), jnp.exp(1j * step * line.loss), inner)
-    # one real product for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
+    # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
     left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
     both = left @ jnp.concatenate([x, y], axis=1).T
     return jax.lax.complex(both[:outer], both[outer:]).reshape(-1)[:count]
@@ -305,7 +305,7 @@ def split(count: int) -> tuple[int, int]:
 
 def rounding_units(size: int, count: int) -> float:
     """Units of 2^-53, relative to sum |weight|, by which `ratios` may be off besides the phases."""
-    return 32 + size + 4 * sum(split(count))
+    return 32 + 2 * size + 6 * sum(split(count))
 
 
 def _powers(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

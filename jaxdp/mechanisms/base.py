@@ -34,11 +34,32 @@ def record(cls: T) -> T:
         made.__post_init__ = _lists_to_arrays
     made = dataclasses.dataclass(frozen=True, eq=False)(made)
     fields = dataclasses.fields(made)
-    return jax.tree_util.register_dataclass(
+    register_by_class(
         made,
-        data_fields=[f.name for f in fields if not f.metadata.get("static")],
-        meta_fields=[f.name for f in fields if f.metadata.get("static")],
+        [f.name for f in fields if not f.metadata.get("static")],
+        [f.name for f in fields if f.metadata.get("static")],
     )
+    return made
+
+
+def register_by_class(cls: Any, data: list[str], static: list[str]) -> None:
+    """Make a dataclass a pytree whose tree structure differs from that of every other class.
+
+    `jax.tree_util.register_dataclass` does not do: up to jax 0.10.1 at least, the structures of two such classes
+    with as many leaves compare equal, and jit may then run what it compiled for the one on the other.
+    """
+
+    def flatten_with_keys(instance: Any) -> tuple[Any, Any]:
+        children = [(jax.tree_util.GetAttrKey(name), getattr(instance, name)) for name in data]
+        return children, (cls, *(getattr(instance, name) for name in static))
+
+    def flatten(instance: Any) -> tuple[Any, Any]:
+        return [getattr(instance, name) for name in data], (cls, *(getattr(instance, name) for name in static))
+
+    def unflatten(kept: Any, children: Any) -> Any:
+        return cls(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def _lists_to_arrays(self: Any) -> None:

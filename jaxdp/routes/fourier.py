@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
-from jaxdp.precision import canary, kernel, platform
+from jaxdp.precision import canary, kernel, platform, side_by_side
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_law import single_law
@@ -42,7 +43,6 @@ _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _TRACED_LAST = _SAMPLED_LADDER[3]
 _GAP = 9e-7  # relative gap at which a point stops climbing
-_FAR_FROM_DECAYED = 0.05  # a gap that more nodes alone will not close: on to the efforts that smooth
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU
 _ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
 
@@ -81,16 +81,15 @@ def climb(
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
-    width = np.ones(target.shape)
     rows = np.arange(target.size)
-    for number, effort in enumerate(ladder):
-        step = _rows_at_once(effort, finite)
-        skips = number >= 2 and not (effort.smooth or effort.lattice)
-        todo = rows[width[rows] <= _FAR_FROM_DECAYED] if skips else rows
-        for start in range(0, todo.size, step):
-            some = todo[start : start + step]
-            chosen = jax.tree_util.tree_map(lambda x, r=some: x[r], params)
-            more_lower, more_upper = solve(chosen, target[some], effort=effort)
+    for effort in ladder:
+        step, cores = _rows_at_once(effort, finite)
+
+        def answer(some: np.ndarray, effort: Effort = effort) -> tuple[Any, Any]:
+            return solve(jax.tree_util.tree_map(lambda x: x[some], params), target[some], effort=effort)
+
+        pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
+        for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, cores), strict=True):
             lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
         with np.errstate(invalid="ignore", divide="ignore"):
             width = np.where(upper == lower, 0.0, (upper - lower) / upper)
@@ -100,13 +99,13 @@ def climb(
     return lower, upper
 
 
-def _rows_at_once(effort: Effort, finite: bool) -> int:
-    """Points per call: what a CPU's cache holds, in the sizes that a kernel is compiled for (1, 8, 64)."""
+def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
+    """(points per call, calls at once): on a CPU 64 where they fit its cache, else one; the largest fill all cores."""
     if platform() != "cpu":
-        return 2**30
+        return 2**30, 1
     width = max(effort.quadrature, 4097 if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
-    return 64 if 64 * size <= _CACHED else 8 if 8 * size <= _CACHED else 1
+    return 64 if 64 * size <= _CACHED else 1, (os.cpu_count() or 1) if size <= _CACHED else 1
 
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
