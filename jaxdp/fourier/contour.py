@@ -259,7 +259,13 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         better = eps - value / slope
         return jnp.clip(jnp.where(jnp.isnan(better), 0.5 * eps, better), 0.0, search)
 
-    root = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, 0.97 * search)
+    # (a loss with atoms makes kinks, where Newton may jump to and fro: there the root is bracketed)
+    kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
+    if kinked:
+        left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
+        root = 0.5 * (left + right)
+    else:
+        root = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, 0.97 * search)
     # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
     ends, _ = jax.vmap(lambda e: side(jnp.asarray(0), e))(jnp.stack([jnp.zeros(()), search]))
     at_zero, easy = ends[0], ends[1]
@@ -271,7 +277,9 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         low = jnp.where(which == 0, jnp.where(easy <= 0, jnp.minimum(root, search), search), 0.0)
         high = jnp.where(which == 0, search, jnp.maximum(root, 0.0))
         fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=_search_steps(effort))
+        return crossing(
+            lambda e: side(which, e), low, high, start, rtol=fine, max_steps=24 if kinked else _search_steps(effort)
+        )
 
     below, above = jax.vmap(solve)(jnp.arange(2))
     upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
