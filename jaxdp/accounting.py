@@ -189,8 +189,8 @@ def _run(mechanism: Mechanism, name: str, target: Any, relation: str | None, ver
     target = check_target(name, target)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
-    traced = validate.is_traced(target, mechanism)
-    lower, upper = (jnp if traced else np).zeros(shape), None
+    lower: Any = np.zeros(shape)
+    upper: Any = None
     for direction in mechanism.directions(relation):
         route = choose_route(mechanism, direction, shape)
         more_lower, more_upper = _evaluate(route, verb, target, shape, floor=lower)

@@ -11,7 +11,7 @@ import jaxdp
 from jaxdp import calibration
 from jaxdp.calibration import calibrate
 
-# The search stops 1e-12 (relative) from a failing value; the certificate of the Gaussian kernel is of the same order.
+# The search stops 1e-11 (relative) from a failing value; the certificate of the Gaussian kernel is finer.
 NEAR = 1e-11
 SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # Balle and Wang 2018, Theorem 8, by mpmath below
 

@@ -242,7 +242,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
         # the upper end must have upper <= delta, the lower end lower > delta: what is not proved counts as 0
         log_value = jnp.log(value / target)
-        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.minimum(log_value, -1e-300), log_value)
+        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.fmin(log_value, -1e-300), log_value)
         return strict, sums.slope / value
 
     # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
@@ -270,6 +270,9 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ends, _ = jax.vmap(lambda e: side(jnp.asarray(0), e))(jnp.stack([jnp.zeros(()), search]))
     at_zero, easy = ends[0], ends[1]
 
+    # a smooth delta that takes a long search is one that a larger effort will repeat
+    steps = 24 if kinked or effort.nodes >= 10_000 else 8
+
     def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
         offset, slope = side(which, root)
         shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
@@ -277,9 +280,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         low = jnp.where(which == 0, jnp.where(easy <= 0, jnp.minimum(root, search), search), 0.0)
         high = jnp.where(which == 0, search, jnp.maximum(root, 0.0))
         fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(
-            lambda e: side(which, e), low, high, start, rtol=fine, max_steps=24 if kinked else _search_steps(effort)
-        )
+        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=steps)
 
     below, above = jax.vmap(solve)(jnp.arange(2))
     upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
@@ -292,11 +293,6 @@ def _least_smoothed(contour: Contour | LatticeContour) -> Contour | LatticeConto
     if isinstance(contour, LatticeContour):
         return contour
     return contour._replace(real=contour.real[:1], imag=contour.imag[:1], log_m_c=contour.log_m_c[:1])
-
-
-def _search_steps(effort: Effort) -> int:
-    """A search that takes long is one that a larger effort will repeat."""
-    return 8 if effort.nodes < 10_000 else 24
 
 
 def _epsilon_edges(spectrum, delta, inside, lower, upper):

@@ -43,7 +43,8 @@ _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _TRACED_LAST = _SAMPLED_LADDER[3]
 _GAP = 9e-7  # relative gap at which a point stops climbing
-_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU
+_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
+_ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
 
 
@@ -100,12 +101,13 @@ def climb(
 
 
 def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
-    """(points per call, calls at once): on a CPU 64 where they fit its cache, else one; the largest fill all cores."""
-    if platform() != "cpu":
-        return 2**30, 1
+    """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
     width = max(effort.quadrature, 4097 if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
-    return 64 if 64 * size <= _CACHED else 1, (os.cpu_count() or 1) if size <= _CACHED else 1
+    on_cpu = platform() == "cpu"
+    room = _CACHED if on_cpu else _ON_ACCELERATOR
+    cores = (os.cpu_count() or 1) if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
+    return next((rows for rows in (512, 64) if rows * size <= room), 1), cores
 
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
