@@ -100,11 +100,12 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     x = np.broadcast_to(x, shape)
     if is_gaussian(mechanism):
         return _gaussian_tradeoff(mechanism, x)
-    curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
+    curves = [_tradeoff_of_pair(mechanism, x, r) for r in single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
 
 
-def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
+def single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
+    """The relations whose largest epsilon is that of ``relation``, each about one pair where that can be."""
     relation = relation or natural_relation(mechanism)
     mechanism.directions(relation)
     return ("add", "remove") if relation == "add_or_remove" else (relation,)

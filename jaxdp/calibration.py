@@ -12,15 +12,18 @@ from jaxdp import accounting, validate
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
 
-# Candidates of one call: both bracket ends at first, later around the interpolated solution. Eight is also a size
-# to which batches are padded, so that fewer would cost as much.
+# Candidates of one call: both bracket ends at first, later pairs around the interpolated solution. Eight is also a
+# size to which batches are padded, so that fewer would cost as much.
 _CANDIDATES = 8
-_INTERPOLATED = 6
-_RELATIVE = 1e-11
+_INTERPOLATED = 8
+_SEPARATION = 0.01
+_RELATIVE = 2e-10
 # Distances from the interpolated solution, in widths of the bracket: whatever its error, some pair lies just outside.
-_OFFSETS = np.array([1e-8, 1e-4, 10**-1.5])
-# A cap, not a plan: the uniform candidates alone shrink a bracket threefold a call.
-_MAX_CALLS = 120
+_OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
+# A cap, not a plan: the outermost pair alone takes a third off a bracket at every call.
+_MAX_CALLS = 200
+# Pairs whose epsilons differ by less than this, relatively, count as equal: certificates leave about as much.
+_TIE = 1e-9
 # A certified bound may wobble by its certificate's gap; more than this is a function that turns round.
 _WOBBLE = 0.01
 
@@ -42,7 +45,7 @@ def calibrate(
         the arrays inside the mechanism: one calibration per element.
     relation: as for `jaxdp.epsilon`.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
-    and holds for the value returned; a tested value within 1e-11 of it (relative), or the next whole one, fails it.
+    and holds for the value returned; a tested value within 2e-10 of it (relative), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
     Raises ValueError when neither end of the bracket meets the target, or epsilon turns round inside the bracket.
     """
@@ -50,13 +53,29 @@ def calibrate(
         raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
     problem = _Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     values = problem.round(_grid(problem.low, problem.high))
-    search = _Search(problem, values, problem.evaluate(values))
+    pairs = problem.pairs()
+    epsilons = np.array([pair.evaluate(values) for pair in pairs])
+    worst = np.max(epsilons, axis=0)
+    # Where one pair leads everywhere, its epsilon is searched: it is at most the whole one, so what fails it fails, and
+    # that the solution meets the target for every pair is tested at the end.
+    leading = [bool(np.all(each >= (1 - _TIE) * worst)) for each in epsilons]
+    if len(pairs) > 1 and any(leading):
+        leader = leading.index(True)
+        search = _searched(pairs[leader], values, epsilons[leader])
+        if (problem.evaluate_one(search.safe) <= problem.target).all():
+            return problem.answer(search.safe)
+    return _verified(problem, _searched(problem, values, worst))
+
+
+def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> _Search:
+    """The search from tested candidates until every bracket is closed."""
+    search = _Search(problem, values, epsilons)
     for _ in range(_MAX_CALLS):
         candidates = search.candidates()
         if candidates is None:
             break
         search.update(candidates, problem.evaluate(candidates))
-    return _verified(problem, search)
+    return search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +113,18 @@ class _Problem:
     def round(self, values: np.ndarray) -> np.ndarray:
         """Values that the mechanism accepts, inside the bracket."""
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
+
+    def pairs(self) -> list[_Problem]:
+        """The same question about each pair of neighbouring data sets alone, or itself when there is but one."""
+        first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
+        relations = {first.directions(r): r for r in accounting.single_relations(first, self.relation)}
+        if len(relations) < 2:
+            return [self]
+        return [dataclasses.replace(self, relation=relation) for relation in relations.values()]
+
+    def answer(self, values: np.ndarray) -> Any:
+        """One value per problem, in the caller's shape."""
+        return values.reshape(self.shape)[()].astype(np.float64)
 
     def evaluate(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
@@ -228,14 +259,12 @@ class _Search:
         if not is_open.any():
             return None
         low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
-        uniform = _grid(low, high)[[_CANDIDATES // 3, 2 * _CANDIDATES // 3]]
-        centre = self._interpolated(uniform.mean(axis=0))
+        centre = self._interpolated(middle)
         reach = np.maximum(_OFFSETS[:, None] * width, tolerance / 3)
         if self._problem.whole:
             reach = np.maximum(reach, np.arange(len(_OFFSETS))[:, None] + 0.5)
         spread = np.concatenate([centre + reach, centre - reach])
-        inside = (spread > low) & (spread < high)
-        values = np.concatenate([uniform, np.where(inside, spread, middle)])
+        values = np.where((spread > low) & (spread < high), spread, middle)
         values = self._problem.round(values)
         return np.where(is_open, np.clip(values, low, high), self.safe)
 
@@ -254,12 +283,13 @@ class _Search:
 
 
 def _distinct(order: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The first few entries of each column of ``order`` whose y differ (equal ones repeat and give no solution)."""
+    """The first few entries of each column of ``order`` whose y are apart: of close ones, mostly their noise tells."""
     chosen = np.repeat(order[:1], _INTERPOLATED, axis=0)
     for column in range(order.shape[1]):
         picked: list[int] = []
         for i in order[:, column]:
-            if all(y[i, column] != y[j, column] for j in picked):
+            value = y[i, column]
+            if all(abs(value - y[j, column]) > _SEPARATION * abs(value) for j in picked):
                 picked.append(i)
             if len(picked) == _INTERPOLATED:
                 break
@@ -282,7 +312,7 @@ def _verified(problem: _Problem, search: _Search) -> Any:
     for _ in range(_MAX_CALLS):
         good = problem.evaluate_one(values) <= problem.target
         if good.all():
-            return values.reshape(problem.shape)[()].astype(np.float64)
+            return problem.answer(values)
         shift = step if problem.whole else step * np.abs(values)
         values = problem.round(np.where(good, values, values + away * shift))
         step *= 2

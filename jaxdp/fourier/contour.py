@@ -271,7 +271,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     at_zero, easy = ends[0], ends[1]
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
-    steps = 24 if kinked or effort.nodes >= 10_000 else 8
+    steps = 24 if kinked or effort.nodes >= 10_000 else 4
 
     def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
         offset, slope = side(which, root)

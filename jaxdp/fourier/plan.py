@@ -156,16 +156,11 @@ def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
-    def alias(log_period: jax.Array) -> jax.Array:
-        left, right = log_alias(c, jnp.exp(log_period), eps, above, k_above, below, k_below)
-        return jnp.maximum(left, right)
-
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = 0.5 * (low + high)
-        good = alias(middle) <= log_delta + _ALIAS_TARGET
-        return jnp.where(good, low, middle), jnp.where(good, middle, high)
-
-    start = jnp.log(1.0 / c)
-    low, high = jax.lax.fori_loop(0, 14, halve, (start - 6.0, start + 10.0))
-    return jnp.exp(high)
+    """The least period at which both bounds of `log_alias` are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
+    aim = log_delta + _ALIAS_TARGET
+    gap = above - c
+    right = jax.nn.softplus(k_above - above * eps + conversion(above) - aim) / jnp.where(gap > 0, gap, 1.0)
+    right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
+    left = jax.nn.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
+    plain = jax.nn.softplus(eps - aim) / (1 + c)
+    return jnp.clip(jnp.maximum(right, jnp.minimum(jnp.min(left), plain)), jnp.exp(-6.0) / c, jnp.exp(10.0) / c)

@@ -25,6 +25,7 @@ _REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) 
 _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
+_SCOUTS = 32
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -147,15 +148,20 @@ def _side_error(v, c, mu, q, y, step, log_m, direction):
     return jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0)) * (6 * y + 3 * step) / _ROOT_2PI
 
 
+def _edge_height(v, y, c, mu, q, log_m, direction):
+    """Logarithm of the integrand's modulus along Im u = 2y at t = 0, relative to m(c)."""
+    height, _, _, _ = _exponent(v, 2 * y, c, mu, q, direction)
+    return jnp.minimum(height - log_m, 600.0)
+
+
 def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     """Bound of the integral of |integrand at t = 0| along Im u = 2y, relative to m(c).
 
     Twice (midpoint sum + one largest cell): the integrand's modulus rises and falls once or twice, and its
     peak is at most e^{bend step^2/8} above the grid.
     """
-    height, _, _, _ = _exponent(v, 2 * y, c, mu, q, direction)
     bend = 1 + (c + 1) * mu * mu / (2 * (1 + jnp.cos(jnp.minimum(2 * jnp.abs(y) * mu, 3.0))))
-    scaled = jnp.exp(jnp.minimum(height - log_m, 600.0)) * step / _ROOT_2PI
+    scaled = jnp.exp(_edge_height(v, y, c, mu, q, log_m, direction)) * step / _ROOT_2PI
     return 2 * (jnp.sum(scaled) + jnp.max(scaled) * jnp.exp(jnp.minimum(bend * step * step / 8, 600.0)))
 
 
@@ -167,14 +173,14 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
         return top, (1 + jnp.exp(2 * top * top)) / jnp.expm1(jnp.minimum(2 * jnp.pi * top / step, 600.0))
     heights = top * _HEIGHTS
     sign = -1.0 if direction == "reverse" else 1.0
-
-    def strip(y: jax.Array) -> jax.Array:
-        edge = _edge_mass(v, sign * y, c, mu, q, step, log_m, direction)
-        return (2 + edge) / jnp.expm1(jnp.minimum(2 * jnp.pi * y / step, 600.0))
-
-    errors = jax.lax.map(strip, heights)
-    best = jnp.argmin(errors)
-    return heights[best], errors[best]
+    kernel_weight = 1 / jnp.expm1(jnp.minimum(2 * jnp.pi * heights / step, 600.0))
+    # every few nodes tell which height is best; all of them bound its error
+    few = v[:: max(1, v.shape[0] // _SCOUTS)]
+    scouted = jax.vmap(lambda y: jnp.sum(jnp.exp(_edge_height(few, sign * y, c, mu, q, log_m, direction))))(heights)
+    cell = step * (v.shape[0] / few.shape[0]) / _ROOT_2PI
+    best = jnp.argmin((2 + 2 * cell * scouted) * kernel_weight)
+    edge = _edge_mass(v, sign * heights[best], c, mu, q, step, log_m, direction)
+    return heights[best], (2 + edge) * kernel_weight[best]
 
 
 def real_log_m(

@@ -100,13 +100,18 @@ def climb(
     return lower, upper
 
 
+@functools.cache
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
 def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
     """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
     width = max(effort.quadrature, 4097 if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
     on_cpu = platform() == "cpu"
     room = _CACHED if on_cpu else _ON_ACCELERATOR
-    cores = (os.cpu_count() or 1) if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
+    cores = _cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
     return next((rows for rows in (512, 64) if rows * size <= room), 1), cores
 
 
