@@ -44,7 +44,7 @@ def compiler_options(platform: str) -> dict[str, Any] | None:
 def _is_known(options: dict[str, Any]) -> bool:
     try:
         # Run for real even under a user's trace: a probe that only traces would fail and stay cached as "unknown".
-        with jax.ensure_compile_time_eval():
+        with jax.core.eval_context():
             jax.jit(lambda x: x + 1, compiler_options=options)(np.float32(0)).block_until_ready()
     except Exception:  # the option's absence surfaces as different exception types across releases
         return False
@@ -91,7 +91,7 @@ class Kernel:
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
         # Concrete numbers inside a user's trace are computed now, not traced: the result is NumPy.
-        with x64(), jax.ensure_compile_time_eval():
+        with x64(), jax.core.eval_context():
             args = jax.tree_util.tree_map(_as_float64, args)
             size = jax.tree_util.tree_leaves(args)[0].shape[0]
             items = tuple(sorted(static.items()))
@@ -213,7 +213,7 @@ _REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
 
 def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
     s = np.linspace(0.01, 0.9, 512 * 16).reshape(512, 16)
-    with x64(), jax.ensure_compile_time_eval():
+    with x64(), jax.core.eval_context():
         compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
         computed = np.concatenate([np.asarray(reduction(s)) for reduction in compiled])
     return computed, np.concatenate([reduction(np, s) for reduction in _REDUCTIONS]), 1e-11

@@ -149,12 +149,10 @@ def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     down, along = h * columns * jnp.arange(rows), h * jnp.arange(columns)
     cosine, sine = jnp.cos(along * eps), jnp.sin(along * eps)
 
-    def row_sums(cosine: jax.Array, sine: jax.Array) -> tuple[jax.Array, jax.Array]:
-        real = jnp.sum(contour.real * cosine + contour.imag * sine, axis=-1)
-        return real, jnp.sum(contour.imag * cosine - contour.real * sine, axis=-1)
-
-    real, imag = row_sums(cosine, sine)
-    real_t, imag_t = row_sums(along * cosine, along * sine)
+    waves = jnp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
+    real_waves, imag_waves = contour.real @ waves, contour.imag @ waves
+    real, imag = real_waves[..., 0] + imag_waves[..., 1], imag_waves[..., 0] - real_waves[..., 1]
+    real_t, imag_t = real_waves[..., 2] + imag_waves[..., 3], imag_waves[..., 2] - real_waves[..., 3]
     cosine, sine = jnp.cos(down * eps), jnp.sin(down * eps)
     total = jnp.sum(real * cosine + imag * sine, axis=-1)
     turned = jnp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
@@ -253,31 +251,37 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
 
-    # first the root of the sum itself: log delta is concave in eps, so from the right Newton falls onto it
-    def newton(_: int, eps: jax.Array) -> jax.Array:
+    # first the root of the sum itself: log delta is concave in eps, so from the right Newton falls onto it (where the
+    # sum is lost in rounding, and has no logarithm, the root is further left)
+    def newton(state):
+        low, high, eps, _, count = state
         value, slope = middle(eps)
+        low, high = jnp.where(value > 0, eps, low), jnp.where(value > 0, high, eps)
         better = eps - value / slope
-        return jnp.clip(jnp.where(jnp.isnan(better), 0.5 * eps, better), 0.0, search)
+        better = jnp.where((better >= low) & (better <= high), better, 0.5 * (low + high))
+        return low, high, better, jnp.abs(better - eps), count + 1
 
     # (a loss with atoms makes kinks, where Newton may jump to and fro: there the root is bracketed)
+    small = effort.nodes < 10_000
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
     if kinked:
         left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
         root = 0.5 * (left + right)
     else:
-        root = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, 0.97 * search)
+        start = (jnp.zeros(()), search, 0.97 * search, search, jnp.asarray(0))
+        steps = _NEWTON_STEPS if small else 3 * _NEWTON_STEPS
+        root = jax.lax.while_loop(lambda s: (s[4] < steps) & (s[3] > 1e-13 * s[2]), newton, start)[2]
     # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
-    ends, _ = jax.vmap(lambda e: side(jnp.asarray(0), e))(jnp.stack([jnp.zeros(()), search]))
-    at_zero, easy = ends[0], ends[1]
+    at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
-    steps = 24 if kinked or effort.nodes >= 10_000 else 4
+    steps = 4 if small and not kinked else 24
 
     def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
         offset, slope = side(which, root)
         shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
         start = jnp.where(which == 0, root + shift, root - shift)
-        low = jnp.where(which == 0, jnp.where(easy <= 0, jnp.minimum(root, search), search), 0.0)
+        low = jnp.where(which == 0, jnp.minimum(root, search), 0.0)
         high = jnp.where(which == 0, search, jnp.maximum(root, 0.0))
         fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
         return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=steps)

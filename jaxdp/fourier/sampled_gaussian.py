@@ -25,7 +25,7 @@ _REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) 
 _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
-_SCOUTS = 32
+_STRIDE = 4
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -175,7 +175,7 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
     sign = -1.0 if direction == "reverse" else 1.0
     kernel_weight = 1 / jnp.expm1(jnp.minimum(2 * jnp.pi * heights / step, 600.0))
     # every few nodes tell which height is best; all of them bound its error
-    few = v[:: max(1, v.shape[0] // _SCOUTS)]
+    few = v[::_STRIDE]
     scouted = jax.vmap(lambda y: jnp.sum(jnp.exp(_edge_height(few, sign * y, c, mu, q, log_m, direction))))(heights)
     cell = step * (v.shape[0] / few.shape[0]) / _ROOT_2PI
     best = jnp.argmin((2 + 2 * cell * scouted) * kernel_weight)
