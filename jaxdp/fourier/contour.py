@@ -25,7 +25,8 @@ from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
-_NEWTON_STEPS = 6
+_PLACES = np.array([0.03, 0.2, 0.5, 0.75, 0.9, 0.97, 0.995, 1.0])  # of the search for a root
+_NEWTON_STEPS = 5
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
@@ -251,8 +252,8 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
 
-    # first the root of the sum itself: log delta is concave in eps, so from the right Newton falls onto it (where the
-    # sum is lost in rounding, and has no logarithm, the root is further left)
+    # first the root of the sum itself. Far from it the sum may be lost in rounding and have no logarithm (NaN), so that
+    # a few places are looked at; log delta is concave in eps, so that Newton falls onto the root from the right
     def newton(state):
         low, high, eps, _, count = state
         value, slope = middle(eps)
@@ -261,6 +262,16 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         better = jnp.where((better >= low) & (better <= high), better, 0.5 * (low + high))
         return low, high, better, jnp.abs(better - eps), count + 1
 
+    def first_bracket() -> tuple[jax.Array, jax.Array, jax.Array]:
+        places = search * _PLACES
+        values, slopes = jax.vmap(middle)(places)
+        low = jnp.max(jnp.where(values > 0, places, 0.0))
+        high = jnp.min(jnp.where((values <= 0) & (places > low), places, search))
+        better = places - values / slopes
+        inside = (better >= low) & (better <= high)
+        near = jnp.argmin(jnp.where(inside, jnp.abs(values), jnp.inf))
+        return low, high, jnp.where(inside[near], better[near], 0.5 * (low + high))
+
     # (a loss with atoms makes kinks, where Newton may jump to and fro: there the root is bracketed)
     small = effort.nodes < 10_000
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
@@ -268,7 +279,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
         root = 0.5 * (left + right)
     else:
-        start = (jnp.zeros(()), search, 0.97 * search, search, jnp.asarray(0))
+        start = (*first_bracket(), search, jnp.asarray(0))
         steps = _NEWTON_STEPS if small else 3 * _NEWTON_STEPS
         root = jax.lax.while_loop(lambda s: (s[4] < steps) & (s[3] > 1e-13 * s[2]), newton, start)[2]
     # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
