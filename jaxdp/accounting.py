@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
-from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.precision import require_x64, x64
 from jaxdp.routes import Route, choose_route
@@ -40,6 +40,11 @@ def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None) ->
     inf where nothing can be certified. Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "delta", delta, relation, "epsilon").upper
+
+
+def epsilon_of_pair(mechanism: Mechanism, delta: Any, direction: str, *, relation: str | None = None) -> Any:
+    """`epsilon` of one of the dominating pairs, ``mechanism.directions(relation)``, that the relation asks for."""
+    return _run(mechanism, "delta", delta, relation, "epsilon", (direction,)).upper
 
 
 def delta_bounds(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None) -> Bounds:
@@ -100,15 +105,21 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     x = np.broadcast_to(x, shape)
     if is_gaussian(mechanism):
         return _gaussian_tradeoff(mechanism, x)
-    curves = [_tradeoff_of_pair(mechanism, x, r) for r in single_relations(mechanism, relation)]
+    curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
 
 
-def single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
-    """The relations whose largest epsilon is that of ``relation``, each about one pair where that can be."""
+def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
     relation = relation or natural_relation(mechanism)
     mechanism.directions(relation)
-    return ("add", "remove") if relation == "add_or_remove" else (relation,)
+    if relation != "add_or_remove":
+        return (relation,)
+    try:
+        for each in ("add", "remove"):
+            mechanism.directions(each)
+    except UnsupportedMechanismError:
+        return (relation,)  # delta is then the larger of the pairs, which is valid for each of them
+    return ("add", "remove")
 
 
 def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.ndarray:
@@ -185,14 +196,21 @@ def check_target(name: str, value: Any) -> Any:
     return array
 
 
-def _run(mechanism: Mechanism, name: str, target: Any, relation: str | None, verb: str) -> Bounds:
+def _run(
+    mechanism: Mechanism,
+    name: str,
+    target: Any,
+    relation: str | None,
+    verb: str,
+    directions: tuple[str, ...] | None = None,
+) -> Bounds:
     check_mechanism(mechanism)
     target = check_target(name, target)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     lower: Any = np.zeros(shape)
     upper: Any = None
-    for direction in mechanism.directions(relation):
+    for direction in directions or mechanism.directions(relation):
         route = choose_route(mechanism, direction, shape)
         more_lower, more_upper = _evaluate(route, verb, target, shape, floor=lower)
         xp = jnp if validate.is_traced(more_lower, more_upper) else np

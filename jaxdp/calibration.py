@@ -91,6 +91,7 @@ class _Problem:
     relation: str | None
     whole: bool
     by_array: bool
+    direction: str | None = None  # one of the mechanism's dominating pairs (None: all that the relation asks for)
 
     @classmethod
     def of(cls, make: Callable, epsilon: Any, delta: Any, bracket: Any, relation: str | None) -> _Problem:
@@ -117,10 +118,10 @@ class _Problem:
     def pairs(self) -> list[_Problem]:
         """The same question about each pair of neighbouring data sets alone, or itself when there is but one."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
-        relations = {first.directions(r): r for r in accounting.single_relations(first, self.relation)}
-        if len(relations) < 2:
+        directions = first.directions(self.relation)
+        if len(directions) < 2:
             return [self]
-        return [dataclasses.replace(self, relation=relation) for relation in relations.values()]
+        return [dataclasses.replace(self, direction=direction) for direction in directions]
 
     def answer(self, values: np.ndarray) -> Any:
         """One value per problem, in the caller's shape."""
@@ -141,7 +142,9 @@ class _Problem:
 
     def _epsilon(self, values: Any) -> Any:
         delta = self.delta.reshape(self.shape)
-        return accounting.epsilon(self.make(values), delta, relation=self.relation)
+        if self.direction is None:
+            return accounting.epsilon(self.make(values), delta, relation=self.relation)
+        return accounting.epsilon_of_pair(self.make(values), delta, self.direction, relation=self.relation)
 
 
 def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,7 @@
 """Calibration: always from the safe side, as near to the target as the numbers allow, for whatever is monotone."""
 
+from typing import Any
+
 import jax
 import mpmath
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import calibration
 from jaxdp.calibration import calibrate
+from jaxdp.mechanisms.base import Mechanism, record
 
 # The search stops 2e-10 (relative) from a failing value; the certificate of the Gaussian kernel is finer.
 NEAR = 2e-10
@@ -48,6 +51,24 @@ def test_either_neighbour_may_be_the_one_that_decides(masses):
     both = [jaxdp.epsilon(noisy(sigma), 1e-3, relation=relation) for relation in ("add", "remove")]
     assert min(both) < 4.0 < max(both) <= 5.0  # one of them would have allowed far less noise
     assert jaxdp.epsilon(noisy(sigma * (1 - NEAR)), 1e-3) > 5.0
+
+
+@record
+class OnlyBoth(Mechanism):
+    """A pair whose theorem is stated for adding and removing together."""
+
+    scale: Any
+    relations = ("add_or_remove",)
+
+    def log_mgf(self, z):
+        return z * (z + 1) / (2 * self.scale**2)
+
+
+def test_a_mechanism_need_not_accept_add_and_remove_apart():
+    sigma = calibrate(OnlyBoth, epsilon=1.0, delta=1e-6, bracket=(0.5, 100.0))
+    assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-6)
+    assert jaxdp.epsilon(OnlyBoth(sigma), 1e-6) <= 1.0
+    assert jaxdp.tradeoff(OnlyBoth(2.0), 0.1) == pytest.approx(jaxdp.tradeoff(jaxdp.Gaussian(2.0), 0.1), rel=1e-3)
 
 
 def test_a_leader_that_does_not_lead_at_the_solution_is_not_believed(monkeypatch):
