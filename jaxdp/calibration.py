@@ -18,6 +18,7 @@ _CANDIDATES = 8
 _INTERPOLATED = 8
 _SEPARATION = 0.01
 _RELATIVE = 2e-10
+_ABSOLUTE = 1e-16
 # Distances from the interpolated solution, in widths of the bracket: whatever its error, some pair lies just outside.
 _OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
 # A cap, not a plan: the outermost pair alone takes a third off a bracket at every call.
@@ -45,13 +46,16 @@ def calibrate(
         the arrays inside the mechanism: one calibration per element.
     relation: as for `jaxdp.epsilon`.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
-    and holds for the value returned; a tested value within 2e-10 of it (relative), or the next whole one, fails it.
+    and holds for the value returned; a tested value within 2e-10 of it (relative; or 1e-16 of the bracket's width where
+    the bracket holds 0), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
     Raises ValueError when neither end of the bracket meets the target, or epsilon turns round inside the bracket.
     """
     if validate.is_traced(epsilon, delta, bracket):
         raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
     problem = _Problem.of(make_mechanism, epsilon, delta, bracket, relation)
+    if 0 in problem.shape:
+        return np.empty(problem.shape)
     values = problem.round(_grid(problem.low, problem.high))
     pairs = problem.pairs()
     epsilons = np.array([pair.evaluate(values) for pair in pairs])
@@ -99,12 +103,15 @@ class _Problem:
         validate.reject("epsilon", target, ~(target >= 0), ">= 0")
         delta = validate.probability("delta", delta)
         low, high = _ends(bracket)
-        first = make(_number(low.flat[0]))
-        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
+        empty = validate.broadcast(epsilon=target, delta=delta, bracket=low)
+        if 0 in empty:
+            return cls(make, empty, target, delta, low, high, relation, False, True)
         whole = _refuses_fractions(make, low.flat[0], high.flat[0])
         if whole:
             low, high = np.ceil(low), np.floor(high)
             validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
+        first = make(_number(low.flat[0]))
+        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
         by_array = _takes_arrays(make, (np.rint if whole else np.array)(_grid(low, high)).reshape(-1, *shape))
         if not by_array and shape:
@@ -190,12 +197,13 @@ def _takes_arrays(make: Callable, values: np.ndarray) -> bool:
         return False
 
 
-def _grid(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Equally spaced candidates from end to end: in the logarithm where the bracket spans a factor of 4."""
-    steps = np.linspace(0.0, 1.0, _CANDIDATES)[:, None]
-    geometric = (low > 0) & (high > 4 * low)
+def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.ndarray:
+    """Equally spaced candidates from end to end: in the logarithm where the ends are a factor of 4 apart."""
+    steps = np.linspace(0.0, 1.0, count)[:, None]
+    geometric = (np.minimum(low, high) > 0) & ((high > 4 * low) | (low > 4 * high))
     safe_low, safe_high = np.where(geometric, low, 1.0), np.where(geometric, high, 1.0)
-    grid = np.where(geometric, safe_low * (safe_high / safe_low) ** steps, low + (high - low) * steps)
+    logarithmic = np.exp(np.log(safe_low) + steps * (np.log(safe_high) - np.log(safe_low)))
+    grid = np.where(geometric, logarithmic, low + (high - low) * steps)
     grid[0], grid[-1] = low, high
     return grid
 
@@ -256,8 +264,10 @@ class _Search:
     def candidates(self) -> np.ndarray | None:
         """The next values to test, or None when every bracket is closed."""
         width = np.abs(self.unsafe - self.safe)
-        tolerance = np.where(self._problem.whole, 1.0, _RELATIVE * np.abs(self.safe))
-        middle = self.safe + (self.unsafe - self.safe) / 2
+        around_zero = (self._problem.low <= 0) & (self._problem.high >= 0)
+        least = np.where(around_zero, _ABSOLUTE * (self._problem.high - self._problem.low), 0.0)
+        tolerance = np.where(self._problem.whole, 1.0, np.maximum(_RELATIVE * np.abs(self.safe), least))
+        middle = _grid(self.safe, self.unsafe, 3)[1]
         is_open = (width > tolerance) & (middle != self.safe) & (middle != self.unsafe)
         if not is_open.any():
             return None

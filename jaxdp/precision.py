@@ -33,6 +33,11 @@ def x64():
     return jax.enable_x64(True)
 
 
+def exact_product(left: Any, right: Any) -> jax.Array:
+    """Matrix product in float64 whatever the user's `jax_default_matmul_precision`: some settings round the factors."""
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
 @functools.cache
 def compiler_options(platform: str) -> dict[str, Any] | None:
     """Options for our own jit calls on this platform, or None where none exists."""

@@ -215,3 +215,30 @@ def test_what_is_not_a_mechanism_is_a_type_error():
 def test_under_a_trace_it_says_where_to_call_it():
     with pytest.raises(RuntimeError, match="outside jit"):
         jax.jit(lambda e: calibrate(jaxdp.Gaussian, epsilon=e, delta=1e-6, bracket=(0.1, 1.0)))(1.0)
+
+
+def test_no_problems_have_no_answers():
+    assert calibrate(jaxdp.Gaussian, epsilon=np.zeros(0), delta=1e-6, bracket=(0.1, 10.0)).shape == (0,)
+    assert calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(np.zeros(0), 10.0)).shape == (0,)
+
+
+def test_ends_of_a_bracket_of_whole_numbers_may_be_fractions():
+    count = calibrate(lambda n: jaxdp.repeat(jaxdp.Gaussian(10.0), n), epsilon=1.0, delta=1e-6, bracket=(0.3, 10.7))
+    assert count == 4 or jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), count + 1), 1e-6) > 1.0
+
+
+@pytest.mark.parametrize(
+    "make, epsilon, bracket, expected",
+    [
+        (jaxdp.PureDP, 0.0, (0.0, 1.0), 0.0),
+        (jaxdp.PureDP, 0.5, (1e-300, 1e300), 0.5),
+        (lambda x: jaxdp.PureDP(np.where(np.asarray(x) > 3e-299, 1.0, 2.0)), 1.5, (1e-300, 1e300), 3e-299),
+    ],
+)
+def test_brackets_around_zero_and_over_all_magnitudes_are_closed(make, epsilon, bracket, expected, monkeypatch):
+    calls = []
+    evaluate = calibration._Problem.evaluate
+    monkeypatch.setattr(calibration._Problem, "evaluate", lambda *a: (calls.append(1), evaluate(*a))[1])
+    value = calibrate(make, epsilon=epsilon, delta=0.0, bracket=bracket)
+    assert value == pytest.approx(expected, rel=NEAR, abs=1e-15 if expected == 0 else 0)
+    assert len(calls) < 80

@@ -6,6 +6,7 @@ Every call solves eight points, so that one compilation of each direction and ef
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -149,3 +150,31 @@ def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     below = jaxdp.delta_bounds(mechanism, bounds.lower * (1 - 1e-6), relation="add")
     above = jaxdp.delta_bounds(mechanism, bounds.upper * (1 + 1e-6), relation="add")
     assert above.upper < 1e-7 < below.lower
+
+
+def test_a_delta_far_below_1e_290_is_not_too_small():
+    # composed with almost nothing: at least the Gaussian's own delta, in 40 digits
+    mechanism = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.RandomizedResponse(1e-12))
+    for eps in (37.5, 37.65, 37.7):
+        with mpmath.workdps(40):
+            exact = mpmath.ncdf(mpmath.mpf(1) / 2 - eps) - mpmath.exp(eps) * mpmath.ncdf(-mpmath.mpf(1) / 2 - eps)
+        bounds = jaxdp.delta_bounds(mechanism, eps, relation="replace_one")
+        assert float(exact) * (1 - 1e-9) <= bounds.upper <= float(exact) * 1.01
+        assert bounds.lower <= float(exact) * (1 + 1e-6)
+
+
+def test_mass_at_infinity_does_not_hide_the_spread_of_the_loss():
+    noisy = jaxdp.compose(jaxdp.Gaussian(50.0), jaxdp.DiscretePair([0.9, 0.1], [1.0, 0.0]))
+    assert jaxdp.epsilon(noisy, 0.2, relation="remove") == 0.0
+
+
+@pytest.mark.parametrize("name", ["BF16_BF16_F32", "bfloat16", "highest"])
+def test_the_precision_a_user_sets_for_matrix_products_is_not_ours(name):
+    mechanisms = [
+        jaxdp.repeat(jaxdp.Laplace(3.0), 50),
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1), 100),
+    ]
+    for mechanism in mechanisms:
+        expected = jaxdp.epsilon_bounds(mechanism, 1e-5)
+        with jax.default_matmul_precision(name):
+            assert jaxdp.epsilon_bounds(mechanism, 1e-5) == expected

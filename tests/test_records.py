@@ -161,3 +161,8 @@ def test_two_classes_never_share_a_tree_structure():
     for i, first in enumerate(structures):
         assert all(first != second for second in structures[:i])
         assert first == jax.tree_util.tree_structure(jax.tree_util.tree_map(lambda leaf: leaf, made[i]))
+
+
+def test_class_attributes_stay_as_they_were_written():
+    for made in (jaxdp.RandomizedResponse(1.0), jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1)):
+        assert made.relations is type(made).relations and isinstance(made.relations, tuple)

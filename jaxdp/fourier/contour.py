@@ -21,6 +21,7 @@ from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.sampled_gaussian import split
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_tail
+from jaxdp.precision import exact_product
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
@@ -151,7 +152,7 @@ def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     cosine, sine = jnp.cos(along * eps), jnp.sin(along * eps)
 
     waves = jnp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
-    real_waves, imag_waves = contour.real @ waves, contour.imag @ waves
+    real_waves, imag_waves = exact_product(contour.real, waves), exact_product(contour.imag, waves)
     real, imag = real_waves[..., 0] + imag_waves[..., 1], imag_waves[..., 0] - real_waves[..., 1]
     real_t, imag_t = real_waves[..., 2] + imag_waves[..., 3], imag_waves[..., 2] - real_waves[..., 3]
     cosine, sine = jnp.cos(down * eps), jnp.sin(down * eps)
@@ -208,7 +209,7 @@ def _left_alias(
     M(0) and M(-1) are those of the finite part, each less at most what was cut away.
     """
     c, p = contour.plan.c, contour.plan.period
-    first = jnp.exp(-jnp.clip(c * p, 1e-300, 700.0) - ref) / -jnp.expm1(-c * p)
+    first = jnp.exp(-jnp.maximum(c * p, 1e-300) - ref) / -jnp.expm1(-c * p)
     second = jnp.exp(eps - (c + 1) * p - ref) / -jnp.expm1(-(c + 1) * p)
     kept = jnp.exp(contour.log_kept)
     ends = jnp.real(s.closed(jnp.array([0.0, -1.0], jnp.complex128)))

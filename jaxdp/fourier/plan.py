@@ -52,10 +52,10 @@ def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
 
     With mass at infinity K(0) < 0, and only the bend of K tells the variance.
     """
-    c = jnp.array([1e-2, 1.0, 0.5])
+    c = jnp.array([1e-2, 1.0, 0.505])
     k = spectrum.rough(c, cut, size)
     plain = jnp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
-    bend = (k[1] - 2 * k[2] + k[0]) / 0.25
+    bend = (k[1] - 2 * k[2] + k[0]) / 0.495**2
     return jnp.clip(jnp.where(spectrum.infinity > 0, bend, plain), 1e-24, 1e24)
 
 

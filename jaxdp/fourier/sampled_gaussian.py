@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.precision import exact_product
+
 _REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
 _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
@@ -299,7 +301,7 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     x, y = _powers(jnp.ones_like(first), jnp.exp(1j * step * line.loss), inner)
     # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
     left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
-    both = left @ jnp.concatenate([x, y], axis=1).T
+    both = exact_product(left, jnp.concatenate([x, y], axis=1).T)
     return jax.lax.complex(both[:outer], both[outer:]).reshape(-1)[:count]
 
 

@@ -44,7 +44,7 @@ from jaxdp.bounds import Bounds
 from jaxdp.hockey_stick import search
 from jaxdp.hockey_stick.blocks import Blocks, binomial_blocks, block_edges, masses, mean_offsets, window
 from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
-from jaxdp.precision import canary, kernel
+from jaxdp.precision import canary, exact_product, kernel
 from jaxdp.special import log_binomial_pmf
 
 SIZE, INNER_SIZE = 512, 48
@@ -147,7 +147,7 @@ def _exact_rows(others: _Others, trials, chance, complement):
     steps = jnp.where(remaining > 0, jnp.log(jnp.maximum(remaining, 1.0)), -1e5)
     steps = steps + (jnp.log(chance) - jnp.log(complement)) - jnp.log(counts + 1.0)
     # A product with a triangle of ones: the library's cumulative sum is slower at this size.
-    rise = steps @ np.triu(np.ones((size - 1, size)), 1)
+    rise = exact_product(steps, np.triu(np.ones((size - 1, size)), 1))
     first = log_binomial_pmf(jnp.full_like(trials, start), trials, chance, complement)
     return jnp.where(others.present[None, :], first[:, None] + rise, -jnp.inf)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxdp.bounds import Bounds
 from jaxdp.hockey_stick import search
-from jaxdp.precision import canary, kernel
+from jaxdp.precision import canary, exact_product, kernel
 from jaxdp.special import log1p_excess, log_binomial_pmf
 
 _NODES = 64
@@ -62,7 +62,7 @@ def tail_ratio(x, trials, odds):
     reach = jax.lax.fori_loop(0, 40, newton, start)
     reach = jnp.where(exponent(start) > -_EXPONENT, jnp.where(start >= 1.0 - 2e-12, 1.0, start), reach)
     s = reach * (_POINTS + 1.0) / 2.0
-    integral = jnp.dot(jnp.exp(exponent(s)), jnp.asarray(_WEIGHTS)) * reach / 2.0
+    integral = exact_product(jnp.exp(exponent(s)), jnp.asarray(_WEIGHTS)) * reach / 2.0
     return jnp.maximum(trials - x + 1.0, 0.0) * odds * integral
 
 

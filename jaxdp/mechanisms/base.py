@@ -64,7 +64,7 @@ def register_by_class(cls: Any, data: list[str], static: list[str]) -> None:
 
 def _lists_to_arrays(self: Any) -> None:
     """A list of numbers is an array, not a pytree of its entries. Values are checked by the verbs."""
-    for name in self.__dataclass_fields__:
+    for name in (field.name for field in dataclasses.fields(self)):
         value = getattr(self, name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
             traced = any(isinstance(v, jax.core.Tracer) for v in jax.tree_util.tree_leaves(value))
