@@ -178,3 +178,14 @@ def test_the_precision_a_user_sets_for_matrix_products_is_not_ours(name):
         expected = jaxdp.epsilon_bounds(mechanism, 1e-5)
         with jax.default_matmul_precision(name):
             assert jaxdp.epsilon_bounds(mechanism, 1e-5) == expected
+
+
+@pytest.mark.parametrize("sigma, q, steps, delta", [(1.43, 1.5e-4, 10, 4.3e-5), (1.38, 3.9e-5, 2, 2.4e-8)])
+def test_a_rare_large_loss_does_not_send_epsilon_to_the_bound_without_sampling(sigma, q, steps, delta):
+    # the moments are finite only far from the saddle: one sampled person gives nearly all of the loss
+    one = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), q)
+    bounds = jaxdp.epsilon_bounds(jaxdp.repeat(one, steps), delta, relation="remove")
+    assert bounds.upper - bounds.lower <= 1e-3 * bounds.upper
+    # a closed form for one step, and basic composition
+    assert jaxdp.epsilon(one, delta, relation="remove") * (1 - 1e-9) <= bounds.upper
+    assert bounds.lower <= steps * jaxdp.epsilon(one, delta / steps, relation="remove")

@@ -299,7 +299,8 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=steps)
 
     below, above = jax.vmap(solve)(jnp.arange(2))
-    upper = jnp.where(jnp.isfinite(ceiling), above[0], jnp.inf)
+    # an end that was tested, or the ceiling
+    upper = jnp.where(jnp.isfinite(ceiling) | (above[0] < search), above[0], jnp.inf)
     upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
     return _epsilon_edges(spectrum, delta, inside, lower, upper)
 

@@ -80,7 +80,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
-    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 4.0, center + 4.0, rounds=2)[None]
+    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + 4.0, rounds=3)[None]
     eps = rdp(best, spectrum.real(best, cut, size))[0]
     level = jnp.where(jnp.isfinite(eps), jnp.maximum(eps, 0.0), 1.0)
 

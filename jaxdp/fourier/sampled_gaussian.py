@@ -28,6 +28,7 @@ _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _STRIDE = 4
+_DEAD = 1e-15
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -210,8 +211,8 @@ def real_log_m(
     at_ends = _height(jnp.stack([low, high]), c, mu, q, direction)
     ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y + growth, 50.0))) * (6 * y + 3 * step) / _ROOT_2PI
     if rough:
-        # where a bound could not be had either, c is not a place to choose
-        return jnp.where((strip < 0.05) & (ends < 5e-4), log_m, jnp.inf)
+        # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
+        return jnp.where((strip < 0.05) & (ends < _DEAD), log_m, jnp.inf)
     error = strip + ends
     rounding = 1e-14 * (1 + jnp.abs(log_m)) + 3e-14 * (2 * c + 1)  # the second: `_log_mixture_real`, tilted
     return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
