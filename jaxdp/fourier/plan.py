@@ -81,7 +81,10 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         return (k - log_delta + constant + rounding) / c
 
     best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + 4.0, rounds=3)[None]
-    eps = rdp(best, spectrum.real(best, cut, size))[0]
+    # an abscissa too far right for a contour may still give the smaller Chernoff bound
+    far = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, 5e-4)), center - 4.0, center + 4.0, rounds=2)[None]
+    both = jnp.concatenate([best, far])
+    eps = jnp.min(rdp(both, spectrum.real(both, cut, size)))
     level = jnp.where(jnp.isfinite(eps), jnp.maximum(eps, 0.0), 1.0)
 
     def saddle(c: jax.Array) -> jax.Array:

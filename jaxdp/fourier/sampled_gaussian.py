@@ -28,7 +28,6 @@ _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _STRIDE = 4
-_DEAD = 1e-15
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -187,11 +186,11 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
 
 
 def real_log_m(
-    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: bool
+    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: float
 ) -> jax.Array:
     """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell).
 
-    rough: an estimate to a few percent instead of a bound.
+    rough: if not 0, an estimate to a few percent instead of a bound, where the ends carry less than this.
     """
     low, high = interval(c, mu, q, cut, direction)
     step = (high - low) / size
@@ -210,9 +209,9 @@ def real_log_m(
     # vertical ends: along them the integrand grows by ``growth`` at most
     at_ends = _height(jnp.stack([low, high]), c, mu, q, direction)
     ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y + growth, 50.0))) * (6 * y + 3 * step) / _ROOT_2PI
-    if rough:
+    if rough > 0:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
-        return jnp.where((strip < 0.05) & (ends < _DEAD), log_m, jnp.inf)
+        return jnp.where((strip < 0.05) & (ends < rough), log_m, jnp.inf)
     error = strip + ends
     rounding = 1e-14 * (1 + jnp.abs(log_m)) + 3e-14 * (2 * c + 1)  # the second: `_log_mixture_real`, tilted
     return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)

@@ -21,6 +21,7 @@ from jaxdp.fourier.sampled_gaussian import (
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
+_DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,16 +80,16 @@ class Spectrum:
         """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
         return self._real(c, c, cut, max(size // 2, 64), self.direction)
 
-    def rough(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
+    def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float = _DEAD) -> jax.Array:
         """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
-        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=True)
+        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=dead)
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
         return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), max(size // 2, 64), _SWAPPED[self.direction])
 
     def _real(
-        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: bool = False
+        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: float = 0.0
     ) -> jax.Array:
         total = jnp.real(self.closed(z.astype(jnp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)
