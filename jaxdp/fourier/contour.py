@@ -160,11 +160,13 @@ def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     turned = jnp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
     own, moment, mass = contour.errors
+    head = head_units * _ULP  # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
+    raised = jnp.where(head < 0.25, 1 + 2 * head, jnp.inf)
     return Raw(
         front * total,
         front * (turned - c * total),
-        jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD,
-        front * (own + 4 * jnp.abs(eps) * moment + mass * head_units),
+        jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD * raised,
+        front * (own + 4 * jnp.abs(eps) * moment + mass * head_units) * raised,
     )
 
 

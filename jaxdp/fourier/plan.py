@@ -59,6 +59,11 @@ def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
     return jnp.clip(jnp.where(spectrum.infinity > 0, bend, plain), 1e-24, 1e24)
 
 
+def _widest(spectrum: Spectrum) -> float:
+    """How far right of the Gaussian guess, in nats, an abscissa is sought: far where the loss has a supremum."""
+    return 26.0 if spectrum.direction == "reverse" else 4.0
+
+
 def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
     """The u beyond which a step's mass is charged like mass at infinity: e^-60 of delta over all steps.
 
@@ -80,12 +85,13 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
-    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + 4.0, rounds=3)[None]
+    widest = _widest(spectrum)
+    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + widest, rounds=3)[None]
     # an abscissa too far right for a contour may still give the smaller Chernoff bound
     far = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, 5e-4)), center - 4.0, center + 4.0, rounds=2)[None]
     both = jnp.concatenate([best, far])
     eps = jnp.min(rdp(both, spectrum.real(both, cut, size)))
-    level = jnp.where(jnp.isfinite(eps), jnp.maximum(eps, 0.0), 1.0)
+    level = jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
 
     def saddle(c: jax.Array) -> jax.Array:
         return spectrum.rough(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
@@ -106,6 +112,7 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     loose = tail_cut(spectrum, jnp.asarray(-800.0))
     variance = _scale(spectrum, loose, size)
     center = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
+    widest = _widest(spectrum)
 
     def bound(c: jax.Array, cut: jax.Array, k_of: Callable = spectrum.real) -> jax.Array:
         k, constant = k_of(c, cut, size), conversion(c)
@@ -113,11 +120,11 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
     def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best = _grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + 4.0, rounds=4)
+        best = _grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + widest, rounds=4)
         return tail_cut(spectrum, bound(best[None], state[0])[0]), best
 
     cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
-    best = _grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + 4.0, rounds=4)
+    best = _grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
     value = bound(best[None], cut)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)
@@ -150,9 +157,11 @@ def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array
     """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it (MATH 2.2)."""
     gap = above - c
     right = k_above - above * eps + conversion(above) - log_expm1(jnp.where(gap > 0, gap * period, 1e-9))
+    right = right + 1e-15 * (jnp.abs(k_above) + jnp.abs(above * eps))
     right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
     left = k_below + (1 + below) * eps + conversion(below) - log_expm1((1 + below + c) * period)
+    left = left + 1e-15 * (jnp.abs(k_below) + jnp.abs((1 + below) * eps))
     # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
     plain = eps - log_expm1((1 + c) * period)
     return jnp.minimum(jnp.min(left), plain), right

@@ -24,10 +24,12 @@ import numpy as np
 from jaxdp.precision import exact_product
 
 _REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
+_DROP = (50.0, 600.0)  # nats below its peak where the line ends in the add direction, if nearer: left, right
 _ROOT_2PI = 2.5066282746310002
 _ULP = 2.0**-53
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _STRIDE = 4
+_HALVINGS = 6
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -93,9 +95,15 @@ def _height(v, c, mu, q, direction):
     return -v * v / 2 + (c + 1) * a - c * _log_mixture_real(-v * mu - mu * mu / 2, q)
 
 
-def _mode_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
-    """Mode of g A^{-c} to within c mu 2^-11: the zero of u + c mu s(u), s = q e^w / A, between -c mu and 0."""
+def _mode_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(mode of g A^{-c}, bound of its error): the zero of u + c mu s(u), s = q e^w / A.
+
+    It lies between 0 and -c mu, and, as s <= q e^w / (1 - q) there and y e^y = r implies y <= log(1 + r), not below
+    -log(1 + c mu^2 q e^{-mu^2/2} / (1 - q)) / mu.
+    """
     logit = jnp.log(jnp.where(q > 0, q, 1e-300)) - jnp.log1p(-jnp.minimum(q, 1 - _ULP))
+    size = jnp.log(jnp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
+    reach = jnp.minimum(c * mu, jax.nn.softplus(size) / mu * (1 + 1e-12))
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
@@ -103,16 +111,47 @@ def _mode_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
         right = middle + c * mu * jax.nn.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
         return jnp.where(right, low, middle), jnp.where(right, middle, high)
 
-    low, high = jax.lax.fori_loop(0, 10, halve, (-c * mu, jnp.zeros_like(c)))
-    return 0.5 * (low + high)
+    low, high = jax.lax.fori_loop(0, 10, halve, (-reach, jnp.zeros_like(c)))
+    return 0.5 * (low + high), reach * 2.0**-10
+
+
+def _interval_add(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 9.5 of the mode, much nearer if c is large.
+
+    On the right by more, because there |A|^{-c} is much larger off the axis than on it.
+    """
+    mode, slack = _mode_add(c, mu, q)
+    peak = _height(mode, c, mu, q, "reverse")
+
+    def reach(sign: float, drop: float) -> jax.Array:
+        def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            near, far = ends
+            middle = 0.5 * (near + far)
+            dead = _height(mode + sign * middle, c, mu, q, "reverse") < peak - drop
+            return jnp.where(dead, near, middle), jnp.where(dead, middle, far)
+
+        return jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(c), _REACH + slack))[1]
+
+    return mode - reach(-1.0, _DROP[0]), mode + reach(1.0, _DROP[1])
+
+
+def _outside_add(low, high, c, mu, q, log_m):
+    """What g A^{-c}, log-concave, carries outside [low, high], relative to m(c): at most its ends over their slopes.
+
+    Also those slopes, left and right, or 0 where an end is on the wrong side of the mode (then the first is inf).
+    """
+    ends = jnp.stack([low, high])
+    w = ends * mu - mu * mu / 2
+    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - _log_mixture_real(w, q), 0.0))
+    slopes = jnp.maximum((-ends - c * mu * share) * jnp.array([1.0, -1.0]) - 1e-9, 0.0)
+    value = jnp.exp(jnp.minimum(_height(ends, c, mu, q, "reverse") - log_m, 600.0)) / _ROOT_2PI
+    return jnp.sum(jnp.where(slopes > 0, value / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)), slopes
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Ends of the line on which everything but 4e-21 of m(c) lives, cut included."""
+    """Ends of the line on which everything but 4e-21 of m(c) lives (add: `_outside_add`), cut included."""
     if direction == "reverse":
-        mode = _mode_add(c, mu, q)
-        slack = c * mu * 2.0**-10
-        return mode - _REACH - slack, mode + _REACH + slack
+        return _interval_add(c, mu, q)
     reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
     return jnp.full_like(reach, -_REACH), jnp.minimum(reach + _REACH, cut)
 
@@ -153,18 +192,37 @@ def _side_error(v, c, mu, q, y, step, log_m, direction):
 def _edge_height(v, y, c, mu, q, log_m, direction):
     """Logarithm of the integrand's modulus along Im u = 2y at t = 0, relative to m(c)."""
     height, _, _, _ = _exponent(v, 2 * y, c, mu, q, direction)
-    return jnp.minimum(height - log_m, 600.0)
+    return height - log_m
+
+
+def _raise(x: jax.Array) -> jax.Array:
+    """e^x of a bound: what is out of reach is infinite, not clipped, for a tiny factor may follow."""
+    return jnp.where(x < 600, jnp.exp(jnp.minimum(x, 600.0)), jnp.inf)
 
 
 def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     """Bound of the integral of |integrand at t = 0| along Im u = 2y, relative to m(c).
 
     Twice (midpoint sum + one largest cell): the integrand's modulus rises and falls once or twice, and its
-    peak is at most e^{bend step^2/8} above the grid.
+    peak is at most e^{bend step^2/8} above the grid. Or, reverse with |Im u| mu <= pi/2, where |A| rises with
+    Re u: cell by cell, the largest g times |A| at the cell's left end, a node.
     """
     bend = 1 + (c + 1) * mu * mu / (2 * (1 + jnp.cos(jnp.minimum(2 * jnp.abs(y) * mu, 3.0))))
-    scaled = jnp.exp(_edge_height(v, y, c, mu, q, log_m, direction)) * step / _ROOT_2PI
-    return 2 * (jnp.sum(scaled) + jnp.max(scaled) * jnp.exp(jnp.minimum(bend * step * step / 8, 600.0)))
+    height = _edge_height(v, y, c, mu, q, log_m, direction)
+    scaled = _raise(height) * step / _ROOT_2PI
+    humps = 2 * (jnp.sum(scaled) + jnp.max(scaled) * _raise(bend * step * step / 8))
+    if direction != "reverse":
+        return humps
+    first = _edge_height(v[0] - step, y, c, mu, q, log_m, direction) + 0.5 * _raised(v[0] - step, step)
+    cells = jnp.sum(scaled * jnp.exp(0.5 * _raised(v, step))) + _raise(first) * step / _ROOT_2PI
+    return jnp.where(2 * jnp.abs(y) * mu <= 0.5 * jnp.pi, jnp.minimum(humps, cells * (1 + 1e-9)), humps)
+
+
+def _raised(left: jax.Array, step: jax.Array) -> jax.Array:
+    """u^2 at the left end of a cell less its smallest in the cell: what g's exponent gains, twice over."""
+    right = left + step
+    smallest = jnp.where((left < 0) & (right > 0), 0.0, jnp.minimum(jnp.abs(left), jnp.abs(right)))
+    return left * left - smallest * smallest
 
 
 def _best_shift(v, c, mu, q, step, log_m, direction):
@@ -178,7 +236,7 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
     kernel_weight = 1 / jnp.expm1(jnp.minimum(2 * jnp.pi * heights / step, 600.0))
     # every few nodes tell which height is best; all of them bound its error
     few = v[::_STRIDE]
-    scouted = jax.vmap(lambda y: jnp.sum(jnp.exp(_edge_height(few, sign * y, c, mu, q, log_m, direction))))(heights)
+    scouted = jax.vmap(lambda y: jnp.sum(_raise(_edge_height(few, sign * y, c, mu, q, log_m, direction))))(heights)
     cell = step * (v.shape[0] / few.shape[0]) / _ROOT_2PI
     best = jnp.argmin((2 + 2 * cell * scouted) * kernel_weight)
     edge = _edge_mass(v, sign * heights[best], c, mu, q, step, log_m, direction)
@@ -198,23 +256,54 @@ def real_log_m(
     height = _height(v, c, mu, q, direction)
     top = jnp.max(height)
     log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / _ROOT_2PI)
-    # strip |Im u| <= 2y, both edges; in the other directions the modulus may grow like cos^-c
-    y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
-    if direction != "forward":
-        y = jnp.minimum(y, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
-        growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5)))
-    else:
-        growth = jnp.zeros_like(c)
-    strip = 2 * jnp.exp(2 * y * y + growth) / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
-    # vertical ends: along them the integrand grows by ``growth`` at most
     at_ends = _height(jnp.stack([low, high]), c, mu, q, direction)
-    ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y + growth, 50.0))) * (6 * y + 3 * step) / _ROOT_2PI
+    cell = step / _ROOT_2PI
+    if direction == "reverse":
+        # strip |Im u| <= 2y: |A|^{-c} grows off the axis, by little where the integrand lives if y is small
+        y = jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * (low + high), 1e-9)))
+        grown = height + 0.5 * _raised(v, step) + _growth(v, y, c, mu, q)
+        first = at_ends[0] + 0.5 * _raised(low, step) + _growth(low, y, c, mu, q)
+        edge = jnp.sum(_raise(grown - log_m)) + _raise(first - log_m)
+        edge = edge * cell * jnp.exp(2 * y * y)
+        at_ends = at_ends + _growth(jnp.stack([low, high]), y, c, mu, q)
+    else:
+        y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
+        growth = jnp.zeros_like(c)
+        if direction == "replace":
+            y = jnp.minimum(y, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
+            growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5)))
+        edge = jnp.exp(2 * y * y + growth)
+        at_ends = at_ends + growth
+    strip = 2 * edge / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
+    ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y, 50.0))) * (6 * y + 3 * step) / _ROOT_2PI
     if rough > 0:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
         return jnp.where((strip < 0.05) & (ends < rough), log_m, jnp.inf)
     error = strip + ends
-    rounding = 1e-14 * (1 + jnp.abs(log_m)) + 3e-14 * (2 * c + 1)  # the second: `_log_mixture_real`, tilted
+    if direction == "reverse":
+        error = error + _outside_add(low, high, c, mu, q, log_m)[0]
+    rounding = 1e-14 * (1 + jnp.abs(log_m)) + 3e-14 * (2 * c + 1) * _mean_loss(v, height - top, mu, q, direction)
     return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
+
+
+def _growth(v: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
+    """Bound of -c log(|A(v + is)| / A(v)), |s| <= 2y <= pi/(2 mu): |A|^2 = A^2 - 2 q (1-q) e^w (1 - cos(s mu)).
+
+    With x = 2 q (1-q) e^w (1 - cos)/A^2 <= 1/2, -log(1 - x) <= x (1 + x).
+    """
+    w = v * mu - mu * mu / 2
+    both = jnp.log(jnp.where(q > 0, q, 1e-300)) + jnp.log1p(-jnp.minimum(q, 1 - _ULP)) + w
+    x = 2 * jnp.exp(jnp.minimum(both - 2 * _log_mixture_real(w, q), 0.0)) * (1 - jnp.cos(2 * y * mu))
+    return 0.5 * c * x * (1 + x) * (1 + 1e-9)
+
+
+def _mean_loss(v: jax.Array, log_weight: jax.Array, mu: jax.Array, q: jax.Array, direction: str) -> jax.Array:
+    """At most 1, the absolute error of log A in units of 3e-14: for q <= 1/2 it is relative, and counts as tilted."""
+    if direction == "replace":
+        return jnp.ones_like(q)
+    weight = jnp.exp(log_weight)
+    mean = jnp.sum(weight * jnp.abs(_log_mixture_real(v * mu - mu * mu / 2, q))) / jnp.sum(weight)
+    return jnp.where(q > 0.5, 1.0, jnp.minimum(mean, 1.0))
 
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
@@ -243,12 +332,49 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     strip_loss = 20 * (mu * y) ** 2
     variance = jnp.real(jnp.sum(weight * (loss - mean) ** 2))
     raw = strip + ends
+    if direction == "reverse":
+        beyond, slopes = _outside_add(low, high, c, mu, q, log_m)
+        raw = raw + beyond
+    units = 16 + 8 * (jnp.abs(phase) + v * v) + 16 * _tilting(loss, v, c, mu, q, direction)
+    raw = raw + _ULP * jnp.sum(jnp.abs(weight) * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
     error = jnp.where(raw < 0.25, 2 * raw + 1e-20, jnp.inf)
     reach2 = jnp.sum(jnp.abs(weight) * jnp.abs(loss - mean) ** 2)
     spread = jnp.sqrt(jnp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
-    variation = _variation(v, step, c, mu, q, log_m, direction)
+    if direction == "reverse":
+        spread = jnp.fmin(spread, _spread_add(v, step, slopes, jnp.real(mean), c, mu, q, log_m, error))
+        variation = _variation_add(v, step, slopes, c, mu, q, log_m)
+    else:
+        variation = _variation(v, step, c, mu, q, log_m, direction)
     return Line(log_m, weight, loss, jnp.where(total > 0, error, jnp.inf), tail, spread, variation)
+
+
+def _tilting(loss, v, c, mu, q, direction):
+    """Size of the terms whose sum, times c, stands in a weight's exponent: each is rounded."""
+    size = jnp.abs(loss) if direction != "replace" else jnp.abs(loss) + mu * (jnp.abs(v) + mu)
+    return (c + 1) * (size + jnp.where(q > 0.5, mu * (jnp.abs(v) + mu), 0.0))
+
+
+def _spread_add(v, step, slopes, mean, c, mu, q, log_m, error):
+    """Upper bound of the deviation of L = -log A around ``mean`` under the law tilted to c, cell by cell.
+
+    Cells [v_k, v_k+1]: A rises, so A^{-c} is largest and L farthest at an end. Outside, g A^{-c} is log-concave and
+    falls with the slopes at the ends, while L rises to -log(1 - q) on the left and falls by mu per unit on the right.
+    """
+    left = jnp.concatenate([v[:1] - step, v])
+    log_a = _log_mixture_real(left * mu - mu * mu / 2, q)
+    end_a = _log_mixture_real((v[-1] + step) * mu - mu * mu / 2, q)
+    ends_a = jnp.append(log_a, end_a)
+    far = jnp.square(jnp.abs(ends_a + mean) + 4e-14 * (jnp.abs(ends_a) + jnp.abs(mean)))
+    far = jnp.maximum(far[:-1], far[1:])
+    f = -0.5 * left * left + 0.5 * _raised(left, step) - c * log_a - log_m
+    inside = jnp.sum(jnp.exp(jnp.minimum(f, 600.0)) * far) * step
+    ends = jnp.stack([v[0] - 0.5 * step, v[-1] + 0.5 * step])
+    beyond = jnp.exp(jnp.minimum(_height(ends, c, mu, q, "reverse") - log_m, 600.0))
+    rest = jnp.maximum(far[0], jnp.square(jnp.log1p(-jnp.minimum(q, 1 - _ULP)) + mean))
+    fall = jnp.where(slopes > 0, 1 / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)
+    outside = beyond[0] * rest * fall[0] + beyond[1] * (2 * far[-1] * fall[1] + 4 * mu * mu * fall[1] ** 3)
+    return jnp.sqrt((inside + outside) / _ROOT_2PI * (1 + error) * (1 + 1e-6))
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array) -> Line:
@@ -265,7 +391,7 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array) -> Line:
 
 
 def _variation(v, step, c, mu, q, log_m, direction):
-    """Upper bound of the total variation of the tilted density of L.
+    """Upper bound of the total variation of the tilted density of L (remove and replace).
 
     On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
     bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
@@ -275,8 +401,6 @@ def _variation(v, step, c, mu, q, log_m, direction):
     slope = logit - log_a  # log s(u), dL/du = mu s
     if direction == "forward":
         log_f, bend = -v * v / 2 + (c + 1) * log_a - slope, 1 + (c + 2) * mu * mu / 4
-    elif direction == "reverse":
-        log_f, bend = -v * v / 2 - c * log_a - slope, 1 + (c + 1) * mu * mu / 4
     else:
         log_b = _log_mixture_real(-v * mu - mu * mu / 2, q)
         other = jnp.log(jnp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
@@ -287,6 +411,23 @@ def _variation(v, step, c, mu, q, log_m, direction):
     cells = jnp.abs(jnp.diff(f)) + 4 * jnp.maximum(f[1:], f[:-1]) * (1 + hump) * hump
     total = jnp.sum(cells) + (f[0] + f[-1]) * (1 + hump) ** 4
     return jnp.where((q > 0) & (mu < _LARGEST_MU) & jnp.isfinite(total), total * 1.001, jnp.inf)
+
+
+def _variation_add(v, step, slopes, c, mu, q, log_m):
+    """The same for add, where log f = log(g A^{-c} / s) + const is concave for c >= 1: it rises once and falls once.
+
+    Twice the largest f, cell by cell: the largest g times A^{-c}/s at the cell's left end, a node, as both fall. The
+    peak is between the nodes when the slope at the left end, that of g A^{-c} less mu (1 - s), is positive. For c < 1
+    the curvature is below mu^2/4 - 1, and nothing is claimed unless that is negative too.
+    """
+    left = jnp.concatenate([v[:1] - step, v])
+    w = left * mu - mu * mu / 2
+    log_a = _log_mixture_real(w, q)
+    slope = jnp.log(jnp.where(q > 0, q, 1.0)) + w - log_a
+    peak = jnp.max(-0.5 * left * left + 0.5 * _raised(left, step) - c * log_a - slope)
+    peak = jnp.exp(jnp.minimum(peak - log_m - jnp.log(_ROOT_2PI * mu), 600.0))
+    single = ((c >= 1) | (mu < 2)) & (slopes[0] > mu) & (slopes[1] > 0)
+    return jnp.where((q > 0) & single, 2 * peak * 1.001, jnp.inf)
 
 
 def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
