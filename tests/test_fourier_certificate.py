@@ -12,7 +12,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp.fourier import contour, sampled_gaussian
+from jaxdp.fourier import contour, exponential_sums, sampled_gaussian
 from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum, along_line
@@ -183,7 +183,7 @@ def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, ra
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         arguments = [jnp.asarray(x) for x in (order, 1 / sigma, rate, NO_CUT)]
         line = sampled_gaussian.tilted_line(*arguments, direction, 64)
-        ratio = [complex(sampled_gaussian.ratios(line, jnp.asarray(t), jnp.asarray(1.0), 1)[0]) for t in frequency]
+        ratio = [complex(exponential_sums.ratios(line, jnp.asarray(t), jnp.asarray(1.0), 1)[0]) for t in frequency]
         log_m, error = float(line.log_m), float(line.error)
     base = exact_m(sigma, rate, direction, order)
     assert abs(mp.log(base) - log_m) <= error + ROUNDING

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.fourier.exponential_sums import split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
-from jaxdp.fourier.sampled_gaussian import split
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_tail
 from jaxdp.precision import exact_product
@@ -36,6 +36,7 @@ class Effort(NamedTuple):
     """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`).
 
     lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
+    bands: edges of the label by which `jaxdp.fourier.bands` splits the law; 0 for the plain contour.
     """
 
     nodes: int
@@ -43,6 +44,7 @@ class Effort(NamedTuple):
     cover: int
     smooth: bool
     lattice: bool = False
+    bands: int = 0
 
 
 class Contour(NamedTuple):
@@ -83,14 +85,15 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
         units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
     t = step * jnp.arange(effort.nodes + 1)
-    real, imag, errors = _weights(nodes, c, t, extra)
+    real, imag, errors = node_weights(nodes, c, t, extra)
     tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + extra[0], effort.cover)
     return Contour(
-        plan, step, _table(real), _table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
+        plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
     )
 
 
-def _table(values: jax.Array) -> jax.Array:
+def table(values: jax.Array) -> jax.Array:
+    """Node weights (..., nodes) as rows of about sqrt(nodes), (smoothings, rows, columns), padded with 0."""
     columns, rows = split(values.shape[-1])
     padded = jnp.pad(values, ((0, 0), (0, rows * columns - values.shape[-1])))
     return padded.reshape(-1, rows, columns)
@@ -105,7 +108,7 @@ def _smoothing(end: jax.Array, mu2: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.stack([s2, 4 * s2]), mixing
 
 
-def _weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Real and imaginary node weights and the three error sums of `Contour`."""
     # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
     log_abs = nodes.log_abs - 0.5 * extra[:, None] * t**2
@@ -119,9 +122,11 @@ def _weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tupl
     real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
     reach = size * jnp.sqrt(norm)
     # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
-    slack = jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+    excess = jnp.maximum(nodes.log_abs_raised - nodes.log_abs, 0.0)
+    raised = jnp.exp(jnp.clip(log_abs + excess, -745.0, 600.0))
+    slack = jnp.where(excess < 1, jnp.exp(log_abs) * jnp.expm1(jnp.minimum(excess, 1.0)), raised)
     units = 32 + 1.5 * sum(split(t.shape[0])) + 2 * jnp.abs(phase)
-    own = jnp.sum(reach * (slack + units * _ULP), axis=-1)
+    own = jnp.sum(half * jnp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
     return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP, jnp.sum(reach, axis=-1) * _ULP])
 
 
@@ -143,7 +148,8 @@ class Raw(NamedTuple):
     rounding: jax.Array
 
 
-def _contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
+def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
+    """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
     c, h = contour.plan.c, contour.step
     base = contour.log_m_c - c * eps - ref
     front = jnp.exp(base) * h / jnp.pi
@@ -174,7 +180,7 @@ def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Arr
     """Certified delta at eps, in units of e^ref."""
     plan, c = contour.plan, contour.plan.c
     raw = (
-        Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else _contour_sum(contour, eps, ref)
+        Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
     widest = 0.5 * contour.extra_mu2[-1]
     left, right = log_alias(
@@ -304,7 +310,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     # an end that was tested, or the ceiling
     upper = jnp.where(jnp.isfinite(ceiling) | (above[0] < search), above[0], jnp.inf)
     upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
-    return _epsilon_edges(spectrum, delta, inside, lower, upper)
+    return epsilon_edges(spectrum, delta, inside, lower, upper)
 
 
 def _least_smoothed(contour: Contour | LatticeContour) -> Contour | LatticeContour:
@@ -314,7 +320,8 @@ def _least_smoothed(contour: Contour | LatticeContour) -> Contour | LatticeConto
     return contour._replace(real=contour.real[:1], imag=contour.imag[:1], log_m_c=contour.log_m_c[:1])
 
 
-def _epsilon_edges(spectrum, delta, inside, lower, upper):
+def epsilon_edges(spectrum, delta, inside, lower, upper):
+    """The bounds found, and what holds without any where delta is not between the mass at infinity and 1."""
     # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
     top = jnp.maximum(spectrum.top, 0.0)
     exact_zero = (delta == 0) & (spectrum.infinity == 0)

@@ -9,15 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import (
-    Line,
-    discrete_line,
-    ratios,
-    real_log_m,
-    rounding_units,
-    tail_mass,
-    tilted_line,
-)
+from jaxdp.fourier.exponential_sums import Line, discrete_line, ratios, rounding_units
+from jaxdp.fourier.sampled_gaussian import real_log_m, tail_mass, tilted_line
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import Line, ratios, rounding_units
+from jaxdp.fourier.exponential_sums import Line, ratios, rounding_units
 from jaxdp.fourier.spectrum import Spectrum
 
 _NEGLIGIBLE = 50.0

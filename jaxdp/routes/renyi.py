@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.sampled_gaussian import ratios, tilted_line
+from jaxdp.fourier.exponential_sums import ratios
+from jaxdp.fourier.sampled_gaussian import tilted_line
 from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.spectrum import spectrum

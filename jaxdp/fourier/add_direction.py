@@ -1,0 +1,119 @@
+"""The add direction of the sampled Gaussian: g A^{-c} is log-concave, and lives ever nearer to its mode.
+
+What this says about the integrand replaces the cruder bounds of `jaxdp.fourier.sampled_gaussian` next to the supremum
+of the loss, where c is huge. Argument: notebooks/proofs/contour_certificate.md, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.mixture import ROOT_2PI, ULP, gained, log_integrand, log_mixture_real
+
+_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `_REACH`: left, right
+_HALVINGS = 6
+_REACH = 9.5
+
+
+def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(mode of g A^{-c}, bound of its error): the zero of u + c mu s(u), s = q e^w / A.
+
+    It lies between 0 and -c mu, and, as s <= q e^w / (1 - q) there and y e^y = r implies y <= log(1 + r), not below
+    -log(1 + c mu^2 q e^{-mu^2/2} / (1 - q)) / mu.
+    """
+    logit = jnp.log(jnp.where(q > 0, q, 1e-300)) - jnp.log1p(-jnp.minimum(q, 1 - ULP))
+    size = jnp.log(jnp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
+    reach = jnp.minimum(c * mu, jax.nn.softplus(size) / mu * (1 + 1e-12))
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = 0.5 * (low + high)
+        right = middle + c * mu * jax.nn.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
+        return jnp.where(right, low, middle), jnp.where(right, middle, high)
+
+    low, high = jax.lax.fori_loop(0, 10, halve, (-reach, jnp.zeros_like(c)))
+    return 0.5 * (low + high), reach * 2.0**-10
+
+
+def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 9.5 of the mode, much nearer if c is large.
+
+    On the right by more, because there |A|^{-c} is much larger off the axis than on it.
+    """
+    mode, slack = _mode(c, mu, q)
+    peak = log_integrand(mode, c, mu, q, "reverse")
+
+    def reach(sign: float, drop: float) -> jax.Array:
+        def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            near, far = ends
+            middle = 0.5 * (near + far)
+            dead = log_integrand(mode + sign * middle, c, mu, q, "reverse") < peak - drop
+            return jnp.where(dead, near, middle), jnp.where(dead, middle, far)
+
+        return jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(c), _REACH + slack))[1]
+
+    return mode - reach(-1.0, _DROP[0]), mode + reach(1.0, _DROP[1])
+
+
+def outside(low, high, c, mu, q, log_m):
+    """What g A^{-c}, log-concave, carries outside [low, high], relative to m(c): at most its ends over their slopes.
+
+    Also those slopes, left and right, or 0 where an end is on the wrong side of the mode (then the first is inf).
+    """
+    ends = jnp.stack([low, high])
+    w = ends * mu - mu * mu / 2
+    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_mixture_real(w, q), 0.0))
+    slopes = jnp.maximum((-ends - c * mu * share) * jnp.array([1.0, -1.0]) - 1e-9, 0.0)
+    value = jnp.exp(jnp.minimum(log_integrand(ends, c, mu, q, "reverse") - log_m, 600.0)) / ROOT_2PI
+    return jnp.sum(jnp.where(slopes > 0, value / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)), slopes
+
+
+def growth(v: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
+    """Bound of -c log(|A(v + is)| / A(v)), |s| <= 2y <= pi/(2 mu): |A|^2 = A^2 - 2 q (1-q) e^w (1 - cos(s mu)).
+
+    With x = 2 q (1-q) e^w (1 - cos)/A^2 <= 1/2, -log(1 - x) <= x (1 + x).
+    """
+    w = v * mu - mu * mu / 2
+    both = jnp.log(jnp.where(q > 0, q, 1e-300)) + jnp.log1p(-jnp.minimum(q, 1 - ULP)) + w
+    x = 2 * jnp.exp(jnp.minimum(both - 2 * log_mixture_real(w, q), 0.0)) * (1 - jnp.cos(2 * y * mu))
+    return 0.5 * c * x * (1 + x) * (1 + 1e-9)
+
+
+def spread(v, step, slopes, mean, c, mu, q, log_m, error):
+    """Upper bound of the deviation of L = -log A around ``mean`` under the law tilted to c, cell by cell.
+
+    Cells [v_k, v_k+1]: A rises, so A^{-c} is largest and L farthest at an end. Outside, g A^{-c} is log-concave and
+    falls with the slopes at the ends, while L rises to -log(1 - q) on the left and falls by mu per unit on the right.
+    """
+    left = jnp.concatenate([v[:1] - step, v])
+    log_a = log_mixture_real(left * mu - mu * mu / 2, q)
+    end_a = log_mixture_real((v[-1] + step) * mu - mu * mu / 2, q)
+    ends_a = jnp.append(log_a, end_a)
+    far = jnp.square(jnp.abs(ends_a + mean) + 4e-14 * (jnp.abs(ends_a) + jnp.abs(mean)))
+    far = jnp.maximum(far[:-1], far[1:])
+    f = -0.5 * left * left + 0.5 * gained(left, step) - c * log_a - log_m
+    inside = jnp.sum(jnp.exp(jnp.minimum(f, 600.0)) * far) * step
+    ends = jnp.stack([v[0] - 0.5 * step, v[-1] + 0.5 * step])
+    beyond = jnp.exp(jnp.minimum(log_integrand(ends, c, mu, q, "reverse") - log_m, 600.0))
+    rest = jnp.maximum(far[0], jnp.square(jnp.log1p(-jnp.minimum(q, 1 - ULP)) + mean))
+    fall = jnp.where(slopes > 0, 1 / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)
+    outside = beyond[0] * rest * fall[0] + beyond[1] * (2 * far[-1] * fall[1] + 4 * mu * mu * fall[1] ** 3)
+    return jnp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
+
+
+def variation(v, step, slopes, c, mu, q, log_m):
+    """The same for add, where log f = log(g A^{-c} / s) + const is concave for c >= 1: it rises once and falls once.
+
+    Twice the largest f, cell by cell: the largest g times A^{-c}/s at the cell's left end, a node, as both fall. The
+    peak is between the nodes when the slope at the left end, that of g A^{-c} less mu (1 - s), is positive. For c < 1
+    the curvature is below mu^2/4 - 1, and nothing is claimed unless that is negative too.
+    """
+    left = jnp.concatenate([v[:1] - step, v])
+    w = left * mu - mu * mu / 2
+    log_a = log_mixture_real(w, q)
+    slope = jnp.log(jnp.where(q > 0, q, 1.0)) + w - log_a
+    peak = jnp.max(-0.5 * left * left + 0.5 * gained(left, step) - c * log_a - slope)
+    peak = jnp.exp(jnp.minimum(peak - log_m - jnp.log(ROOT_2PI * mu), 600.0))
+    single = ((c >= 1) | (mu < 2)) & (slopes[0] > mu) & (slopes[1] > 0)
+    return jnp.where((q > 0) & single, 2 * peak * 1.001, jnp.inf)

@@ -1,0 +1,324 @@
+"""One band's contour: the law of those outcomes whose largest loss carries one label.
+
+M_j = prod (B_j + A_j)^T - prod B_j^T over the sampled steps, B_j below the band and A_j within it; see `bands`.
+Argument: notebooks/proofs/contour_certificate.md, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.fourier import labels
+from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
+from jaxdp.fourier.contour import Contour, Effort, node_weights, table
+from jaxdp.fourier.exponential_sums import ratios, rounding_units
+from jaxdp.fourier.labels import Label, SoftLine, Step
+from jaxdp.fourier.plan import Plan, conversion
+from jaxdp.fourier.spectrum import Nodes, Spectrum
+
+_ULP = 2.0**-53
+_ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
+_DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
+_POINTS, _ROUNDS = 12, 3
+_CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.97])
+_ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+_CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
+_FALL = 60.0  # u^2 beyond that of a loss of eps, where a larger loss no longer counts
+
+
+class Steps(NamedTuple):
+    """All sampled steps in one stack, and their counts."""
+
+    step: Step
+    times: jax.Array
+
+
+class Pieces(NamedTuple):
+    """The two labels of a band, per step; ``below`` is None for the lowest band, which has nothing below it."""
+
+    within: Label
+    below: Label | None
+
+
+def make_steps(spectrum: Spectrum, cut: jax.Array, size: int) -> Steps:
+    """What of every sampled step depends neither on the order nor on a band."""
+    mu = jnp.concatenate([part.mu for part in spectrum.sampled])
+    rate = jnp.concatenate([part.rate for part in spectrum.sampled])
+    times = jnp.concatenate([part.times for part in spectrum.sampled]).astype(jnp.float64)
+    return Steps(jax.vmap(lambda m, q: labels.make_step(m, q, cut, size))(mu, rate), times)
+
+
+def label_edges(steps: Steps, eps: jax.Array, cut: jax.Array, count: int) -> jax.Array:
+    """Per step the label's edges, equally spaced in u, not below 2.
+
+    From a loss of 3 % of eps to where the density has fallen by e^-30 more than at a loss of eps.
+    """
+    mu, q = steps.step.mu, jnp.where(steps.step.rate > 0, steps.step.rate, 1.0)
+
+    def outcome(loss: jax.Array) -> jax.Array:
+        return (jnp.log1p(jnp.expm1(jnp.minimum(loss, 600.0)) / q) + mu * mu / 2) / mu
+
+    spacing = 2.1 * labels.WIDTH
+    first = jnp.clip(outcome(0.03 * eps), 2.0, jnp.maximum(cut - 1 - spacing * count, 2.0))
+    full = jnp.sqrt(jnp.maximum(outcome(eps), 0.0) ** 2 + _FALL)
+    last = jnp.maximum(jnp.minimum(full, cut - 1), first + spacing * (count - 1))
+    return first[:, None] + (last - first)[:, None] * jnp.linspace(0.0, 1.0, count)
+
+
+def make_pieces(steps: Steps, low: jax.Array | None, high: jax.Array) -> Pieces:
+    """The two labels of the band between the edges ``low`` and ``high`` (one per step)."""
+    if low is None:
+        return Pieces(jax.vmap(labels.below)(steps.step, high), None)
+    return Pieces(jax.vmap(labels.within)(steps.step, low, high), jax.vmap(labels.below)(steps.step, low))
+
+
+def _total(steps: Steps, log_a: jax.Array, log_b: jax.Array | None) -> jax.Array:
+    """log of prod (B + A)^T - prod B^T (without ``log_b``: of prod A^T) over the steps, the last axis."""
+    live, times = steps.times > 0, steps.times
+    if log_b is None:
+        return jnp.sum(jnp.where(live, times * log_a, 0.0), axis=-1)
+    ratio = jnp.where(live, log_a - log_b, -jnp.inf)
+    lift = _lift(times, ratio)
+    both = jnp.sum(jnp.where(live, times * _log1p_exp(ratio + lift), 0.0), axis=-1)
+    return jnp.sum(jnp.where(live, times * log_b, 0.0), axis=-1) + _log_expm1(both) - lift[..., 0]
+
+
+def _lift(times: jax.Array, ratio: jax.Array) -> jax.Array:
+    """How far tiny ratios are raised: prod (1 + r)^T - 1 is linear there, to 1e-170."""
+    size = jax.nn.logsumexp(ratio + jnp.log(jnp.maximum(times, 1e-300)), axis=-1, keepdims=True)
+    return jnp.maximum(-400.0 - size, 0.0)
+
+
+def _log1p_exp(x: jax.Array) -> jax.Array:
+    """log(1 + e^x), relative to itself."""
+    return jnp.where(x > 30, x, jnp.log1p(jnp.exp(jnp.minimum(x, 30.0))))
+
+
+def _log_expm1(x: jax.Array) -> jax.Array:
+    small = jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0)))
+    return jnp.where(x > 30, x + jnp.log1p(-jnp.exp(-jnp.maximum(x, 1.0))), small)
+
+
+def _log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(upper bound of log M_j(c), largest share of an end)."""
+    closed = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))
+    closed = closed + spectrum.closed_units * _ULP + 4 * _ULP * jnp.abs(closed)
+    log_a, rest = jax.vmap(lambda s, x: labels.upper(s, x, c))(steps.step, pieces.within)
+    log_b = None
+    if pieces.below is not None:
+        log_b = jax.vmap(lambda s, x: labels.upper(s, x, c)[0])(steps.step, pieces.below)
+    total = _total(steps, log_a, log_b)
+    logs = 1 + jnp.abs(log_a) + (0.0 if log_b is None else jnp.abs(log_b))
+    total = total + 1e-14 * (1 + jnp.abs(total)) + 1e-15 * _counted(steps, logs)
+    total = jnp.where(jnp.isnan(total), jnp.inf, closed + total)
+    return total, jnp.max(jnp.where(steps.times > 0, rest, 0.0))
+
+
+class Tilt(NamedTuple):
+    """Abscissa of a band's Chernoff bound, and K there: log delta_j(eps) <= log_m - c eps + conversion(c)."""
+
+    c: jax.Array
+    log_m: jax.Array
+
+
+def chernoff(tilt: Tilt, eps: jax.Array) -> jax.Array:
+    """Upper bound of log delta_j(eps)."""
+    value = tilt.log_m - tilt.c * eps + conversion(tilt.c)
+    return value + 1e-14 * (jnp.abs(tilt.log_m) + tilt.c * jnp.abs(eps) + jnp.abs(conversion(tilt.c)))
+
+
+def _tilt(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> Tilt:
+    def objective(x: jax.Array) -> jax.Array:
+        value, rest = jax.vmap(lambda c: _log_moment(spectrum, steps, pieces, c))(jnp.exp(x))
+        c = jnp.exp(x)
+        return jnp.where(rest < _DEAD, value - c * eps + conversion(c), jnp.inf)
+
+    def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x = jnp.linspace(ends[0], ends[1], _POINTS)
+        best = jnp.argmin(objective(x))
+        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)]
+
+    low, high = jax.lax.fori_loop(0, _ROUNDS, zoom, (jnp.log(1e-6 / eps), jnp.log(5000.0 / eps)))
+    c = jnp.exp(0.5 * (low + high))
+    return Tilt(c, _log_moment(spectrum, steps, pieces, c)[0])
+
+
+def over_bands(edges: jax.Array, fun: Callable[..., Any], *each: Any) -> Any:
+    """fun(low, high, *of each) for every band, the lowest (its low is None) first, stacked; each is stacked too."""
+    first = fun(None, edges[:, 0], *jax.tree_util.tree_map(lambda x: x[0], each))
+    never = jnp.full_like(edges[:, :1], labels.NEVER)
+    high = jnp.concatenate([edges[:, 1:], never], axis=1)
+    rest = jax.tree_util.tree_map(lambda x: x[1:], each)
+    others = jax.lax.map(lambda x: fun(*x), (edges.T, high.T, *rest))
+    return jax.tree_util.tree_map(lambda a, b: jnp.concatenate([a[None], b]), first, others)
+
+
+def tilts_of(spectrum: Spectrum, steps: Steps, edges: jax.Array, eps: jax.Array) -> Tilt:
+    """The tilt of every band, stacked."""
+    return over_bands(edges, lambda low, high: _tilt(spectrum, steps, make_pieces(steps, low, high), eps))
+
+
+def place(spectrum, steps, pieces, tilt: Tilt, eps, log_delta) -> Plan:
+    """The abscissa, of a few at and left of the Chernoff bound's, that allows the largest step without cancellation."""
+    candidates, above = tilt.c * _CANDIDATES, tilt.c * _ABOVE
+    k_of = jax.vmap(lambda c: _log_moment(spectrum, steps, pieces, c)[0])
+    k_candidates, k_above = k_of(candidates), k_of(above)
+    height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
+    aim = log_delta + _ALIAS_TARGET
+    gap = above - candidates[:, None]
+    right = jax.nn.softplus(k_above - above * eps + conversion(above) - aim) / jnp.where(gap > 0, gap, 1.0)
+    right = jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1)
+    period = jnp.clip(
+        jnp.maximum(right, jax.nn.softplus(-aim) / candidates), jnp.exp(-6.0) / candidates, jnp.exp(10.0) / candidates
+    )
+    best = jnp.argmin(jnp.where(height > jnp.min(height) + _CANCELLATION, jnp.inf, period))
+    nothing = jnp.zeros(1)
+    return Plan(candidates[best], period[best], nothing[0], nothing[0], nothing[0], above, k_above, nothing, nothing)
+
+
+class Nodewise(NamedTuple):
+    """M_j(c + it)/M_j(c) of the sampled steps at the nodes, and its error."""
+
+    log_m: jax.Array  # log M_j(c)
+    log_m_units: jax.Array
+    log_abs: jax.Array
+    log_raised: jax.Array  # log_abs, raised by the error
+    phase: jax.Array
+    size: jax.Array  # of the terms whose sum log_abs and phase are: each is rounded
+    log_tail: jax.Array
+
+
+def _counted(steps: Steps, x: jax.Array) -> jax.Array:
+    """Sum over the steps (first axis), each as often as it is taken."""
+    times = steps.times.reshape(-1, *[1] * (x.ndim - 1))
+    return jnp.sum(jnp.where(times > 0, times * x, 0.0), axis=0)
+
+
+def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Effort) -> Nodewise:
+    """prod A^T."""
+    end = h * effort.nodes
+    line, size, error, angle = _ratio(steps, within, c, h, effort.nodes + 1)
+    return Nodewise(
+        _counted(steps, line.log_m),
+        _counted(steps, 4 * (jnp.abs(line.log_m) + 12)),
+        _counted(steps, jnp.log(size)),
+        _counted(steps, jnp.log(size + error)),
+        _counted(steps, angle),
+        _counted(steps, 1 + jnp.abs(jnp.log(size)) + jnp.abs(angle)),
+        # (|M_j| <= M_j(c): the sum of h/t^2 is all there is when nothing is known to decay)
+        jnp.fmin(_covered(steps, within, line, c, end, h, effort.cover), -jnp.log(end))
+        + _counted(steps, jnp.log1p(line.error)),
+    )
+
+
+def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Array, effort: Effort) -> Nodewise:
+    """F(B, A) = prod (B + A)^T - prod B^T, whose coefficients are all positive."""
+    count, end, live = effort.nodes + 1, h * effort.nodes, steps.times > 0
+    line_a, size_a, error_a, angle_a = _ratio(steps, within, c, h, count)
+    line_b, size_b, error_b, angle_b = _ratio(steps, below, c, h, count)
+    ratio = jnp.where(live, line_a.log_m - line_b.log_m, -jnp.inf)
+    lift = _lift(steps.times, ratio)[0]
+    scale = jnp.exp(ratio + lift)
+    both = _counted(steps, jnp.log1p(scale))
+    log_both = _log_expm1(both)
+    share, turn = scale[:, None] * size_a / size_b, angle_a - angle_b
+    grown, swung = log_one_plus(share * jnp.cos(turn), share * jnp.sin(turn))
+    under = _counted(steps, jnp.log(size_b))
+    log_abs, phase = log_expm1_complex(_counted(steps, grown), _counted(steps, swung))
+    # |F - computed| <= F(|B| + b, |A| + a) - F(|B|, |A|); and what the share's and the powers' logarithms are rounded
+    # by, which moves F by its derivative in log A, at most (1 + sum T log(1 + |A/B|)) F
+    most = _counted(steps, jnp.log1p(share))
+    plain = under + _log_expm1(most) - log_both
+    larger = _counted(steps, jnp.log1p(scale[:, None] * (size_a + error_a) / (size_b + error_b)))
+    raised = _counted(steps, jnp.log(size_b + error_b)) + _log_expm1(larger) - log_both
+    loudest = 4 * jnp.max(jnp.where(live, jnp.abs(line_a.log_m) + jnp.abs(line_b.log_m), 0.0)) + 64
+    more = jnp.maximum(raised - plain, 0.0)
+    off = jnp.where(more < 1, plain + jnp.log(jnp.maximum(jnp.expm1(jnp.minimum(more, 1.0)), 1e-300)), raised)
+    off = jnp.logaddexp(off, plain + jnp.log(_ULP * loudest * (1 + jnp.maximum(both, most))))
+    # |M_j| <= sum_i T_i |A_i| prod (B + A)^T / (B_i + A_i), B and A at c; A_i alone decays
+    fall = jax.vmap(labels.decay, in_axes=(0, 0, None))(steps.step, line_a, end)
+    first = jnp.log(jnp.maximum(steps.times, 1e-300)) + jnp.log(scale) - jnp.log1p(scale) + jnp.log(fall)
+    blur = _counted(steps, jnp.log1p(line_a.error) + jnp.log1p(line_b.error))
+    tail = jax.nn.logsumexp(jnp.where(live, first, -jnp.inf)) + both - log_both
+    log_abs = under + log_abs - log_both
+    return Nodewise(
+        _counted(steps, line_b.log_m) + log_both - lift,
+        _counted(steps, 4 * (jnp.abs(line_b.log_m) + 12)) + (1 + both) * loudest + 4 * jnp.abs(lift),
+        log_abs,
+        jnp.logaddexp(log_abs, off),
+        _counted(steps, angle_b) + phase,
+        _counted(steps, 1 + jnp.abs(jnp.log(size_b)) + jnp.abs(angle_b) + jnp.abs(grown) + jnp.abs(swung)),
+        jnp.fmin(tail, 0.0) - jnp.log(end) + blur,
+    )
+
+
+def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: Effort) -> Contour:
+    """Evaluate M_j on its contour and bound what is beyond the end."""
+    c, h = plan.c, 2 * jnp.pi / plan.period
+    t = h * jnp.arange(effort.nodes + 1)
+    base = spectrum.closed(jnp.asarray(c, jnp.complex128))
+    value = spectrum.closed(jax.lax.complex(jnp.full_like(t, c), t)) - base
+    if pieces.below is None:
+        some = _lowest(steps, pieces.within, c, h, effort)
+    else:
+        some = _higher(steps, pieces.within, pieces.below, c, h, effort)
+    units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 4 * some.size + 32
+    log_abs = jnp.real(value) + some.log_abs
+    log_raised = jnp.real(value) + some.log_raised + units * _ULP
+    nodes = Nodes(log_abs, jnp.maximum(log_raised, log_abs), jnp.imag(value) + some.phase)
+    real, imag, errors = node_weights(nodes, c, t, jnp.zeros(1))
+    log_m = jnp.real(base) + some.log_m
+    nothing = jnp.zeros(())
+    return Contour(
+        plan,
+        h,
+        table(real),
+        table(imag),
+        errors,
+        some.log_tail - 0.5 * spectrum.mu2 * (h * effort.nodes) ** 2,
+        jnp.zeros(1),
+        nothing,
+        log_m[None],
+        (16 + spectrum.closed_units + 4 * jnp.abs(log_m) + some.log_m_units)[None],
+        nothing,
+    )
+
+
+def _ratio(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
+    """(lines, modulus of m(c + it)/m(c) at the nodes, bound of its error, angle)."""
+    lines = jax.vmap(lambda s, x: labels.soft_line(s, x, c))(steps.step, label)
+    ratio = jax.vmap(lambda line: ratios(line, jnp.zeros(()), h, count))(lines)
+    t = h * jnp.arange(count)
+    mass = jnp.sum(jnp.abs(lines.weight), axis=-1)[:, None]
+    moment = jnp.sum(jnp.abs(lines.weight) * jnp.abs(lines.loss), axis=-1)[:, None]
+    units = rounding_units(lines.weight.shape[-1], count)
+    floor = 1e-100
+    error = lines.error[:, None] + _ULP * (mass * units + 8 * t * moment + 8) + floor
+    return lines, jnp.maximum(jnp.abs(ratio), floor), error, jnp.angle(ratio)
+
+
+def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:
+    """log of the lowest band's tail: cells up to twice the variation V of its density, (V/t)^T from there on."""
+    of = jax.vmap(lambda s, x, line: labels.variation(s, x, c, line))(steps.step, label, lines)
+    deviation = jax.vmap(lambda s, x, line: labels.spread(s, x, c, line))(steps.step, label, lines)
+    counts = jnp.where(jnp.isfinite(of), steps.times, 0.0)
+    i = jnp.argmax(counts)
+    v, power = of[i], counts[i]
+    far = jnp.maximum(2 * v, end)
+    beyond = power * (jnp.log(v) - jnp.log(far)) - jnp.log(far) - jnp.log(power + 1)
+    width = (far + step - end) / cover
+    left = end + width * jnp.arange(cover)
+    ratio = jax.vmap(lambda line: ratios(line, end + 0.5 * width, width, cover))(lines)
+    units = 32 + rounding_units(lines.weight.shape[-1], cover) + 8 * far * jnp.abs(lines.loss)
+    noise = lines.error + _ULP * jnp.sum(jnp.abs(lines.weight) * units, -1)
+    reach = jnp.minimum(jnp.abs(ratio) + noise[:, None] + 0.5 * width * deviation[:, None], 1.0)
+    live = (steps.times > 0)[:, None]
+    log_abs = jnp.sum(jnp.where(live, steps.times[:, None] * jnp.log(reach), 0.0), axis=0)
+    near = jax.nn.logsumexp(log_abs + jnp.log(width + step) - 2 * jnp.log(left))
+    total = jnp.logaddexp(near, beyond)
+    return jnp.where((power > 0) & jnp.isfinite(total), total, jnp.inf)

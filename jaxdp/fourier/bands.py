@@ -1,0 +1,171 @@
+"""delta and epsilon where a few rare large losses rule: one contour for each band of the largest loss.
+
+Next to a phase transition no single tilt serves both the many small losses and the one large one: the integrand of the
+plain contour cancels or never dies. Labelling every outcome by its size splits the law of the sum exactly,
+
+    M(z) = sum_j M_j(z),     M_j = prod (B_j + A_j)^T - prod B_j^T     (the largest label is j),
+
+and each M_j, the transform of a positive measure, gets an abscissa of its own (`jaxdp.fourier.labels`; the argument
+stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction; sampled Gaussians with anything in
+closed form.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.fourier.band_contour import (
+    Tilt,
+    build,
+    chernoff,
+    label_edges,
+    make_pieces,
+    make_steps,
+    over_bands,
+    place,
+    tilts_of,
+)
+from jaxdp.fourier.contour import Contour, Effort, Raw, contour_sum, epsilon_edges
+from jaxdp.fourier.plan import conversion, log_expm1, tail_cut
+from jaxdp.fourier.spectrum import Spectrum
+from jaxdp.roots import crossing
+
+_ULP = 2.0**-53
+
+
+class Sums(NamedTuple):
+    """Of all bands, in units of e^ref."""
+
+    upper: jax.Array
+    lower: jax.Array
+    middle: jax.Array
+    slope: jax.Array
+
+
+def _evaluate(contours: Contour, tilts: Tilt, charges: jax.Array, infinity, eps: jax.Array, ref: jax.Array) -> Sums:
+    raw: Raw = jax.vmap(lambda one: Raw(*(x[0] if x.ndim else x for x in contour_sum(one, eps, ref))))(contours)
+    plan = contours.plan
+    c, p = plan.c, plan.period
+    gap = plan.above - c[:, None]
+    right = plan.k_above - plan.above * eps + conversion(plan.above)
+    right = right - log_expm1(jnp.where(gap > 0, gap * p[:, None], 1e-9))
+    right = right + 1e-14 * (jnp.abs(plan.k_above) + plan.above * jnp.abs(eps))
+    right = jnp.exp(jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1) - ref) * (1 + 1e-9)
+    left = jnp.exp(-log_expm1(c * p) - ref) * (1 + 1e-9)  # delta_j <= 1
+    largest = jnp.exp(chernoff(tilts, eps) - ref) * (1 + 1e-9)
+    upper = raw.total + raw.tail + raw.rounding
+    lower = raw.total - left - right - raw.tail - raw.rounding
+    known = raw.tail + raw.rounding < largest  # otherwise the band's Chernoff bound says more
+    upper = jnp.where(known, jnp.fmin(upper, largest), largest)
+    lower = jnp.where(jnp.isnan(lower), 0.0, jnp.maximum(lower, 0.0))
+    middle = jnp.where(known, raw.total, 0.0)
+    slope = jnp.where(known, raw.slope, 0.0)
+    mass = infinity * jnp.exp(-ref)
+    return Sums(
+        (jnp.sum(upper) + mass * (1 + 4 * _ULP) + charges * jnp.exp(-ref)) * (1 + 64 * _ULP),
+        jnp.maximum((jnp.sum(lower) + mass * (1 - 4 * _ULP)) * (1 - 64 * _ULP), 0.0),
+        jnp.sum(middle) + mass,
+        jnp.minimum(jnp.sum(slope), 0.0),
+    )
+
+
+def _contours(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Contour:
+    def one(low: jax.Array | None, high: jax.Array, tilt: Tilt) -> Contour:
+        pieces = make_pieces(steps, low, high)
+        plan = place(spectrum, steps, pieces, tilt, eps, log_delta)
+        return build(spectrum, steps, pieces, plan, effort)
+
+    return over_bands(edges, one, tilts)
+
+
+def _log_sum(tilts: Tilt, eps: jax.Array) -> jax.Array:
+    return jax.nn.logsumexp(chernoff(tilts, eps))
+
+
+def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere."""
+    usable = jnp.isfinite(eps) & (eps > 0)
+    e = jnp.where(usable, eps, 1.0)
+    loose = tail_cut(spectrum, jnp.asarray(-800.0))
+    steps = make_steps(spectrum, loose, effort.quadrature)
+    rough = _log_sum(tilts_of(spectrum, steps, label_edges(steps, e, loose, effort.bands), e), e)
+    cut = jnp.minimum(tail_cut(spectrum, jnp.clip(rough, -800.0, 0.0)), loose)
+    steps = make_steps(spectrum, cut, effort.quadrature)
+    edges = label_edges(steps, e, cut, effort.bands)
+    tilts = tilts_of(spectrum, steps, edges, e)
+    ref = jnp.clip(_log_sum(tilts, e), -745.0, 0.0)
+    contours = _contours(spectrum, steps, edges, tilts, e, ref, effort)
+    charges = -jnp.expm1(spectrum.log_kept(cut))
+    sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+    upper = jnp.where(usable & ~jnp.isnan(sums.upper), jnp.minimum(sums.upper * jnp.exp(ref) + 2.3e-308, 1.0), 1.0)
+    return jnp.where(usable, jnp.minimum(sums.lower * jnp.exp(ref), upper), 0.0), upper
+
+
+def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon at delta; (0, inf) where nothing is found."""
+    spare = delta - spectrum.infinity
+    inside = (spare > 0) & (delta < 1)
+    ref = jnp.log(jnp.where(inside, spare, 0.5))
+    cut = tail_cut(spectrum, ref)
+    steps = make_steps(spectrum, cut, effort.quadrature)
+    charges = -jnp.expm1(spectrum.log_kept(cut))
+    target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
+    aim = jnp.log(jnp.where(inside, spare, 0.5) * (1 - 1e-9))
+
+    # the Chernoff bounds' sum, certified: it leaves 1e-9 of delta for the mass cut away
+    def rough(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        e = jnp.exp(x)
+        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
+        parts = chernoff(tilts, e)
+        total = jax.nn.logsumexp(parts)
+        return total - aim, -e * jnp.sum(jnp.exp(parts - total) * tilts.c)
+
+    low, high = np.log(1e-9), np.log(1e6)
+    _, ceiling = crossing(rough, jnp.asarray(low), jnp.asarray(high), jnp.asarray(0.0), rtol=1e-3, max_steps=40)
+    sound = (ceiling < high) & (charges <= 1e-10 * jnp.exp(ref))
+    ceiling = jnp.exp(ceiling) * (1 + 1e-12)
+
+    def contours_at(e: jax.Array):
+        edges = label_edges(steps, e, cut, effort.bands)
+        tilts = tilts_of(spectrum, steps, edges, e)
+        return _contours(spectrum, steps, edges, tilts, e, ref, effort), tilts
+
+    def root_of(contours: Contour, tilts: Tilt) -> jax.Array:
+        def middle(e: jax.Array) -> tuple[jax.Array, jax.Array]:
+            sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+            return jnp.log(sums.middle / target), sums.slope / sums.middle
+
+        left, right = crossing(middle, 0.1 * ceiling, ceiling, 0.97 * ceiling, rtol=1e-12, max_steps=40)
+        return 0.5 * (left + right)
+
+    def improve(_: int, state):
+        contours, tilts = contours_at(state[0])
+        return root_of(contours, tilts), contours, tilts
+
+    nothing = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(contours_at, ceiling))
+    root, contours, tilts = jax.lax.fori_loop(0, 2, improve, (ceiling, *nothing))
+
+    def side(which: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+        value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
+        log_value = jnp.log(value / target)
+        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.fmin(log_value, -1e-300), log_value)
+        return strict, sums.slope / value
+
+    def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
+        offset, slope = side(which, root)
+        shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
+        start = jnp.where(which == 0, root + shift, root - shift)
+        begin = jnp.where(which == 0, jnp.minimum(root, ceiling), 0.0)
+        end = jnp.where(which == 0, ceiling, root)
+        fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
+        return crossing(lambda e: side(which, e), begin, end, start, rtol=fine, max_steps=30)
+
+    below, above = jax.vmap(solve)(jnp.arange(2))
+    upper = jnp.where(sound, above[0], jnp.inf)
+    lower = jnp.where(sound, jnp.maximum(below[1], 0.0), 0.0)
+    return epsilon_edges(spectrum, delta, inside, lower, upper)

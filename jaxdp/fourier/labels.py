@@ -1,0 +1,233 @@
+r"""One step of the sampled Gaussian, remove direction, split by a soft label: how large its outcome is.
+
+An outcome u is labelled at most j with probability W_j(u) = 1 / (1 + exp(2 sinh((u - u_j)/0.3))), which is analytic,
+falls from 1 to 0 around u_j and has no tail to speak of on either side. The two sums this module takes,
+
+    below   B(z) = int g W_lo A^{z+1},            within  A(z) = int g (W_hi - W_lo) A^{z+1},
+
+are those of `jaxdp.fourier.sampled_gaussian` with one more factor under the integral. Error terms and their argument:
+notebooks/proofs/contour_certificate.md, section 10.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.fourier.complex_logarithms import log_one_plus
+from jaxdp.fourier.mixture import ROOT_2PI, ULP, exact_nodes, exp_or_inf, log_mixture, log_mixture_real, log_units
+
+WIDTH = 0.3
+_TURN = 0.7  # largest angle, in units of the label's width, at which the strip ends
+_MODULUS = 0.4263  # log 1.5316: |1 + e^zeta| >= max(1, |e^zeta|)/1.5316 up to that angle
+_LOW = -10.5
+NEVER = 1e4  # an edge no outcome comes near
+
+
+class Step(NamedTuple):
+    """What does not depend on the order: nodes, cells, log g and log A on the axis, along the line and at the ends."""
+
+    rate: jax.Array
+    mu: jax.Array
+    nodes: jax.Array
+    cell: jax.Array
+    height: jax.Array  # y: the line runs at Im u = y, the strip ends at 2y
+    log_g: jax.Array
+    log_a: jax.Array
+    log_g_top: jax.Array  # largest in the cell
+    log_a_end: jax.Array  # at the cell's right end, where it is largest
+    line_g: jax.Array  # complex
+    line_a: jax.Array  # complex
+    angle: jax.Array  # arg A at the left end of the cell's upper edge: |A^{it}| <= e^{-t angle} there
+    ends: jax.Array  # log (g A^{c+1}) at both ends is ends[0] + (c + 1) ends[1]
+
+
+class Label(NamedTuple):
+    """One of the two weights: its logarithm on the axis, along the line (complex), bounded in cells and at the ends."""
+
+    log: jax.Array
+    line: jax.Array
+    bound: jax.Array
+    ends: jax.Array
+
+
+class SoftLine(NamedTuple):
+    """A labelled step tilted to c, as weights and losses; what `ratios` and the tail of the contour need."""
+
+    log_m: jax.Array
+    weight: jax.Array
+    loss: jax.Array
+    error: jax.Array
+    log_edge: jax.Array  # |the integrand| along the upper edge, per cell, relative to m(c)
+    rest: jax.Array  # the ends and what lies left of the line, relative to m(c)
+
+
+def make_step(mu: jax.Array, q: jax.Array, cut: jax.Array, size: int) -> Step:
+    """The midpoint rule on [-10.5, cut]."""
+    low, cell, v = exact_nodes(jnp.asarray(_LOW), cut, size)
+    left, right = v - 0.5 * cell, v + 0.5 * cell
+    y = jnp.minimum(0.5 * _TURN * WIDTH, 0.45 * jnp.pi / mu)
+
+    def w(u: jax.Array) -> jax.Array:
+        return u * mu - mu * mu / 2
+
+    nearest = jnp.where((left < 0) & (right > 0), 0.0, jnp.minimum(jnp.abs(left), jnp.abs(right)))
+    a_re, a_im = log_mixture(w(v), y * mu * jnp.ones_like(v), q)
+    _, angle = log_mixture(w(left), 2 * y * mu * jnp.ones_like(v), q)
+    ends = jnp.stack([left[0], right[-1]])
+    return Step(
+        rate=q,
+        mu=mu,
+        nodes=v,
+        cell=cell,
+        height=y,
+        log_g=-v * v / 2,
+        log_a=log_mixture_real(w(v), q),
+        log_g_top=-nearest * nearest / 2,
+        log_a_end=log_mixture_real(w(right), q),
+        line_g=jax.lax.complex(-(v * v - y * y) / 2, -v * y),
+        line_a=jax.lax.complex(a_re, a_im),
+        angle=jnp.maximum(angle * (1 - 1e-12), 0.0),
+        ends=jnp.stack([-ends * ends / 2, log_mixture_real(w(ends), q)]),
+    )
+
+
+def _soft(u: jax.Array, turn: jax.Array, edge: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(zeta, log W, log(1 - W)) at u + i turn, all complex."""
+    x, theta = jnp.clip((u - edge) / WIDTH, -30.0, 30.0), turn / WIDTH
+    re, im = 2 * jnp.sinh(x) * jnp.cos(theta), 2 * jnp.cosh(x) * jnp.sin(theta)
+    right = re > 0
+    small, sign = jnp.exp(-jnp.abs(re)), jnp.where(right, -1.0, 1.0)
+    size, angle = log_one_plus(small * jnp.cos(im), sign * small * jnp.sin(im))
+    under = jax.lax.complex(-jnp.maximum(re, 0.0) - size, jnp.where(right, -im, 0.0) - angle)
+    over = jax.lax.complex(jnp.minimum(re, 0.0) - size, jnp.where(right, 0.0, im) - angle)
+    return jax.lax.complex(re, im), under, over
+
+
+def _within(u: jax.Array, turn: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """log(W_hi - W_lo) = log(1 - W_lo) + log W_hi + log(1 - e^{zeta_hi - zeta_lo}), without cancellation."""
+    zeta_low, _, over = _soft(u, turn, low)
+    zeta_high, under, _ = _soft(u, turn, high)
+    difference = zeta_high - zeta_low
+    fall, swing = jnp.exp(jnp.minimum(jnp.real(difference), 0.0)), jnp.imag(difference)
+    last = log_one_plus(-fall * jnp.cos(swing), -fall * jnp.sin(swing))
+    return over + under + jax.lax.complex(*last)
+
+
+def _rising(u: jax.Array, edge: jax.Array) -> jax.Array:
+    """Bound of log |1 - W| at any angle up to `_TURN`, without the constant; `_falling` is that of log |W|."""
+    return jnp.minimum(2 * jnp.sinh(jnp.clip((u - edge) / WIDTH, -30.0, 30.0)) * jnp.cos(_TURN), 0.0)
+
+
+def _falling(u: jax.Array, edge: jax.Array) -> jax.Array:
+    return jnp.minimum(-2 * jnp.sinh(jnp.clip((u - edge) / WIDTH, -30.0, 30.0)) * jnp.cos(_TURN), 0.0)
+
+
+def below(step: Step, edge: jax.Array) -> Label:
+    """The label W_lo."""
+    v, half = step.nodes, 0.5 * step.cell
+    ends = jnp.stack([v[0] - half, v[-1] + half])
+    zero = jnp.zeros(())
+    return Label(
+        jnp.real(_soft(v, zero, edge)[1]),
+        _soft(v, step.height, edge)[1],
+        _MODULUS + _falling(v - half, edge),
+        _MODULUS + _falling(ends, edge),
+    )
+
+
+def within(step: Step, low: jax.Array, high: jax.Array) -> Label:
+    """The label W_hi - W_lo; the edges are at least two widths apart."""
+    v, half = step.nodes, 0.5 * step.cell
+    ends = jnp.stack([v[0] - half, v[-1] + half])
+    constant = 2 * _MODULUS + 0.05
+    return Label(
+        jnp.real(_within(v, jnp.zeros(()), low, high)),
+        _within(v, step.height, low, high),
+        constant + _rising(v + half, low) + _falling(v - half, high),
+        constant + _rising(ends, low) + _falling(ends, high),
+    )
+
+
+def _edges(step: Step, label: Label, c: jax.Array, log_m: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(log of the integrand along the upper edge by cells, ends and outside), relative to m(c)."""
+    y = step.height
+    log_edge = step.log_g_top + (c + 1) * step.log_a_end + label.bound + 2 * y * y - log_m
+    log_edge = log_edge + jnp.log(step.cell / ROOT_2PI)
+    ends = step.ends[0] + (c + 1) * step.ends[1] + label.ends + 2 * y * y - log_m
+    outside = jax.scipy.special.ndtr(_LOW) * 1.001 * jnp.exp(jnp.minimum(label.ends[0] - log_m, 600.0))
+    rest = jnp.sum(jnp.exp(jnp.minimum(ends, 600.0))) * (6 * y + 3 * step.cell) / ROOT_2PI + outside
+    return log_edge, rest
+
+
+def upper(step: Step, label: Label, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(upper bound of log int g label A^{c+1}, share of the ends), c > 0."""
+    size = step.nodes.shape[0]
+    exponent = step.log_g + (c + 1) * step.log_a + label.log
+    top = jnp.max(exponent)
+    weight = jnp.exp(exponent - top)
+    total = jnp.sum(weight)
+    log_m = top + jnp.log(total) + jnp.log(step.cell / ROOT_2PI)
+    log_edge, rest = _edges(step, label, c, log_m)
+    kernel = jnp.expm1(jnp.minimum(4 * jnp.pi * step.height / step.cell, 600.0))
+    strip = 2 * exp_or_inf(jax.nn.logsumexp(log_edge)) / kernel
+    mixture = 16 * ULP * log_units(step.nodes, step.log_a, step.mu, step.rate) + 2e-14 * jnp.abs(step.log_a)
+    terms = (c + 1) * mixture + 2e-15 * (jnp.abs(step.log_g) + jnp.abs(jnp.where(weight > 0, label.log, 0.0)))
+    rounding = size * ULP + 2e-14 * (1 + jnp.abs(log_m)) + jnp.sum(weight * terms) / total
+    return log_m + jnp.log1p(strip + rest) + rounding, rest
+
+
+def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
+    """The labelled step along Im u = y."""
+    exponent = step.line_g + (c + 1) * step.line_a + label.line
+    size, phase = jnp.real(exponent), jnp.imag(exponent)
+    top = jnp.max(size)
+    scale = jnp.exp(size - top)
+    phase = jnp.where(scale > 0, phase, 0.0)
+    total = jnp.sum(scale * jnp.cos(phase))
+    weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
+    log_m = top + jnp.log(total) + jnp.log(step.cell / ROOT_2PI)
+    log_edge, rest = _edges(step, label, c, log_m)
+    kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * step.height / step.cell, 600.0))
+    strip = (2 + exp_or_inf(jax.nn.logsumexp(log_edge))) / kernel
+    mixture = (c + 1) * log_units(step.nodes, step.line_a, step.mu, step.rate)
+    others = jnp.abs(step.line_g) + jnp.where(scale > 0, jnp.abs(label.line), 0.0)
+    units = jnp.sum(jnp.abs(weight) * (16 + mixture + 16 * (others + jnp.abs(phase))))
+    raw = strip + rest + ULP * units
+    sound = (total > 0) & (raw < 0.25)
+    return SoftLine(log_m, weight, step.line_a, jnp.where(sound, 2 * raw + 1e-20, jnp.inf), log_edge, rest)
+
+
+def decay(step: Step, line: SoftLine, t: jax.Array) -> jax.Array:
+    """Bound of |m(c + it)| / m(c), falling in t: along the upper edge |A^{it}| = e^{-t arg A}."""
+    return exp_or_inf(jax.nn.logsumexp(line.log_edge - t * step.angle)) + line.rest
+
+
+def spread(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
+    """Upper bound of the tilted deviation of L around its mean, cell by cell on the axis."""
+    mean = jnp.real(jnp.sum(line.weight * line.loss))
+    log_a = jnp.append(log_mixture_real((_LOW * step.mu - step.mu**2 / 2), step.rate), step.log_a_end)
+    far = jnp.square(jnp.abs(log_a - mean) + 4e-14 * (jnp.abs(log_a) + jnp.abs(mean)))
+    far = jnp.maximum(far[1:], far[:-1])
+    log_f = step.log_g_top + (c + 1) * step.log_a_end + label.bound - line.log_m + jnp.log(step.cell / ROOT_2PI)
+    bottom = jnp.log1p(-jnp.minimum(step.rate, 1 - ULP))
+    outside = line.rest * jnp.square(jnp.abs(bottom) + jnp.abs(mean) + step.mu * 50)
+    return jnp.sqrt((jnp.sum(jnp.exp(jnp.minimum(log_f, 600.0)) * far) + outside) * (1 + line.error) * (1 + 1e-9))
+
+
+def variation(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
+    """Upper bound of the total variation of the tilted density of L under the label W (which falls)."""
+    mu, q, v, width = step.mu, step.rate, step.nodes, step.cell
+    w = v * mu - mu * mu / 2
+    log_s = jnp.log(jnp.where(q > 0, q, 1.0)) + w - step.log_a
+    log_f = step.log_g + (c + 1) * step.log_a - log_s - line.log_m - jnp.log(ROOT_2PI * mu)
+    hump = jnp.expm1(jnp.minimum((1 + (c + 2) * mu * mu / 4) * width * width / 8, 50.0))
+    top = jnp.maximum(log_f[1:], log_f[:-1])
+    moved = -jnp.expm1(-jnp.abs(jnp.diff(log_f))) + 4 * (1 + hump) * hump
+    turned = -jnp.expm1(jnp.minimum(jnp.diff(label.log), 0.0)) * (1 + hump) + 1e-14
+    cells = jnp.sum(jnp.exp(jnp.minimum(top + label.log[:-1], 600.0)) * (moved + turned))
+    ends = jnp.exp(jnp.minimum(log_f[jnp.array([0, -1])] + label.log[jnp.array([0, -1])], 600.0))
+    total = cells + 2 * jnp.sum(ends) * (1 + hump) ** 4
+    return jnp.where((q > 0) & (mu < 9.0) & jnp.isfinite(total), total * 1.001 * (1 + line.error), jnp.inf)

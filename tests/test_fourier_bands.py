@@ -1,0 +1,262 @@
+"""Rare large losses: the bands' certificate against mpmath, term by term, and the whole against exact compositions.
+
+One step, labelled, is a one-dimensional integral, which mpmath takes to 30 digits; two steps without labels are one
+too. The contours are chosen by hand and badly, so that the error under test dominates.
+"""
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.fourier import band_contour, bands, labels
+from jaxdp.fourier.contour import Effort
+from jaxdp.fourier.exponential_sums import ratios
+from jaxdp.fourier.plan import Plan
+from jaxdp.fourier.spectrum import Sampled, Spectrum
+
+mp.mp.dps = 30
+SIGMA, RATE, CUT = 1.0, 0.01, 14.0
+LOW, HIGH = 2.0, 3.0
+ROUNDING = 1e-12
+
+
+def spectrum_of(times, sigma=SIGMA, rate=RATE):
+    part = Sampled(jnp.array([1 / sigma]), jnp.array([rate]), jnp.array([float(times)]))
+    nothing = jnp.zeros(())
+    return Spectrum(
+        lambda z: jnp.zeros(jnp.shape(z), jnp.complex128), nothing, nothing, (part,), (), "forward", nothing, nothing,
+        jnp.inf,
+    )  # fmt: skip
+
+
+def weight(u, edge):
+    return 1 / (1 + mp.exp(2 * mp.sinh((u - mp.mpf(edge)) / mp.mpf("0.3"))))
+
+
+def label(u, low, high):
+    """The band's label: low None, everything below high; high None, everything above low."""
+    return (1 if high is None else weight(u, high)) - (0 if low is None else weight(u, low))
+
+
+def mixture(u):
+    return 1 - mp.mpf(RATE) + mp.mpf(RATE) * mp.exp(u / mp.mpf(SIGMA) - 1 / (2 * mp.mpf(SIGMA) ** 2))
+
+
+def integral(function, start=-14):
+    places = sorted({mp.mpf(k) / 2 for k in range(2 * start, 2 * int(CUT) + 1)} | {mp.mpf(k) / 8 for k in range(8, 33)})
+    return mp.quad(function, [p for p in places if p >= start])
+
+
+def exact_moment(z, low, high):
+    return integral(lambda u: mp.npdf(u) * label(u, low, high) * mixture(u) ** (z + 1))
+
+
+def exact_delta(eps, low, high):
+    """What one step's outcomes with this label contribute to delta."""
+    e = mp.exp(mp.mpf(eps))
+    at = mp.mpf(SIGMA) * mp.log((e - 1 + mp.mpf(RATE)) / mp.mpf(RATE)) + 1 / (2 * mp.mpf(SIGMA))
+    places = [at] + [p for p in (at + mp.mpf(k) / 8 for k in range(1, 80)) if p < CUT] + [mp.mpf(CUT)]
+    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * (mixture(u) - e), places)
+
+
+BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
+
+
+def traced(run, *numbers):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        return jax.tree_util.tree_map(np.asarray, jax.jit(run)(*(jnp.asarray(float(x)) for x in numbers)))
+
+
+def pieces_of(steps, low, high):
+    full = jnp.full(steps.times.shape, labels.NEVER)
+    return band_contour.make_pieces(
+        steps, None if low is None else jnp.full_like(full, low), full if high is None else jnp.full_like(full, high)
+    )
+
+
+def bracket(band, eps, *, c, period, nodes, size=256, times=1):
+    """(lower, upper) of the band's part of delta, by the contour through c with the given alias period."""
+    low, high = BANDS[band]
+
+    def run(eps, c, period):
+        spectrum = spectrum_of(times)
+        steps = band_contour.make_steps(spectrum, jnp.asarray(CUT), size)
+        pieces = pieces_of(steps, low, high)
+        above = c * jnp.array([1.05, 1.3, 2.0, 4.0])
+        k_above = jax.vmap(lambda x: band_contour._log_moment(spectrum, steps, pieces, x)[0])(above)
+        nothing = jnp.zeros(1)
+        plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing)
+        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
+        contours = jax.tree_util.tree_map(lambda x: x[None], contour)
+        tilts = band_contour.Tilt(c[None], jnp.full((1,), jnp.inf))
+        sums = bands._evaluate(contours, tilts, jnp.zeros(()), jnp.zeros(()), eps, jnp.zeros(()))
+        return sums.lower, sums.upper
+
+    lower, upper = traced(run, eps, c, period)
+    return float(lower), float(upper)
+
+
+def encloses(bounds, exact):
+    return mp.mpf(bounds[0]) <= exact <= mp.mpf(bounds[1])
+
+
+# One row per error source: (band, eps, contour on which that source dominates).
+CASES = {
+    "alias on the right": ("middle", 0.02, {"c": 200.0, "period": 0.1, "nodes": 4096, "size": 1024}),
+    "alias on the left": ("middle", 0.02, {"c": 20.0, "period": 0.3, "nodes": 4096, "size": 1024}),
+    "truncation": ("middle", 0.02, {"c": 100.0, "period": 2.0, "nodes": 40, "size": 1024}),
+    "truncation, lowest band": ("lowest", 0.005, {"c": 100.0, "period": 2.0, "nodes": 60, "size": 1024}),
+    "quadrature": ("middle", 0.02, {"c": 10.0, "period": 6.0, "nodes": 16384, "size": 160}),
+    "cancellation": ("middle", 0.02, {"c": 220.0, "period": 2.0, "nodes": 16384, "size": 2048}),
+    "nothing": ("highest", 0.3, {"c": 5.0, "period": 12.0, "nodes": 8192, "size": 1024}),
+}
+
+
+def without_strip(*arguments):
+    return SOFT_LINE(*arguments)._replace(error=jnp.zeros(()))
+
+
+def errorless_weights(nodes, *rest):
+    real, imag, errors = NODE_WEIGHTS(nodes, *rest)
+    return real, imag, 0 * errors
+
+
+def without_left(x):
+    """The left alias is the one call with one number per band."""
+    return jnp.full_like(x, jnp.inf) if x.ndim == 1 else LOG_EXPM1(x)
+
+
+SOFT_LINE, NODE_WEIGHTS, LOG_EXPM1 = labels.soft_line, band_contour.node_weights, bands.log_expm1
+SABOTAGE = {
+    "alias on the right": (bands, "conversion", lambda c: jnp.full_like(c, -jnp.inf)),
+    "alias on the left": (bands, "log_expm1", without_left),
+    "truncation": (labels, "decay", lambda *a: jnp.zeros(())),
+    "truncation, lowest band": (band_contour, "_covered", lambda *a: jnp.asarray(-jnp.inf)),
+    "quadrature": (labels, "soft_line", without_strip),
+    "cancellation": (band_contour, "node_weights", errorless_weights),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_coarse_contour_still_encloses_what_a_band_contributes(name):
+    band, eps, choice = CASES[name]
+    assert encloses(bracket(band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_leaving_an_error_term_of_a_band_out_is_noticed(name, monkeypatch):
+    band, eps, choice = CASES[name]
+    monkeypatch.setattr(*SABOTAGE[name])
+    assert not encloses(bracket(band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
+def test_a_fine_contour_of_a_band_is_close():
+    band, eps, choice = CASES["nothing"]
+    lower, upper = bracket(band, eps, **choice)
+    assert upper - lower < 2e-9 * upper
+
+
+@pytest.mark.parametrize("band", BANDS)
+def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
+    order, frequency = 3.0, [0.0, 2.0, 40.0]
+
+    def run(c):
+        steps = band_contour.make_steps(spectrum_of(1), jnp.asarray(CUT), 1024)
+        step = jax.tree_util.tree_map(lambda x: x[0], steps.step)
+        piece = jax.tree_util.tree_map(lambda x: x[0], pieces_of(steps, *BANDS[band]).within)
+        line = labels.soft_line(step, piece, c)
+        ratio = jnp.stack([ratios(line, jnp.asarray(t), jnp.asarray(1.0), 1)[0] for t in frequency])
+        decay = jnp.stack([labels.decay(step, line, jnp.asarray(t)) for t in frequency])
+        return (
+            labels.upper(step, piece, c)[0], line.log_m, line.error, ratio, decay, labels.spread(step, piece, c, line),
+            labels.variation(step, piece, c, line), line.rest,
+        )  # fmt: skip
+
+    upper, log_m, error, ratio, decay, spread, variation, rest = traced(run, order)
+    exact = exact_moment(mp.mpf(order), *BANDS[band])
+    assert 0 <= upper - mp.log(exact) < 1e-8 + rest
+    assert abs(mp.log(exact) - log_m) <= error + ROUNDING
+    for t, value, bound in zip(frequency, ratio, decay, strict=True):
+        true = exact_moment(mp.mpc(order, t), *BANDS[band]) / exact
+        assert abs(true - mp.mpc(complex(value))) <= error + ROUNDING
+        assert abs(true) <= bound
+
+    def tilted(function):
+        return integral(lambda u: function(mp.log(mixture(u))) * mp.npdf(u) * label(u, *BANDS[band])
+                        * mixture(u) ** (order + 1)) / exact  # fmt: skip
+
+    mean = tilted(lambda x: x)
+    true = mp.sqrt(tilted(lambda x: (x - mean) ** 2))
+    assert true <= spread
+    if band == "lowest":  # the only one that needs them
+        assert spread <= 1.5 * true
+        assert tilted_variation(order, band, exact) <= variation < 1.2 * tilted_variation(order, band, exact)
+
+
+def tilted_variation(order, band, moment):
+    """Total variation of the tilted density of the loss, from its values at many places."""
+    u = np.linspace(-10.0, CUT, 40_001)
+    mixed = 1 - RATE + RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2)
+    share = RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2) / mixed
+    low, high = BANDS[band]
+    tagged = 1 / (1 + np.exp(2 * np.sinh(np.clip((u - high) / 0.3, -6.0, 6.0))))
+    assert low is None
+    density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi) * tagged * mixed ** (order + 1) * SIGMA / share
+    return float(np.abs(np.diff(density)).sum() / float(moment))
+
+
+def test_bound_of_the_label_holds_at_every_angle_used():
+    random = np.random.default_rng(0)
+    x, angle = random.uniform(-4.0, 4.0, 20_000), random.uniform(-0.7, 0.7, 20_000)
+    modulus = np.exp(2 * np.sinh(x) * np.cos(angle))
+    whole = np.abs(1 + np.exp(2 * np.sinh(x + 1j * angle)))
+    assert (np.log(np.maximum(1, modulus) / whole) <= labels._MODULUS).all()
+    assert (whole < modulus).any()  # without the constant it would not hold
+
+
+# Two steps, remove direction: sigma, rate, eps and delta there, a one-dimensional integral in mpmath (40 digits).
+TWO_STEPS = [
+    (5.92, 2.6e-4, 0.08716892012407178, "1.7999999514306574783e-268"),
+    (1.22, 2.86e-5, 0.00019879543230243946, "2.4999999908323859358e-7"),
+    (2.5, 0.00152, 3.6837924899464007, "2.0999999979178626411e-144"),
+    (0.307, 0.0247, 31.959129669368917, "5.4999999994853232801e-14"),
+    (20.4, 0.00257, 0.00834167515866624, "1.199999998587966551e-175"),
+    (0.398, 9.75e-5, 6.484060034232824, "1.7999999741455028065e-11"),
+]
+
+
+@pytest.mark.parametrize("sigma, rate, eps, delta", TWO_STEPS)
+def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(sigma, rate, eps, delta):
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2)
+    deltas = jaxdp.delta_bounds(mechanism, eps, relation="remove")
+    assert mp.mpf(float(deltas.lower)) <= mp.mpf(delta) <= mp.mpf(float(deltas.upper))
+    assert deltas.upper - deltas.lower < 1e-6 * deltas.upper
+    bounds = jaxdp.epsilon_bounds(mechanism, float(delta), relation="remove")
+    assert bounds.lower <= eps <= bounds.upper
+    assert bounds.upper - bounds.lower < 1e-6 * bounds.upper
+
+
+def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
+    noise, rate, times = np.array([0.8, 1.1, 2.0]), np.array([0.004, 0.02, 0.01]), np.array([400, 30, 1000])
+    part = Sampled(1 / noise, rate, times.astype(float))
+
+    def run(delta):
+        nothing = jnp.zeros(())
+        spectrum = Spectrum(
+            lambda z: 0.02 * z * (z + 1), jnp.asarray(64.0), jnp.asarray(0.04), (part,), (), "forward", nothing,
+            nothing, jnp.inf,
+        )  # fmt: skip
+        return bands.epsilon_bounds(spectrum, delta, Effort(2048, 1024, 128, False, bands=8))
+
+    lower, upper = traced(run, 1e-9)
+    mechanism = jaxdp.compose(
+        jaxdp.Gaussian(5.0),
+        *(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), q), t)
+          for s, q, t in zip(noise, rate, times, strict=True)),
+    )  # fmt: skip
+    plain = jaxdp.epsilon_bounds(mechanism, 1e-9, relation="remove")
+    assert upper - lower < 1e-6 * upper
+    assert max(lower, float(plain.lower)) <= min(upper, float(plain.upper))
