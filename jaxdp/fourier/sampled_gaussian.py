@@ -160,23 +160,21 @@ def real_log_m(
     error = strip + ends
     if direction == "reverse":
         error = error + add_direction.outside(low, high, c, mu, q, log_m)[0]
-    furthest = jnp.maximum(jnp.abs(low), jnp.abs(high))
-    terms = 3e-14 + 4 * ULP * mu * (furthest + mu)
-    terms = terms * (2 * c + 1) * _mean_loss(v, height - top, mu, q, direction)
+    terms = (2 * c + 1) * _mean_error(v, height - top, mu, q, direction)
     rounding = size * ULP + 1e-14 * (1 + jnp.abs(log_m)) + terms
     return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
 
 
-def _mean_loss(v: jax.Array, log_weight: jax.Array, mu: jax.Array, q: jax.Array, direction: str) -> jax.Array:
-    """At most 1, in units of the error of log A and of w: log A moves by s <= log A + q, which counts as tilted.
-
-    For q <= 1/2; for others 1.
-    """
+def _mean_error(v: jax.Array, log_weight: jax.Array, mu: jax.Array, q: jax.Array, direction: str) -> jax.Array:
+    """Tilted mean of what log A may be off by: 3e-14 of itself (q > 1/2: of 1), and w's rounding times its slope."""
+    size = mu * (jnp.maximum(jnp.abs(v[0]), jnp.abs(v[-1])) + mu)
     if direction == "replace":
-        return jnp.ones_like(q)
-    weight = jnp.exp(log_weight)
-    mean = jnp.sum(weight * jnp.abs(log_mixture_real(v * mu - mu * mu / 2, q))) / jnp.sum(weight)
-    return jnp.where(q > 0.5, 1.0, jnp.minimum(mean + q, 1.0))
+        return 3e-14 + 4 * ULP * size * jnp.ones_like(q)
+    weight, w = jnp.exp(log_weight), v * mu - mu * mu / 2
+    total, log_a = jnp.sum(weight), log_mixture_real(w, q)
+    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
+    mean = jnp.minimum(jnp.sum(weight * jnp.abs(log_a)) / total, 1.0)
+    return 3e-14 * jnp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * jnp.sum(weight * share) / total
 
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:

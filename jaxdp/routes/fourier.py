@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from jaxdp.precision import canary, kernel, platform, side_by_side
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_law import single_law
-from jaxdp.routes.single_step import cap_by_unsampled, shortcuts
+from jaxdp.routes.single_step import cap_by_unsampled, lower_next_to_supremum, shortcuts
 
 # Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
@@ -89,10 +90,12 @@ def climb(
     target: Any,
     gap: float = _GAP,
     floor: Any = -np.inf,
+    simple: Callable[..., Any] | None = None,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
 
-    floor: a point whose upper bound is not above it needs no better one.
+    floor: a point whose upper bound is not above it needs no better one. simple: a lower bound that costs little, asked
+    for where the cheapest effort left a gap.
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
@@ -106,12 +109,21 @@ def climb(
         pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
         for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, cores), strict=True):
             lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            width = np.where(upper == lower, 0.0, (upper - lower) / upper)
-        rows = np.flatnonzero(~(width <= gap) & (upper > floor))
+        rows = _unfinished(lower, upper, gap, floor)
+        if rows.size and simple is not None and effort is ladder[0]:
+            more = simple(jax.tree_util.tree_map(operator.itemgetter(rows), params), target[rows])
+            if more is not None:
+                lower[rows] = np.fmin(np.fmax(lower[rows], more), upper[rows])
+                rows = _unfinished(lower, upper, gap, floor)
         if rows.size == 0:
             break
     return lower, upper
+
+
+def _unfinished(lower: np.ndarray, upper: np.ndarray, gap: float, floor: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        width = np.where(upper == lower, 0.0, (upper - lower) / upper)
+    return np.flatnonzero(~(width <= gap) & (upper > floor))
 
 
 @functools.cache
@@ -148,8 +160,9 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
             rows = np.flatnonzero(np.isnan(upper))
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
+                simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
                 lower[rows], upper[rows] = climb(
-                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP, floor[rows]
+                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP, floor[rows], simple
                 )
                 lower[rows] = lower[rows] if exact else 0.0
                 cap_by_unsampled(name, params, target, direction, lower, upper)

@@ -1,4 +1,4 @@
-"""Rows that need no contour: one sampled step, and the unsampled bound where nothing else could be certified."""
+"""What needs no contour: one sampled step, the unsampled bound, and the lower bound next to a loss's supremum."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.fourier.mixture import log_mixture_real
 from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -80,6 +81,44 @@ def cap_by_unsampled(
     _, cap = solve(bare, target[rows])
     upper[rows] = np.fmin(upper[rows], cap)
     lower[rows] = np.fmin(lower[rows], upper[rows])
+
+
+@kernel(static=("verb",), working_set=4096)
+def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
+    """Lower bound of epsilon or delta in the add direction from the outcomes that are all below a threshold a.
+
+    Their chance is Phi(a)^T, their loss at least l = -sum T log A(a), as A rises: delta >= Phi(a)^T (1 - e^(eps-l)).
+    """
+    a = jnp.linspace(-40.0, 6.0, 461)
+    loss, size, log_chance = jnp.zeros_like(a), jnp.zeros_like(a), jnp.zeros_like(a)
+    for record, times in stacks:
+        mu, rate, count = (
+            jnp.reshape(jnp.asarray(x, jnp.float64), (-1, 1))
+            for x in (record.mechanism.gaussian_mu(), record.sampling_probability, times)
+        )
+        log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
+        blur = 1e-13 * (jnp.abs(log_a) + jnp.where(rate > 0.5, 1 + mu * (jnp.abs(a) + mu), 0.0))
+        share = jnp.exp(jnp.minimum(jnp.log(jnp.maximum(rate, 1e-300)) + a * mu - mu * mu / 2 - log_a, 0.0))
+        blur = blur + 1e-15 * share * mu * (jnp.abs(a) + mu)
+        live = (count > 0) & (rate > 0)
+        loss = loss - jnp.sum(jnp.where(live, count * log_a, 0.0), axis=0)
+        size = size + jnp.sum(jnp.where(live, count * blur, 0.0), axis=0)
+        log_chance = log_chance + jnp.sum(jnp.where(live, count, 0.0)) * jax.scipy.special.log_ndtr(a)
+    loss, log_chance = loss - size, log_chance * (1 + 1e-12) - 1e-12
+    if verb == "delta":
+        return jnp.maximum(jnp.max(jnp.exp(log_chance) * -jnp.expm1(jnp.minimum(target - loss, 0.0))), 0.0)
+    share = jnp.log(target) - log_chance
+    return jnp.max(jnp.where(share < 0, loss + jnp.log(-jnp.expm1(jnp.minimum(share, -1e-300))) - 1e-15, 0.0))
+
+
+def lower_next_to_supremum(
+    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
+) -> np.ndarray | None:
+    """A lower bound that is close where nearly all of the loss's range is asked for; None where it does not apply."""
+    if direction != "reverse" or not all(is_sampled_gaussian(record) for record, _ in stacks):
+        return None
+    lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
+    return np.where(np.isnan(lower), 0.0, lower)
 
 
 def _unsampled(record: Any, direction: str) -> Any:
