@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import pathlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 # so each is probed alone and dropped when it is refused.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 1}
 _BATCH_BYTES = 192 * 2**20
+_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class BackendError(RuntimeError):
@@ -64,6 +67,26 @@ def platform() -> str:
     return device if isinstance(device, str) else device.platform
 
 
+def memory_maps() -> float:
+    """Share of the memory maps a Linux process may have that this one has; 0 where there is no such limit."""
+    try:
+        limit = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
+        return len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) / limit
+    except (OSError, ValueError):
+        return 0.0
+
+
+def forget_compiled() -> None:
+    """Drop what our kernels have compiled.
+
+    XLA's CPU programs take about a hundred memory maps each. Past the system's limit (65530 by default) the next one
+    is a segmentation fault, so a process that has asked for many kinds of composition forgets and compiles anew.
+    """
+    for one in list(_kernels):
+        for compiled in list(one._jitted.values()):
+            compiled.clear_cache()
+
+
 class Kernel:
     """A one-point function with a batched, compiled, float64 front. Made by `kernel`.
 
@@ -77,7 +100,8 @@ class Kernel:
         self.working_set = working_set
         self.traces = 0
         functools.update_wrapper(self, point)
-        self._jitted: dict[Any, Callable] = {}
+        self._jitted: dict[Any, Any] = {}
+        _kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
         if where not in self._jitted:
@@ -100,7 +124,7 @@ class Kernel:
             args = jax.tree_util.tree_map(_as_float64, args)
             size = jax.tree_util.tree_leaves(args)[0].shape[0]
             items = tuple(sorted(static.items()))
-            compiled = self._compiled(platform())
+            compiled, traced = self._compiled(platform()), self.traces
             step = self._chunk()
             pieces = []
             for start in range(0, max(size, 1), step):
@@ -108,6 +132,8 @@ class Kernel:
                 padded = _padded_size(stop - start, step)
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
+        if self.traces != traced and memory_maps() > 0.5:
+            forget_compiled()
         return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
 
     def __call__(self, *args: Any, **static: Any) -> Any:

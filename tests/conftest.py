@@ -6,6 +6,8 @@ import hypothesis
 import jax
 import pytest
 
+from jaxdp import precision
+
 # Silent promotion hides float32 in a float64 sum. Only jaxdp's own code is strict about types: jax's library functions
 # promote internally, and are not ours to fix.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -34,3 +36,10 @@ def x64_flag_is_left_as_found():
     before = jax.config.jax_enable_x64
     yield
     assert jax.config.jax_enable_x64 == before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_kernels_are_forgotten_between_files():
+    """Compiled programs take memory maps, of which a process may have 65530; tests that count traces start empty."""
+    yield
+    precision.forget_compiled()

@@ -368,3 +368,24 @@ def test_a_kernel_that_fails_leaves_the_users_x64_flag():
     with pytest.raises(ArithmeticError):
         broken(np.ones(1))
     assert jax.config.jax_enable_x64 == before
+
+
+def test_a_process_close_to_its_limit_of_memory_maps_forgets_what_it_compiled(monkeypatch):
+    """Past that limit the next program to be compiled or loaded is a segmentation fault."""
+
+    @kernel()
+    def doubled(x):
+        return 2 * x
+
+    assert doubled(np.arange(3.0)).tolist() == [0, 2, 4]
+    assert doubled(np.arange(3.0)).tolist() == [0, 2, 4]
+    assert doubled.traces == 1  # far from the limit nothing is forgotten
+    monkeypatch.setattr(precision, "memory_maps", lambda: 0.9)
+    doubled(np.arange(100.0))  # another size, compiled; then all is forgotten
+    assert doubled.traces == 2
+    assert doubled(np.arange(3.0)).tolist() == [0, 2, 4]
+    assert doubled.traces == 3
+
+
+def test_memory_maps_are_a_share_of_the_limit():
+    assert 0.0 <= precision.memory_maps() < 1.0
