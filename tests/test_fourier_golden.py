@@ -4,6 +4,9 @@ import json
 import pathlib
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -144,3 +147,13 @@ def test_within_a_millionth_of_the_supremum_a_lower_bound_is_left():
     solved = jaxdp.epsilon_bounds(two, wanted, relation="add")
     assert np.all((solved.lower <= epsilon * (1 + 1e-15)) & (epsilon * (1 - 1e-15) <= solved.upper))
     assert np.all(solved.upper - solved.lower <= 1e-7 * solved.upper)
+
+
+def test_the_chance_that_an_outcome_is_small_is_not_too_large():
+    """`lower_next_to_supremum` raises it to the power T: beyond -20 it is a series, which must err on the low side."""
+    places = np.linspace(-40.0, 6.0, 461)
+    with jax.enable_x64(True):
+        computed = np.asarray(jax.jit(jax.scipy.special.log_ndtr)(jnp.asarray(places)))
+    with mp.workdps(40):
+        for place, value in zip(places, computed, strict=True):
+            assert value * (1 + 1e-12) - 1e-12 <= mp.log(mp.ncdf(mp.mpf(float(place))))

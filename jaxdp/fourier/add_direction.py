@@ -9,11 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.mixture import ROOT_2PI, ULP, gained, log_integrand, log_mixture_real
+from jaxdp.fourier.mixture import REACH, ROOT_2PI, ULP, gained, log_integrand, log_mixture_real
 
-_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `_REACH`: left, right
+_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `REACH`: left, right
 _HALVINGS = 6
-_REACH = 9.5
 
 
 def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,7 +50,7 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
             dead = log_integrand(mode + sign * middle, c, mu, q, "reverse") < peak - drop
             return jnp.where(dead, near, middle), jnp.where(dead, middle, far)
 
-        return jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(c), _REACH + slack))[1]
+        return jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(c), REACH + slack))[1]
 
     return mode - reach(-1.0, _DROP[0]), mode + reach(1.0, _DROP[1])
 

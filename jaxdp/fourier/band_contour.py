@@ -18,7 +18,7 @@ from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
 from jaxdp.fourier.exponential_sums import ratios, rounding_units
 from jaxdp.fourier.labels import Label, SoftLine, Step
-from jaxdp.fourier.plan import Plan, conversion
+from jaxdp.fourier.plan import Plan, conversion, log_expm1
 from jaxdp.fourier.spectrum import Nodes, Spectrum
 
 _ULP = 2.0**-53
@@ -85,7 +85,7 @@ def _total(steps: Steps, log_a: jax.Array, log_b: jax.Array | None) -> jax.Array
     ratio = jnp.where(live, log_a - log_b, -jnp.inf)
     lift = _lift(times, ratio)
     both = jnp.sum(jnp.where(live, times * _log1p_exp(ratio + lift), 0.0), axis=-1)
-    return jnp.sum(jnp.where(live, times * log_b, 0.0), axis=-1) + _log_expm1(both) - lift[..., 0]
+    return jnp.sum(jnp.where(live, times * log_b, 0.0), axis=-1) + log_expm1(both) - lift[..., 0]
 
 
 def _lift(times: jax.Array, ratio: jax.Array) -> jax.Array:
@@ -97,11 +97,6 @@ def _lift(times: jax.Array, ratio: jax.Array) -> jax.Array:
 def _log1p_exp(x: jax.Array) -> jax.Array:
     """log(1 + e^x), relative to itself."""
     return jnp.where(x > 30, x, jnp.log1p(jnp.exp(jnp.minimum(x, 30.0))))
-
-
-def _log_expm1(x: jax.Array) -> jax.Array:
-    small = jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0)))
-    return jnp.where(x > 30, x + jnp.log1p(-jnp.exp(-jnp.maximum(x, 1.0))), small)
 
 
 def _log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -225,7 +220,7 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     lift = _lift(steps.times, ratio)[0]
     scale = jnp.exp(ratio + lift)
     both = _counted(steps, jnp.log1p(scale))
-    log_both = _log_expm1(both)
+    log_both = log_expm1(both)
     share, turn = scale[:, None] * size_a / size_b, angle_a - angle_b
     grown, swung = log_one_plus(share * jnp.cos(turn), share * jnp.sin(turn))
     under = _counted(steps, jnp.log(size_b))
@@ -233,9 +228,9 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     # |F - computed| <= F(|B| + b, |A| + a) - F(|B|, |A|); and what the share's and the powers' logarithms are rounded
     # by, which moves F by its derivative in log A, at most (1 + sum T log(1 + |A/B|)) F
     most = _counted(steps, jnp.log1p(share))
-    plain = under + _log_expm1(most) - log_both
+    plain = under + log_expm1(most) - log_both
     larger = _counted(steps, jnp.log1p(scale[:, None] * (size_a + error_a) / (size_b + error_b)))
-    raised = _counted(steps, jnp.log(size_b + error_b)) + _log_expm1(larger) - log_both
+    raised = _counted(steps, jnp.log(size_b + error_b)) + log_expm1(larger) - log_both
     loudest = 4 * jnp.max(jnp.where(live, jnp.abs(line_a.log_m) + jnp.abs(line_b.log_m), 0.0)) + 64
     more = jnp.maximum(raised - plain, 0.0)
     off = jnp.where(more < 1, plain + jnp.log(jnp.maximum(jnp.expm1(jnp.minimum(more, 1.0)), 1e-300)), raised)

@@ -150,7 +150,8 @@ def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
 
 def log_expm1(x: jax.Array) -> jax.Array:
     """log(e^x - 1), x > 0."""
-    return jnp.where(x > 30, x, jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0))))
+    small = jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0)))
+    return jnp.where(x > 30, x + jnp.log1p(-jnp.exp(-jnp.maximum(x, 1.0))), small)
 
 
 def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array, jax.Array]:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxdp.fourier import add_direction
 from jaxdp.fourier.exponential_sums import Line
 from jaxdp.fourier.mixture import (
+    REACH,
     ROOT_2PI,
     ULP,
     exact_nodes,
@@ -33,7 +34,6 @@ from jaxdp.fourier.mixture import (
     log_units,
 )
 
-_REACH = 9.5  # half width in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _STRIDE = 4
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
@@ -44,7 +44,7 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, directio
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
     reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
-    return jnp.full_like(reach, -_REACH), jnp.minimum(reach + _REACH, cut)
+    return jnp.full_like(reach, -REACH), jnp.minimum(reach + REACH, cut)
 
 
 def tail_mass(mu: jax.Array, q: jax.Array, end: jax.Array) -> jax.Array:

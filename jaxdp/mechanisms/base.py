@@ -174,7 +174,7 @@ class GaussianMechanism(Mechanism):
 
     def gaussian_mu(self) -> Any:
         """The Gaussian-DP parameter mu of one parameter point."""
-        raise NotImplementedError
+        raise UnsupportedMechanismError(f"{type(self).__name__} does not define gaussian_mu.")
 
     def renyi_divergence(self, order: Any) -> Any:
         """order mu^2 / 2."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.fourier.mixture import log_mixture_real
+from jaxdp.fourier.mixture import ULP, log_mixture_real, log_units
 from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -97,9 +97,7 @@ def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
             for x in (record.mechanism.gaussian_mu(), record.sampling_probability, times)
         )
         log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
-        blur = 1e-13 * (jnp.abs(log_a) + jnp.where(rate > 0.5, 1 + mu * (jnp.abs(a) + mu), 0.0))
-        share = jnp.exp(jnp.minimum(jnp.log(jnp.maximum(rate, 1e-300)) + a * mu - mu * mu / 2 - log_a, 0.0))
-        blur = blur + 1e-15 * share * mu * (jnp.abs(a) + mu)
+        blur = 1e-13 * (jnp.abs(log_a) + jnp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
         live = (count > 0) & (rate > 0)
         loss = loss - jnp.sum(jnp.where(live, count * log_a, 0.0), axis=0)
         size = size + jnp.sum(jnp.where(live, count * blur, 0.0), axis=0)
