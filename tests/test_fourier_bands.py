@@ -92,7 +92,9 @@ def bracket(band, eps, *, c, period, nodes, size=256, times=1):
         contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
         contours = jax.tree_util.tree_map(lambda x: x[None], contour)
         tilts = band_contour.Tilt(c[None], jnp.full((1,), jnp.inf))
-        sums = bands._evaluate(contours, tilts, jnp.zeros(()), jnp.zeros(()), eps, jnp.zeros(()))
+        masses = jax.tree_util.tree_map(lambda x: x[None], band_contour.masses_of(steps, pieces))
+        one = bands.Bands(tilts, contours, masses)
+        sums = bands._evaluate(spectrum, one, jnp.zeros(()), eps, jnp.zeros(()))
         return sums.lower, sums.upper
 
     lower, upper = traced(run, eps, c, period)
@@ -107,6 +109,7 @@ def encloses(bounds, exact):
 CASES = {
     "alias on the right": ("middle", 0.02, {"c": 200.0, "period": 0.1, "nodes": 4096, "size": 1024}),
     "alias on the left": ("middle", 0.02, {"c": 20.0, "period": 0.3, "nodes": 4096, "size": 1024}),
+    "alias on the left, of the swapped pair": ("middle", 0.02, {"c": 5.0, "period": 2.0, "nodes": 8192, "size": 1024}),
     "truncation": ("middle", 0.02, {"c": 100.0, "period": 2.0, "nodes": 40, "size": 1024}),
     "truncation, lowest band": ("lowest", 0.005, {"c": 100.0, "period": 2.0, "nodes": 60, "size": 1024}),
     "quadrature": ("middle", 0.02, {"c": 10.0, "period": 6.0, "nodes": 16384, "size": 160}),
@@ -129,12 +132,18 @@ def without_left(x):
     return jnp.full_like(x, jnp.inf) if x.ndim == 1 else LOG_EXPM1(x)
 
 
+def without_swapped(*arguments):
+    return MASSES_OF(*arguments)._replace(q_upper=jnp.asarray(-jnp.inf))
+
+
 SOFT_LINE, NODE_WEIGHTS, LOG_EXPM1 = labels.soft_line, band_contour.node_weights, bands.log_expm1
+MASSES_OF = band_contour.masses_of
 SABOTAGE = {
     "alias on the right": (bands, "conversion", lambda c: jnp.full_like(c, -jnp.inf)),
     "alias on the left": (bands, "log_expm1", without_left),
+    "alias on the left, of the swapped pair": (band_contour, "masses_of", without_swapped),
     "truncation": (labels, "decay", lambda *a: jnp.zeros(())),
-    "truncation, lowest band": (band_contour, "_covered", lambda *a: jnp.asarray(-jnp.inf)),
+    "truncation, lowest band": (labels, "log_fallen", lambda *a: jnp.asarray(-jnp.inf)),
     "quadrature": (labels, "soft_line", without_strip),
     "cancellation": (band_contour, "node_weights", errorless_weights),
 }
@@ -170,14 +179,18 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
         line = labels.soft_line(step, piece, c)
         ratio = jnp.stack([ratios(line, jnp.asarray(t), jnp.asarray(1.0), 1)[0] for t in frequency])
         decay = jnp.stack([labels.decay(step, line, jnp.asarray(t)) for t in frequency])
+        if band == "lowest":
+            fallen = [labels.log_fallen(step, piece, c, line, jnp.asarray(t)) for t in frequency]
+            decay = jnp.minimum(decay, jnp.exp(jnp.stack(fallen)))
         return (
-            labels.upper(step, piece, c)[0], line.log_m, line.error, ratio, decay, labels.spread(step, piece, c, line),
-            labels.variation(step, piece, c, line), line.rest,
+            labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, decay,
+            labels.spread(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
         )  # fmt: skip
 
-    upper, log_m, error, ratio, decay, spread, variation, rest = traced(run, order)
+    (lower, upper), log_m, error, ratio, decay, spread, variation, rest = traced(run, order)
     exact = exact_moment(mp.mpf(order), *BANDS[band])
     assert 0 <= upper - mp.log(exact) < 1e-8 + rest
+    assert 0 <= mp.log(exact) - lower < 1e-8 + rest
     assert abs(mp.log(exact) - log_m) <= error + ROUNDING
     for t, value, bound in zip(frequency, ratio, decay, strict=True):
         true = exact_moment(mp.mpc(order, t), *BANDS[band]) / exact
@@ -194,6 +207,22 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
     if band == "lowest":  # the only one that needs them
         assert spread <= 1.5 * true
         assert tilted_variation(order, band, exact) <= variation < 1.2 * tilted_variation(order, band, exact)
+
+
+@pytest.mark.parametrize("times", [1, 500])
+@pytest.mark.parametrize("band", BANDS)
+def test_probabilities_of_a_band_are_enclosed(band, times):
+    def run(dummy):
+        steps = band_contour.make_steps(spectrum_of(times), jnp.asarray(CUT), 1024)
+        return band_contour.masses_of(steps, pieces_of(steps, *BANDS[band]))
+
+    low, high = BANDS[band]
+    masses = traced(run, 0.0)
+    for z, lower, upper in ((0, masses.p_lower, masses.p_upper), (-1, -np.inf, masses.q_upper)):
+        under = 0 if low is None else exact_moment(mp.mpf(z), None, low)
+        exact = mp.log((under + exact_moment(mp.mpf(z), low, high)) ** times - under**times)
+        assert lower <= exact <= upper
+    assert masses.p_upper - masses.p_lower < 1e-10 * times
 
 
 def tilted_variation(order, band, moment):

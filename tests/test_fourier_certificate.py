@@ -14,6 +14,7 @@ import pytest
 
 from jaxdp.fourier import contour, exponential_sums, sampled_gaussian
 from jaxdp.fourier.contour import Effort
+from jaxdp.fourier.decay import log_decay
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum, along_line
 
@@ -83,9 +84,9 @@ def exact_sampled(sigma, rate, direction, eps):
     return mp.ncdf(x) - mp.exp(eps) * ((1 - rate) * mp.ncdf(x) + rate * mp.ncdf(x - 1 / sigma))
 
 
-def bracket(make, eps, *, c, period, nodes, quadrature=256, smooth=False, cut=NO_CUT):
+def bracket(make, eps, *, c, period, nodes, quadrature=256, cover=64, smooth=False, cut=NO_CUT):
     """(lower, upper) of delta by the contour through c with the given alias period."""
-    effort = Effort(nodes, quadrature, 64, smooth)
+    effort = Effort(nodes, quadrature, cover, smooth)
 
     def run(eps, c, period, cut):
         spectrum = make()
@@ -112,6 +113,16 @@ CASES = {
         lambda: gaussian(1.0),
         exact_gaussian(1.0, 1.0),
         {"eps": 1.0, "c": 1.5, "period": 40.0, "nodes": 12},
+    ),
+    "truncation, raised line": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 1.0, "period": 40.0, "nodes": 12, "cover": 128},
+    ),
+    "truncation, raised line, add": (
+        lambda: sampled(0.5, 0.3, "reverse"),
+        exact_sampled(0.5, 0.3, "reverse", 0.2),
+        {"eps": 0.2, "c": 12.0, "period": 4.0, "nodes": 12, "cover": 128},
     ),
     "cancellation": (
         lambda: gaussian(1.0),
@@ -151,6 +162,8 @@ def errorless_nodes(*arguments):
 SABOTAGE = {
     "alias": [(contour, "log_alias", lambda *a: (jnp.asarray(NEVER), jnp.asarray(NEVER)))],
     "truncation": [(contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
+    "truncation, raised line": [(contour, "log_fallen", lambda *a: jnp.asarray(NEVER))],
+    "truncation, raised line, add": [(contour, "log_fallen", lambda *a: jnp.asarray(NEVER))],
     "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
     "quadrature": [(contour, "along_line", errorless_nodes)],
@@ -190,6 +203,24 @@ def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, ra
     for t, value in zip(frequency, ratio, strict=True):
         exact = exact_m(sigma, rate, direction, mp.mpc(order, t)) / base
         assert abs(exact - mp.mpc(value)) <= error + ROUNDING
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize(
+    "sigma, rate, order", [(0.5, 0.3, 1.5), (10.0, 0.5, 30.0), (0.7, 1e-3, 6.0), (0.25, 0.9, 0.1)]
+)
+def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, rate, order, direction):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        c, mu, q, cut = (jnp.asarray(x) for x in (order, 1 / sigma, rate, NO_CUT))
+        line = sampled_gaussian.tilted_line(c, mu, q, cut, direction, 512)
+        frequency = [float(x / line.spread) for x in (0.02, 0.3, 2.0, 10.0, 1000.0)]
+        bounds = [float(log_decay(c, mu, q, cut, direction, 512, line.log_m, jnp.asarray(t))) for t in frequency]
+    base = exact_m(sigma, rate, direction, order)
+    sizes = [float(mp.log(abs(exact_m(sigma, rate, direction, mp.mpc(order, t)) / base))) for t in frequency[:4]]
+    assert all(size <= bound for size, bound in zip(sizes, bounds, strict=False))
+    assert (np.diff(bounds) <= 0).all()
+    if rate > 0.01:  # one hump; what it says counts T-fold: near 0 a third of the true decay, at least
+        assert all(bound < 0.3 * size for size, bound in zip(sizes[:2], bounds[:2], strict=True))
 
 
 def exact_m(sigma, rate, direction, z):

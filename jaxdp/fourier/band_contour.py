@@ -18,14 +18,13 @@ from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
 from jaxdp.fourier.exponential_sums import ratios, rounding_units
 from jaxdp.fourier.labels import Label, SoftLine, Step
-from jaxdp.fourier.plan import Plan, conversion, log_expm1
+from jaxdp.fourier.plan import Plan, conversion, grid_min, log_expm1
 from jaxdp.fourier.spectrum import Nodes, Spectrum
 
 _ULP = 2.0**-53
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
-_POINTS, _ROUNDS = 12, 3
-_CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.97])
+_CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _FALL = 60.0  # u^2 beyond that of a loss of eps, where a larger loss no longer counts
@@ -103,15 +102,48 @@ def _log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) 
     """(upper bound of log M_j(c), largest share of an end)."""
     closed = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))
     closed = closed + spectrum.closed_units * _ULP + 4 * _ULP * jnp.abs(closed)
-    log_a, rest = jax.vmap(lambda s, x: labels.upper(s, x, c))(steps.step, pieces.within)
-    log_b = None
-    if pieces.below is not None:
-        log_b = jax.vmap(lambda s, x: labels.upper(s, x, c)[0])(steps.step, pieces.below)
+    (_, log_a), rest = _step_moments(steps, pieces.within, c)
+    log_b = None if pieces.below is None else _step_moments(steps, pieces.below, c)[0][1]
     total = _total(steps, log_a, log_b)
-    logs = 1 + jnp.abs(log_a) + (0.0 if log_b is None else jnp.abs(log_b))
-    total = total + 1e-14 * (1 + jnp.abs(total)) + 1e-15 * _counted(steps, logs)
+    total = total + _total_off(steps, total, log_a, log_b)
     total = jnp.where(jnp.isnan(total), jnp.inf, closed + total)
     return total, jnp.max(jnp.where(steps.times > 0, rest, 0.0))
+
+
+def _step_moments(steps: Steps, label: Label, c: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """((lower, upper), share of the ends) of every step."""
+    lower, upper, rest = jax.vmap(lambda s, x: labels.log_moment(s, x, c))(steps.step, label)
+    return (lower, upper), rest
+
+
+def _total_off(steps: Steps, total: jax.Array, log_a: jax.Array, log_b: jax.Array | None) -> jax.Array:
+    """Rounding of `_total`."""
+    logs = 1 + jnp.abs(log_a) + (0.0 if log_b is None else jnp.abs(log_b))
+    return 1e-14 * (1 + jnp.abs(total)) + 1e-15 * _counted(steps, logs)
+
+
+class Masses(NamedTuple):
+    """Bounds of log M_j(0) = P_j and log M_j(-1) = Q_j, everything in closed form left out."""
+
+    p_lower: jax.Array
+    p_upper: jax.Array
+    q_upper: jax.Array
+
+
+def masses_of(steps: Steps, pieces: Pieces) -> Masses:
+    """The band's probabilities."""
+
+    def at(c: jax.Array) -> tuple[jax.Array, jax.Array]:
+        (low_a, high_a), _ = _step_moments(steps, pieces.within, c)
+        low_b = high_b = None
+        if pieces.below is not None:
+            (low_b, high_b), _ = _step_moments(steps, pieces.below, c)
+        low, high = _total(steps, low_a, low_b), _total(steps, high_a, high_b)
+        low, high = low - _total_off(steps, low, low_a, low_b), high + _total_off(steps, high, high_a, high_b)
+        return jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
+
+    lower, upper = jax.vmap(at)(jnp.array([0.0, -1.0]))
+    return Masses(lower[0], upper[0], upper[1])
 
 
 class Tilt(NamedTuple):
@@ -128,19 +160,17 @@ def chernoff(tilt: Tilt, eps: jax.Array) -> jax.Array:
 
 
 def _tilt(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> Tilt:
-    def objective(x: jax.Array) -> jax.Array:
-        value, rest = jax.vmap(lambda c: _log_moment(spectrum, steps, pieces, c))(jnp.exp(x))
-        c = jnp.exp(x)
+    def objective(c: jax.Array) -> jax.Array:
+        value, rest = jax.vmap(lambda x: _log_moment(spectrum, steps, pieces, x))(c)
         return jnp.where(rest < _DEAD, value - c * eps + conversion(c), jnp.inf)
 
-    def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x = jnp.linspace(ends[0], ends[1], _POINTS)
-        best = jnp.argmin(objective(x))
-        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)]
-
-    low, high = jax.lax.fori_loop(0, _ROUNDS, zoom, (jnp.log(1e-6 / eps), jnp.log(5000.0 / eps)))
-    c = jnp.exp(0.5 * (low + high))
+    c = grid_min(objective, *_orders(eps), rounds=4)
     return Tilt(c, _log_moment(spectrum, steps, pieces, c)[0])
+
+
+def _orders(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logarithms of the smallest and the largest abscissa tried."""
+    return jnp.log(1e-6 / eps), jnp.log(5000.0 / eps)
 
 
 def over_bands(edges: jax.Array, fun: Callable[..., Any], *each: Any) -> Any:
@@ -158,19 +188,30 @@ def tilts_of(spectrum: Spectrum, steps: Steps, edges: jax.Array, eps: jax.Array)
     return over_bands(edges, lambda low, high: _tilt(spectrum, steps, make_pieces(steps, low, high), eps))
 
 
-def place(spectrum, steps, pieces, tilt: Tilt, eps, log_delta) -> Plan:
-    """The abscissa, of a few at and left of the Chernoff bound's, that allows the largest step without cancellation."""
-    candidates, above = tilt.c * _CANDIDATES, tilt.c * _ABOVE
+def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) -> Plan:
+    """The abscissa, of a few at and left of the saddle's, that allows the largest step without cancellation."""
     k_of = jax.vmap(lambda c: _log_moment(spectrum, steps, pieces, c)[0])
-    k_candidates, k_above = k_of(candidates), k_of(above)
+
+    def saddle(c: jax.Array) -> jax.Array:
+        return k_of(c) - c * eps - jnp.log(c) - jnp.log1p(c)
+
+    # where all of the band lies above eps the Chernoff bound is best at 0, the integrand smallest further right
+    flat = grid_min(saddle, *_orders(eps), rounds=2)
+    best = jnp.where(tilt.c * eps < 0.5, flat, tilt.c)
+    candidates, above = best * _CANDIDATES, best * _ABOVE
+    k_candidates, k_above = jnp.split(k_of(jnp.concatenate([candidates, above])), [_CANDIDATES.size])
     height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
     aim = log_delta + _ALIAS_TARGET
     gap = above - candidates[:, None]
     right = jax.nn.softplus(k_above - above * eps + conversion(above) - aim) / jnp.where(gap > 0, gap, 1.0)
     right = jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1)
-    period = jnp.clip(
-        jnp.maximum(right, jax.nn.softplus(-aim) / candidates), jnp.exp(-6.0) / candidates, jnp.exp(10.0) / candidates
+    left = jax.nn.softplus(-aim) / candidates
+    vague = known.p_upper + jnp.log(known.p_upper - known.p_lower + 1e-13)
+    masses_left = jnp.maximum(
+        jax.nn.softplus(eps + known.q_upper - aim) / (1 + candidates), jax.nn.softplus(vague - aim) / candidates
     )
+    left = jnp.minimum(left, jnp.where(jnp.isnan(masses_left), jnp.inf, masses_left))
+    period = jnp.clip(jnp.maximum(right, left), jnp.exp(-6.0) / candidates, jnp.exp(10.0) / candidates)
     best = jnp.argmin(jnp.where(height > jnp.min(height) + _CANCELLATION, jnp.inf, period))
     nothing = jnp.zeros(1)
     return Plan(candidates[best], period[best], nothing[0], nothing[0], nothing[0], above, k_above, nothing, nothing)
@@ -198,6 +239,10 @@ def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Eff
     """prod A^T."""
     end = h * effort.nodes
     line, size, error, angle = _ratio(steps, within, c, h, effort.nodes + 1)
+    fallen = jax.vmap(lambda step, label, tilted: labels.log_fallen(step, label, c, tilted, end))(
+        steps.step, within, line
+    )
+    fallen = _counted(steps, jnp.minimum(fallen, 0.0))
     return Nodewise(
         _counted(steps, line.log_m),
         _counted(steps, 4 * (jnp.abs(line.log_m) + 12)),
@@ -205,8 +250,7 @@ def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Eff
         _counted(steps, jnp.log(size + error)),
         _counted(steps, angle),
         _counted(steps, 1 + jnp.abs(jnp.log(size)) + jnp.abs(angle)),
-        # (|M_j| <= M_j(c): the sum of h/t^2 is all there is when nothing is known to decay)
-        jnp.fmin(_covered(steps, within, line, c, end, h, effort.cover), -jnp.log(end))
+        jnp.fmin(_covered(steps, within, line, c, end, h, effort.cover), fallen - jnp.log(end))
         + _counted(steps, jnp.log1p(line.error)),
     )
 

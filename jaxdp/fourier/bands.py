@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.fourier.band_contour import (
+    Masses,
     Tilt,
     build,
     chernoff,
     label_edges,
     make_pieces,
     make_steps,
+    masses_of,
     over_bands,
     place,
     tilts_of,
@@ -35,6 +37,8 @@ from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
+_OUTWARD = 1 + 1e-9
+_MOST_PLACES = 5  # times that the contours are made for one epsilon
 
 
 class Sums(NamedTuple):
@@ -46,7 +50,31 @@ class Sums(NamedTuple):
     slope: jax.Array
 
 
-def _evaluate(contours: Contour, tilts: Tilt, charges: jax.Array, infinity, eps: jax.Array, ref: jax.Array) -> Sums:
+class Bands(NamedTuple):
+    """What does not depend on eps, stacked over the bands: tilt and contour of each, and its probabilities."""
+
+    tilts: Tilt
+    contours: Contour
+    masses: Masses
+
+
+def _left_alias(masses: Masses, spectrum: Spectrum, c, p, eps: jax.Array, ref: jax.Array):
+    """(lower, upper) bound of sum_k e^{-c k p} delta_j(eps - k p), k >= 1, in units of e^ref.
+
+    delta_j(e) is M_j(0) - e^e M_j(-1), plus at most e^e M_j(-1).
+    """
+    closed = jnp.real(spectrum.closed(jnp.array([0.0, -1.0], jnp.complex128)))
+    off = spectrum.closed_units * _ULP + 4 * _ULP * jnp.abs(closed)
+    blur = 1e-14 * (1 + (c + 1) * p + jnp.abs(ref) + jnp.abs(eps))
+    first = -log_expm1(c * p) - ref
+    second = jnp.exp(eps - log_expm1((c + 1) * p) - ref + jnp.minimum(masses.q_upper + closed[1] + off[1], 0.0) + blur)
+    lower = jnp.exp(first + masses.p_lower + closed[0] - off[0] - blur) - second
+    upper = jnp.exp(first + jnp.minimum(masses.p_upper + closed[0] + off[0], 0.0) + blur)
+    return jnp.where(jnp.isnan(lower), 0.0, jnp.maximum(lower, 0.0)), upper * _OUTWARD
+
+
+def _evaluate(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
+    tilts, contours, masses = bands
     raw: Raw = jax.vmap(lambda one: Raw(*(x[0] if x.ndim else x for x in contour_sum(one, eps, ref))))(contours)
     plan = contours.plan
     c, p = plan.c, plan.period
@@ -54,17 +82,18 @@ def _evaluate(contours: Contour, tilts: Tilt, charges: jax.Array, infinity, eps:
     right = plan.k_above - plan.above * eps + conversion(plan.above)
     right = right - log_expm1(jnp.where(gap > 0, gap * p[:, None], 1e-9))
     right = right + 1e-14 * (jnp.abs(plan.k_above) + plan.above * jnp.abs(eps))
-    right = jnp.exp(jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1) - ref) * (1 + 1e-9)
-    left = jnp.exp(-log_expm1(c * p) - ref) * (1 + 1e-9)  # delta_j <= 1
-    largest = jnp.exp(chernoff(tilts, eps) - ref) * (1 + 1e-9)
-    upper = raw.total + raw.tail + raw.rounding
-    lower = raw.total - left - right - raw.tail - raw.rounding
+    right = jnp.exp(jnp.min(jnp.where(gap > 0, right, jnp.inf), axis=1) - ref) * _OUTWARD
+    left_low, left_high = _left_alias(masses, spectrum, c, p, eps, ref)
+    largest = jnp.exp(chernoff(tilts, eps) - ref) * _OUTWARD
+    middle = raw.total - left_low
+    upper = middle + raw.tail + raw.rounding
+    lower = raw.total - left_high - right - raw.tail - raw.rounding
     known = raw.tail + raw.rounding < largest  # otherwise the band's Chernoff bound says more
     upper = jnp.where(known, jnp.fmin(upper, largest), largest)
     lower = jnp.where(jnp.isnan(lower), 0.0, jnp.maximum(lower, 0.0))
-    middle = jnp.where(known, raw.total, 0.0)
+    middle = jnp.where(known, middle, 0.0)
     slope = jnp.where(known, raw.slope, 0.0)
-    mass = infinity * jnp.exp(-ref)
+    mass = spectrum.infinity * jnp.exp(-ref)
     return Sums(
         (jnp.sum(upper) + mass * (1 + 4 * _ULP) + charges * jnp.exp(-ref)) * (1 + 64 * _ULP),
         jnp.maximum((jnp.sum(lower) + mass * (1 - 4 * _ULP)) * (1 - 64 * _ULP), 0.0),
@@ -73,13 +102,14 @@ def _evaluate(contours: Contour, tilts: Tilt, charges: jax.Array, infinity, eps:
     )
 
 
-def _contours(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Contour:
-    def one(low: jax.Array | None, high: jax.Array, tilt: Tilt) -> Contour:
+def _bands(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Bands:
+    def one(low: jax.Array | None, high: jax.Array, tilt: Tilt) -> tuple[Contour, Masses]:
         pieces = make_pieces(steps, low, high)
-        plan = place(spectrum, steps, pieces, tilt, eps, log_delta)
-        return build(spectrum, steps, pieces, plan, effort)
+        known = masses_of(steps, pieces)
+        plan = place(spectrum, steps, pieces, tilt, known, eps, log_delta)
+        return build(spectrum, steps, pieces, plan, effort), known
 
-    return over_bands(edges, one, tilts)
+    return Bands(tilts, *over_bands(edges, one, tilts))
 
 
 def _log_sum(tilts: Tilt, eps: jax.Array) -> jax.Array:
@@ -98,9 +128,8 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     edges = label_edges(steps, e, cut, effort.bands)
     tilts = tilts_of(spectrum, steps, edges, e)
     ref = jnp.clip(_log_sum(tilts, e), -745.0, 0.0)
-    contours = _contours(spectrum, steps, edges, tilts, e, ref, effort)
-    charges = -jnp.expm1(spectrum.log_kept(cut))
-    sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+    bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
+    sums = _evaluate(spectrum, bands, -jnp.expm1(spectrum.log_kept(cut)), e, ref)
     upper = jnp.where(usable & ~jnp.isnan(sums.upper), jnp.minimum(sums.upper * jnp.exp(ref) + 2.3e-308, 1.0), 1.0)
     return jnp.where(usable, jnp.minimum(sums.lower * jnp.exp(ref), upper), 0.0), upper
 
@@ -129,28 +158,35 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     sound = (ceiling < high) & (charges <= 1e-10 * jnp.exp(ref))
     ceiling = jnp.exp(ceiling) * (1 + 1e-12)
 
-    def contours_at(e: jax.Array):
+    def bands_at(e: jax.Array) -> Bands:
         edges = label_edges(steps, e, cut, effort.bands)
-        tilts = tilts_of(spectrum, steps, edges, e)
-        return _contours(spectrum, steps, edges, tilts, e, ref, effort), tilts
+        return _bands(spectrum, steps, edges, tilts_of(spectrum, steps, edges, e), e, ref, effort)
 
-    def root_of(contours: Contour, tilts: Tilt) -> jax.Array:
+    def root_of(bands: Bands) -> jax.Array:
         def middle(e: jax.Array) -> tuple[jax.Array, jax.Array]:
-            sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+            sums = _evaluate(spectrum, bands, charges, e, ref)
             return jnp.log(sums.middle / target), sums.slope / sums.middle
 
-        left, right = crossing(middle, 0.1 * ceiling, ceiling, 0.97 * ceiling, rtol=1e-12, max_steps=40)
+        left, right = crossing(middle, jnp.zeros(()), ceiling, 0.97 * ceiling, rtol=1e-12, max_steps=60)
         return 0.5 * (left + right)
 
-    def improve(_: int, state):
-        contours, tilts = contours_at(state[0])
-        return root_of(contours, tilts), contours, tilts
+    # contours made for one eps serve others near it: they are made again until the root is near the place they are for
+    def improve(state):
+        _, root, _, count = state
+        bands = bands_at(root)
+        better = root_of(bands)
+        return root, better, bands, count + 1
 
-    nothing = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(contours_at, ceiling))
-    root, contours, tilts = jax.lax.fori_loop(0, 2, improve, (ceiling, *nothing))
+    def far(state) -> jax.Array:
+        place, root, bands, count = state
+        reach = jnp.max(bands.tilts.c) * jnp.abs(root - place)
+        return (count < 2) | ((count < _MOST_PLACES) & (reach > 0.5))
+
+    nothing = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(bands_at, ceiling))
+    _, root, bands, _ = jax.lax.while_loop(far, improve, (ceiling, ceiling, nothing, jnp.asarray(0)))
 
     def side(which: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = _evaluate(contours, tilts, charges, spectrum.infinity, e, ref)
+        sums = _evaluate(spectrum, bands, charges, e, ref)
         value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
         log_value = jnp.log(value / target)
         strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.fmin(log_value, -1e-300), log_value)

@@ -20,12 +20,13 @@ from jaxdp.fourier.exponential_sums import split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
-from jaxdp.fourier.truncation import log_tail
+from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
 from jaxdp.roots import crossing
 
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
+_FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
 _PLACES = np.array([0.03, 0.2, 0.5, 0.75, 0.9, 0.97, 0.995, 1.0])  # of the search for a root
 _NEWTON_STEPS = 5
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
@@ -77,7 +78,10 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
-    extra, mixing = _smoothing(end, spectrum.mu2) if effort.smooth else (jnp.zeros(1), jnp.zeros(()))
+    fallen = log_fallen(spectrum, lines, c, plan.cut, end, effort.cover)
+    extra, mixing = jnp.zeros(1), jnp.zeros(())
+    if effort.smooth:
+        extra, mixing = _smoothing(end, spectrum.mu2, fallen)
     log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
     units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
@@ -86,7 +90,7 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
         units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
     t = step * jnp.arange(effort.nodes + 1)
     real, imag, errors = node_weights(nodes, c, t, extra)
-    tail = log_tail(spectrum, lines, c, end, step, spectrum.mu2 + extra[0], effort.cover)
+    tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
     return Contour(
         plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
     )
@@ -99,9 +103,10 @@ def table(values: jax.Array) -> jax.Array:
     return padded.reshape(-1, rows, columns)
 
 
-def _smoothing(end: jax.Array, mu2: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if it has anyway."""
+def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if all else has."""
     s2 = jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+    s2 = jnp.where(fallen < -_FALLEN, 0.0, s2)
     s = jnp.sqrt(s2)
     near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
     mixing = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.fourier.complex_logarithms import log_one_plus
+from jaxdp.fourier.decay import HEIGHTS, turn_units
 from jaxdp.fourier.mixture import ROOT_2PI, ULP, exact_nodes, exp_or_inf, log_mixture, log_mixture_real, log_units
 
 WIDTH = 0.3
@@ -51,6 +52,7 @@ class Label(NamedTuple):
     line: jax.Array
     bound: jax.Array
     ends: jax.Array
+    edge: jax.Array  # the upper one
 
 
 class SoftLine(NamedTuple):
@@ -135,6 +137,7 @@ def below(step: Step, edge: jax.Array) -> Label:
         _soft(v, step.height, edge)[1],
         _MODULUS + _falling(v - half, edge),
         _MODULUS + _falling(ends, edge),
+        edge,
     )
 
 
@@ -148,6 +151,7 @@ def within(step: Step, low: jax.Array, high: jax.Array) -> Label:
         _within(v, step.height, low, high),
         constant + _rising(v + half, low) + _falling(v - half, high),
         constant + _rising(ends, low) + _falling(ends, high),
+        high,
     )
 
 
@@ -162,8 +166,8 @@ def _edges(step: Step, label: Label, c: jax.Array, log_m: jax.Array) -> tuple[ja
     return log_edge, rest
 
 
-def upper(step: Step, label: Label, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(upper bound of log int g label A^{c+1}, share of the ends), c > 0."""
+def log_moment(step: Step, label: Label, c: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(lower bound, upper bound of log int g label A^{c+1}, share of the ends), c >= -1."""
     size = step.nodes.shape[0]
     exponent = step.log_g + (c + 1) * step.log_a + label.log
     top = jnp.max(exponent)
@@ -176,7 +180,9 @@ def upper(step: Step, label: Label, c: jax.Array) -> tuple[jax.Array, jax.Array]
     mixture = 16 * ULP * log_units(step.nodes, step.log_a, step.mu, step.rate) + 2e-14 * jnp.abs(step.log_a)
     terms = (c + 1) * mixture + 2e-15 * (jnp.abs(step.log_g) + jnp.abs(jnp.where(weight > 0, label.log, 0.0)))
     rounding = size * ULP + 2e-14 * (1 + jnp.abs(log_m)) + jnp.sum(weight * terms) / total
-    return log_m + jnp.log1p(strip + rest) + rounding, rest
+    off = strip + rest
+    lower = jnp.where(off < 0.5, log_m + jnp.log1p(-jnp.minimum(off, 0.5)) - rounding, -jnp.inf)
+    return lower, log_m + jnp.log1p(off) + rounding, rest
 
 
 def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
@@ -203,6 +209,27 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
 def decay(step: Step, line: SoftLine, t: jax.Array) -> jax.Array:
     """Bound of |m(c + it)| / m(c), falling in t: along the upper edge |A^{it}| = e^{-t arg A}."""
     return exp_or_inf(jax.nn.logsumexp(line.log_edge - t * step.angle)) + line.rest
+
+
+def log_fallen(step: Step, label: Label, c: jax.Array, line: SoftLine, end: jax.Array) -> jax.Array:
+    """log of a bound of |m(c + it)| / m(c) for all t >= end under the label W: `jaxdp.fourier.decay`, with a label."""
+    v = step.nodes
+    strip = jnp.minimum(2 * step.height, 0.45 * jnp.pi / step.mu)
+    edge = exp_or_inf(jax.nn.logsumexp(line.log_edge))
+
+    def modulus(share: jax.Array) -> jax.Array:
+        y = share * strip
+        log_a, angle = log_mixture(v * step.mu - step.mu**2 / 2, y * step.mu * jnp.ones_like(v), step.rate)
+        log_label, turned = jnp.real(_soft(v, y, label.edge)[1]), end * jnp.abs(angle)
+        exponent = step.log_g + 0.5 * y * y + (c + 1) * log_a + log_label - turned - line.log_m
+        weight = jnp.exp(jnp.minimum(exponent, 600.0)) * step.cell / ROOT_2PI
+        sizes = jnp.abs(step.log_g) + jnp.abs(line.log_m) + jnp.where(weight > 0, jnp.abs(log_label), 0.0)
+        own = (c + 1) * log_units(v, jax.lax.complex(log_a, angle), step.mu, step.rate)
+        units = v.shape[0] + 32 + 16 * sizes + turned * turn_units(v, step.mu) + own
+        kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * (strip - y) / step.cell, 600.0))
+        return jnp.sum(weight * (1 + ULP * units)) + 2 * edge / kernel * (1 + 1e-9)
+
+    return jnp.fmin(jnp.log(jnp.nanmin(jax.vmap(modulus)(jnp.asarray(HEIGHTS))) + line.rest), 1.0)
 
 
 def spread(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:

@@ -35,7 +35,7 @@ def conversion(c: jax.Array) -> jax.Array:
     return c * jnp.log(c) - (c + 1) * jnp.log1p(c)
 
 
-def _grid_min(objective, low, high, rounds=3, points=_POINTS):
+def grid_min(objective, low, high, rounds=3, points=_POINTS):
     """Minimiser of a quasi-convex function of log c: a grid, zoomed in between the best point's neighbours."""
 
     def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -86,9 +86,9 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         return (k - log_delta + constant + rounding) / c
 
     widest = _widest(spectrum)
-    best = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + widest, rounds=3)[None]
+    best = grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + widest, rounds=3)[None]
     # an abscissa too far right for a contour may still give the smaller Chernoff bound
-    far = _grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, 5e-4)), center - 4.0, center + 4.0, rounds=2)[None]
+    far = grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, 5e-4)), center - 4.0, center + 4.0, rounds=2)[None]
     both = jnp.concatenate([best, far])
     eps = jnp.min(rdp(both, spectrum.real(both, cut, size)))
     level = jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
@@ -102,7 +102,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         level,
         log_delta,
         eps,
-        _grid_min(saddle, jnp.log(best[0]) - 2.5, jnp.log(best[0]) + 1.0, rounds=2, points=8),
+        grid_min(saddle, jnp.log(best[0]) - 2.5, jnp.log(best[0]) + 1.0, rounds=2, points=8),
         size,
     )
 
@@ -120,11 +120,11 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
     def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best = _grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + widest, rounds=4)
+        best = grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + widest, rounds=4)
         return tail_cut(spectrum, bound(best[None], state[0])[0]), best
 
     cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
-    best = _grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
+    best = grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
     value = bound(best[None], cut)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)

@@ -5,22 +5,31 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxdp.fourier.decay import log_decay
 from jaxdp.fourier.exponential_sums import Line, ratios, rounding_units
 from jaxdp.fourier.spectrum import Spectrum
 
 _NEGLIGIBLE = 50.0
+_LEAST = 64  # covering points of the least effort
 
 
 def log_tail(
-    spectrum: Spectrum, lines: list[Line], c: jax.Array, end: jax.Array, step: jax.Array, mu2: jax.Array, cover: int
+    spectrum: Spectrum,
+    lines: list[Line],
+    fallen: jax.Array,
+    end: jax.Array,
+    step: jax.Array,
+    mu2: jax.Array,
+    cover: int,
 ) -> jax.Array:
     """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
 
     M(c) is the computed one. ``end`` is the last node kept.
 
-    Three facts bound |M|/M(c): a Gaussian share gives exp(-mu2 t^2/2); a density of total variation V gives
-    (V/t)^T; and between two evaluations m(c + it)/m(c) cannot change faster than its tilted deviation. The
-    first two rule beyond ``far``, the third (with the first) on ``cover`` intervals between end and far.
+    Four facts bound |M|/M(c): a Gaussian share gives exp(-mu2 t^2/2); a density of total variation V gives
+    (V/t)^T; between two evaluations m(c + it)/m(c) cannot change faster than its tilted deviation; and on a raised
+    line it falls for good. The first two rule beyond ``far``, the third (with the first) on ``cover`` intervals
+    between end and far; the last is ``fallen`` (see `log_fallen`).
     """
     gaussian_far = jnp.where(mu2 > 0, jnp.sqrt(2 * _NEGLIGIBLE / jnp.where(mu2 > 0, mu2, 1.0)), jnp.inf)
     variation, power = _fastest(spectrum, lines)
@@ -29,7 +38,7 @@ def log_tail(
     beyond_density = jnp.where(jnp.isfinite(variation) & (far >= variation), beyond_density, -jnp.log(far))
     beyond_gaussian = -0.5 * mu2 * far**2 - jnp.log(far)
     beyond = jnp.where(jnp.isfinite(far), jnp.minimum(beyond_density, beyond_gaussian), -jnp.inf)
-    plain = -0.5 * mu2 * end**2 - jnp.log(end)
+    plain = fallen - 0.5 * mu2 * end**2 - jnp.log(end)
     if not lines:
         return plain
     near = _covered(spectrum, lines, end, jnp.where(jnp.isfinite(far), far, end) + step, step, mu2, cover)
@@ -40,6 +49,21 @@ def log_tail(
         for part, line in zip(spectrum.parts, lines, strict=True)
     )
     return jnp.where(jnp.isfinite(far), jnp.minimum(covered, plain), plain) + blur
+
+
+def log_fallen(
+    spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array, cover: int
+) -> jax.Array:
+    """log of a bound of the sampled steps' |M(c + it)|/M(c), t >= end; 0 under replace and at the least effort."""
+    total = jnp.zeros(())
+    if cover <= _LEAST or spectrum.direction == "replace":
+        return total
+    for part, line in zip(spectrum.sampled, lines, strict=False):
+        size = line.weight.shape[-1]
+        each = jax.vmap(log_decay, in_axes=(None, 0, 0, None, None, None, 0, None))
+        bound = each(c, part.mu, part.rate, cut, spectrum.direction, size, line.log_m, end)
+        total = total + jnp.sum(jnp.where((part.times > 0) & (bound < 0), part.times * bound, 0.0))
+    return total
 
 
 def _fastest(spectrum: Spectrum, lines: list[Line]) -> tuple[jax.Array, jax.Array]:

@@ -30,17 +30,16 @@ from jaxdp.routes.single_step import cap_by_unsampled, lower_next_to_supremum, s
 _SAMPLED_LADDER = (
     Effort(128, 128, 64, False),
     Effort(1024, 256, 128, False),
-    Effort(8192, 512, 512, False),
+    Effort(16384, 512, 512, False),
     Effort(65536, 1024, 1024, True),
     Effort(262144, 4096, 4096, True),
 )
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 _BANDED_LADDER = (
-    *_SAMPLED_LADDER[:2],
-    _SAMPLED_LADDER[3],
+    *_SAMPLED_LADDER[:3],
     Effort(1024, 2048, 256, False, bands=8),
     Effort(8192, 4096, 512, False, bands=14),
-    _SAMPLED_LADDER[-1],
+    Effort(65536, 4096, 512, False, bands=14),
 )
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
 _GAUSSIAN_LADDER = (

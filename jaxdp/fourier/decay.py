@@ -1,0 +1,85 @@
+r"""How far a sampled Gaussian's characteristic function has decayed, for good: a bound that only falls with t.
+
+On a line raised by y, |exp(i t L)| = e^{-t |arg A|}, so
+
+    |m(c + it)| <= D_y(t) = int |g A^{c+1}| e^{-t arg A} du  over Im u = y  (add: |g A^{-c}|, Im u = -y),
+
+which falls in t. At small t the best y is small and D is what a Gaussian of the same variance would have; far out it is
+an exponential. Argument: notebooks/proofs/contour_certificate.md, section 3.4.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.fourier import add_direction
+from jaxdp.fourier.mixture import (
+    REACH,
+    ROOT_2PI,
+    ULP,
+    exact_nodes,
+    exp_or_inf,
+    gained,
+    log_integrand,
+    log_mixture,
+    log_units,
+)
+
+HEIGHTS = 2.0 ** -np.arange(1.0, 13.0)  # of the strip's
+
+
+def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array:
+    """log of a bound of |m(c + is)| / e^{log_m} for all s >= end (remove and add); at most a little above 0."""
+    if direction == "reverse":
+        low, cell, v = exact_nodes(*add_direction.interval(c, mu, q), size)
+    else:
+        reach = (c + 1) * mu + REACH
+        low, cell, v = exact_nodes(jnp.full_like(reach, -REACH), jnp.minimum(reach, cut), size)
+    ends = jnp.stack([low, low + size * cell])
+    strip = _strip(ends, mu, direction)
+    bounds = jax.vmap(lambda y: _modulus(v, cell, ends, y * strip, strip, c, mu, q, direction, log_m, end))(
+        jnp.asarray(HEIGHTS)
+    )
+    return jnp.fmin(jnp.log(jnp.nanmin(bounds)), 1.0)
+
+
+def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
+    """Units of 2^-53 by which t arg A may be off, relative to itself: e^w's by that of w, and its own."""
+    return 16 + 4 * mu * (jnp.abs(v) + mu)
+
+
+def _strip(ends: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
+    """How far from the axis: arg A below 0.45 pi; add, |A|^{-c} not much larger than on the axis."""
+    if direction != "reverse":
+        return jnp.minimum(1.0, 0.45 * jnp.pi / mu)
+    steep = 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * jnp.sum(ends), 1e-9))
+    return 2 * jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), steep)
+
+
+def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Array:
+    """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
+    sign, power = (-1.0, -c) if direction == "reverse" else (1.0, c + 1)
+    log_a, angle = log_mixture(v * mu - mu * mu / 2, sign * y * mu, q)
+    turned = t * jnp.abs(angle)
+    exponent = -0.5 * v * v + 0.5 * y * y + power * log_a - turned - log_m
+    weight = jnp.exp(jnp.minimum(exponent, 600.0)) * cell / ROOT_2PI
+    own = jnp.abs(power) * log_units(v, jax.lax.complex(log_a, angle), mu, q)
+    units = v.shape[0] + 32 + 8 * (v * v + jnp.abs(log_m)) + turned * turn_units(v, mu) + own
+    total = jnp.sum(weight * (1 + ULP * units))
+    room = strip - y
+    lift = 0.5 * (y * y + room * room)
+    at_ends = log_integrand(ends, c, mu, q, direction) - log_m + lift
+    edge, outside = jnp.exp(lift), 1e-20
+    if direction == "reverse":
+        height = log_integrand(v, c, mu, q, direction) + add_direction.growth(v, 0.5 * strip, c, mu, q)
+        first = log_integrand(ends[0], c, mu, q, direction) + add_direction.growth(ends[0], 0.5 * strip, c, mu, q)
+        height, first = height + 0.5 * gained(v, cell), first + 0.5 * gained(ends[0], cell)
+        edge = jnp.sum(exp_or_inf(height - log_m + lift)) + exp_or_inf(first - log_m + lift)
+        edge = edge * cell / ROOT_2PI
+        outside = add_direction.outside(*ends, c, mu, q, log_m)[0]
+        at_ends = at_ends + add_direction.growth(ends, 0.5 * strip, c, mu, q)
+    kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * room / cell, 600.0))
+    sides = jnp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
+    return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9)
