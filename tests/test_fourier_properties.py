@@ -189,3 +189,25 @@ def test_a_rare_large_loss_does_not_send_epsilon_to_the_bound_without_sampling(s
     # a closed form for one step, and basic composition
     assert jaxdp.epsilon(one, delta, relation="remove") * (1 - 1e-9) <= bounds.upper
     assert bounds.lower <= steps * jaxdp.epsilon(one, delta / steps, relation="remove")
+
+
+def test_a_smaller_gap_asked_for_brings_closer_bounds_of_the_same_number():
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.linspace(0.5, 0.6, POINTS)), 1e-3), 100)
+    rough, fine = (jaxdp.epsilon_bounds(mechanism, 1e-6, relation="remove", gap=gap) for gap in (0.5, GAP))
+    assert (fine.upper - fine.lower < GAP * fine.upper).all()
+    assert (rough.upper - rough.lower > GAP * rough.upper).any()
+    assert (rough.lower <= fine.lower).all() and (fine.upper <= rough.upper).all()
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -1e-6, np.nan, [1e-6]])
+def test_a_gap_is_one_number_between_0_and_1(bad):
+    with pytest.raises(ValueError, match="gap must be one number"):
+        jaxdp.delta_bounds(jaxdp.Gaussian(1.0), 1.0, gap=bad)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add"])
+def test_half_a_million_steps_of_little_noise_have_close_bounds(relation):
+    sigma, q, steps, delta = (0.25, 0.74, 480_000, 3e-4) if relation == "remove" else (0.3, 0.1, 700_000, 1e-10)
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), q), steps)
+    bounds = jaxdp.epsilon_bounds(mechanism, delta * np.linspace(1.0, 2.0, POINTS), relation=relation)
+    assert ((bounds.upper - bounds.lower > 0) & (bounds.upper - bounds.lower < GAP * bounds.upper)).all()

@@ -78,7 +78,7 @@ def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Arra
         height, first = height + 0.5 * gained(v, cell), first + 0.5 * gained(ends[0], cell)
         edge = jnp.sum(exp_or_inf(height - log_m + lift)) + exp_or_inf(first - log_m + lift)
         edge = edge * cell / ROOT_2PI
-        outside = add_direction.outside(*ends, c, mu, q, log_m)[0]
+        outside = add_direction.outside(ends[0], ends[1], c, mu, q, log_m)[0]
         at_ends = at_ends + add_direction.growth(ends, 0.5 * strip, c, mu, q)
     kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * room / cell, 600.0))
     sides = jnp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI

@@ -44,11 +44,11 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     """
     inner, outer = split(count)
     first = jnp.exp(1j * start * line.loss) * line.weight
-    a, b = _powers(first, jnp.exp(1j * (step * inner) * line.loss), outer)
-    x, y = _powers(jnp.ones_like(first), jnp.exp(1j * step * line.loss), inner)
+    a, b = _powers(first, 1j * (step * inner) * line.loss, outer)
+    x, y = _powers(jnp.ones_like(first), 1j * step * line.loss, inner)
     # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
     left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
-    both = exact_product(left, jnp.concatenate([x, y], axis=1).T)
+    both = _in_blocks(left, jnp.concatenate([x, y], axis=1))
     return jax.lax.complex(both[:outer], both[outer:]).reshape(-1)[:count]
 
 
@@ -60,11 +60,41 @@ def split(count: int) -> tuple[int, int]:
 
 def rounding_units(size: int, count: int) -> float:
     """Units of 2^-53, relative to sum |weight|, by which `ratios` may be off besides the phases."""
-    return 32 + 2 * size + 6 * sum(split(count))
+    return 40 + 1.5 * sum(_blocks(2 * size)) + 6 * sum(sum(split(part)) for part in split(count))
 
 
-def _powers(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of first x base^k, k = 0..count-1, shape (count, size).
+def _blocks(terms: int) -> tuple[int, int]:
+    """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
+    blocks = max(1, min(32, terms // 128)) if terms > 256 else 1
+    return -(-terms // blocks), blocks
+
+
+def _in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
+    """left right^T, the sums taken in blocks (the terms are padded with zeros)."""
+    terms, blocks = _blocks(left.shape[1])
+    if blocks == 1:
+        return exact_product(left, right.T)
+    padding = ((0, 0), (0, terms * blocks - left.shape[1]))
+    left, right = (jnp.pad(x, padding).reshape(-1, blocks, terms) for x in (left, right))
+    return jnp.sum(exact_product(jnp.moveaxis(left, 1, 0), jnp.transpose(right, (1, 2, 0))), axis=0)
+
+
+def _powers(first: jax.Array, exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of first x e^{k exponent}, k = 0..count-1, shape (count, size).
+
+    k = row x inner + column: two short runs of repeated multiplication and one more product, because rounding grows
+    with the length of a run.
+    """
+    inner, outer = split(count)
+    a, b = _run(first, jnp.exp(inner * exponent), outer)
+    x, y = _run(jnp.ones_like(first), jnp.exp(exponent), inner)
+    re = a[:, None] * x - b[:, None] * y
+    im = a[:, None] * y + b[:, None] * x
+    return re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]
+
+
+def _run(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The same by repeated multiplication.
 
     A loop, because an unrolled product is fused and computed again for every row.
     """

@@ -18,8 +18,8 @@ class Route:
 
     params: the pytree the kernels take, leading axis the batch. epsilon, delta: (params, target) ->
     (lower, upper), batched. traced_epsilon, traced_delta: the same for one point, differentiable.
-    takes_floor: whether epsilon and delta take a third argument, a bound of the answer known from another
-    pair: a point that cannot exceed it may be left with wide bounds.
+    climbs: whether epsilon and delta take two more arguments: a bound of the answer known from another pair (a point
+    that cannot exceed it may be left with wide bounds), and the relative gap at which a point is done.
     """
 
     params: Any
@@ -27,7 +27,7 @@ class Route:
     delta: Callable[..., tuple[Any, Any]]
     traced_epsilon: Point
     traced_delta: Point
-    takes_floor: bool = False
+    climbs: bool = False
 
 
 def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:

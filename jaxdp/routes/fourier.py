@@ -51,10 +51,10 @@ _GAUSSIAN_LADDER = (
 _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _TRACED_LAST = _SAMPLED_LADDER[3]
-_GAP = 9e-7  # relative gap at which a point stops climbing
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
-_ROUGH_GAP = 1e-4  # the same where the pair only dominates: it has an error of its own
+_MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
+_ROUGH = 100.0  # times the gap suffices where the pair only dominates: it has an error of its own
 
 
 @kernel(static=("direction", "effort"), working_set=40000)
@@ -87,7 +87,7 @@ def climb(
     ladder: tuple[Effort, ...],
     params: Any,
     target: Any,
-    gap: float = _GAP,
+    gap: float,
     floor: Any = -np.inf,
     simple: Callable[..., Any] | None = None,
 ) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
 
     def batched(solve: Any, name: str) -> Callable[..., tuple[Any, Any]]:
-        def run(params: Any, target: Any, floor: Any) -> tuple[Any, Any]:
+        def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
             contour_solve = functools.partial(solve, direction=direction)
             lower, upper = shortcuts(name, params, target, direction)
             law_lower, law_upper = single_law(name, params, target, direction)
@@ -160,9 +160,8 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
                 simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
-                lower[rows], upper[rows] = climb(
-                    contour_solve, ladder, some, target[rows], _GAP if exact else _ROUGH_GAP, floor[rows], simple
-                )
+                enough = gap * (_MARGIN if exact else _ROUGH)
+                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows], enough, floor[rows], simple)
                 lower[rows] = lower[rows] if exact else 0.0
                 cap_by_unsampled(name, params, target, direction, lower, upper)
             return lower, upper
@@ -174,7 +173,7 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         batched(_sampled_epsilon if quadrature else plain_epsilon, "epsilon"),
         batched(_sampled_delta if quadrature else plain_delta, "delta"),
         *_traced_points(direction, traced, exact),
-        takes_floor=True,
+        climbs=True,
     )
 
 
