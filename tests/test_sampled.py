@@ -1,6 +1,7 @@
 """Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
 
 import jax
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy import stats
@@ -265,3 +266,46 @@ def test_only_pairs_that_are_the_mechanisms_own_claim_a_lower_bound():
     assert POISSON(jaxdp.DiscreteLaplace(1.0), 0.1).exact
     assert not POISSON(jaxdp.DiscreteLaplace(1.0, 1000), 0.1).exact
     assert not POISSON(jaxdp.Laplace(1.0), 0.1).exact
+
+
+def exact_single_step(sigma, rate, relation, epsilon):
+    """delta of one Poisson-sampled Gaussian step, 50 digits."""
+    with mp.workdps(50):
+        sigma, rate, epsilon = mp.mpf(sigma), mp.mpf(rate), mp.mpf(epsilon)
+        if relation == "remove":
+            inside = 1 + mp.expm1(epsilon) / rate
+            if inside <= 0:
+                return -mp.expm1(epsilon)
+            at = mp.log(inside)
+            return rate * (mp.ncdf(0.5 / sigma - at * sigma) - inside * mp.ncdf(-0.5 / sigma - at * sigma))
+        inside = mp.exp(-epsilon) - 1 + rate
+        if inside <= 0:
+            return mp.mpf(0)
+        x = sigma * mp.log(inside / rate) + 1 / (2 * sigma)
+        return mp.ncdf(x) - mp.exp(epsilon) * ((1 - rate) * mp.ncdf(x) + rate * mp.ncdf(x - 1 / sigma))
+
+
+@pytest.mark.parametrize("relation", ["add", "remove"])
+def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_else(relation):
+    random, points = np.random.default_rng(0), 400
+    sigma = 10 ** random.uniform(-1.3, 1.7, points)
+    rate = np.where(random.random(points) < 0.5, 10 ** random.uniform(-6, 0, points), random.uniform(0.3, 0.6, points))
+    rate[::17] = 1 - 10 ** random.uniform(-9, -1, rate[::17].size)
+    top = -np.log1p(-rate)  # of the add direction
+    epsilon = np.where(
+        random.random(points) < 0.6, top * (1 - 10 ** random.uniform(-15, 0, points)), random.uniform(0, 32, points)
+    )
+    epsilon[::7] = -(10 ** random.uniform(-6, 1, epsilon[::7].size))
+    epsilon[1::13] = -top[1::13] * (1 + random.uniform(-1e-9, 1e-9, epsilon[1::13].size))
+    mechanism = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate)
+    deltas = jaxdp.delta_bounds(mechanism, epsilon, relation=relation)
+    exact = [exact_single_step(*point) for point in zip(sigma, rate, [relation] * points, epsilon, strict=True)]
+    for truth, lower, upper in zip(exact, deltas.lower, deltas.upper, strict=True):
+        assert mp.mpf(float(lower)) <= truth <= mp.mpf(float(upper))
+    asked = np.array([float(truth) for truth in exact])
+    live = np.flatnonzero((epsilon > 0) & (asked > 1e-290) & (asked < 1))
+    some = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma[live]), rate[live])
+    bounds = jaxdp.epsilon_bounds(some, asked[live], relation=relation)
+    for i, lower, upper in zip(live, bounds.lower, bounds.upper, strict=True):
+        assert exact_single_step(sigma[i], rate[i], relation, upper) <= asked[i]
+        assert lower == 0 or exact_single_step(sigma[i], rate[i], relation, lower) >= asked[i]

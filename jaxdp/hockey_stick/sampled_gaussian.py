@@ -3,7 +3,10 @@
 With rate q, mu = 1/sigma and delta_G the Gaussian's profile (swap identity applied until all terms are positive):
 
     remove  delta(eps) = q delta_G(log(1 + (e^eps - 1)/q)),            1 - e^eps where e^eps <= 1 - q
-    add     delta(eps) = (1 - (1-q) e^eps) delta_G(-log b),  b = 1 - (1 - e^-eps)/q,   0 where b <= 0.
+    add     delta(eps) = (1 - e^-g) delta_G(-log((1-q)(e^g - 1)/q)),   g = -log(1-q) - eps,   0 where g <= 0.
+
+Next to the supremum of the add direction's loss g is a difference whose rounding decides: it is moved outward by what
+it may be off, delta rising in g.
 """
 
 from __future__ import annotations
@@ -13,53 +16,63 @@ import jax.numpy as jnp
 
 from jaxdp.hockey_stick import gaussian
 from jaxdp.roots import crossing
+from jaxdp.special import log_complement
 
 _SLACK = 1e-13
+_ULP = 2.0**-53
+_TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
+_LARGE = 30.0
+_CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 
 
 def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, forward (remove) or reverse (add)."""
+    lower, upper = (_forward if direction == "forward" else _reverse)(mu, q, eps)
     floor = jnp.maximum(-jnp.expm1(jnp.minimum(eps, 0.0)), 0.0)
-    if direction == "forward":
-        factor, inner, dead = _forward(q, eps)
-    else:
-        factor, inner, dead = _reverse(q, eps)
-    # the argument's rounding, seen through a slope of at most 1: shifted outward on each side
-    shift = 1e-15 * (1 + jnp.abs(inner)) + 4e-16 / jnp.maximum(jnp.exp(jnp.minimum(inner, 0.0)), 1e-300)
-    lower, _ = gaussian.delta_bounds(mu, inner + shift)
-    _, upper = gaussian.delta_bounds(mu, inner - shift)
-    lower, upper = factor * lower * (1 - _SLACK), jnp.minimum(factor * upper * (1 + _SLACK), 1.0)
-    lower = jnp.maximum(jnp.where(dead, floor, lower), floor * (1 - _SLACK))
-    upper = jnp.maximum(jnp.where(dead, floor * (1 + _SLACK), upper), floor)
-    return lower, jnp.where(jnp.isnan(upper), 1.0, upper)
+    lower = jnp.maximum(lower * (1 - _SLACK), floor * (1 - _SLACK))
+    upper = jnp.where(eps < _CERTAIN, 1.0, jnp.minimum(upper * (1 + _SLACK), 1.0))
+    return jnp.where(jnp.isnan(lower), 0.0, lower), jnp.where(jnp.isnan(upper), 1.0, upper)
 
 
-def _forward(q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(factor, argument of delta_G, where delta is 1 - e^eps)."""
-    large = eps > 30
+def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    large = eps > _LARGE
     ratio = jnp.expm1(jnp.where(large, 0.0, eps)) / q
     dead = ratio <= -1 + 1e-12
     near = jnp.log1p(jnp.where(dead, 0.0, ratio))
-    return q, jnp.where(large, eps - jnp.log(q), near), dead
+    # log(1 + (e^eps - 1)/q) = eps - log q + log(1 - (1-q) e^-eps)
+    far = eps - jnp.log(q) + jnp.log1p(-(1 - q) * jnp.exp(-jnp.where(large, eps, _LARGE)))
+    inner = jnp.where(large, far, near)
+    # the argument's rounding, seen through a slope of at most 1 (XLA's log1p is 241 units off near -0.414)
+    shift = 1e-15 * (1 + jnp.abs(inner)) + 4e-16 / jnp.maximum(jnp.exp(jnp.minimum(inner, 0.0)), 1e-300)
+    shift = shift + jnp.where(ratio < -0.25, 3e-14, 0.0)
+    floor = jnp.maximum(-jnp.expm1(jnp.minimum(eps, 0.0)), 0.0)
+    lower, upper = q * gaussian.delta_bounds(mu, inner + shift)[0], q * gaussian.delta_bounds(mu, inner - shift)[1]
+    # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
+    over = jnp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
+    return jnp.where(dead, floor, lower), jnp.where(dead, floor + over, upper) + _TINY
 
 
-def _reverse(q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(factor, argument of delta_G, where delta is 0)."""
-    e = jnp.minimum(eps, 700.0)
-    b = 1 + jnp.expm1(-e) / q
-    # within 1e-12 of the end the rounding of b decides: there delta is below factor, itself charged in full
-    dead = e >= -jnp.log1p(-q) * (1 - 1e-13)
-    safe = jnp.maximum(jnp.where(dead, 1.0, b), 1e-12)
-    return (
-        jnp.maximum(1 - (1 - q) * jnp.exp(jnp.where(dead, 0.0, e)), 0.0) + 1e-16,
-        -jnp.log(safe),
-        dead & (e >= -jnp.log1p(-q) * (1 + 1e-13)),
-    )
+def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    log_rest, log_q = log_complement(q), jnp.log(q)
+    gap = -log_rest - jnp.maximum(eps, _CERTAIN)
+    off = 8 * _ULP * (jnp.abs(log_rest) + jnp.abs(eps))
+
+    def at(g: jax.Array, sign: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        small = jnp.log(jnp.expm1(jnp.clip(g, 1e-300, _LARGE)))
+        log_grown = jnp.where(g > _LARGE, g + jnp.log1p(-jnp.exp(-jnp.maximum(g, 1.0))), small)
+        inner = log_q - log_rest - log_grown
+        shift = 1e-15 * (2 + jnp.abs(log_q) + jnp.abs(log_rest) + jnp.abs(log_grown))
+        return gaussian.delta_bounds(mu, inner + sign * shift), -jnp.expm1(-g)
+
+    (lower, _), low_factor = at(gap - off, 1.0)
+    (_, upper), high_factor = at(gap + off, -1.0)
+    lower = jnp.where((gap - off > 0) & (eps >= _CERTAIN), low_factor * lower, 0.0)
+    return lower, jnp.where(gap + off > 0, high_factor * upper + _TINY, 0.0)
 
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) epsilon >= 0 of one step at 0 < delta < 1."""
-    top = -jnp.log1p(-q) * (1 + 1e-15) if direction == "reverse" else jnp.asarray(jnp.inf)
+    top = -log_complement(q) * (1 + 2e-15) if direction == "reverse" else jnp.asarray(jnp.inf)
     _, reach = gaussian.epsilon_bounds(mu, jnp.minimum(delta, 0.5))
     high = jnp.minimum(reach + 1e-12, top)  # sampling never hurts
     high = jnp.where(jnp.isfinite(high), high, 0.0)
