@@ -46,7 +46,7 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array
 
 
 def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
-    """Units of 2^-53 by which t arg A may be off, relative to itself: e^w's by that of w, and its own."""
+    """Units of 2^-53 by which t arg A may be off, relative to itself (q <= 1/2): e^w's by that of w, and its own."""
     return 16 + 4 * mu * (jnp.abs(v) + mu)
 
 
@@ -62,12 +62,13 @@ def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Arra
     """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
     sign, power = (-1.0, -c) if direction == "reverse" else (1.0, c + 1)
     log_a, angle = log_mixture(v * mu - mu * mu / 2, sign * y * mu, q)
-    turned = t * jnp.abs(angle)
+    turned = t * jnp.maximum(sign * angle, 0.0)
     exponent = -0.5 * v * v + 0.5 * y * y + power * log_a - turned - log_m
     weight = jnp.exp(jnp.minimum(exponent, 600.0)) * cell / ROOT_2PI
     own = jnp.abs(power) * log_units(v, jax.lax.complex(log_a, angle), mu, q)
     units = v.shape[0] + 32 + 8 * (v * v + jnp.abs(log_m)) + turned * turn_units(v, mu) + own
-    total = jnp.sum(weight * (1 + ULP * units))
+    units = units + jnp.where(q > 0.5, 4 * t * y * mu, 0.0)
+    total = jnp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
     lift = 0.5 * (y * y + room * room)
     at_ends = log_integrand(ends, c, mu, q, direction) - log_m + lift
@@ -82,4 +83,5 @@ def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Arra
         at_ends = at_ends + add_direction.growth(ends, 0.5 * strip, c, mu, q)
     kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * room / cell, 600.0))
     sides = jnp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
-    return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9)
+    # (log A on the axis is within 3e-14, which counts c times)
+    return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9) * exp_or_inf(6e-14 * jnp.abs(power))

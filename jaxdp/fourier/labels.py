@@ -178,7 +178,7 @@ def log_moment(step: Step, label: Label, c: jax.Array) -> tuple[jax.Array, jax.A
     kernel = jnp.expm1(jnp.minimum(4 * jnp.pi * step.height / step.cell, 600.0))
     strip = 2 * exp_or_inf(jax.nn.logsumexp(log_edge)) / kernel
     mixture = 16 * ULP * log_units(step.nodes, step.log_a, step.mu, step.rate) + 2e-14 * jnp.abs(step.log_a)
-    terms = (c + 1) * mixture + 2e-15 * (jnp.abs(step.log_g) + jnp.abs(jnp.where(weight > 0, label.log, 0.0)))
+    terms = (c + 1) * mixture + 2e-15 * (jnp.abs(step.log_g) + 5 * jnp.abs(jnp.where(weight > 0, label.log, 0.0)))
     rounding = size * ULP + 2e-14 * (1 + jnp.abs(log_m)) + jnp.sum(weight * terms) / total
     off = strip + rest
     lower = jnp.where(off < 0.5, log_m + jnp.log1p(-jnp.minimum(off, 0.5)) - rounding, -jnp.inf)
@@ -199,7 +199,7 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
     kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * step.height / step.cell, 600.0))
     strip = (2 + exp_or_inf(jax.nn.logsumexp(log_edge))) / kernel
     mixture = (c + 1) * log_units(step.nodes, step.line_a, step.mu, step.rate)
-    others = jnp.abs(step.line_g) + jnp.where(scale > 0, jnp.abs(label.line), 0.0)
+    others = jnp.abs(step.line_g) + 5 * jnp.where(scale > 0, jnp.abs(label.line), 0.0)
     units = jnp.sum(jnp.abs(weight) * (16 + mixture + 16 * (others + jnp.abs(phase))))
     raw = strip + rest + ULP * units
     sound = (total > 0) & (raw < 0.25)
@@ -220,14 +220,15 @@ def log_fallen(step: Step, label: Label, c: jax.Array, line: SoftLine, end: jax.
     def modulus(share: jax.Array) -> jax.Array:
         y = share * strip
         log_a, angle = log_mixture(v * step.mu - step.mu**2 / 2, y * step.mu * jnp.ones_like(v), step.rate)
-        log_label, turned = jnp.real(_soft(v, y, label.edge)[1]), end * jnp.abs(angle)
+        log_label, turned = jnp.real(_soft(v, y, label.edge)[1]), end * jnp.maximum(angle, 0.0)
         exponent = step.log_g + 0.5 * y * y + (c + 1) * log_a + log_label - turned - line.log_m
         weight = jnp.exp(jnp.minimum(exponent, 600.0)) * step.cell / ROOT_2PI
-        sizes = jnp.abs(step.log_g) + jnp.abs(line.log_m) + jnp.where(weight > 0, jnp.abs(log_label), 0.0)
+        sizes = jnp.abs(step.log_g) + jnp.abs(line.log_m) + 5 * jnp.where(weight > 0, jnp.abs(log_label), 0.0)
         own = (c + 1) * log_units(v, jax.lax.complex(log_a, angle), step.mu, step.rate)
         units = v.shape[0] + 32 + 16 * sizes + turned * turn_units(v, step.mu) + own
+        units = units + jnp.where(step.rate > 0.5, 4 * end * y * step.mu, 0.0)
         kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * (strip - y) / step.cell, 600.0))
-        return jnp.sum(weight * (1 + ULP * units)) + 2 * edge / kernel * (1 + 1e-9)
+        return jnp.sum(weight * exp_or_inf(ULP * units)) + 2 * edge / kernel * (1 + 1e-9)
 
     return jnp.fmin(jnp.log(jnp.nanmin(jax.vmap(modulus)(jnp.asarray(HEIGHTS))) + line.rest), 1.0)
 

@@ -101,6 +101,7 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
         return humps
     first = _edge_height(v[0] - step, y, c, mu, q, log_m, direction) + 0.5 * gained(v[0] - step, step)
     cells = jnp.sum(scaled * jnp.exp(0.5 * gained(v, step))) + exp_or_inf(first) * step / ROOT_2PI
+    humps, cells = (x * exp_or_inf(6e-14 * c) for x in (humps, cells))  # log A is within 3e-14
     return jnp.where(2 * jnp.abs(y) * mu <= 0.5 * jnp.pi, jnp.minimum(humps, cells * (1 + 1e-9)), humps)
 
 
@@ -142,8 +143,8 @@ def real_log_m(
         grown = height + 0.5 * gained(v, step) + add_direction.growth(v, y, c, mu, q)
         first = at_ends[0] + 0.5 * gained(low, step) + add_direction.growth(low, y, c, mu, q)
         edge = jnp.sum(exp_or_inf(grown - log_m)) + exp_or_inf(first - log_m)
-        edge = edge * cell * jnp.exp(2 * y * y)
-        at_ends = at_ends + add_direction.growth(jnp.stack([low, high]), y, c, mu, q)
+        edge = edge * cell * jnp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
+        at_ends = at_ends + 6e-14 * c + add_direction.growth(jnp.stack([low, high]), y, c, mu, q)
     else:
         y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
         growth = jnp.zeros_like(c)
