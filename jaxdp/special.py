@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_FAR = 26.0
+_MILLS_SERIES = (1.0, -1.0, 3.0, -15.0, 105.0, -945.0, 10395.0)
 _SQRT_2 = math.sqrt(2.0)
 _TABLE_END = 16
 
@@ -40,8 +42,13 @@ def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
 
 
 def mills(x: jax.Array) -> jax.Array:
-    """Mills ratio Phi_c(x)/density(x) of the standard normal law; relative error 1e-15 for x >= -5."""
-    return math.sqrt(math.pi / 2) * jax.scipy.special.erfcx(x / _SQRT_2)
+    """Mills ratio Phi_c(x)/density(x) of the standard normal law; relative error 2e-15 (1 + x^2 if x < 0)."""
+    # jax's erfcx is 0 between 26.543 and 26.642 (e^{x^2} erfc(x), erfc subnormal): beyond 26 the asymptotic series, the
+    # next term of which is below 2e-17
+    z = x / _SQRT_2
+    far = jnp.where(z > _FAR, z, _FAR)
+    series = polynomial(_MILLS_SERIES, 0.5 / (far * far)) / (far * math.sqrt(math.pi))
+    return math.sqrt(math.pi / 2) * jnp.where(z > _FAR, series, jax.scipy.special.erfcx(jnp.minimum(z, _FAR)))
 
 
 def log_normal_density(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 import jaxdp
+from jaxdp import special
 from jaxdp.routes import gaussian as route
 
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "accounting.json").read_text())["cases"]
@@ -123,3 +124,29 @@ def test_new_values_of_the_same_shapes_do_not_recompile():
     before = route.gaussian_epsilon.traces
     jaxdp.epsilon(jaxdp.Gaussian(np.linspace(3, 4, 5)), 1e-7)
     assert route.gaussian_epsilon.traces == before
+
+
+def test_the_mills_ratio_has_no_hole_where_erfc_is_subnormal():
+    places = np.concatenate([np.linspace(36.5, 38.5, 400), np.geomspace(1e-3, 1e6, 200), np.linspace(-5, 5, 100)])
+    with jax.enable_x64(True):
+        ratios = np.asarray(jax.jit(special.mills)(places))
+    with mp.workdps(40):
+        exact = [mp.ncdf(-mp.mpf(x)) / mp.npdf(mp.mpf(x)) for x in places]
+    units = [abs(mp.mpf(float(r)) / e - 1) / mp.mpf(2) ** -53 / (1 + min(x, 0) ** 2)
+             for r, e, x in zip(ratios, exact, places, strict=True)]  # fmt: skip
+    assert max(units) < 16
+
+
+# sigma, epsilon: the second Mills ratio in that hole; a difference of two that are nearly equal, left of 0.
+AWKWARD = [(0.469730890204173, 77.68473449401623), (314303.9403951272, -1.5488021014023964e-05), (0.47, 77.9)]
+
+
+@pytest.mark.parametrize("sigma, epsilon", AWKWARD)
+def test_awkward_places_are_enclosed_closely(sigma, epsilon):
+    bounds = jaxdp.delta_bounds(jaxdp.Gaussian(sigma), epsilon)
+    with mp.workdps(60):
+        mu = 1 / mp.mpf(sigma)
+        at = mp.mpf(epsilon) / mu
+        exact = mp.ncdf(mu / 2 - at) - mp.exp(mp.mpf(epsilon)) * mp.ncdf(-mu / 2 - at)
+        assert mp.mpf(float(bounds.lower)) <= exact <= mp.mpf(float(bounds.upper))
+    assert bounds.upper - bounds.lower < 1e-7 * bounds.upper

@@ -11,16 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.roots import crossing
+from jaxdp.special import mills
 
 _ULP = 2.0**-52
 _TINY = 2.2250738585072014e-308
 _LOG_ROOT_2PI = 0.9189385332046727
-_ROOT_HALF_PI = 1.2533141373155003
-_ROOT_HALF = 0.7071067811865476
-
-
-def _mills(x: jax.Array) -> jax.Array:
-    return _ROOT_HALF_PI * jax.scipy.special.erfcx(x * _ROOT_HALF)
 
 
 def _safe_mu(mu: jax.Array) -> jax.Array:
@@ -38,10 +33,11 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     x1, x2 = eps / mu - mu / 2, eps / mu + mu / 2
     far = x1 < -5
     y1, y2 = jnp.where(far, 0.0, x1), jnp.where(far, 1.0, x2)
-    m1, m2 = _mills(y1), _mills(y2)
+    m1, m2 = mills(y1), mills(y2)
     gap = jnp.maximum(m1 - m2, _TINY)
     near_value = -0.5 * y1 * y1 - _LOG_ROOT_2PI + jnp.log(gap)
-    near_error = 8 * (m1 + m2) / gap
+    # left of 0 Mills is nearly sqrt(2 pi) e^{x^2/2}: the argument's rounding counts x^2 times
+    near_error = (8 + 4 * jnp.minimum(y1, 0.0) ** 2) * (m1 + m2) / gap
     z1, z2 = jnp.where(far, x1, -6.0), jnp.where(far, x2, 0.0)
     log_second = eps + jax.scipy.special.log_ndtr(-z2)
     gap_far = -jnp.expm1(jnp.minimum(log_second, 0.0)) - jax.scipy.special.ndtr(z1)
