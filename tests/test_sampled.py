@@ -287,7 +287,7 @@ def exact_single_step(sigma, rate, relation, epsilon):
 
 @pytest.mark.parametrize("relation", ["add", "remove"])
 def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_else(relation):
-    random, points = np.random.default_rng(0), 400
+    random, points = np.random.default_rng(0), 200
     sigma = 10 ** random.uniform(-1.3, 1.7, points)
     rate = np.where(random.random(points) < 0.5, 10 ** random.uniform(-6, 0, points), random.uniform(0.3, 0.6, points))
     rate[::17] = 1 - 10 ** random.uniform(-9, -1, rate[::17].size)
