@@ -49,11 +49,12 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     lower, upper = q * gaussian.delta_bounds(mu, inner + shift)[0], q * gaussian.delta_bounds(mu, inner - shift)[1]
     # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
     over = jnp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
+    upper = jnp.where(ratio < jnp.inf, upper, q)  # a rate below 1e-295
     return jnp.where(dead, floor, lower), jnp.where(dead, floor + over, upper) + _TINY
 
 
 def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    log_rest, log_q = log_complement(q), jnp.log(q)
+    log_rest, log_q = log_complement(q, 1 - q), jnp.log(q)
     gap = -log_rest - jnp.maximum(eps, _CERTAIN)
     off = 8 * _ULP * (jnp.abs(log_rest) + jnp.abs(eps))
 
@@ -72,7 +73,7 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) epsilon >= 0 of one step at 0 < delta < 1."""
-    top = -log_complement(q) * (1 + 2e-15) if direction == "reverse" else jnp.asarray(jnp.inf)
+    top = -log_complement(q, 1 - q) * (1 + 2e-15) if direction == "reverse" else jnp.asarray(jnp.inf)
     _, reach = gaussian.epsilon_bounds(mu, jnp.minimum(delta, 0.5))
     high = jnp.minimum(reach + 1e-12, top)  # sampling never hurts
     high = jnp.where(jnp.isfinite(high), high, 0.0)
