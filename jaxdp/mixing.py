@@ -21,6 +21,7 @@ from jaxdp.renyi.laplace import laplace_log_g_slope, laplace_renyi
 _ROW_SUM_ERROR = 1e-9
 _HALVINGS = 80
 _UP = 1.0 + 2.0**-48
+_DOWN = 1.0 - 2.0**-48
 
 
 class ApproximateDP(NamedTuple):
@@ -52,9 +53,12 @@ def _times(epsilon, delta, gamma):
 
 @formula(valid=lambda e, g: (g >= 0) & (g <= 1) & (e >= 0))
 def _mixed_epsilon(epsilon, gamma):
-    # log(1 + g (e^eps - 1)); past eps = 700 the exponential overflows while the answer is eps + log g.
+    # log(1 + g (e^eps - 1)); past eps = 700 the exponential overflows, and e^eps - 1 is e^eps long before
     direct = jnp.log1p(gamma * jnp.expm1(jnp.minimum(epsilon, 500.0)))
-    return jnp.where(epsilon < 500.0, direct, jnp.where(gamma > 0, epsilon + jnp.log(gamma), 0.0)) * _UP
+    log_gamma = jnp.log(jnp.where(gamma > 0, gamma, 1.0))
+    grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)  # the sum is rounded at the size of its parts
+    large = jnp.where(grown < 30.0, jnp.log1p(jnp.exp(jnp.minimum(grown, 30.0))), grown + jnp.exp(-grown))
+    return jnp.where(epsilon < 500.0, direct, jnp.where(gamma > 0, large, 0.0)) * _UP
 
 
 @formula(valid=lambda e, d, g: (g >= 0) & (g <= 1) & (d >= 0) & (d <= 1) & (e >= 0), vacuous=1.0)
@@ -66,7 +70,8 @@ def _doeblin_delta(epsilon, delta, gamma):
 
 @formula(valid=lambda e, d, g: (g >= 0) & (g <= 1) & (d >= 0) & (d <= 1) & (e >= 0), vacuous=1.0)
 def _ultra_delta(epsilon, delta, gamma):
-    return jnp.minimum(gamma * delta * (1 - (1 - gamma) * -jnp.expm1(-epsilon)) * _UP, 1.0)
+    # e^{eps'-eps} as a sum: 1 - (1 - g)(1 - e^{-eps}) loses every digit where both are small
+    return jnp.minimum(gamma * delta * (gamma + (1 - gamma) * jnp.exp(-epsilon)) * _UP, 1.0)
 
 
 def dobrushin_amplification(epsilon: Any, delta: Any, gamma: Any) -> ApproximateDP:
@@ -127,7 +132,8 @@ def _same_epsilon(epsilon, delta):
 def _required(epsilon, delta):
     ratio = jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 500.0)) / jnp.where(delta > 0, delta, 1.0))
     large = epsilon - jnp.log(jnp.where(delta > 0, delta, 1.0))
-    return jnp.where(delta > 0, jnp.where(epsilon < 500.0, ratio, large), jnp.inf)
+    # rounded down: no level above the exact one may pass
+    return jnp.where(delta > 0, jnp.where(epsilon < 500.0, ratio, large) * _DOWN, jnp.inf)
 
 
 def required_level(epsilon: Any, delta: Any) -> Any:
@@ -183,7 +189,9 @@ def _kernel_matrix(kernel: Any) -> np.ndarray:
     validate.reject("kernel", matrix, ~(np.isfinite(matrix) & (matrix >= 0)), "made of probabilities >= 0")
     sums = matrix.sum(axis=1)
     validate.reject("row sum of kernel", sums, np.abs(sums - 1) > _ROW_SUM_ERROR, f"1 within {_ROW_SUM_ERROR}")
-    return matrix / sums[:, None]
+    # a row that misses 1 by no more than the rounding of its sum is taken as it is
+    exact = np.abs(sums - 1) <= matrix.shape[1] * 2.0**-53
+    return matrix / np.where(exact, 1.0, sums)[:, None]
 
 
 def hockey_stick_coefficient(kernel: Any, level: Any) -> np.ndarray:
@@ -205,7 +213,8 @@ def _largest_hockey_stick(matrix, level):
     worst = 0.0
     for row in matrix:
         with np.errstate(invalid="ignore", over="ignore"):
-            scaled = np.where(matrix > 0, np.exp(level) * matrix, 0.0)
+            # e^level is within 2 units; what it is too large by would be lost from a small difference
+            scaled = np.where(matrix > 0, np.exp(level) * (1.0 if level == 0 else 1 - 2.0**-51) * matrix, 0.0)
         worst = max(worst, np.maximum(row - scaled, 0.0).sum(axis=1).max())
     return min(worst * _UP, 1.0)
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from jaxdp.convolution import laplace_rdp
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
 GOLDEN = 1e-10  # asked of every stored value
 ROUNDING = 1e-12  # sums of at most 6 probabilities
+TINY = 2.3e-308  # the smallest normal number: what is below it may be 0
 
 
 def hockey_stick(p, q, epsilon):
@@ -61,6 +63,54 @@ def test_all_four_cases_hold_on_random_finite_mechanisms():
                 assert truth <= claim.delta + ROUNDING
                 nearest[i] = min(nearest[i], claim.delta - truth)
     assert (nearest < 0.05).all()  # a bound that is never near would hide a mistake
+
+
+def exactly(value):
+    return mpmath.mpf(float(value))
+
+
+def test_no_amplified_guarantee_is_below_the_exact_one():
+    rng = np.random.default_rng(1)
+    for _ in range(400):
+        gamma = float(rng.choice([rng.uniform(), 10 ** rng.uniform(-300, 0), 1 - 10 ** rng.uniform(-16, 0), 0.0, 1.0]))
+        epsilon = float(rng.choice([rng.uniform(0, 5), 10 ** rng.uniform(-12, 3), rng.uniform(450, 800)]))
+        delta = float(rng.choice([rng.uniform(), 10 ** rng.uniform(-12, 0), 0.0, 1.0]))
+        with mpmath.workdps(400):
+            g, e, d = exactly(gamma), exactly(epsilon), exactly(delta)
+            level = mpmath.log(1 + g * mpmath.expm1(e))
+            kept = 1 - (1 - g) * -mpmath.expm1(-e)
+            truths = {
+                mixing.doeblin_amplification: g * (1 - kept * (1 - d)),
+                mixing.ultra_mixing_amplification: g * d * kept,
+            }
+            for amplify, truth in truths.items():
+                claim = amplify(epsilon, delta, gamma)
+                assert level <= exactly(claim.epsilon) <= level * (1 + ROUNDING), (amplify, epsilon, delta, gamma)
+                assert truth <= exactly(claim.delta) + TINY, (amplify, epsilon, delta, gamma)
+                assert exactly(claim.delta) <= truth * (1 + ROUNDING) + TINY, (amplify, epsilon, delta, gamma)
+            if delta > 0:
+                limit = mpmath.log(1 + mpmath.expm1(e) / d)
+                assert limit * (1 - ROUNDING) <= exactly(mixing.required_level(epsilon, delta)) <= limit
+
+
+def test_a_coefficient_next_to_the_largest_ratio_is_not_too_small():
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        rows = np.floor(rng.dirichlet(np.full(4, 0.6), 2) * 2**40) / 2**40
+        rows[:, 0] += 1 - rows.sum(axis=1)
+        if np.any(rows <= 0):
+            continue
+        ratio = np.max(rows[0] / rows[1])
+        level = np.log(ratio) * (1 - 10 ** rng.uniform(-16, -1)) if ratio > 1 else 0.0
+        with mpmath.workdps(60):
+            scale = mpmath.exp(exactly(level))
+            one, other = ([exactly(x) for x in row] for row in rows)
+            truth = max(
+                mpmath.fsum(max(a - scale * b, 0) for a, b in zip(p, q, strict=True))
+                for p, q in ((one, other), (other, one))
+            )
+            found = exactly(mixing.hockey_stick_coefficient(rows, level))
+            assert truth <= found <= truth * (1 + ROUNDING) + 8 * 2.0**-52
 
 
 def test_coefficients_of_a_known_matrix():

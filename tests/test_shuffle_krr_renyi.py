@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 
@@ -75,6 +76,28 @@ def test_krr_delta_equals_the_enumerated_definition_for_few_users():
     ])
     assert (bounds.lower <= exact * (1 + EXACT_SUM)).all() and (exact <= bounds.upper * (1 + EXACT_SUM)).all()
     assert (bounds.upper - bounds.lower <= KRR_FIT_GAP * exact).all()
+
+
+def test_krr_next_to_a_large_eps0_is_enclosed():
+    """The threshold of the likelihood ratio is within rounding of all heads from eps0 = 20 on."""
+    rng = np.random.default_rng(11)
+    points = 24
+    users, kinds = rng.integers(1, 6, points), rng.choice([2, 3, 10, 1000], points)
+    eps0 = np.concatenate([rng.uniform(10, 60, points - 1), [20.0]])
+    epsilon = eps0 * (1 - 10 ** rng.uniform(-12, 0, points))
+    with mpmath.workdps(60):
+        exact = [
+            exact_krr_delta(int(n), mpmath.exp(mpmath.mpf(a)), int(k), mpmath.exp(mpmath.mpf(e)))
+            for n, a, k, e in zip(users, eps0, kinds, epsilon, strict=True)
+        ]
+        found = krr_delta_bounds(users.astype(float), eps0, kinds.astype(float), epsilon)
+        for value, lower, upper in zip(exact, found.lower, found.upper, strict=True):
+            assert mpmath.mpf(lower) <= value <= mpmath.mpf(upper) <= value * (1 + KRR_FIT_GAP)
+        # rounded up, the target belongs to an epsilon just below; rounded down, to one just above
+        targets = np.array([float(value) for value in exact])
+        found = krr_epsilon_bounds(users.astype(float), eps0, kinds.astype(float), targets)
+        assert (found.lower <= epsilon * (1 + EXACT_SUM)).all()
+        assert (epsilon <= found.upper * (1 + EXACT_SUM)).all() and (found.upper <= eps0).all()
 
 
 def test_krr_bound_holds_where_the_variation_ratio_bound_is_too_small():

@@ -18,8 +18,9 @@ from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
 from jaxdp.fourier.exponential_sums import ratios, rounding_units
 from jaxdp.fourier.labels import Label, SoftLine, Step
-from jaxdp.fourier.plan import Plan, conversion, grid_min, log_expm1
+from jaxdp.fourier.plan import Plan, conversion, grid_min
 from jaxdp.fourier.spectrum import Nodes, Spectrum
+from jaxdp.special import log_expm1
 
 _ULP = 2.0**-53
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta

@@ -32,9 +32,10 @@ from jaxdp.fourier.band_contour import (
     tilts_of,
 )
 from jaxdp.fourier.contour import Contour, Effort, Raw, contour_sum, epsilon_edges
-from jaxdp.fourier.plan import conversion, log_expm1, tail_cut
+from jaxdp.fourier.plan import conversion, tail_cut
 from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.roots import crossing
+from jaxdp.special import log_expm1
 
 _ULP = 2.0**-53
 _OUTWARD = 1 + 1e-9
@@ -96,7 +97,7 @@ def _evaluate(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Arr
     mass = spectrum.infinity * jnp.exp(-ref)
     return Sums(
         (jnp.sum(upper) + mass * (1 + 4 * _ULP) + charges * jnp.exp(-ref)) * (1 + 64 * _ULP),
-        jnp.maximum((jnp.sum(lower) + mass * (1 - 4 * _ULP)) * (1 - 64 * _ULP), 0.0),
+        jnp.maximum((jnp.sum(lower) + spectrum.infinity_low * jnp.exp(-ref)) * (1 - 64 * _ULP), 0.0),
         jnp.sum(middle) + mass,
         jnp.minimum(jnp.sum(slope), 0.0),
     )

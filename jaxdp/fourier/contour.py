@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.fourier.exponential_sums import split
+from jaxdp.fourier.exponential_sums import discrete_log_m, split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
@@ -30,6 +30,7 @@ _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoot
 _PLACES = np.array([0.03, 0.2, 0.5, 0.75, 0.9, 0.97, 0.995, 1.0])  # of the search for a root
 _NEWTON_STEPS = 5
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
+_TOP_ROUNDING = 1e-11
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
 
@@ -208,7 +209,7 @@ def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Arr
     best_lower = jnp.where(jnp.isnan(best_lower), -infinity, best_lower)
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
-        jnp.maximum((best_lower + infinity * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
+        jnp.maximum((best_lower + spectrum.infinity_low * jnp.exp(-ref) * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
         raw.total[0] - sub_low + infinity,
         jnp.minimum(raw.slope[0], 0.0),
     )
@@ -226,12 +227,17 @@ def _left_alias(
     second = jnp.exp(eps - (c + 1) * p - ref) / -jnp.expm1(-(c + 1) * p)
     kept = jnp.exp(contour.log_kept)
     ends = jnp.real(s.closed(jnp.array([0.0, -1.0], jnp.complex128)))
+    off = s.closed_units * _ULP
     for atoms in s.discrete:
-        both = jax.nn.logsumexp(atoms.log_weight + jnp.array([0.0, -1.0])[:, None, None] * atoms.loss, axis=-1)
+        law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
+        both, error = jax.vmap(law, in_axes=(0, None, None, None))(
+            jnp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
+        )
         ends = ends + jnp.sum(jnp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
+        off = off + jnp.max(jnp.sum(jnp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
     m0, m1 = jnp.exp(ends[0]), jnp.exp(ends[1])
-    units = s.closed_units + sum((jnp.sum(d.times) for d in s.discrete), jnp.zeros(())) * 64
-    blur = (1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) + units * _ULP) * (first + second)
+    off = jnp.where(off < 0.25, off * (1 + off), jnp.inf)
+    blur = (1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) + off) * (first + second)
     return first * m0 * kept - second * m1 - blur, first * m0 - second * m1 * kept + blur
 
 
@@ -333,7 +339,9 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     outside = jnp.where(delta >= 1, 0.0, jnp.where(exact_zero, top, jnp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
     upper = jnp.where(inside, jnp.minimum(upper, top), jnp.where(flat, top, outside))
-    lower = jnp.where(inside, jnp.minimum(lower, upper), jnp.where(flat, 0.0, outside))
+    # both the supremum and the mass at infinity are rounded up
+    never = jnp.where(exact_zero, top * (1 - _TOP_ROUNDING), jnp.where(delta < spectrum.infinity_low, jnp.inf, 0.0))
+    lower = jnp.where(inside, jnp.minimum(lower, upper), jnp.where(delta >= 1, 0.0, never))
     known = (delta >= 0) & (delta <= 1)
     trivial = spectrum.top <= 0
     upper = jnp.where(trivial & (delta >= spectrum.infinity), 0.0, upper)
@@ -355,12 +363,13 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + _TINY
     lower = sums.lower * jnp.exp(ref)
     chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
-    upper = jnp.minimum(upper, chernoff + _TINY)
+    upper = jnp.minimum(upper, chernoff * (1 + 4 * _ULP) + _TINY)
     beyond = e >= spectrum.top
     upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
-    floor = jnp.maximum(-jnp.expm1(jnp.minimum(e, 0.0)) * (1 - 4 * _ULP), spectrum.infinity)
-    lower = jnp.clip(jnp.where(beyond, spectrum.infinity, lower), jnp.minimum(floor, 1.0), 1.0)
-    upper = jnp.clip(upper, floor * (1 + 8 * _ULP), 1.0)
+    least = -jnp.expm1(jnp.minimum(e, 0.0))
+    floor = jnp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
+    lower = jnp.clip(jnp.where(beyond, spectrum.infinity_low, lower), jnp.minimum(floor, 1.0), 1.0)
+    upper = jnp.clip(upper, jnp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
     edge = jnp.where(eps == jnp.inf, spectrum.infinity, 1.0)
     upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.where(jnp.isnan(eps) | finite, 1.0, edge))
     lower = jnp.where(

@@ -21,19 +21,33 @@ class Line(NamedTuple):
     tail: jax.Array  # mass of P beyond the cut
     spread: jax.Array  # upper bound of the tilted standard deviation of L
     variation: jax.Array  # total variation of the tilted density of L (inf: not known)
+    drift: jax.Array  # sum |weight| times the error of loss, beyond 8 units of 2^-53 of itself
 
 
-def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array) -> Line:
-    """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
-    exponents = log_weight + c * loss
+def discrete_log_m(
+    z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """log m(z) at real z of a finite law, and what it may be off by: the tilted mean of its weights' errors.
+
+    blur: error of each loss. A log weight is off by as much, and rounded at its own size and the loss's.
+    """
+    exponents = log_weight + z * loss
     log_m = jax.nn.logsumexp(exponents)
-    weight = jnp.exp(exponents - log_m)
+    live = log_weight > -jnp.inf
+    size = jnp.where(live, jnp.abs(log_weight) + (1 + jnp.abs(z)) * jnp.abs(loss) + jnp.abs(log_m) + 8, 0.0)
+    off = 4 * ULP * size + (1 + jnp.abs(z)) * blur
+    return log_m, jnp.sum(jnp.where(live, jnp.exp(exponents - log_m) * off, 0.0)) + loss.shape[-1] * ULP
+
+
+def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
+    """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
+    log_m, error = discrete_log_m(c, loss, log_weight, blur)
+    weight = jnp.exp(log_weight + c * loss - log_m)
     mean = jnp.sum(weight * loss)
     spread = jnp.sqrt(jnp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
     nothing = jnp.zeros_like(log_m)
-    # exponents are rounded before exp: their size in ulp is the relative error of a weight
-    error = 4 * ULP * jnp.sum(weight * (jnp.abs(jnp.where(weight > 0, exponents, 0.0)) + 8))
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, spread, jnp.full_like(log_m, jnp.inf))
+    drift = jnp.sum(weight * blur)
+    return Line(log_m, weight + 0j, loss + 0j, error, nothing, spread, jnp.full_like(log_m, jnp.inf), drift)
 
 
 def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Array:

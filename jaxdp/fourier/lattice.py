@@ -110,4 +110,7 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     head = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + (3 * c + 2) * place + jnp.abs(ref)) + 16
     reach = a + b + 16 * _ULP * place
     rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
+    # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
+    shift = 16 * _ULP * place
+    rounding = rounding + shift * jnp.exp(contour.log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
     return front * (a * first + b * second), front * inner * (second - first), jnp.zeros_like(front), rounding

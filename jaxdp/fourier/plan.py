@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.fourier.spectrum import Spectrum
+from jaxdp.special import log_expm1
 
 _POINTS = 12
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
@@ -31,8 +32,14 @@ class Plan(NamedTuple):
 
 
 def conversion(c: jax.Array) -> jax.Array:
-    """c log c - (c+1) log(c+1): the constant of Canonne, Kamath, Steinke 2020, Proposition 12."""
-    return c * jnp.log(c) - (c + 1) * jnp.log1p(c)
+    """c log c - (c+1) log(c+1): the constant of Canonne, Kamath, Steinke 2020, Proposition 12.
+
+    As -c log(1 + 1/c) - log(1 + c): the two products, each of size c log c, would cancel.
+    """
+    large = c > 1.0
+    far = c * jnp.log1p(1 / jnp.where(large, c, 1.0))
+    near = c * (jnp.log1p(c) - jnp.log(jnp.maximum(c, 1e-300)))
+    return -jnp.where(large, far, near) - jnp.log1p(c)
 
 
 def grid_min(objective, low, high, rounds=3, points=_POINTS):
@@ -146,12 +153,6 @@ def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
     periods = jax.vmap(shortest)(candidates)
     best = jnp.argmin(jnp.where(cancels, jnp.inf, periods))
     return Plan(candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below)
-
-
-def log_expm1(x: jax.Array) -> jax.Array:
-    """log(e^x - 1), x > 0."""
-    small = jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0)))
-    return jnp.where(x > 30, x + jnp.log1p(-jnp.exp(-jnp.maximum(x, 1.0))), small)
 
 
 def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array, jax.Array]:

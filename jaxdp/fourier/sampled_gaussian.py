@@ -218,7 +218,8 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
         variation = add_direction.variation(v, step, slopes, c, mu, q, log_m)
     else:
         variation = _variation(v, step, c, mu, q, log_m, direction)
-    return Line(log_m, weight, loss, jnp.where(total > 0, error, jnp.inf), tail, spread, variation)
+    error = jnp.where(total > 0, error, jnp.inf)
+    return Line(log_m, weight, loss, error, tail, spread, variation, jnp.zeros_like(log_m))
 
 
 def _loss_units(loss, v, mu, q, direction):

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.exponential_sums import Line, discrete_line, ratios, rounding_units
+from jaxdp.fourier.exponential_sums import Line, discrete_line, discrete_log_m, ratios, rounding_units
 from jaxdp.fourier.sampled_gaussian import real_log_m, tail_mass, tilted_line
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
+MASS_ROUNDING = 2.0**-42
+"""By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
 _DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 
 
@@ -28,10 +30,11 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """A stack of finite laws of L: losses and log weights of shape (stack, atoms), counts (stack,)."""
+    """A stack of finite laws of L: losses, log weights, errors of the losses (stack, atoms), counts (stack,)."""
 
     loss: Any
     log_weight: Any
+    blur: Any
     times: Any
 
     def kept(self, cut: jax.Array) -> jax.Array:
@@ -49,7 +52,8 @@ class Spectrum:
 
     closed: K of everything with a formula, counts included; closed_units: bound on its relative error in
     exp(K), in units of 2^-53. mu2: the exact Gaussian share in ``closed``. sampled: quadrature parts.
-    infinity, reverse_infinity: masses at infinity of the pair and of its swap. top: supremum of L.
+    infinity, reverse_infinity: masses at infinity of the pair and of its swap, not less than they are. top: supremum of
+    L, not less than it is.
     lattice: (offset, spacing) when every finite loss lies in offset + spacing Z, else None.
     """
 
@@ -63,6 +67,11 @@ class Spectrum:
     reverse_infinity: Any
     top: Any
     lattice: tuple[Any, Any] | None = None
+
+    @property
+    def infinity_low(self) -> Any:
+        """The mass at infinity, not more than it is."""
+        return jnp.where(self.infinity < 1e-307, 0.0, self.infinity * (1 - 2 * MASS_ROUNDING))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -94,8 +103,9 @@ class Spectrum:
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             kept = atoms.kept(cut)
-            exponents = kept + z[:, None, None] * atoms.loss
-            log_m = jax.nn.logsumexp(exponents, axis=-1) * (1 + 8 * _ULP) + 1e-14
+            law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
+            log_m, error = jax.vmap(law, in_axes=(0, None, None, None))(z, atoms.loss, kept, atoms.blur)
+            log_m = log_m + 8 * _ULP * jnp.abs(log_m) + error * (1 + 1e-6)
             total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
         return jnp.where(jnp.isnan(total), jnp.inf, total)
 
@@ -103,7 +113,8 @@ class Spectrum:
         """The tilted one-step laws at c, one stacked Line per sampled part."""
         make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
         sampled = [make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
-        return sampled + [jax.vmap(discrete_line, in_axes=(None, 0, 0))(c, d.loss, d.kept(cut)) for d in self.discrete]
+        law = jax.vmap(discrete_line, in_axes=(None, 0, 0, 0))
+        return sampled + [law(c, d.loss, d.kept(cut), d.blur) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
         """Number of steps with a law of their own, at least 1."""
@@ -154,6 +165,7 @@ def along_line(
         mass = jnp.sum(jnp.abs(line.weight), axis=-1)[:, None]
         moment = jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss), axis=-1)[:, None]
         wobble = line.error[:, None] + _ULP * (mass * rounding_units(size, count) + 8 * t * moment + 8)
+        wobble = wobble + t * line.drift[:, None]
         times = part.times[:, None]
         live = times > 0
         log_abs = log_abs + jnp.sum(jnp.where(live, times * jnp.log(modulus), 0.0), axis=0)

@@ -88,6 +88,7 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
             jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)),
             -1,
         )
+        noise = noise + far * line.drift
         reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
         bound = jnp.log(jnp.minimum(reach, 1.0))
         log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)

@@ -67,10 +67,10 @@ def clone_rate(eps0, rate: str):
 def _terms(count, eps0, epsilon, nodes: int) -> _Sums:
     """delta_j = bin(x-1; j) (k1 - k2 R), x = floor(tau (j+1)) + 1, R = P[Bin(j,1/2) >= x]/bin(x-1; j).
 
-    A rounded tau can only move x by one where the moved term is zero to rounding.
+    A rounded 1 - tau can only move x by one where the moved term is zero to rounding; tau itself rounds to 1.
     """
-    tau = jnp.expm1(-(epsilon + eps0)) / (jnp.expm1(-eps0) * (1.0 + jnp.exp(-epsilon)))
-    x = jnp.clip(jnp.floor(tau * (count + 1.0)) + 1.0, 1.0, count + 1.0)
+    rest = jnp.exp(-epsilon) * jnp.expm1(epsilon - eps0) / (jnp.expm1(-eps0) * (1.0 + jnp.exp(-epsilon)))
+    x = jnp.clip(count + 2.0 - jnp.ceil(rest * (count + 1.0)), 1.0, count + 1.0)
     log_bin, ratio = log_pmf_and_tail_ratio(count, x, nodes=nodes)
     # E0 - E as -E0 expm1(eps - eps0): subtraction loses every digit near eps0.
     gain = -jnp.expm1(epsilon - eps0) / (1.0 + jnp.exp(-eps0))

@@ -203,14 +203,15 @@ def _interpolated(plan: Blocks):
 def _terms(grid: _Grid, eps0, categories, epsilon):
     """Flattened (log b, gain, loss R) of every cell."""
     small = jnp.exp(-eps0)
-    tau = jnp.expm1(-(epsilon + eps0)) / (jnp.expm1(-eps0) * (1.0 + jnp.exp(-epsilon)))
-    tilt = jnp.tanh(0.5 * epsilon) * small / -jnp.expm1(-eps0)
     coins = jnp.broadcast_to(grid.coins[:, None], grid.rate.shape)
-    threshold = jnp.floor(coins * (tau + tilt * grid.rate)) + 1.0
-    possible = threshold <= coins
-    x = jnp.clip(threshold, 1.0, coins)
-    log_bin, ratio = log_pmf_and_tail_ratio((coins - 1.0).reshape(-1), x.reshape(-1), nodes=_NODES)
     gain, loss = _cell_rates(eps0, categories, epsilon, grid.rate)
+    # The likelihood ratio exceeds E above coins - room heads, room = coins gain scale / ((E + 1) (1 - e^-eps0)).
+    # Counted from above, because the threshold itself rounds to coins for large eps0, which loses all of delta.
+    scale = 1.0 + (categories - 1.0) * small
+    room = coins * gain * scale * jnp.exp(-epsilon) / (-jnp.expm1(-eps0) * (1.0 + jnp.exp(-epsilon)))
+    possible = gain > 0
+    x = jnp.clip(coins - jnp.ceil(room) + 1.0, 1.0, coins)
+    log_bin, ratio = log_pmf_and_tail_ratio((coins - 1.0).reshape(-1), x.reshape(-1), nodes=_NODES)
     gain = jnp.where(possible, gain, 0.0).reshape(-1)
     return log_bin, gain, jnp.where(possible, loss, 0.0).reshape(-1) * ratio, ratio, possible.reshape(-1)
 

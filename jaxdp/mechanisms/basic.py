@@ -13,6 +13,7 @@ from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
 from jaxdp.renyi.laplace import laplace_renyi
+from jaxdp.special import log_complement
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
@@ -54,18 +55,23 @@ class Laplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """The cosh form of MATH: no removable singularity at z = -1/2, large factor taken out."""
         b = self.noise_multiplier
-        y = (z + 0.5) / b
-        y = jnp.where(jnp.real(y) < 0, -y, y)  # even in y
+        left = jnp.real(z) < -0.5  # even in y: the mirror image
+        y = jnp.where(left, -(z + 0.5), z + 0.5) / b
         # e^{-y}[cosh y + sinh(y)/(2by)]; (1 - e^{-2y})/(2y) by its series where it cancels
         small = jnp.abs(y) < 1e-2
         safe = jnp.where(small, 1.0, y)
         series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
         ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
-        return y - 0.5 / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
+        # y - 1/(2b), without the cancellation
+        return jnp.where(left, -(z + 1), z) / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """A pair on a grid that dominates; used when the mechanism is sampled."""
         return finite.laplace_pair(self.noise_multiplier)
+
+    def inner_pair(self) -> finite.FinitePair:
+        """A pair on the same grid that is dominated."""
+        return finite.laplace_inner_pair(self.noise_multiplier)
 
     def finite_pair_is_exact(self) -> bool:
         """False: the grid only dominates."""
@@ -98,18 +104,17 @@ class RandomizedResponse(Mechanism):
     relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp of the three loss values."""
-        e, k = self.epsilon, self.num_categories
-        rest = jnp.where(k > 2, jnp.log(jnp.where(k > 2, k - 2.0, 1.0)), -jnp.inf)
-        terms = jnp.stack([e * z, -e * (z + 1), jnp.broadcast_to(rest - e, z.shape).astype(z.dtype)], axis=-1)
-        return log_sum_exp(terms) - jnp.log1p((k - 1.0) * jnp.exp(-e))
+        """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
+        pair = self.finite_pair()
+        end = jnp.where(jnp.real(z) < -0.5, -self.epsilon, self.epsilon)
+        return end * z + log_sum_exp(pair.log_p + z[..., None] * (pair.loss - end[..., None]))
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses: +-eps for two categories, {eps, 0, -eps} for more."""
         two = jnp.asarray(self.num_categories) <= 2
         return jnp.where(two, self.epsilon, 0.0), jnp.where(two, 2.0, 1.0) * self.epsilon
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """The outcomes "own value", "the other value", "any third"."""
         return finite.randomized_response_pair(self.epsilon, self.num_categories)
 
@@ -138,7 +143,7 @@ class PureDP(Mechanism):
         """(offset, spacing) of the losses +-epsilon."""
         return jnp.asarray(self.epsilon), 2.0 * self.epsilon
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """That of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
@@ -164,13 +169,11 @@ class ApproximateDP(Mechanism):
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(1 - delta) + K of `PureDP`."""
-        return PureDP(self.epsilon).log_mgf(z) + jnp.log1p(-self.delta)
+        return PureDP(self.epsilon).log_mgf(z) + log_complement(jnp.asarray(self.delta), 1.0 - self.delta)
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
-        log_p, log_q = finite.randomized_response_pair(self.epsilon, 2)
-        kept, lost = jnp.log1p(-self.delta), jnp.log(self.delta)
-        return finite.with_leftover((log_p + kept, log_q + kept), lost, lost)
+        return finite.scaled(finite.randomized_response_pair(self.epsilon, 2), self.delta)
 
     def infinity_mass(self) -> Any:
         """The record's delta."""
@@ -216,14 +219,15 @@ class DiscretePair(Mechanism):
         log_p, loss = (jnp.expand_dims(a, tuple(range(jnp.ndim(z)))) for a in (log_p, loss))
         return log_sum_exp(log_p + jnp.asarray(z)[..., None] * loss)
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""
-        log_p, log_q = (jnp.log(jnp.asarray(side, jnp.float64)) for side in (self.p, self.q))
-        return finite.with_leftover((log_p, log_q), jnp.log(_missing(self.p)), jnp.log(_missing(self.q)))
+        p, q = jnp.asarray(self.p, jnp.float64), jnp.asarray(self.q, jnp.float64)
+        pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
+        return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any]:
-        """(losses, log weights under the first law) of the pair or of its swap."""
-        return finite.plain_part(self.finite_pair(), direction)[:2]
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+        """(losses, log weights under the first law, error of the losses) of the pair or of its swap."""
+        return finite.plain_part(self.finite_pair(), direction)[:3]
 
     def infinity_mass(self) -> Any:
         """sum of p where q = 0, plus what p misses of 1."""
@@ -235,9 +239,8 @@ class DiscretePair(Mechanism):
 
     def max_loss(self) -> Any:
         """The largest finite log p/q."""
-        both = (self.p > 0) & (self.q > 0)
-        ratio = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
-        return jnp.max(jnp.where(both, ratio, -jnp.inf))
+        loss, log_weight, blur = self.atoms()
+        return jnp.max(jnp.where(log_weight > -jnp.inf, loss + blur, -jnp.inf))
 
     def min_loss(self) -> Any:
         """The smallest finite log p/q."""
@@ -260,7 +263,11 @@ def _missing(p: Any) -> Any:
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
-    return jnp.minimum(1.0, jnp.sum(jnp.where(q > 0, 0.0, p)) + _missing(p))
+    alone, missing = jnp.where(q > 0, 0.0, p), _missing(p)
+    # one mass is exact, a sum is rounded up
+    several = jnp.sum(alone > 0) + (missing > 0) > 1
+    up = jnp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * 2.0**-53, 1.0)
+    return jnp.minimum(1.0, (jnp.sum(alone) + missing) * up)
 
 
 @record
@@ -291,9 +298,13 @@ class DiscreteLaplace(Mechanism):
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """Exact for a sensitivity of at most 257; beyond, the outcomes between the two modes are given up."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity)
+
+    def inner_pair(self) -> finite.FinitePair:
+        """The same outcomes, without those given up."""
+        return finite.without_leftover(self.finite_pair())
 
     def finite_pair_is_exact(self) -> bool:
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""

@@ -39,9 +39,13 @@ class DiscreteGaussian(Mechanism):
         variance = self.sigma**2
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
 
-    def finite_pair(self) -> finite.Pair:
+    def finite_pair(self) -> finite.FinitePair:
         """The pair on a window of 2048 integers; the mass outside (a bound of it) is mass at infinity."""
         return finite.discrete_gaussian_pair(self.sigma, self.sensitivity)
+
+    def inner_pair(self) -> finite.FinitePair:
+        """The pair on the window alone."""
+        return finite.without_leftover(self.finite_pair())
 
     def finite_pair_is_exact(self) -> bool:
         """False: the window only dominates."""

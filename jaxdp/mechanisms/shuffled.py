@@ -75,17 +75,18 @@ class Shuffled(Mechanism):
         """Which clone rate the pair uses in composition (the k-RR blanket composes through the clones pair)."""
         return "stronger" if self.chosen_bound() == "stronger" else "clones"
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any]:
-        """(losses, log weights under P) of a finite pair that dominates the round; masses are rounded up.
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+        """(losses, log weights under P, 0) of a finite pair that dominates the round; losses are rounded up.
 
         The same in every direction.
         """
         users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
-        return clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate())
+        loss, log_weight = clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate())
+        return loss, log_weight, jnp.zeros_like(loss)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the blocked clones pair; see ``atoms``."""
-        loss, log_weight = self.atoms()
+        loss, log_weight, _ = self.atoms()
         return log_sum_exp(log_weight + jnp.asarray(z)[..., None] * loss)
 
     def renyi_divergence(self, order: Any) -> Any:

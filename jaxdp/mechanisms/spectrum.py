@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.spectrum import Discrete, Sampled, Spectrum
+from jaxdp.fourier.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
+from jaxdp.special import log_complement
 
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
@@ -75,16 +76,17 @@ def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
 
 def _rounds(mass: Any, times: Any) -> tuple[Any, Any, Any]:
     live = (times > 0) & (mass > 0)
-    log_none = jnp.sum(jnp.where(live, times * jnp.log1p(-jnp.minimum(mass, 1.0)), 0.0))
+    safe = jnp.where(live, jnp.minimum(mass, 1.0), 0.0)
+    log_none = jnp.sum(times * log_complement(safe, 1 - safe))
     return jnp.sum(jnp.where(live, times, 0.0)), jnp.max(jnp.where(live, mass, 0.0)), log_none
 
 
 def _composed_mass(masses: list[tuple[Any, Any, Any]]) -> Any:
-    """1 - prod (1 - mass)^times; a single mass comes back unrounded, so that delta equal to it is recognised."""
+    """1 - prod (1 - mass)^times, rounded up; a single mass comes back unrounded: delta equal to it is recognised."""
     count = sum((m[0] for m in masses), jnp.zeros(()))
     single = sum((m[1] for m in masses), jnp.zeros(()))
     composed = -jnp.expm1(sum((m[2] for m in masses), jnp.zeros(())))
-    return jnp.where(count <= 1, single, composed)
+    return jnp.where(count <= 1, single, jnp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
 
 
 def _sampled(record: Any, times: Any) -> Sampled:
@@ -104,8 +106,8 @@ def _top(record: Any, times: Any, direction: str) -> Any:
 
 
 def _discrete(record: Any, times: Any, direction: str) -> Discrete:
-    loss, log_weight = jax.vmap(lambda r: r.atoms(direction))(record)
-    return Discrete(loss, log_weight, times)
+    loss, log_weight, blur = jax.vmap(lambda r: r.atoms(direction))(record)
+    return Discrete(loss, log_weight, blur, times)
 
 
 def on_lattice(stacks: tuple[Stack, ...]) -> bool:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.precision import canary, kernel
-from jaxdp.special import log1mexp
+from jaxdp.special import log1mexp, log_one_plus
 
 _SERIES_BELOW = 1e-2
 _SERIES_TERMS = 10
@@ -26,7 +26,7 @@ def laplace_renyi(order, ratio):
     excess = order - 1.0
     far = jnp.where(small, 1.0, ratio)
     share = excess / (2 * order - 1.0)
-    direct = far + jnp.log1p(share * jnp.expm1(-far * (2 * order - 1.0))) / excess
+    direct = far + log_one_plus(share * jnp.expm1(-far * (2 * order - 1.0))) / excess
     near = jnp.where(small, ratio, 0.0)
     return jnp.where(small, _small_shift(order, excess, near), direct)
 

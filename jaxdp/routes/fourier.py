@@ -18,7 +18,7 @@ from jaxdp.fourier.contour import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.mechanisms.sampled import PoissonSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, kernel, platform, side_by_side
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
@@ -54,7 +54,8 @@ _TRACED_LAST = _SAMPLED_LADDER[3]
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
-_ROUGH = 100.0  # times the gap suffices where the pair only dominates: it has an error of its own
+_COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
+_ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
 @kernel(static=("direction", "effort"), working_set=40000)
@@ -132,7 +133,7 @@ def _cores() -> int:
 
 def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
     """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
-    width = max(effort.quadrature, 4097 if finite else 1)
+    width = max(effort.quadrature, 5123 if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
     size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
     on_cpu = platform() == "cpu"
@@ -147,22 +148,36 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
+    bracketed = not exact and all(r.is_exact(direction) or _bracket(r, 0.0) is not None for r, _ in stacks)
+    margin = _MARGIN if exact else _COARSE if bracketed else _ROUGH
+
+    def two_sided(solve: Callable[..., tuple[Any, Any]], params: Any, target: Any) -> tuple[Any, Any]:
+        """Both bounds: of one pair if it is exact, else the upper of a pair that dominates, the lower of another."""
+        if exact:
+            return solve(params, target)
+        if not bracketed:
+            lower, upper = solve(params, target)
+            return 0.0 * lower, upper
+        lower, upper = solve(_bracketed(params, direction), np.concatenate([target, target]))
+        return lower[target.size :], upper[: target.size]
 
     def batched(solve: Any, name: str) -> Callable[..., tuple[Any, Any]]:
         def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
             contour_solve = functools.partial(solve, direction=direction)
             lower, upper = shortcuts(name, params, target, direction)
-            law_lower, law_upper = single_law(name, params, target, direction)
-            law_lower = law_lower if exact else 0.0 * law_lower
+            law_lower, law_upper = two_sided(functools.partial(single_law, name, direction=direction), params, target)
             lower = np.where(np.isnan(upper), law_lower, lower)
             upper = np.where(np.isnan(upper), law_upper, upper)
             rows = np.flatnonzero(np.isnan(upper))
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x: x[rows], params)
                 simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
-                enough = gap * (_MARGIN if exact else _ROUGH)
-                lower[rows], upper[rows] = climb(contour_solve, ladder, some, target[rows], enough, floor[rows], simple)
-                lower[rows] = lower[rows] if exact else 0.0
+
+                def solve_rows(params: Any, target: Any, floor: Any = floor[rows]) -> tuple[Any, Any]:
+                    floor = np.resize(floor, target.shape)  # for the rows twice, the floors twice
+                    return climb(contour_solve, ladder, params, target, gap * margin, floor, simple)
+
+                lower[rows], upper[rows] = two_sided(solve_rows, some, target[rows])
                 cap_by_unsampled(name, params, target, direction, lower, upper)
             return lower, upper
 
@@ -175,6 +190,20 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         *_traced_points(direction, traced, exact),
         climbs=True,
     )
+
+
+def _bracket(record: Any, inner: Any) -> Any:
+    return record.bracket(inner) if isinstance(record, Sampled) else None
+
+
+def _bracketed(stacks: tuple[Stack, ...], direction: str) -> tuple[Stack, ...]:
+    """The rows twice: of pairs that dominate, then of pairs that are dominated."""
+    twice = jax.tree_util.tree_map(lambda x: np.concatenate([x, x]), stacks)
+    made = []
+    for record, times in twice:
+        inner = np.repeat([0.0, 1.0], times.shape[0] // 2)[:, None] * np.ones_like(times)
+        made.append((record if record.is_exact(direction) else _bracket(record, inner), times))
+    return tuple(made)
 
 
 @functools.cache

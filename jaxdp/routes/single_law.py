@@ -15,9 +15,9 @@ from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.precision import canary, kernel
 
 
-def _law(record: Any, direction: str) -> tuple[Any, Any, Any]:
-    loss, log_weight = record.atoms(direction)
-    return loss, log_weight, jnp.asarray(record.masses_at_infinity(direction)[0], jnp.float64)
+def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
+    loss, log_weight, blur = record.atoms(direction)
+    return loss, log_weight, blur, jnp.asarray(record.masses_at_infinity(direction)[0], jnp.float64)
 
 
 @kernel(static=("direction",), working_set=30000)

@@ -1,0 +1,150 @@
+"""Finite laws next to their edges: one or two runs, sampled or not, against exact sums.
+
+The rates are within 1e-12 of 0 and 1, the losses down to 1e-8, epsilon within rounding of an outcome's loss and of the
+supremum, delta at the mass at infinity.
+"""
+
+import itertools
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse
+
+POINTS = 16
+DIGITS = 700
+TIE = mp.mpf(10) ** -600  # relative, at which two numbers of so many digits are equal
+
+
+def randomized_response(rng):
+    local, kinds = 10 ** rng.uniform(-8, 1.5), int(rng.choice([2, 3, 1000]))
+    grown = mp.exp(mp.mpf(local))
+    total = grown + kinds - 1
+    rest = [(kinds - 2) / total]
+    return RandomizedResponse(local, kinds), [grown / total, 1 / total, *rest], [1 / total, grown / total, *rest]
+
+
+def pure(rng):
+    local = 10 ** rng.uniform(-8, 1.5)
+    high = 1 / (1 + mp.exp(-mp.mpf(local)))
+    return PureDP(local), [high, 1 - high], [1 - high, high]
+
+
+def approximate(rng):
+    local, lost = 10 ** rng.uniform(-3, 1.2), float(rng.choice([0.414, 1e-6, 1e-300, rng.uniform()]))
+    high, kept = 1 / (1 + mp.exp(-mp.mpf(local))), 1 - mp.mpf(lost)
+    nothing, mass = mp.mpf(0), mp.mpf(lost)
+    law = [kept * high, kept * (1 - high)]
+    return ApproximateDP(local, lost), [*law, mass, nothing], [*law[::-1], nothing, mass]
+
+
+def pair(rng):
+    size = 4
+    p = 10 ** rng.uniform(-8, 0, size)
+    laws = [p, p * np.exp(rng.normal(size=size) * 10 ** rng.uniform(-7, 0.8))]
+    for i, law in enumerate(laws):
+        laws[i] = np.floor(law / law.sum() * 2**50) / 2**50  # masses that add up to 1 without rounding
+        laws[i][np.argmax(laws[i])] += 1 - laws[i].sum()
+    return DiscretePair(*laws), *([mp.mpf(float(x)) for x in law] for law in laws)
+
+
+def discrete_laplace(rng):
+    shift, scale = int(rng.choice([1, 2, 5])), 10 ** rng.uniform(-1.3, 4)
+    a = 1 / mp.mpf(scale)
+    end, peak = 1 / (1 + mp.exp(-a)), mp.tanh(a / 2)
+    q = [end, *(peak * mp.exp(-a * x) for x in range(1, shift)), end * mp.exp(-a * shift)]
+    return DiscreteLaplace(scale, shift), q[::-1], q
+
+
+def exact_delta(p, q, epsilon):
+    grown = mp.exp(mp.mpf(float(epsilon)))
+    return mp.fsum(a - grown * b for a, b in zip(p, q, strict=True) if a > grown * b * (1 + TIE))
+
+
+def exact_epsilon(p, q, delta):
+    """The smallest epsilon >= 0 whose delta is at most `delta`: delta is linear in e^epsilon between two losses."""
+    target = mp.mpf(float(delta))
+    if exact_delta(p, q, 0) <= target:
+        return mp.mpf(0)
+    above, below = mp.fsum(a for a, b in zip(p, q, strict=True) if b == 0), mp.mpf(0)
+    if target < above:
+        return mp.inf
+    outcomes = sorted(((a / b, a, b) for a, b in zip(p, q, strict=True) if a > 0 and b > 0), reverse=True)
+    for i, (_, a, b) in enumerate(outcomes):
+        above, below = above + a, below + b
+        grown = (above - target) / below
+        if grown >= (outcomes[i + 1][0] if i + 1 < len(outcomes) else 0):
+            return mp.log(grown)
+    raise AssertionError("no root")
+
+
+def sampled(rate, p, q):
+    some = mp.mpf(rate)
+    return [(1 - some) * b + some * a for a, b in zip(p, q, strict=True)], q
+
+
+def rates(rng):
+    near = 10 ** rng.uniform(-12, 0, POINTS)
+    return np.select([np.arange(POINTS) % 4 == i for i in range(3)], [near, 1 - near, 1.0], rng.uniform(size=POINTS))
+
+
+def losses(p, q):
+    return np.array([float(mp.log(a / b)) for a, b in zip(p, q, strict=True) if a > 0 and b > 0])
+
+
+# Each is compiled once for all of its points. The last two: is it sampled, how often is it run.
+GROUPS = [
+    (randomized_response, "remove", True, 1),
+    (pure, "add", True, 1),
+    (approximate, "remove", False, 1),
+    (approximate, "add", True, 1),
+    (pair, "remove", False, 1),
+    (pair, "add", True, 1),
+    (discrete_laplace, "remove", True, 1),
+    (discrete_laplace, "add", False, 1),
+    (discrete_laplace, "remove", False, 2),
+    (pair, "remove", False, 2),
+    (pair, "add", True, 2),
+    (approximate, "remove", False, 2),
+]
+
+
+@pytest.mark.parametrize(("make", "relation", "is_sampled", "times"), GROUPS)
+def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times):
+    rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times)))
+    with mp.workdps(DIGITS):
+        made = [make(rng) for _ in range(POINTS)]
+        fields = {f: np.stack([getattr(m, f) for m, _, _ in made]) for f in vars(made[0][0])}
+        mechanism, laws = type(made[0][0])(**fields), [(p, q) for _, p, q in made]
+        if is_sampled:
+            rate = rates(rng)
+            mechanism = PoissonSampled(mechanism, rate)
+            laws = [sampled(r, p, q) for r, (p, q) in zip(rate, laws, strict=True)]
+        if relation == "add":
+            laws = [(q, p) for p, q in laws]
+        if times == 2:
+            mechanism = jaxdp.repeat(mechanism, 2)
+            laws = [tuple([a * b for a, b in itertools.product(law, law)] for law in both) for both in laws]
+        levels, targets = zip(*(questions(rng, p, q) for p, q in laws), strict=True)
+        for verb, exact, asked in (
+            (jaxdp.delta_bounds, exact_delta, levels),
+            (jaxdp.epsilon_bounds, exact_epsilon, targets),
+        ):
+            found = verb(mechanism, np.stack(asked, axis=1), relation=relation)
+            for i, (p, q) in enumerate(laws):
+                for level, lower, upper in zip(asked[i], found.lower[:, i], found.upper[:, i], strict=True):
+                    truth = exact(p, q, level)
+                    low, high = mp.mpf(float(lower)), mp.mpf(float(upper))
+                    assert low * (1 - TIE) <= truth <= high * (1 + TIE), (made[i][0], level, lower, upper)
+
+
+def questions(rng, p, q):
+    """Levels next to 0, to the supremum and to outcomes of the loss; targets of some of them, and others."""
+    atoms = losses(p, q)
+    shares = np.array([0.0, rng.uniform(), 1 - 10 ** rng.uniform(-14, -1), 1.0, -rng.uniform()])
+    some = rng.choice(atoms, 2)
+    levels = np.concatenate([atoms.max() * shares, some, np.nextafter(some, -np.inf), np.nextafter(some, np.inf)])
+    near = np.array([float(exact_delta(p, q, level)) for level in levels[:4]])
+    return levels, np.concatenate([[10 ** rng.uniform(-12, 0), 10 ** rng.uniform(-300, 0), 0.0], near])
