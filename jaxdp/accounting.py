@@ -98,7 +98,7 @@ def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any
 def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | None = None) -> Any:
     """Certified lower bound of the smallest false negative rate of any test at the given false positive rate.
 
-    false_positive_rate: in [0, 1], any shape; broadcasts. Gaussian-DP mechanisms: Phi(Phi^-1(1 - x) - mu). Others:
+    false_positive_rate: in [0, 1], any shape; broadcasts. Gaussian-DP mechanisms: Phi(-Phi^-1(x) - mu). Others:
     the largest of 1 - delta(eps) - e^eps x over certified points (eps, delta), eps of either sign, refined
     around the best one (valid for any points; Dong, Roth, Su 2022). With several pairs, the smallest.
     Concrete numbers only. Returns NumPy float64.
@@ -148,7 +148,10 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
     with x64():
         stacks = normal_form(mechanism, x.shape)
         mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
-        value = jax.scipy.special.ndtr(jax.scipy.special.ndtri(1 - x) - mu)
+        # not Phi^-1(1 - x): 1 - x is rounded, and is 1 below 1e-16
+        quantile = jax.scipy.special.ndtri(x)
+        off = 2e-14 * (1 + jnp.abs(quantile) + mu)
+        value = jax.scipy.special.ndtr(-quantile - mu - jnp.where(jnp.isfinite(off), off, 0.0))
         safe = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
     return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 

@@ -6,7 +6,8 @@ iterate is mu-GDP for mu^2 the total cost. The cheapest allocation is an isotoni
 the sum over its blocks of (sum D)^2 / (sum v), in the units of the end of the run.
 
 A block is kept as (log m, log v): m = D^2 / v does not change when a further step scales the block, so
-nothing is lost however often that happens, and log v cannot overflow where kappa^(2T) would.
+nothing is lost however often that happens, and log v cannot overflow where kappa^(2T) would. A block of noiseless
+steps only is marked (bare, 1 or 0) and has a v of 1 in the frame of its last step, which no noise is ever added to.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from jax import lax
 
 from jaxdp.precision import canary, kernel
 
-# log of the stand-in for the variance of a noiseless step; a final block this thin is reported as infinite.
-_LOG_NO_NOISE = -600.0
-_LOG_INFINITE = 450.0
 _SMALLEST = 1e-300
 _ULP = 2.0**-52
 
@@ -36,25 +34,32 @@ def _log_units(contraction, noise_std, shift):
     return jnp.log(contraction), log_s2, log_d2, 2 * (jnp.log(d_unit) - jnp.log(s_unit))
 
 
-def _merge(log_m1, log_v1, log_m2, log_v2):
-    """One block out of two in the same frame: distances add, variances add."""
+def _merge(first, second):
+    """One block (log m, log v, bare) out of two in the same frame: distances add, variances add."""
+    (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
     log_d = jnp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
-    log_v = jnp.logaddexp(log_v1, log_v2)
-    return 2 * log_d - log_v, log_v
+    log_v = jnp.where(bare1 > bare2, log_v2, jnp.where(bare2 > bare1, log_v1, jnp.logaddexp(log_v1, log_v2)))
+    return 2 * log_d - log_v, log_v, bare1 * bare2
+
+
+def _log_slope(log_m, log_v, bare):
+    """2 log(D / v); a distance without any noise is as steep as can be."""
+    return jnp.where((bare > 0) & (log_m > -jnp.inf), jnp.inf, log_m - log_v)
 
 
 def _one_move(steps, carry, _):
     """Merge the top block into the one below, or else take in the next step; at most 2 T moves in all.
 
-    A top block is (log m, log v, log of the kappas seen since it was pushed, first step). Blocks below are
+    A top block is (log m, log v, log of the kappas seen since it was pushed, first step, bare). Blocks below are
     brought to the frame of the top only when they are met, which makes a step O(1).
     """
     log_k, log_s2, log_d2 = steps
     index, depth, top, below, stack, largest = carry
     log_v_below = below[1] + 2 * top[2]
-    merges = (depth > 0) & (below[0] - log_v_below >= top[0] - top[1])
-    log_m, log_v = _merge(below[0], log_v_below, top[0], top[1])
-    merged = jnp.stack([log_m, log_v, below[2] + top[2], below[3]])
+    steeper = _log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4])
+    merges = (depth > 0) & steeper
+    log_m, log_v, bare = _merge((below[0], log_v_below, below[4]), (top[0], top[1], top[4]))
+    merged = jnp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
 
     here = jnp.minimum(index, log_k.shape[0] - 1)
     takes = ~merges & (index < log_k.shape[0])
@@ -62,9 +67,10 @@ def _one_move(steps, carry, _):
     forgets = kappa == -jnp.inf
     empty = forgets | (top[0] == -jnp.inf)
     only_scales = (noise == -jnp.inf) & (moved == -jnp.inf) & ~forgets
-    scaled = top + jnp.where(forgets, 0.0, kappa) * jnp.array([0.0, 2.0, 1.0, 0.0])
-    noise = jnp.maximum(noise, _LOG_NO_NOISE)
-    fresh = jnp.stack([moved - noise, noise, jnp.zeros_like(noise), here.astype(noise.dtype)])
+    scaled = top + jnp.where(forgets, 0.0, kappa) * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    bare = noise == -jnp.inf
+    noise = jnp.where(bare, 0.0, noise)
+    fresh = jnp.stack([moved - noise, noise, jnp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
 
     pushes = takes & ~empty & ~only_scales
     # Always write, to a spare last row when nothing is pushed, and read the next block after that: in any
@@ -79,10 +85,10 @@ def _one_move(steps, carry, _):
 
 
 def _blocks(log_k, log_s2, log_d2):
-    """Final blocks as rows (log m, log v, -, first step), their number, and the largest |log v| met."""
+    """Final blocks as rows (log m, log v, -, first step, bare), their number, and the largest |log v| met."""
     count = log_k.shape[0]
-    top = jnp.array([-jnp.inf, 0.0, 0.0, 0.0], log_k.dtype)
-    stack = jnp.zeros((count + 1, 4), log_k.dtype)
+    top = jnp.array([-jnp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
+    stack = jnp.zeros((count + 1, 5), log_k.dtype)
     start = (jnp.int32(0), jnp.int32(0), top, top, stack, jnp.zeros((), log_k.dtype))
 
     def move(carry, x):
@@ -97,13 +103,22 @@ def _is_valid(contraction, noise_std, shift):
     return jnp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
 
 
-def _outward(mu2, some, log_unit, largest, steps, valid):
+def _outward(log_mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; infinite when a noiseless step is not hidden, or on bad input."""
-    slack = 1.0 + 8 * _ULP * (steps + 8.0) * (4.0 + largest)
-    value = jnp.maximum(jnp.exp(jnp.log(mu2) + log_unit), _SMALLEST) * slack
+    slack = 1.0 + 8 * _ULP * (steps + 8.0) * (4.0 + largest) + 8 * _ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
+    value = jnp.maximum(jnp.exp(log_mu2 + log_unit), _SMALLEST) * slack
     value = jnp.where(some, value, 0.0)  # not mu2 > 0: a positive optimum may have underflowed
-    finite = (mu2 < jnp.exp(_LOG_INFINITE)) & (value < jnp.inf) & valid
+    finite = (value < jnp.inf) & valid
     return jnp.where(finite, value, jnp.inf)
+
+
+def _log_total(stack, kept):
+    """log of the sum of the blocks' m (the sum itself under- and overflows); infinite if one has no noise."""
+    log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
+    top = jnp.max(log_m)
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    total = safe + jnp.log(jnp.sum(jnp.exp(log_m - safe)))
+    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, total)
 
 
 def _solve(contraction, noise_std, shift):
@@ -112,9 +127,8 @@ def _solve(contraction, noise_std, shift):
     log_k, log_s2, log_d2, log_unit = _log_units(contraction, noise_std, shift)
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
     kept = jnp.arange(stack.shape[0]) < number
-    total = jnp.sum(jnp.where(kept, jnp.exp(stack[:, 0]), 0.0))
     some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
-    mu2 = _outward(total, some, log_unit, largest, log_k.shape[0], valid)
+    mu2 = _outward(_log_total(stack, kept), some, log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number, log_k)
 
 
@@ -131,7 +145,7 @@ def _prices(contraction, noise_std, shift, blocks):
     to_end = jnp.where(jnp.isnan(to_end), -jnp.inf, to_end)
     live = (block >= 0) & (stack[block, 0] > -jnp.inf)
     gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
-    slope = jnp.exp((stack[block, 0] - stack[block, 1]) / 2 + gap)
+    slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # a noiseless one is infinite
     s_unit, d_unit = jnp.max(noise_std), jnp.max(shift)
     unit = jnp.where(s_unit > 0, d_unit / jnp.where(s_unit > 0, s_unit, 1.0) ** 2, 0.0)
     last = position + 1 == following[block]
@@ -222,8 +236,8 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
     noise_unit = jnp.where(jnp.isfinite(noise_unit), noise_unit, 0.0)
     stack, number, largest = _blocks(log_contraction, log_variance - noise_unit, log_shift2 - unit)
     kept = jnp.arange(stack.shape[0]) < number
-    total = jnp.sum(jnp.where(kept, jnp.exp(stack[:, 0]), 0.0))
     some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
+    total = _log_total(stack, kept)
     return _outward(total, some, unit - noise_unit, largest, log_shift2.shape[0], jnp.bool_(True))
 
 
@@ -304,44 +318,45 @@ def single_participation_mu2(contraction, noise_std, shift):
 def _absorb_to_the_right(block, depth, stack):
     """Merge a new first block with the blocks after it until the slopes increase.
 
-    block: (log m, log v, log scale since pushed); rows of the stack: the same and the sum of m from there on.
+    block: (log m, log v, bare). Rows of the stack: (log m, log v, log scale since pushed, log of the sum of m from
+    there on, bare).
     """
 
     def next_of(state):
         _, position, scale = state
         row = stack[jnp.maximum(position - 1, 0)]
-        return row[0], row[1] + 2 * scale, row[2]
+        return (row[0], row[1] + 2 * scale, row[4]), row[2]
 
     def violates(state):
-        log_m, log_v, _ = next_of(state)
-        return (state[1] > 0) & (state[0][0] - state[0][1] >= log_m - log_v)
+        return (state[1] > 0) & (_log_slope(*state[0]) >= _log_slope(*next_of(state)[0]))
 
     def absorb(state):
-        log_m, log_v, scale = next_of(state)
-        merged = jnp.stack(_merge(state[0][0], state[0][1], log_m, log_v))
-        return merged, state[1] - 1, state[2] + scale
+        following, scale = next_of(state)
+        return jnp.stack(_merge(state[0], following)), state[1] - 1, state[2] + scale
 
     merged, depth, scale = lax.while_loop(violates, absorb, (block, depth, jnp.zeros((), block.dtype)))
-    rest = jnp.where(depth > 0, stack[jnp.maximum(depth - 1, 0), 3], 0.0)
-    return merged, depth, scale, jnp.exp(merged[0]) + rest
+    rest = jnp.where(depth > 0, stack[jnp.maximum(depth - 1, 0), 3], -jnp.inf)
+    endless = (merged[2] > 0) & (merged[0] > -jnp.inf) | (rest == jnp.inf)
+    return merged, depth, scale, jnp.where(endless, jnp.inf, jnp.logaddexp(merged[0], jnp.where(endless, 0.0, rest)))
 
 
 def _prepend(carry, x, log_reset):
     """Put one step in front of a suffix; the suffix's own mu^2 and that after a restart just before it."""
     depth, stack, best, plain, alive, largest = carry
     log_k, noise, moved, first = x
-    thick = jnp.maximum(noise, _LOG_NO_NOISE)
+    bare = (noise == -jnp.inf).astype(moved.dtype)
+    thick = jnp.where(bare > 0, 0.0, noise)
     jump = 2 * jnp.logaddexp(moved / 2, log_reset + log_k)
-    _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick]), depth, stack)
+    _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick, bare]), depth, stack)
     best = jnp.where(alive & ~first, jnp.minimum(best, restarted), best)
-    merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick]), depth, stack)
+    merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick, bare]), depth, stack)
     silent = (noise == -jnp.inf) & (moved == -jnp.inf)
     keeps = alive & ~silent
     # To the frame of the step before: everything after it is divided by kappa.
     back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
-    row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total])
+    row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
     top = stack[jnp.maximum(depth - 1, 0)]
-    slid = top + back * jnp.array([0.0, 2.0, 1.0, 0.0])
+    slid = top + back * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
     slot = jnp.where(keeps, lower, jnp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
     stack = stack.at[slot].set(jnp.where(keeps, row, slid), mode="promise_in_bounds")
     depth = jnp.where(keeps, lower + 1, depth)
@@ -371,7 +386,8 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)
     log_reset = jnp.log(diameter / d_unit)
     zero = jnp.zeros((), shift.dtype)
-    start = (jnp.int32(0), jnp.zeros((count + 1, 4), shift.dtype), zero + jnp.inf, zero, jnp.bool_(True), zero)
+    stack = jnp.zeros((count + 1, 5), shift.dtype)
+    start = (jnp.int32(0), stack, zero + jnp.inf, zero - jnp.inf, jnp.bool_(True), zero)
     (_, _, best, plain, _, largest), _ = lax.scan(
         lambda carry, x: _prepend(carry, x, log_reset), start, xs, reverse=True
     )

@@ -209,5 +209,5 @@ def test_a_gap_is_one_number_between_0_and_1(bad):
 def test_half_a_million_steps_of_little_noise_have_close_bounds(relation):
     sigma, q, steps, delta = (0.25, 0.74, 480_000, 3e-4) if relation == "remove" else (0.3, 0.1, 700_000, 1e-10)
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), q), steps)
-    bounds = jaxdp.epsilon_bounds(mechanism, delta * np.linspace(1.0, 2.0, POINTS), relation=relation)
-    assert ((bounds.upper - bounds.lower > 0) & (bounds.upper - bounds.lower < GAP * bounds.upper)).all()
+    bounds = jaxdp.epsilon_bounds(mechanism, delta, relation=relation)
+    assert 0 < bounds.upper - bounds.lower < GAP * bounds.upper

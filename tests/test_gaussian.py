@@ -150,3 +150,27 @@ def test_awkward_places_are_enclosed_closely(sigma, epsilon):
         exact = mp.ncdf(mu / 2 - at) - mp.exp(mp.mpf(epsilon)) * mp.ncdf(-mu / 2 - at)
         assert mp.mpf(float(bounds.lower)) <= exact <= mp.mpf(float(bounds.upper))
     assert bounds.upper - bounds.lower < 1e-7 * bounds.upper
+
+
+def test_the_tradeoff_curve_is_not_above_its_formula_at_any_false_positive_rate():
+    rng = np.random.default_rng(4)
+    sigma, rate = 10 ** rng.uniform(-2, 2, 200), 10 ** rng.uniform(-40, 0, 200)
+    rate[::4] = 1 - 10 ** rng.uniform(-15, 0, 50)
+    found = jaxdp.tradeoff(jaxdp.Gaussian(sigma), rate)
+    with mp.workdps(60):
+        for s, x, value in zip(sigma, rate, found, strict=True):
+            start = -mp.sqrt(2) * mp.erfinv(1 - 2 * mp.mpf(x)) if 1e-6 < x else -mp.sqrt(-2 * mp.log(x))
+            quantile = mp.findroot(lambda z, x=x: mp.log(mp.ncdf(z) / x), start)
+            exact = mp.ncdf(-quantile - 1 / mp.mpf(s))
+            assert value <= exact
+            assert value >= exact * (1 - 1e-10) - 2e-15
+
+
+def test_noise_so_large_that_the_square_of_mu_underflows_still_has_a_loss():
+    assert 0 < jaxdp.delta(jaxdp.Gaussian(1e155), 0.0) < 1e-150
+    assert 0 < jaxdp.delta(jaxdp.repeat(jaxdp.Gaussian(1e160), 1e12), 0.0) < 1e-149
+    assert 0 < jaxdp.epsilon(jaxdp.Gaussian(1e155), 1e-200) < 1e-148
+    assert jaxdp.renyi(jaxdp.Gaussian(1e200), 1e300) == pytest.approx(5e-101)
+    bounds = jaxdp.delta_bounds(jaxdp.Gaussian(np.array([1e17, 1e50, 1e155])), -1.0)
+    np.testing.assert_allclose(bounds.upper, -np.expm1(-1.0), rtol=1e-15)
+    assert (bounds.lower <= -np.expm1(-1.0)).all()

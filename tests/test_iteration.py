@@ -185,6 +185,20 @@ def test_noiseless_step_is_infinite_unless_later_noise_hides_it():
     assert iteration.gdp_mu([1.0, 1.0], [1.0, 0.0], [1.0, 0.0]) == pytest.approx(1.0, rel=EXACT)
 
 
+def test_a_noiseless_step_is_told_from_one_of_hardly_any_noise_and_a_tiny_optimum_does_not_vanish():
+    assert iteration.gdp_mu([1.0, 1.0], [1.0, 0.0], [1.0, 1e-150]) == np.inf
+    assert iteration.gdp_mu([1.0, 1.0], [1.0, 1e-170], [1.0, 1e-150]) == pytest.approx(1e20, rel=1e-10)
+    assert iteration.gdp_mu([1.0, 1e-160], [1.0, 1.0], [1e80, 0.0]) == pytest.approx(1e-80, rel=1e-10)
+    shrinking, moved = np.full(155, 0.1), np.zeros(155)
+    moved[0] = 1e10
+    hidden = np.sum(0.01 ** np.arange(155.0))  # variance at the end; the distance is 1e10 x 1e-154
+    exact = 1e-144 / np.sqrt(hidden)
+    assert exact <= iteration.gdp_mu(shrinking, np.ones(155), moved) <= exact * (1 + 1e-9)
+    exact = 1e5 * 1e-155 / np.sqrt(hidden) * 10  # from the diameter, before the second step
+    found = iteration.gdp_mu(shrinking, np.ones(155), moved, diameter=1e5)
+    assert 1e-150 < found <= exact * (1 + 1e-9)
+
+
 def test_quadratic_losses_attain_the_bound():
     for eta_h in (0.1, 0.5, 0.9):
         factor = np.full(40, 1 - eta_h)
@@ -311,6 +325,17 @@ def test_sharp_contraction_is_never_above_the_published_one_and_both_are_right_o
     assert (sharp <= published * (1 + 1e-14)).all()
     assert sharp[-1] == pytest.approx(published[-1], rel=1e-9)
     assert sharp == pytest.approx(np.maximum(abs(1 - eta), abs(1 - 0.1 * eta)), rel=1e-14)
+
+
+def test_the_published_contraction_is_not_below_the_sharp_one_where_both_vanish():
+    beta = np.concatenate([[4.875490645107482, 1.0], np.random.default_rng(3).uniform(0.1, 10, 200)])
+    rho = beta * np.concatenate([[1.0, 0.9999999999], np.ones(200)])
+    step = 2 / (beta + rho)
+    published = iteration.contraction(step, beta, rho, published=True)
+    exact = [max(abs(1 - Fraction(e) * Fraction(b)), abs(1 - Fraction(e) * Fraction(r)))
+             for e, b, r in zip(step, beta, rho, strict=True)]  # fmt: skip
+    assert all(Fraction(value) >= least for value, least in zip(published, exact, strict=True))
+    assert (published < 1e-7).all()
 
 
 @pytest.mark.parametrize(

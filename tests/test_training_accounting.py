@@ -11,7 +11,7 @@ import pytest
 import jaxdp
 from jaxdp.isotonic import allocation
 from jaxdp.iteration import gdp_mu
-from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding
+from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding, projected
 
 DELTA = 1e-5
 # the closed form against the step-by-step allocation, both rounded outward by about 1e-11
@@ -168,6 +168,19 @@ def test_rounding_is_charged_to_every_step_also_where_the_example_is_absent():
     exact, charged = make(radius=3.0), make(radius=3.0, rounding=error)
     assert exact.after(1, example=19).mu == 0 < charged.after(1, example=19).mu
     assert exact.after(100).mu < charged.after(100).mu < exact.after(100).mu * 1.01
+
+
+def test_the_float32_step_is_below_the_stated_one_and_the_noise_above():
+    for value in (0.1, 0.7, 1 / 3, 2 / 3, 1e-3, 0.5):
+        assert np.float64(projected._float32(value, -np.inf)) <= value <= np.float64(projected._float32(value, np.inf))
+    assert projected._float32(0.5, np.inf) == 0.5
+
+
+def test_a_step_at_the_limit_is_not_rounded_into_one_that_expands():
+    rate = 2 / 3
+    settings = (StronglyConvexLoss(1.0, np.nextafter(2 / rate, 0), 0.0), rate, 0.3, 1, 10)
+    taken = float(projected._float32(NoisyProjectedSGD(*settings).learning_rate, -np.inf))
+    assert taken * settings[0].smoothness <= 2.0
 
 
 def test_the_budget_guard_names_the_last_step_within_the_budget():

@@ -68,6 +68,9 @@ def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[
     lower = jnp.where(inside & (error < 1), lower, jnp.where(good & ~inside, known, 0.0))
     upper = jnp.where(inside & (error < 1), upper, jnp.where(good & ~inside, known, 1.0))
     crude = jnp.maximum(jnp.exp(-0.5 * x1 * x1) + _TINY, floor)
+    # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
+    small = floor * (1 + 4 * _ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + _TINY
+    crude = jnp.minimum(crude, small)
     return lower, jnp.where(inside, jnp.minimum(upper, crude), upper)
 
 

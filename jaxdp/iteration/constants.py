@@ -29,7 +29,9 @@ def _sharp(step_size, smoothness, strong_convexity):
 @formula()
 def _published(step_size, smoothness, strong_convexity):
     total = smoothness + strong_convexity
-    return jnp.sqrt(jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0)) * _UP
+    # the difference is rounded at the size of 1, which its root enlarges
+    square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
+    return jnp.maximum(jnp.sqrt(square) * _UP, _sharp.point(step_size, smoothness, strong_convexity))
 
 
 def contraction(step_size: Any, smoothness: Any, strong_convexity: Any = 0.0, *, published: bool = False) -> Any:
@@ -46,7 +48,8 @@ def contraction(step_size: Any, smoothness: Any, strong_convexity: Any = 0.0, *,
         published: which of the two constants.
 
     Returns:
-        kappa >= 0, float64, rounded up by 4 ulp, of the broadcast shape; 1 for rho = 0.
+        kappa >= 0, float64, rounded up (by 4 ulp; the published one by 2^-51 under the root), of the broadcast shape;
+        1 for rho = 0.
 
     Raises:
         ValueError: rho > beta, or eta beyond the range of the theorem.

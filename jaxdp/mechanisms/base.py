@@ -178,7 +178,8 @@ class GaussianMechanism(Mechanism):
 
     def renyi_divergence(self, order: Any) -> Any:
         """order mu^2 / 2."""
-        return order * self.gaussian_mu() ** 2 / 2
+        mu = self.gaussian_mu()
+        return order * mu * mu / 2  # in this order: the square of a small mu is 0
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""

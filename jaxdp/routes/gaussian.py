@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,22 +16,23 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.precision import canary, kernel
 from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon
 
-
-def total_mu2(stacks: tuple[Stack, ...]) -> Any:
-    """Sum of count x mu^2 over the Gaussian mechanisms of one point."""
-    total = jnp.zeros(())
-    for record, times in stacks:
-        if isinstance(record, GaussianMechanism):
-            mu = jax.vmap(lambda r: r.gaussian_mu())(record)
-            # 0 runs of an infinitely leaky mechanism leak nothing
-            total = total + jnp.sum(jnp.where(times > 0, times * mu**2, 0.0))
-    return total
+_SMALLEST = 1e-150
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
-    """mu of the composition."""
-    mu2 = total_mu2(stacks)
-    return jnp.where(mu2 > 0, jnp.sqrt(jnp.where(mu2 > 0, mu2, 1.0)), 0.0)
+    """mu of the composition: the root of the sum of count x mu^2 over the Gaussian mechanisms of one point."""
+    parts = []
+    for record, times in stacks:
+        if isinstance(record, GaussianMechanism):
+            # 0 runs of an infinitely leaky mechanism leak nothing
+            parts.append((jnp.where(times > 0, jax.vmap(lambda r: jnp.asarray(r.gaussian_mu()))(record), 0.0), times))
+    if not parts:
+        return jnp.zeros(())
+    # in units of the largest: the square of a mu below 1e-154 is 0
+    unit = jax.lax.stop_gradient(jnp.max(jnp.stack([jnp.max(mu) for mu, _ in parts])))
+    unit = jnp.where((unit > 0) & jnp.isfinite(unit), unit, 1.0)
+    total = sum((jnp.sum(jnp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), jnp.zeros(()))
+    return jnp.where(total > 0, unit * jnp.sqrt(jnp.where(total > 0, total, 1.0)), 0.0)
 
 
 def _mu_error(stacks: tuple[Stack, ...]) -> float:
@@ -41,13 +43,20 @@ def _mu_error(stacks: tuple[Stack, ...]) -> float:
 @kernel(working_set=512)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
-    return gaussian.epsilon_bounds(composed_mu(stacks), delta, _mu_error(stacks))
+    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, _mu_error(stacks)))
 
 
 @kernel(working_set=512)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
-    return gaussian.delta_bounds(composed_mu(stacks), eps, _mu_error(stacks))
+    floor = jnp.maximum(-jnp.expm1(jnp.minimum(eps, 0.0)), 0.0)
+    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, _mu_error(stacks)), floor)
+
+
+def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
+    """A mu below 1e-150, the square of which underflows, has the upper bound of that and no lower one."""
+    lower, upper = bounds(jnp.where(mu > 0, jnp.maximum(mu, _SMALLEST), mu))
+    return jnp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
 
 
 def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:

@@ -37,7 +37,8 @@ class NoisyProjectedSGD:
     or "drop" (never used, so they lose nothing). data_steps: number of steps that see data; later
     ones are noise only (None: all).
     clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
-    rounding: l2 bound on the floating-point error of one update, charged to every step; see `float32_rounding`.
+    rounding: l2 bound on the floating-point error of one update, charged to every step of both runs; see
+    `float32_rounding`.
 
     Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by
     kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is
@@ -258,9 +259,10 @@ class NoisyProjectedSGD:
             mu = np.atleast_1d(mu_of(rows, self.num_batches, limit))
         if self.rounding == 0:
             return mu
-        # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu
-        worst = schedule.every_step_mu(float(rows.log_contraction.max()), self.rounding / rows.noise_std.min(), steps)
-        return mu + worst
+        # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu; both runs
+        # round, and the float32 step that scales the noise is up to 2^-23 below the stated one
+        moved = 2 * self.rounding * (1 + 2.0**-23) / rows.noise_std.min()
+        return mu + schedule.every_step_mu(float(rows.log_contraction.max()), moved, steps)
 
     def _steps(self, count: int) -> schedule.Steps:
         """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""
@@ -293,8 +295,8 @@ def _at(value: Any, count: jax.Array, towards: float) -> Any:
 
 def _float32(value: float, towards: float) -> np.float32:
     """The float32 next to a number on the given side: smaller steps, larger noise than stated, never the reverse."""
-    nearest = np.float32(value)
-    wrong = nearest > value if towards < 0 else nearest < value
+    nearest, exact = np.float32(value), np.float64(value)  # a Python number would be rounded before it is compared
+    wrong = np.float64(nearest) > exact if towards < 0 else np.float64(nearest) < exact
     return np.nextafter(nearest, np.float32(towards)) if wrong else nearest
 
 
