@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import jax
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -16,6 +17,7 @@ ROUNDING = 1e-11
 # Orders below, at and above 1.
 ORDERS = np.concatenate([[0.5, 0.75, 1.0], 1 + np.geomspace(0.05, 60, 24)])
 EPS_GRID = np.linspace(0.0, 10.0, 400)
+SMALLEST = np.finfo(float).tiny
 
 
 def gaussian_delta(mu, eps):
@@ -27,6 +29,30 @@ def exact_delta(pair, eps):
     """Hockey-stick divergence of the stored doubles, in rationals."""
     a = Fraction(float(np.exp(eps)))
     return float(sum(max(Fraction(float(p)) - a * Fraction(float(q)), 0) for p, q in zip(pair.p, pair.q, strict=True)))
+
+
+@mp.workdps(50)
+def gaussian_truth(mu, eps):
+    """The Gaussian profile at the stored doubles."""
+    mu, eps = mp.mpf(float(mu)), mp.mpf(float(eps))
+    return (mp.erfc((eps / mu - mu / 2) / mp.sqrt(2)) - mp.exp(eps) * mp.erfc((eps / mu + mu / 2) / mp.sqrt(2))) / 2
+
+
+@mp.workdps(50)
+def response_truth(local, eps):
+    """The profile of binary randomized response."""
+    a, top = mp.exp(mp.mpf(float(eps))), mp.exp(mp.mpf(local))
+    return max(top - a, 0) / (1 + top) + max(1 - top * a, 0) / (1 + top)
+
+
+@mp.workdps(50)
+def discrete_truth(p, q, eps):
+    a = mp.exp(mp.mpf(float(eps)))
+    return sum(max(mp.mpf(float(x)) - a * mp.mpf(float(y)), 0) for x, y in zip(p, q, strict=True))
+
+
+def rounded_up(value):
+    return float(value) if mp.mpf(float(value)) >= value else float(np.nextafter(float(value), np.inf))
 
 
 # RDP ------------------------------------------------------------------------------------------------------------
@@ -68,6 +94,14 @@ def test_infinite_curve_and_extreme_targets_give_the_vacuous_or_the_exact_answer
     assert cv.epsilon_from_rdp([2.0], [1.0], [0.0, 1.0])[0] == np.inf
     many = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [-np.inf, -800.0, -1.0, 0.0, 50.0, 800.0, np.inf])
     assert np.isfinite(many).all() and (np.diff(many) <= 0).all() and many[0] == 1.0 and many[-1] == 0.0
+
+
+def test_delta_too_small_for_a_normal_number_is_not_printed_as_zero():
+    eps = [710.0, 2000.0]
+    for convert in (cv.delta_from_rdp, cv.optimal_delta_from_rdp):
+        np.testing.assert_allclose(convert([2.0], [1.0], eps), SMALLEST, rtol=1e-12)
+        assert (convert([2.0], [1.0], eps) >= SMALLEST).all()
+        assert convert([2.0], [1.0], np.inf, infinity_mass=1e-310) >= 1e-310
 
 
 def test_optimal_conversion_lies_between_the_exact_delta_and_cks_at_the_same_orders():
@@ -211,13 +245,32 @@ def test_asymmetric_pair_from_profile_needs_and_uses_the_points_below_one():
 
     pair = cv.pair_from_profile(eps, remove(eps), symmetric=False)
     for e in (-3.0, -0.2, 0.0, 0.3, 2.0):
-        assert remove(e) <= exact_delta(pair, e) <= remove(e) * 1.02
+        assert remove(e) * (1 - 1e-14) <= exact_delta(pair, e) <= remove(e) * 1.02
+
+
+@pytest.mark.parametrize("mu", [1e-8, 1e-6, 1.0])
+def test_pair_from_profile_dominates_however_small_the_losses_and_from_both_orders(mu):
+    grid = np.arange(1, 9) * mu
+    pair = cv.pair_from_profile(grid, [rounded_up(gaussian_truth(mu, e)) for e in grid])
+    for e in np.concatenate([-grid, grid]):
+        truth = gaussian_truth(mu, e)
+        for p, q in ((pair.p, pair.q), (pair.q, pair.p)):
+            assert truth <= discrete_truth(p, q, e)
+        assert discrete_truth(pair.p, pair.q, e) <= truth * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_pair_from_profile_dominates_on_a_grid_whose_spacing_is_near_roundoff(symmetric):
+    grid = 1e-3 - 1e-14 * np.arange(40)
+    pair = cv.pair_from_profile(grid, [rounded_up(response_truth(1e-3, e)) for e in grid], symmetric=symmetric)
+    assert all(response_truth(1e-3, e) <= discrete_truth(pair.p, pair.q, e) for e in grid)
 
 
 def test_last_point_of_a_profile_is_charged_as_mass_at_infinity():
     pair = cv.pair_from_profile([0.0, 1.0], [0.2, 0.05])
     assert np.isclose(pair.p[pair.q == 0].sum(), 0.05, rtol=1e-9)
     assert cv.renyi_from_profile(2.0, [0.0, 1.0], [0.2, 0.05]) == np.inf
+    assert (cv.renyi_from_profile([0.5, 2.0], [0.0], [1.0]) == np.inf).all()
 
 
 def test_renyi_from_profile_is_above_the_exact_curve_and_close():
@@ -264,6 +317,24 @@ def test_tradeoff_and_profile_enclose_each_other_and_the_gaussian_truth():
     assert (lines <= f + 1e-15).all() and np.max(f - lines) < 1e-4
 
 
+def test_chords_hold_where_the_cells_are_as_narrow_as_the_rounding_of_the_values():
+    eps = np.array([0.0, 0.05, -0.05])
+    for gap in (3.3e-16, 1e-13):
+        x = np.array([0.0, 0.1, 1 - gap, 1.0])
+        with mp.workdps(50):
+            top = mp.exp(mp.mpf(0.1))
+            f = [float(max(1 - top * mp.mpf(v), (1 - mp.mpf(v)) / top, 0)) for v in x]
+        bounds = cv.delta_from_tradeoff(eps, x, f, exact=True)
+        truth = np.array([float(response_truth(0.1, e)) for e in eps])
+        assert (truth <= bounds.upper).all() and (bounds.lower <= truth).all()
+
+
+def test_delta_from_tradeoff_where_e_to_the_epsilon_overflows():
+    for exact in (False, True):
+        bounds = cv.delta_from_tradeoff([-1e4, 800.0], [0.0, 0.5, 1.0], [0.9, 0.4, 0.0], exact=exact)
+        assert bounds.lower[1] <= 0.1 <= bounds.upper[1] and bounds.upper[0] == 1.0
+
+
 def test_pair_from_tradeoff_is_dominated_and_its_characteristic_function_is_that_of_f():
     x = np.concatenate([[0], norm.cdf(np.linspace(-8, 8, 600)), [1]])
     pair = cv.pair_from_tradeoff(x, norm.cdf(norm.isf(x) - 1))
@@ -301,6 +372,29 @@ def test_sampled_pair_dominates_its_round(relation):
         assert exact * (1 - 1e-12) <= exact_delta(pair, e) <= exact * 1.02 + 1e-12
 
 
+@pytest.mark.parametrize("relation", ["add", "remove"])
+def test_sampled_delta_of_randomized_response_is_not_below_the_truth(relation):
+    """Rates up to 1, where 1 - q or e^eps - (1 - q) is lost in the rounding, and down to subnormal ones."""
+    q = np.array([1.0, 1 - 2.0**-53, 1 - 2.0**-52, 1 - 1e-14, 0.9, 0.4, 1e-5, 1e-300, 5e-324])[:, None]
+    points = [41.976, 36.5531, 35.8634, 59.0, -41.0, 0.0, 1e-9, -1e-9, 0.3, -0.3, 1.0, -2.0, 700.0, -700.0, 800.0]
+    q, eps = np.broadcast_arrays(q, points)
+    for local in (1.0, 40.0, 60.0):
+
+        def base(e, local=local):
+            inside = -np.expm1(np.clip(e - local, -800, 0)) / (1 + np.exp(-local))
+            return np.minimum(np.where(e <= -local, -np.expm1(np.minimum(e, 0)), inside) * (1 + 2e-15), 1.0)
+
+        bound = cv.sampled_delta(base, eps, q, relation)
+        lost = 1e-13 * np.exp(np.minimum(eps, 600.0)) if relation == "add" else 1e-13
+        with mp.workdps(400):
+            p1 = [mp.exp(local) / (1 + mp.exp(local)), 1 / (1 + mp.exp(local))]
+            for i in np.ndindex(eps.shape):
+                rate, a = mp.mpf(q[i]), mp.exp(mp.mpf(eps[i]))
+                pairs = [((1 - rate) * x + rate * y, x) for x, y in zip(p1[::-1], p1, strict=True)]
+                truth = sum(max(x - a * y, 0) if relation == "remove" else max(y - a * x, 0) for x, y in pairs)
+                assert truth <= bound[i] <= truth * (1 + 1e-12) + np.broadcast_to(lost, eps.shape)[i]
+
+
 # Gaussian DP, cut Renyi -----------------------------------------------------------------------------------------
 
 
@@ -320,10 +414,42 @@ def test_gdp_mu_covers_every_profile_between_the_points():
     assert (gaussian_delta(mu * (1 - 1e-6), eps[1:]) < delta[:-1]).any()
 
 
+def test_gdp_mu_is_not_zero_for_a_delta_within_the_rounding_of_the_smallest_one():
+    eps = np.array([-0.7, -1e-8, -1e-3, -5.0])
+    with mp.workdps(50):
+        delta = np.array([rounded_up(1 - mp.exp(mp.mpf(e))) for e in eps])
+        delta[:2] = 0.5034146962085905, 9.999999950000001e-09
+        for e, d, mu in zip(eps, delta, cv.gdp_mu(eps[:, None], delta[:, None]), strict=True):
+            assert (gaussian_truth(mu, e) if mu > 0 else 1 - mp.exp(mp.mpf(e))) >= mp.mpf(d)
+
+
 def test_uncut_curve_is_the_binomial_sum_of_the_subsampled_gaussian():
     # order 2: log(1 + q^2 (e^{1/sigma^2} - 1))
     assert np.isclose(cv.cut_renyi(2, 1.0, 0.01, np.inf), np.log1p(1e-4 * np.expm1(1.0)), rtol=1e-6)
     assert cv.cut_renyi(64, 1.0, 0.01, 6.0) < cv.cut_renyi(64, 1.0, 0.01, np.inf)
+
+
+def test_cut_renyi_charges_the_cancellation_of_large_exponents():
+    points = [(2047, 1.0, 0.5, 0.6), (2047, 0.1, 0.5, 5.0), (300, 0.01, 0.9, 150.0), (37, 1e-5, 0.2, 1e5)]
+    with mp.workdps(50):
+        for (order, *rest), bound in zip(points, cv.cut_renyi(*np.transpose(points)), strict=True):
+            sigma, q, cut = map(mp.mpf, rest)
+            total, pmf = mp.mpf(0), (1 - q) ** order
+            for j in range(order + 1):
+                total += pmf * mp.exp(j * (j - 1) / (2 * sigma**2)) * mp.erfc((j / sigma - cut) / mp.sqrt(2)) / 2
+                pmf *= mp.mpf(order - j) / (j + 1) * q / (1 - q)
+            truth = mp.log(total) / (order - 1)
+            assert truth <= bound <= truth + 1e-12 + abs(truth) * 1e-9
+
+
+def test_cut_mass_charges_the_rounding_of_the_shift():
+    points = [(1e-6, 0.3, 1000035.0), (1e-5, 0.3, 100035.0), (1.0, 0.5, 30.0), (1.0, 0.5, 40.0)]
+    with mp.workdps(50):
+        for point, bound in zip(points, cv.cut_mass(*np.transpose(points)), strict=True):
+            sigma, q, cut = map(mp.mpf, point)
+            truth = ((1 - q) * mp.erfc(cut / mp.sqrt(2)) + q * mp.erfc((cut - 1 / sigma) / mp.sqrt(2))) / 2
+            assert truth <= bound <= truth * (1 + 1e-7) + SMALLEST
+    assert cv.cut_mass(1.0, 0.5, np.inf) == 0.0
 
 
 def test_cut_repairs_renyi_beyond_the_phase_transition_and_stays_above_the_truth():

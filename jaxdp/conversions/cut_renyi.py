@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import special, validate
-from jaxdp.conversions.rdp import _log_gain
+from jaxdp.conversions.rdp import TINY, _log_gain
 from jaxdp.formulas import checked, formula
 
 # Whole orders 2 .. _TERMS - 1; one term of the binomial sum each.
 _TERMS = 2048
+_ULP = 2.0**-52
 _ORDERS = np.unique(np.round(np.geomspace(2, _TERMS - 1, 48)))
 # log_binomial_pmf is good to 1e-12 where it matters; the moment is charged ten times that.
 _ERROR = 1e-11
@@ -33,15 +34,30 @@ def _log_moment(order: Any, sigma: Any, q: Any, cut: Any) -> Any:
     """log E_P0[A^order; u <= cut], A = 1 - q + q e^w, for a whole order; u in units of sigma."""
     j = jnp.arange(_TERMS, dtype=jnp.float64)
     pmf = special.log_binomial_pmf(j, order, q, 1 - q)
-    tilted = j * (j - 1) / (2 * sigma * sigma)
-    terms = pmf + tilted + special.log_normal_tail(j / sigma - cut)
-    return jax.nn.logsumexp(jnp.where(j <= order, terms, -jnp.inf)) + _ERROR
+    shift = j / sigma
+    away = shift - cut
+    # right of the cut tilted and tail, of size j^2 / (2 sigma^2), cancel: their squares are subtracted by hand
+    far = away > 0
+    c = jnp.where(far & (cut > -jnp.inf), cut, 0.0)
+    log_mills = jnp.log(special.mills(jnp.where(far, away, 0.0)))
+    beyond = shift * (c - 0.5 / sigma) - 0.5 * c * c - special.LOG_SQRT_2PI + log_mills
+    tilted = 0.5 * shift * ((j - 1) / sigma)
+    inside = tilted + special.log_normal_tail(jnp.where(far, 0.0, away))
+    # the slope of log mills, and of the tail on this side, is below 1
+    size = shift + jnp.where(far, shift * (jnp.abs(c) + 0.5 / sigma) + 0.5 * c * c + jnp.abs(log_mills), tilted) + 1
+    terms = pmf + jnp.where(far, beyond, inside) + 4 * _ULP * (size + jnp.abs(pmf))
+    value = jax.nn.logsumexp(jnp.where(j <= order, terms, -jnp.inf))
+    return jnp.where(cut > -jnp.inf, value + _ERROR + 4 * _ULP * jnp.abs(value), -jnp.inf)
 
 
 def _tail(sigma: Any, q: Any, cut: Any) -> Any:
     """P(u > cut) under the mixture."""
     away = jnp.exp(special.log_normal_tail(cut))
-    return ((1 - q) * away + q * jnp.exp(special.log_normal_tail(cut - 1 / sigma))) * (1 + _ERROR)
+    shift = cut - 1 / sigma
+    # 1 / sigma and the difference are rounded, which the tail multiplies by its own argument
+    shift = jnp.where(jnp.isfinite(shift), shift - 2 * _ULP * (1 / sigma + jnp.abs(shift)), shift)
+    mass = ((1 - q) * away + q * jnp.exp(special.log_normal_tail(shift))) * (1 + _ERROR)
+    return jnp.where(cut == jnp.inf, 0.0, jnp.maximum(mass, TINY))
 
 
 def _good(sigma: Any, q: Any) -> Any:
@@ -50,14 +66,16 @@ def _good(sigma: Any, q: Any) -> Any:
 
 @formula(valid=lambda a, s, q, c: _good(s, q) & (a >= 2) & (a < _TERMS) & (a == jnp.floor(a)), working_set=4 * _TERMS)
 def _cut_renyi(order, sigma, q, cut):
-    return _log_moment(order, sigma, q, cut) / (order - 1)
+    value = _log_moment(order, sigma, q, cut) / (order - 1)
+    return value + jnp.where(cut > -jnp.inf, _ULP * jnp.abs(value), 0.0)
 
 
 def cut_renyi(order: Any, noise_multiplier: Any, sampling_probability: Any, cut: Any) -> Any:
     """K_bulk(a - 1)/(a - 1), the Renyi curve of one step restricted to outcomes below the cut; may be negative.
 
     order: whole, 2 to 2047; noise_multiplier: sigma > 0; sampling_probability: q in (0, 1); cut: in standard
-    deviations of the noise (inf: the plain Renyi divergence). All broadcast. Upper bound, 1e-11/(a-1) charged.
+    deviations of the noise (inf: the plain Renyi divergence). All broadcast. Upper bound; charged are
+    1e-11/(a-1) and the rounding of the terms, 1e-15 of their size.
     """
     a = order if validate.is_traced(order) else validate.integer("order", order, 2)
     if not validate.is_traced(a):
@@ -85,8 +103,10 @@ def _cut_epsilon(sigma, q, times, delta):
         lost = times * _tail(sigma, q, cut)
         room = jnp.where(lost < delta, delta - lost, 1.0) * (1 - 1e-15)
         moment = jax.lax.map(lambda a: _log_moment(a, sigma, q, cut), orders)
-        value = (times * moment + _log_gain(excess) - jnp.log(room)) / excess
-        return jnp.where(lost < delta, jnp.min(value + 1e-14 * jnp.abs(value)), jnp.inf)
+        gain, goal = _log_gain(excess), jnp.log(room)
+        value = times * moment + gain - goal
+        size = jnp.abs(times * moment) + jnp.abs(gain) + jnp.abs(goal)
+        return jnp.where(lost < delta, jnp.min((value + 1e-14 * size) / excess), jnp.inf)
 
     return jnp.maximum(jnp.min(jax.lax.map(at_share, jnp.asarray(_SHARES))), 0.0)
 

@@ -8,17 +8,20 @@ bound that is not convex can under-estimate.
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
 
-# Outward: the slopes, the masses and the logarithms that the record takes of them lose a few hundred ulp at most
-# on grids whose spacing is above 1e-3 (checked against exact rationals).
+_ULP = 2.0**-52
+# Room for the logarithms that the record takes of the masses; the pair itself is exact without it.
 _MARGIN = 1e-12
-# The sum of the stored masses is itself rounded.
+# The rounding of the masses, seen from the other order.
 _SUM_ERROR = 1e-15
 # e^eps and its square root of headroom stay inside the range of doubles
 _LARGEST = 700.0
@@ -38,7 +41,8 @@ def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> 
     Returns:
         DiscretePair, two outcomes more than points (images under the swap included): compose it as any mechanism.
         Between the points the profile is the chord in e^eps, which exceeds a smooth profile by the square of
-        the spacing.
+        the spacing. Dominates on any grid, in both orders; rounding moves each loss outward by 1e-15, which loosens
+        the bound by about 1e-15 / loss, or / spacing near a kink.
 
     Raises:
         ValueError: a delta below 1 - e^eps, which no mechanism has.
@@ -48,16 +52,27 @@ def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> 
 
     """
     ratio, excess = _points(epsilons, deltas, symmetric)
-    keep = _hull(ratio, excess)
-    mass = _masses(ratio, excess, keep)
-    last = keep[-1]
-    infinity = min(1.0, excess[last] + max(1 - ratio[last], 0.0))
+    keep, corners = _hull(ratio, excess)
+    # slopes of the minorant, flat after the last point; Q(dP/dQ = a_j) is the change of slope at a_j
+    slopes = [Fraction(v1 - v0, a1 - a0) for (a0, v0), (a1, v1) in pairwise(corners)]
+    masses = [after - before for before, after in pairwise([*slopes, Fraction(0)])]
     p, q = np.zeros(ratio.size), np.zeros(ratio.size)
-    q[keep], p[keep] = mass, ratio[keep] * mass
-    # what rounding left out goes where it raises the profile
-    p[np.argmax(p)] += max(0.0, 1 - infinity - p.sum()) + _SUM_ERROR
-    nothing = max(0.0, 1 - q.sum()) + _SUM_ERROR
+    # P up and Q down: term by term (p - a q)_+ can only grow
+    q[keep] = [_rounded(m, up=False) for m in masses]
+    p[keep] = [_rounded(Fraction(ratio[i]) * m, up=True) for i, m in zip(keep, masses, strict=True)]
+    one = corners[0][1]
+    infinity = min(1.0, _rounded(Fraction(corners[-1][1], one), up=True))
+    nothing = float(1 - sum(masses)) + _SUM_ERROR
     return DiscretePair(np.concatenate([p, [infinity, 0.0]]), np.concatenate([q, [0.0, nothing]]))
+
+
+def _rounded(value: Fraction, *, up: bool) -> float:
+    """The nearest double on the given side, of a number >= 0; up: not subnormal, as XLA flushes those to 0."""
+    near = float(value)
+    if up:
+        near = float(np.nextafter(near, np.inf)) if near < value else near
+        return max(near, TINY) if value > 0 else 0.0
+    return float(np.nextafter(near, 0.0)) if near > value else near
 
 
 def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -71,59 +86,51 @@ def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np
     validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct")
     floor = np.maximum(-np.expm1(eps), 0.0)
     validate.reject("deltas", delta, delta < floor * (1 - 1e-9), "at least 1 - e^epsilon")
-    # for eps < 0 the difference is rounded at the size of 1
-    excess = np.maximum(delta - floor, 0.0) * (1 + _MARGIN) + np.where(eps < 0, 4 * np.finfo(float).eps, 0.0)
-    excess = np.minimum(excess, np.minimum(1.0, np.exp(eps)))
+    excess = np.maximum(delta - floor, 0.0) * (1 + _MARGIN) + 4 * _ULP * floor
     if symmetric:
         eps, excess = _mirrored(eps, excess)
-    return np.exp(eps), excess
+    # away from 1, where the same excess is still a bound: H decreases, H + a increases
+    ratio = np.exp(eps) * (1 + 4 * _ULP * np.sign(eps))
+    excess = np.minimum(excess, np.minimum(1.0, ratio))
+    order = np.lexsort((-excess, ratio))
+    return ratio[order], excess[order]
 
 
 def _mirrored(eps: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every point with its image under the swap: (H - (1-a)_+)(1/a) = (H - (1-a)_+)(a) / a."""
     unique, where = np.unique(np.concatenate([eps, -eps]), return_inverse=True)
     smallest = np.full(unique.size, np.inf)
-    np.minimum.at(smallest, where, np.concatenate([excess, excess * np.exp(-eps)]))
+    # the product may underflow
+    image = excess * np.exp(-eps) * (1 + 4 * _ULP) + np.where(excess > 0, TINY, 0.0)
+    np.minimum.at(smallest, where, np.concatenate([excess, image]))
     return unique, smallest
 
 
-def _slope(ratio: np.ndarray, excess: np.ndarray, i: int, j: int, shifted: bool) -> float:
-    """Slope between two points (i = -1: H(0) = 1) of H, or of H + a if shifted.
+def _hull(ratio: np.ndarray, excess: np.ndarray) -> tuple[list[int], list[tuple[int, int]]]:
+    """The largest convex decreasing minorant of the points that starts at H(0) = 1, in exact integers.
 
-    Left of a = 1 the slope of H is -1 plus what matters, so that H + a keeps the digits; right of 1 H does.
+    Rounded slopes are wrong by ulp / (difference of the ratios), without a limit on fine grids.
+
+    Returns:
+        (indices of its corners, (a, H) at (0, 1) and at these corners in units of a common power of 2).
+
     """
-    a, base = (0.0, 0.0) if i < 0 else (ratio[i], excess[i])
-    if shifted:
-        kink = max(ratio[j], 1.0) - max(a, 1.0)
-    else:
-        kink = max(1 - ratio[j], 0.0) - max(1 - a, 0.0)
-    return (excess[j] - base + kink) / (ratio[j] - a)
-
-
-def _bend(ratio: np.ndarray, excess: np.ndarray, i: int, j: int, k: int) -> float:
-    """Change of slope at point j on the way from i to k."""
-    shifted = bool(ratio[j] <= 1)
-    return _slope(ratio, excess, j, k, shifted) - _slope(ratio, excess, i, j, shifted)
-
-
-def _hull(ratio: np.ndarray, excess: np.ndarray) -> list[int]:
-    """Indices of the points on the largest convex decreasing minorant that starts at H(0) = 1."""
-    value = excess + np.maximum(1 - ratio, 0.0)
-    kept: list[int] = [-1]
-    for i in range(int(np.argmin(value)) + 1):
-        while len(kept) > 1 and _bend(ratio, excess, kept[-2], kept[-1], i) <= 0:
+    parts = [float(x).as_integer_ratio() for x in (*ratio, *excess)]
+    one = max(denominator for _, denominator in parts)
+    whole = [numerator * (one // denominator) for numerator, denominator in parts]
+    points = [(a, e + max(one - a, 0)) for a, e in zip(whole[: ratio.size], whole[ratio.size :], strict=True)]
+    values = [value for _, value in points]
+    kept, corners = [-1], [(0, one)]
+    for i, (a, value) in enumerate(points[: values.index(min(values)) + 1]):
+        while len(kept) > 1:
+            (a0, v0), (a1, v1) = corners[-2:]
+            if (value - v1) * (a1 - a0) > (v1 - v0) * (a - a1):
+                break
             kept.pop()
+            corners.pop()
         kept.append(i)
-    return kept[1:]
-
-
-def _masses(ratio: np.ndarray, excess: np.ndarray, keep: list[int]) -> np.ndarray:
-    """Q(dP/dQ = a_j) = the change of slope of the minorant at a_j; flat after the last point."""
-    path = [-1, *keep]
-    inner = [_bend(ratio, excess, path[n - 1], path[n], path[n + 1]) for n in range(1, len(path) - 1)]
-    shifted = bool(ratio[keep[-1]] <= 1)
-    final = (1.0 if shifted else 0.0) - _slope(ratio, excess, path[-2], path[-1], shifted)
-    return np.maximum([*inner, final], 0.0)
+        corners.append((a, value))
+    return kept[1:], corners
 
 
 def renyi_from_profile(orders: Any, epsilons: Any, deltas: Any, *, symmetric: bool = True) -> np.ndarray:
@@ -135,13 +142,15 @@ def renyi_from_profile(orders: Any, epsilons: Any, deltas: Any, *, symmetric: bo
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
     pair = pair_from_profile(epsilons, deltas, symmetric=symmetric)
-    if pair.p[-2] > 0:
+    if ((pair.p > 0) & (pair.q == 0)).any():
         return np.where(a > 1, np.inf, _finite_renyi(a, pair))[()]
     return _finite_renyi(a, pair)[()]
 
 
 def _finite_renyi(a: np.ndarray, pair: DiscretePair) -> np.ndarray:
     both = (pair.p > 0) & (pair.q > 0)
+    if not both.any():
+        return np.full(a.shape, np.inf)
     log_q = np.log(pair.q[both])
     exponents = log_q + a[..., None] * (np.log(pair.p[both]) - log_q)
     top = exponents.max(-1)

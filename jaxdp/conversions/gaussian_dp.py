@@ -14,6 +14,7 @@ from jaxdp.hockey_stick import gaussian
 
 # mu from e^-46, to the last bit of its logarithm
 _SMALLEST, _HALVINGS = -46.0, 60
+_ULP = 2.0**-52
 _COVERS = ("intervals", "points")
 
 
@@ -31,7 +32,8 @@ def _smallest_mu(epsilon, delta):
     # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
     high = jnp.exp(jax.lax.fori_loop(0, _HALVINGS, halve, start)[1]) * (1 + 1e-13)
     reached = gaussian.delta_bounds(high, epsilon)[0] >= delta
-    floor = jnp.maximum(-jnp.expm1(epsilon), 0.0)
+    # rounded down: a delta within its rounding may need a mu > 0
+    floor = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 4 * _ULP)
     return jnp.where(delta <= floor, 0.0, jnp.where(reached & (delta < 1), high, jnp.inf))
 
 

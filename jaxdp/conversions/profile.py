@@ -20,6 +20,7 @@ from jaxdp.formulas import formula
 from jaxdp.precision import kernel
 
 _ULP = 2.0**-52
+_FAR = 700.0
 
 
 @formula(valid=lambda e, d: (d >= 0) & (d <= 1), vacuous=1.0)
@@ -125,17 +126,29 @@ def tradeoff_from_delta(false_positive_rate: Any, epsilons: Any, deltas: Any, *,
     return value[()]
 
 
+def _test_gains(epsilon: Any, rate: Any, miss: Any) -> tuple[Any, Any]:
+    """1 - f - e^eps x at the points, and its rounding (that of f, of size 1, included)."""
+    lost = jnp.where(rate > 0, jnp.exp(epsilon) * rate, 0.0)
+    return 1 - miss - lost, 4 * _ULP * (1 + lost)
+
+
 @kernel(working_set=2048)
 def _staircase(epsilon: Any, rate: Any, miss: Any) -> tuple[Any, Any]:
-    values = 1 - miss - jnp.exp(epsilon) * rate
-    steps = 1 - miss[1:] - jnp.exp(epsilon) * rate[:-1]
-    return jnp.max(values), jnp.max(steps)
+    value, error = _test_gains(epsilon, rate, miss)
+    # in the upper bound e^eps stays finite: delta decreases
+    step, step_error = _test_gains(jnp.minimum(epsilon, _FAR), rate[:-1], miss[1:])
+    return jnp.max(value - error), jnp.max(step + step_error)
 
 
 @kernel(working_set=2048)
 def _chords(epsilon: Any, rate: Any, miss: Any) -> tuple[Any, Any]:
-    values = 1 - miss - jnp.exp(epsilon) * rate
-    return jnp.max(values), jnp.max(cell_bounds(rate, values, values))
+    value, error = _test_gains(epsilon, rate, miss)
+    tilt = jnp.minimum(epsilon, _FAR)
+    step, step_error = _test_gains(tilt, rate[:-1], miss[1:])
+    at, spread = _test_gains(tilt, rate, miss)
+    # the slope of a narrow cell is the rounding of its ends
+    chord = cell_bounds(rate, at - spread, at + spread)
+    return jnp.max(value - error), jnp.max(jnp.minimum(chord, step) + step_error)
 
 
 def delta_from_tradeoff(
@@ -151,7 +164,7 @@ def delta_from_tradeoff(
 
     Returns:
         Bounds(lower, upper): upper holds if the values are lower bounds of f (exact=False) or f itself
-        (exact=True), lower if they are upper bounds of f. Rounding, 4e-16 (1 + e^eps), is added outward.
+        (exact=True), lower if they are upper bounds of f. Rounding, 1e-15 (1 + e^eps x) at x, is added outward.
 
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
@@ -165,7 +178,6 @@ def delta_from_tradeoff(
     flat = eps.reshape(-1)
     spread = [np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)]
     low, high = (_chords if exact else _staircase)(flat, *spread)
-    slack = 4 * _ULP * (1 + np.exp(flat) * (1 if exact else x[-1]))
-    floor = np.maximum(-np.expm1(flat), 0.0)
-    low, high = np.clip(low - slack, 0, 1), np.clip(np.maximum(high, floor) + slack, 0, 1)
+    floor = -np.expm1(np.minimum(flat, 0.0)) * (1 + 4 * _ULP)
+    low, high = np.clip(low, 0, 1), np.clip(np.maximum(high, floor), 0, 1)
     return Bounds(low.reshape(eps.shape)[()], high.reshape(eps.shape)[()])

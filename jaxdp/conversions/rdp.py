@@ -18,6 +18,8 @@ from jaxdp.formulas import above_one, formula
 METHODS = ("cks", "classic")
 # Twenty units of roundoff of every term: more than the handful of operations can lose.
 _ROUNDING = 20 * 2.0**-53
+# XLA flushes smaller numbers to 0: what is below is charged this much.
+TINY = 2.0**-1022
 # One octave of the order is refined to 2^-15 of an octave in three rounds of 33 points.
 _GRID, _ROUNDS, _LOCAL = 64, 3, 33
 _SMALLEST, _LARGEST = 1e-3, 1e6
@@ -50,7 +52,8 @@ def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     exponent = excess * (renyi - epsilon) + gain
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
-    return jnp.minimum(infinity * (1 + _ROUNDING) + jnp.exp(jnp.minimum(exponent, 1.0)), 1.0)
+    finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), TINY))
+    return jnp.minimum(infinity * (1 + _ROUNDING) + finite, 1.0)
 
 
 def epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, infinity_mass: Any = 0.0, method: str = "cks") -> Any:
@@ -95,14 +98,21 @@ def real_target(name: str, value: Any) -> Any:
     return array
 
 
+def infinity_bound(mass: Any) -> Any:
+    """An upper bound on P(L = inf), checked; a subnormal one is raised to the smallest normal number."""
+    if validate.is_traced(mass):
+        return mass
+    mass = validate.probability("infinity_mass", mass)
+    return np.where(mass > 0, np.maximum(mass, TINY), 0.0)
+
+
 def _delta_target(delta: Any) -> Any:
     return delta if validate.is_traced(delta) else validate.probability("delta", delta)
 
 
 def _smallest(formula_: Callable, orders: Any, renyi: Any, target: Any, infinity_mass: Any, method: str) -> Any:
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
-    if not validate.is_traced(infinity_mass):
-        infinity_mass = validate.probability("infinity_mass", infinity_mass)
+    infinity_mass = infinity_bound(infinity_mass)
     shape = validate.broadcast(target=target, infinity_mass=infinity_mass)
     xp = jnp if validate.is_traced(target, infinity_mass, orders, renyi) else np
     goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in (target, infinity_mass))

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import _log_gain, real_target, renyi_curve
+from jaxdp.conversions.rdp import TINY, _log_gain, infinity_bound, real_target, renyi_curve
 from jaxdp.precision import kernel, require_x64
 from jaxdp.roots import crossing
 
@@ -119,10 +119,11 @@ def _delta_and_slope(curve: Any, eps: Any) -> tuple[Any, Any]:
     far = jnp.asarray(_FAR)
     # beyond the grid: left of it p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x)
     left_end = jax.nn.sigmoid(_largest_power(curve, -far)[1])
-    right_end = -jnp.expm1(eps) * (1 - 4 * _ULP * jnp.sign(-jnp.expm1(eps))) + jnp.exp(eps) * jax.nn.sigmoid(-far)
+    falling = -jnp.expm1(eps)
+    right_end = falling + 4 * _ULP * jnp.abs(falling) + jnp.exp(eps) * jax.nn.sigmoid(-far) * (1 + 8 * _ULP)
     start = (-far, far, jnp.maximum(left_end, right_end), jnp.asarray(1.0), jnp.asarray(0.5))
     _, _, _, total, at = jax.lax.fori_loop(0, _ROUNDS, refine, start)
-    total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, 1e-320, 1.0))
+    total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, TINY, 1.0))
     return total, -jnp.exp(eps) * at
 
 
@@ -145,7 +146,7 @@ def _cks_delta(curve: Any, eps: Any) -> Any:
     far = jnp.where(jnp.isfinite(eps), eps, 0.0)
     exponent = jnp.where(orders > 1, excess * (forward - far), jnp.inf)
     value = jnp.exp(jnp.min(jnp.minimum(exponent * (1 - 1e-12 * jnp.sign(exponent)), 0.0)))
-    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), value)
+    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), jnp.maximum(value, TINY))
 
 
 @kernel(working_set=20000)
@@ -240,7 +241,7 @@ def _order(name: str, value: Any) -> np.ndarray:
 def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **target: Any) -> Any:
     orders, forward = renyi_curve(orders, renyi, _order)
     backward = np.full(np.shape(forward), np.inf) if reverse is None else renyi_curve(orders, reverse, _order)[1]
-    infinity = infinity if validate.is_traced(infinity) else validate.probability("infinity_mass", infinity)
+    infinity = infinity_bound(infinity)
     ((name, goal),) = target.items()
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
     shape = validate.broadcast(

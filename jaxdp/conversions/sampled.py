@@ -9,9 +9,12 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.dominating_pair import pair_from_profile
+from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
 
 _ULP = 2.0**-52
+# e^_FAR and e^-_FAR are normal numbers
+_FAR = 700.0
 _RELATIONS = ("remove", "add", "replace_one")
 Profile = Callable[[np.ndarray], Any]
 
@@ -30,7 +33,8 @@ def sampled_delta(base_delta: Profile, epsilon: Any, sampling_probability: Any, 
         relation: "remove", "add" or "replace_one".
 
     Returns:
-        NumPy float64 of the broadcast shape. Below eps = log(1 - q) "remove" is 1 - e^eps exactly.
+        NumPy float64 of the broadcast shape. Below eps = log(1 - q) "remove" is 1 - e^eps, rounded up.
+        "add" is read off 1 - base_delta(-eps), of which little is left past eps = 30: the answer nears 1 - (1-q) e^eps.
         A single round: to compose, use `sampled_pair`.
 
     Reference:
@@ -44,26 +48,40 @@ def sampled_delta(base_delta: Profile, epsilon: Any, sampling_probability: Any, 
     eps, q = (np.broadcast_to(a, validate.broadcast(epsilon=eps, sampling_probability=q)) for a in (eps, q))
     # the other order of the pair, or of a symmetric bound, is read off at -eps by the swap identity
     flip = np.full(eps.shape, relation == "add") | ((relation == "replace_one") & (eps < 0))
-    excess = _remove_excess(base_delta, np.where(flip, -eps, eps), q) * np.exp(np.where(flip, eps, 0.0))
-    return np.minimum(np.maximum(-np.expm1(eps), 0.0) + excess * (1 + 2 * _ULP), 1.0)[()]
+    excess = _remove_excess(base_delta, np.where(flip, -eps, eps), q) * np.exp(np.where(flip, eps, 0.0).clip(max=_FAR))
+    total = (excess - np.expm1(np.minimum(eps, 0.0))) * (1 + 4 * _ULP)
+    # what is subnormal is rounded up too: XLA would flush it to 0
+    return np.minimum(np.where(total > 0, np.maximum(total, TINY), 0.0), 1.0)[()]
 
 
 def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """H_a((1-q) P0 + q P1, P0) - (1 - a)_+ with H = q H_{(a - 1 + q)/q}(P1, P0) for a > 1 - q, else 1 - a."""
-    live = (q > 0) & (np.expm1(eps) > -q)
-    rate, at = np.where(live, q, 1.0), np.where(live, eps, 0.0)
-    large = at > 30
-    # e^eps overflows long before the answer does
-    near = np.log1p(np.expm1(np.where(large, 0.0, at)) / rate)
-    far = at - np.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(at, 30.0)))
-    inner = np.where(large, far, near)
-    # rounded down, delta decreases; near the edge a = 1 - q the argument of the logarithm cancels
-    inner = inner - 8 * _ULP * (1 + np.abs(inner) + 1 / (rate * np.exp(np.minimum(inner, 0.0))))
-    inside = validate.probability("base_delta(epsilon)", base_delta(inner))
-    floor = np.maximum(-np.expm1(at), 0.0)
-    # below eps = 0 the difference is rounded at the size of the floor
-    excess = np.maximum(rate * inside - floor, 0.0) + 2 * _ULP * (rate * inside + floor)
-    return np.where(live, excess, 0.0)
+    """H_a((1-q) P0 + q P1, P0) - (1 - a)_+ with H = q H_{u/q}(P1, P0), u = a - (1 - q), for u > 0, else 1 - a.
+
+    It is at most u. Where the rounding of 1 - a hides it ("add" multiplies it by 1/a), u is the answer.
+    """
+    at = np.maximum(eps, -_FAR)
+    far = at > 30  # e^eps overflows long before the answer does
+    grown = np.where(far, 0.0, np.expm1(np.minimum(at, 30.0)))
+    a = np.exp(np.minimum(at, 30.0))
+    # the sum with the smaller terms; in the second 1 - q is exact for q >= 1/2, and rounded by 2^-54 for less
+    u = np.where(at > -0.69, grown + q, a - (1 - q))
+    slack = 4 * _ULP * (np.minimum(np.abs(grown), a) + np.abs(u)) + TINY
+    low, high = u - slack, np.where(far, np.inf, u + slack)
+    live = (q > 0) & (far | (low > 0))
+    rate, at = np.where(live, q, 1.0), np.where(live, at, 0.0)
+    near = live & ~far & (np.abs(grown) < 0.5 * rate)
+    log_u = np.log(np.where(live & ~far, low, 1.0))
+    log_u = np.where(far, at + np.log1p(-(1 - rate) * np.exp(-np.maximum(at, 30.0))), log_u)
+    log_q = np.log(rate)
+    # rounded down, delta decreases
+    inner = log_u - log_q - 4 * _ULP * (1 + np.abs(log_u) + np.abs(log_q))
+    close = np.log1p(np.where(near, grown, 0.0) / rate)
+    inner = np.where(near, close - 8 * _ULP * np.abs(close), inner)
+    base = validate.probability("base_delta(epsilon)", base_delta(np.where(rate == 1, at, inner)))
+    inside, floor = np.where(base > 0, rate * base + TINY, 0.0), -np.expm1(np.minimum(at, 0.0))
+    excess = np.maximum(inside - floor, 0.0) + 4 * _ULP * (inside + floor)
+    # high > 0 >= low: whether there is any excess is lost in the rounding
+    return np.where(q > 0, np.minimum(np.where(live, excess, np.inf), np.maximum(high, 0.0)), 0.0)
 
 
 def sampled_pair(base_delta: Profile, epsilons: Any, sampling_probability: float, relation: str) -> DiscretePair:
