@@ -5,12 +5,14 @@ Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxdp import samplers, validate
 from jaxdp.formulas import at_least_one, checked, formula
@@ -20,6 +22,11 @@ _NODES = 15
 _PANELS = 512
 # Integration variable u = log(s - t) over this range: the neglected pieces are tested by the error estimate.
 _LOG_RANGE = (-40.0, 60.0)
+# A smaller mu is answered as this one: 0 would claim perfect privacy. No lower bound is given from 1e-150 down.
+_SMALLEST_MU = 0.99e-150
+_SMALLEST_LAMBDA = 2.3e-308
+_UP = 1.0 + 2.0**-49  # a dozen roundings
+_LOG_UP = 1.0 + 1e-12  # a sum of logarithms, each below 1500
 
 
 class Quadrature(NamedTuple):
@@ -40,6 +47,31 @@ class OUParameters(NamedTuple):
     ratio: Any
 
 
+def _product_error(a, b):
+    """a * b minus its rounded value, from parts of half the digits each."""
+    high, other = (lax.reduce_precision(v, 11, 25) for v in (a, b))
+    low, rest = a - high, b - other
+    error = ((high * other - a * b) + (high * rest + low * other)) + low * rest
+    return lax.stop_gradient(jnp.where(jnp.isfinite(error), error, 0.0))
+
+
+def _ou_mu(theta, rho, time, sensitivity):
+    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; e^{2 theta t} overflows."""
+    theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
+    pull = theta * time
+    spread = -jnp.expm1(-2 * pull)
+    half = jnp.exp(-0.5 * pull)
+    parts = sensitivity / rho, sensitivity / rho * half, half * jnp.sqrt(theta / spread)
+    # The rounding of theta t is seen magnified in its exponential.
+    direct = parts[1] * parts[2] * (1 - _product_error(theta, time)) * _UP
+    log_mu = jnp.log(sensitivity) - jnp.log(rho) + 0.5 * (jnp.log(theta) - jnp.log(spread)) - pull
+    far = jnp.exp(log_mu) * _LOG_UP  # where a factor alone leaves the range
+    normal = (spread > 1e-290) & (pull < 1e3)
+    for part in parts:
+        normal = normal & (part > 1e-290) & (part < 1e290)
+    return jnp.maximum(jnp.where(normal, direct, far), _SMALLEST_MU)
+
+
 @record
 class BrownianMotion(GaussianMechanism):
     """The value plus Brownian motion run for a time t: N(x, 2 t I); mu = sensitivity / sqrt(2 t).
@@ -52,8 +84,8 @@ class BrownianMotion(GaussianMechanism):
     sensitivity: Any = 1.0
 
     def gaussian_mu(self) -> Any:
-        """Mu = sensitivity / sqrt(2 time)."""
-        return self.sensitivity / jnp.sqrt(2 * self.time)
+        """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
+        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
 
     def validate(self) -> None:
         """Time and sensitivity must be finite and > 0."""
@@ -90,9 +122,8 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     sensitivity: Any = 1.0
 
     def gaussian_mu(self) -> Any:
-        """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time))."""
-        # expm1: e^{2 theta t} - 1 loses all digits for theta t -> 0, the Gaussian limit.
-        return self.sensitivity / self.rho * jnp.sqrt(self.theta / jnp.expm1(2 * self.theta * self.time))
+        """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
+        return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)
 
     def validate(self) -> None:
         """theta, rho, time and sensitivity must be finite and > 0."""
@@ -118,7 +149,7 @@ def _positive(**values):
 
 @formula(valid=lambda t, d: (t > 0) & (d > 0))
 def _brownian_lambda(time, sensitivity):
-    return sensitivity**2 / (4 * time)
+    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, _SMALLEST_LAMBDA)
 
 
 def brownian_lambda(time: Any, sensitivity: Any = 1.0) -> Any:
@@ -133,8 +164,7 @@ def brownian_lambda(time: Any, sensitivity: Any = 1.0) -> Any:
 
 @formula(valid=lambda th, rho, t, d: (th > 0) & (rho > 0) & (t > 0) & (d > 0))
 def _ou_lambda(theta, rho, time, sensitivity):
-    # Positive however long the pull lasts: an underflow to 0 would claim perfect privacy.
-    return jnp.maximum((sensitivity / rho) ** 2 * theta / (2 * jnp.expm1(2 * theta * time)), 1e-300)
+    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
 
 
 def ornstein_uhlenbeck_lambda(theta: Any, rho: Any, time: Any, sensitivity: Any = 1.0) -> Any:

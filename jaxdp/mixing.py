@@ -15,13 +15,14 @@ from jax import lax
 
 from jaxdp import validate
 from jaxdp.formulas import above_one, checked, formula
-from jaxdp.renyi.laplace import laplace_log_g_slope, laplace_renyi
+from jaxdp.renyi.laplace import laplace_log_g_slope, laplace_renyi_upper
 
 # Entries of a stochastic matrix come from other computations: rows may miss 1 by this much and no more.
 _ROW_SUM_ERROR = 1e-9
 _HALVINGS = 80
 _UP = 1.0 + 2.0**-48
 _DOWN = 1.0 - 2.0**-48
+_NORMAL = 2.3e-308  # the compiler flushes what is smaller to 0
 
 
 class ApproximateDP(NamedTuple):
@@ -39,16 +40,23 @@ class IteratedLaplace(NamedTuple):
 
 
 def _guarantee(epsilon, delta, gamma):
-    return checked(
+    arguments = checked(
         epsilon=(validate.nonnegative, epsilon),
         delta=(validate.probability, delta),
         gamma=(validate.probability, gamma),
     )
+    # every bound grows with each of the three
+    return [a if validate.is_traced(a) else np.where(a > 0, np.maximum(a, _NORMAL), 0.0) for a in arguments]
+
+
+def _charged(value, positive):
+    """The value rounded up; a positive one that has underflowed is not 0."""
+    return jnp.where(positive, jnp.maximum(value * _UP, _NORMAL), 0.0)
 
 
 @formula(valid=lambda e, d, g: (g >= 0) & (g <= 1) & (d >= 0), vacuous=1.0)
 def _times(epsilon, delta, gamma):
-    return jnp.minimum(gamma * delta * _UP, 1.0)
+    return jnp.minimum(_charged(gamma * delta, (gamma > 0) & (delta > 0)), 1.0)
 
 
 @formula(valid=lambda e, g: (g >= 0) & (g <= 1) & (e >= 0))
@@ -58,20 +66,22 @@ def _mixed_epsilon(epsilon, gamma):
     log_gamma = jnp.log(jnp.where(gamma > 0, gamma, 1.0))
     grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)  # the sum is rounded at the size of its parts
     large = jnp.where(grown < 30.0, jnp.log1p(jnp.exp(jnp.minimum(grown, 30.0))), grown + jnp.exp(-grown))
-    return jnp.where(epsilon < 500.0, direct, jnp.where(gamma > 0, large, 0.0)) * _UP
+    return _charged(jnp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
 
 
 @formula(valid=lambda e, d, g: (g >= 0) & (g <= 1) & (d >= 0) & (d <= 1) & (e >= 0), vacuous=1.0)
 def _doeblin_delta(epsilon, delta, gamma):
     # 1 - e^{eps'-eps} (1 - delta) with e^{eps'-eps} = 1 - (1-g)(1 - e^{-eps}): no cancellation for small delta.
     shrink = (1 - gamma) * -jnp.expm1(-epsilon)
-    return jnp.minimum(gamma * (shrink + (1 - shrink) * delta) * _UP, 1.0)
+    positive = (gamma > 0) & ((delta > 0) | ((epsilon > 0) & (gamma < 1)))
+    return jnp.minimum(_charged(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
 
 
 @formula(valid=lambda e, d, g: (g >= 0) & (g <= 1) & (d >= 0) & (d <= 1) & (e >= 0), vacuous=1.0)
 def _ultra_delta(epsilon, delta, gamma):
     # e^{eps'-eps} as a sum: 1 - (1 - g)(1 - e^{-eps}) loses every digit where both are small
-    return jnp.minimum(gamma * delta * (gamma + (1 - gamma) * jnp.exp(-epsilon)) * _UP, 1.0)
+    kept = gamma + (1 - gamma) * jnp.exp(-epsilon)
+    return jnp.minimum(_charged(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
 
 
 def dobrushin_amplification(epsilon: Any, delta: Any, gamma: Any) -> ApproximateDP:
@@ -130,10 +140,12 @@ def _same_epsilon(epsilon, delta):
 
 @formula(valid=lambda e, d: (e >= 0) & (d >= 0), vacuous=0.0)
 def _required(epsilon, delta):
-    ratio = jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 500.0)) / jnp.where(delta > 0, delta, 1.0))
-    large = epsilon - jnp.log(jnp.where(delta > 0, delta, 1.0))
+    grown, share = jnp.expm1(jnp.minimum(epsilon, 500.0)), jnp.where(delta > 0, delta, 1.0)
+    ratio = grown / share
+    # where the quotient is huge the 1 is lost, and it may overflow
+    large = jnp.where(epsilon < 500.0, jnp.log(grown), epsilon) - jnp.log(share)
     # rounded down: no level above the exact one may pass
-    return jnp.where(delta > 0, jnp.where(epsilon < 500.0, ratio, large) * _DOWN, jnp.inf)
+    return jnp.where(delta > 0, jnp.where(ratio < 1e100, jnp.log1p(ratio), large) * _DOWN, jnp.inf)
 
 
 def required_level(epsilon: Any, delta: Any) -> Any:
@@ -143,7 +155,7 @@ def required_level(epsilon: Any, delta: Any) -> Any:
         epsilon: >= 0; delta: in [0, 1].
 
     """
-    return _required(*checked(epsilon=(validate.nonnegative, epsilon), delta=(validate.probability, delta)))
+    return _required(*_guarantee(epsilon, delta, 1.0)[:2])
 
 
 def doeblin_amplification(epsilon: Any, delta: Any, gamma: Any) -> ApproximateDP:
@@ -182,7 +194,8 @@ def _pair(epsilon, delta):
     return ApproximateDP(*_same_epsilon(epsilon, delta))
 
 
-def _kernel_matrix(kernel: Any) -> np.ndarray:
+def _kernel_matrix(kernel: Any) -> tuple[np.ndarray, float]:
+    """The stochastic matrix, and the relative error of its entries from the rounding of rescaled rows."""
     matrix = validate.real_array("kernel", kernel)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"kernel must be a matrix with one row per state, got shape {matrix.shape}.")
@@ -191,7 +204,7 @@ def _kernel_matrix(kernel: Any) -> np.ndarray:
     validate.reject("row sum of kernel", sums, np.abs(sums - 1) > _ROW_SUM_ERROR, f"1 within {_ROW_SUM_ERROR}")
     # a row that misses 1 by no more than the rounding of its sum is taken as it is
     exact = np.abs(sums - 1) <= matrix.shape[1] * 2.0**-53
-    return matrix / np.where(exact, 1.0, sums)[:, None]
+    return matrix / np.where(exact, 1.0, sums)[:, None], 0.0 if exact.all() else (matrix.shape[1] + 2) * 2.0**-53
 
 
 def hockey_stick_coefficient(kernel: Any, level: Any) -> np.ndarray:
@@ -205,18 +218,19 @@ def hockey_stick_coefficient(kernel: Any, level: Any) -> np.ndarray:
         gamma in [0, 1] of the shape of level. Time and memory O(m k) per row.
 
     """
-    matrix, levels = _kernel_matrix(kernel), _level("level", level)
-    return np.vectorize(lambda value: _largest_hockey_stick(matrix, value), otypes=[np.float64])(levels)[()]
+    (matrix, error), levels = _kernel_matrix(kernel), _level("level", level)
+    return np.vectorize(lambda value: _largest_hockey_stick(matrix, error, value), otypes=[np.float64])(levels)[()]
 
 
-def _largest_hockey_stick(matrix, level):
+def _largest_hockey_stick(matrix, error, level):
+    # e^level is within 2 units; what the subtracted row is too large by would be lost from a small difference
+    down = (1.0 if level == 0 else 1 - 2.0**-51) * (1 - 2 * error)
     worst = 0.0
     for row in matrix:
         with np.errstate(invalid="ignore", over="ignore"):
-            # e^level is within 2 units; what it is too large by would be lost from a small difference
-            scaled = np.where(matrix > 0, np.exp(level) * (1.0 if level == 0 else 1 - 2.0**-51) * matrix, 0.0)
+            scaled = np.where(matrix > 0, np.exp(level) * down * matrix, 0.0)
         worst = max(worst, np.maximum(row - scaled, 0.0).sum(axis=1).max())
-    return min(worst * _UP, 1.0)
+    return min(worst * (_UP + error), 1.0)
 
 
 def dobrushin_coefficient(kernel: Any) -> float:
@@ -226,16 +240,16 @@ def dobrushin_coefficient(kernel: Any) -> float:
 
 def doeblin_coefficient(kernel: Any) -> float:
     """Gamma = 1 - sum over outputs of the smallest entry of the column, the best constant for any omega."""
-    matrix = _kernel_matrix(kernel)
+    matrix, _ = _kernel_matrix(kernel)
     return float(np.clip(1.0 - matrix.min(axis=0).sum() + 1e-15 * matrix.shape[1], 0.0, 1.0))
 
 
 def ultra_mixing_coefficient(kernel: Any) -> float:
     """Gamma = 1 - min over states and outputs of K(x)[y] / K(x')[y]; 1 when supports differ."""
-    matrix = _kernel_matrix(kernel)
+    matrix, error = _kernel_matrix(kernel)
     used = matrix.max(axis=0) > 0
     smallest, largest = matrix[:, used].min(axis=0), matrix[:, used].max(axis=0)
-    return float(np.clip(np.max((largest - smallest) / largest) * _UP, 0.0, 1.0))
+    return float(np.clip(np.max((largest - smallest) / largest) * _UP + 2 * error, 0.0, 1.0))
 
 
 def local_privacy(kernel: Any, level: Any = 0.0) -> ApproximateDP:
@@ -278,7 +292,8 @@ def coupling_bound(renyi_first: Callable, renyi_kernel: Callable, order: Any, sh
 
 @formula(valid=lambda a, d, s1, s2, lip: (a >= 1) & (d >= 0) & (s1 > 0) & (s2 >= 0) & (lip > 0))
 def _iterated_gaussian(order, shift, first, second, lipschitz):
-    return order * (shift / jnp.hypot(first, second / lipschitz)) ** 2 / 2 * _UP
+    ratio = shift / jnp.hypot(first, second / lipschitz)
+    return _charged(order * ratio * ratio / 2, shift > 0)
 
 
 def iterated_gaussian_rdp(order: Any, shift: Any, first_std: Any, second_std: Any, *, lipschitz: Any = 1.0) -> Any:
@@ -324,10 +339,10 @@ def _iterated_laplace(order, shift, first, second):
 
     low, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(shift), shift))
     part = 0.5 * (low + high)
-    value = laplace_renyi(order, part / first) + laplace_renyi(order, (shift - part) / second)
+    value = laplace_renyi_upper(order, part / first) + laplace_renyi_upper(order, (shift - part) / second)
     limit = first**2 / (first**2 + second**2)
     share = jnp.where(shift > 0, part / jnp.where(shift > 0, shift, 1.0), limit)
-    return jnp.where(shift > 0, value, 0.0), share
+    return _charged(value, shift > 0), share
 
 
 def iterated_laplace_rdp(order: Any, shift: Any, first_scale: Any, second_scale: Any) -> IteratedLaplace:

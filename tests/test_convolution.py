@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -73,6 +74,91 @@ def test_one_laplace_is_the_textbook_profile():
     epsilon = np.linspace(0, 0.99, 12)
     exact = -np.expm1((epsilon - 1) / 2)
     assert convolution.laplace_sum_delta(epsilon, 1.0, 1.0, 1) == pytest.approx(exact, rel=1e-9)
+
+
+def sum_at(n, x):
+    """(density, tail P(X > x)) of the sum of n Laplace(1) noises, from the mixture of Erlang laws."""
+    y, density, tail, above = abs(x), mpmath.mpf(0), mpmath.mpf(0), mpmath.mpf(0)
+    poisson = [mpmath.exp(-y) * y**i / mpmath.factorial(i) for i in range(n)]
+    for i in range(n - 1, -1, -1):
+        weight = mpmath.binomial(2 * n - 2 - i, n - 1 - i) * mpmath.mpf(2) ** (i + 1 - 2 * n)
+        above += weight
+        density, tail = density + poisson[i] * weight, tail + poisson[i] * above
+    return density, tail if x >= 0 else 1 - tail
+
+
+def loss_and_delta(n, shift, x):
+    """(loss at x, delta at that loss)."""
+    (shifted, first), (here, second) = sum_at(n, x - shift), sum_at(n, x)
+    return mpmath.log(shifted / here), first - shifted / here * second
+
+
+def exact_pair(n, shift, target, part):
+    """(epsilon, delta) of the profile at the point where its epsilon (part 0) or delta (part 1) is the target."""
+    low, high = shift / 2, 2 * shift + 3000
+    for _ in range(130):
+        middle = (low + high) / 2
+        value = loss_and_delta(n, shift, middle)[part]
+        low, high = (low, middle) if (value >= target) == (part == 0) else (middle, high)
+    return loss_and_delta(n, shift, high)
+
+
+def enclosed(bounds, exact):
+    rows = zip(bounds.lower, exact, bounds.upper, strict=True)
+    return [mpmath.mpf(float(low)) <= e <= mpmath.mpf(float(high)) for low, e, high in rows]
+
+
+def test_delta_bounds_of_laplace_sums_hold_at_huge_and_at_tiny_shifts():
+    cases = [
+        (750.0, 800.0, 1.0, 1),
+        (720.0, 720.5, 1.0, 1),
+        (720.0, 900.0, 1.0, 5),
+        (584.659386186347, 585.9086458609027, 1.0, 2),
+        (7.627393513442566e-05, 7.627393513505552e-05, 1.0, 1),
+        (3.3156547283615435e-15, 1.9703241147781565e-14, 1.0, 2),
+        (6.3e-27, 7.410495019677179e-14, 1.0, 10),
+        (1 / 3, 1.0, 3.0, 1),
+    ]
+    with mpmath.workdps(60):
+        exact = []
+        for epsilon, shift, scale, n in cases:
+            level, moved = mpmath.mpf(epsilon), mpmath.mpf(shift) / mpmath.mpf(scale)
+            exact.append(-mpmath.expm1((level - moved) / 2) if n == 1 else exact_pair(n, moved, level, 0)[1])
+        bounds = convolution.laplace_sum_delta_bounds(*np.array(cases).T)
+        assert all(enclosed(bounds, exact)), enclosed(bounds, exact)
+    assert (bounds.upper - bounds.lower < 2e-11).all()
+    assert bounds.upper[3] == pytest.approx(float(exact[3]), rel=1e-7)
+
+
+def test_epsilon_bounds_of_laplace_sums_hold_at_huge_shifts():
+    cases = [
+        (0.1, 800.0, 1.0, 1),
+        (0.5, 5000.0, 1.0, 1),
+        (8.793245930436981e-89, 512.4018919624649, 1.0, 2),
+        (1e-5, 2000.0, 1.0, 3),
+    ]
+    with mpmath.workdps(60):
+        exact = []
+        for delta, shift, _, n in cases:
+            d, s = mpmath.mpf(delta), mpmath.mpf(shift)
+            exact.append(s + 2 * mpmath.log1p(-d) if n == 1 else exact_pair(n, s, d, 1)[0])
+        bounds = convolution.laplace_sum_epsilon_bounds(*np.array(cases).T)
+        assert all(enclosed(bounds, exact)), enclosed(bounds, exact)
+    assert bounds.upper == pytest.approx(bounds.lower, rel=1e-11)
+
+
+def test_laplace_divergence_is_never_below_the_exact_one():
+    rng = np.random.default_rng(3)
+    order = np.append(1 + 10 ** rng.uniform(-10, 6, 300), [3309.6250986602313, 1e6, 2.0])
+    shift = np.append(10 ** rng.uniform(-4, 1.5, 300) / order[:300], [3.0231820583835815e-06, 1e-155, 1e-200])
+    one, many = convolution.laplace_rdp(order, shift, 1.0), convolution.laplace_bound(order, shift, 1.0, 7)
+    with mpmath.workdps(450):
+        for alpha, s, low, high in zip(*(map(mpmath.mpf, v) for v in (order, shift, one, many)), strict=True):
+            for count, got in ((1, low), (7, high)):
+                x = s / count
+                grown = alpha * mpmath.expm1(x * (alpha - 1)) + (alpha - 1) * mpmath.expm1(-x * alpha)
+                exact = count * mpmath.log(1 + grown / (2 * alpha - 1)) / (alpha - 1)
+                assert exact <= got <= exact * (1 + mpmath.mpf(3e-14)) + mpmath.mpf(2e-307), (alpha, s, count)
 
 
 def test_density_integrates_to_one_and_has_the_right_variance():

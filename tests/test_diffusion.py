@@ -3,10 +3,12 @@
 import json
 import pathlib
 
+import jax
+import mpmath
 import numpy as np
 import pytest
 
-from jaxdp import diffusion
+from jaxdp import delta, diffusion, epsilon, renyi
 from jaxdp.diffusion import BrownianMotion, OrnsteinUhlenbeck
 
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
@@ -71,6 +73,39 @@ def test_mu_is_the_exact_gaussian_parameter_of_the_law():
     std = np.sqrt(4.0 / 0.5 * (1 - np.exp(-3.0)))
     assert float(ou.gaussian_mu()) == pytest.approx(moved / std, rel=1e-6)  # computed in float32 outside the verbs
     assert float(BrownianMotion(3.0, 2.0).gaussian_mu()) == pytest.approx(2 / np.sqrt(6.0), rel=1e-6)
+
+
+def exact_mu(*fields):
+    theta, rho, time, sensitivity = (mpmath.mpf(float(v)) for v in fields)
+    return sensitivity / rho * mpmath.sqrt(theta / mpmath.expm1(2 * theta * time))
+
+
+def test_a_long_pull_does_not_claim_perfect_privacy():
+    loud = OrnsteinUhlenbeck(1.0, 1e-100, 360.0, 1e60)
+    assert epsilon(loud, 1e-6) > 4508.0**2 / 2
+    assert delta(OrnsteinUhlenbeck(1.0, 1.0, 360.0), 0.0) > 1.8e-157
+    assert renyi(OrnsteinUhlenbeck(1.0, 1.0, 360.0), 1e12) > 0
+    assert diffusion.brownian_lambda(1e-30, 1e-160) == pytest.approx(2.5e-291, rel=1e-14)
+
+
+def test_mu_and_lambda_are_not_below_the_exact_ones():
+    rng = np.random.default_rng(4)
+    pull, theta = 10 ** rng.uniform(-5, 3, 300), 10 ** rng.uniform(-100, 100, 300)
+    rho, sensitivity = 10 ** rng.uniform(-200, 200, (2, 300))
+    time = pull / theta
+    with jax.enable_x64(True):
+        mu = np.asarray(OrnsteinUhlenbeck(theta, rho, time, sensitivity).gaussian_mu())
+        slow = np.asarray(BrownianMotion(time, sensitivity).gaussian_mu())
+    lam = diffusion.ornstein_uhlenbeck_lambda(theta, rho, time, sensitivity)
+    brownian = diffusion.brownian_lambda(time, sensitivity)
+    with mpmath.workdps(60):
+        for i in range(300):
+            exact = exact_mu(theta[i], rho[i], time[i], sensitivity[i])
+            level = mpmath.mpf(sensitivity[i]) ** 2 / (4 * mpmath.mpf(time[i]))
+            pairs = [(exact, mu[i]), (exact**2 / 2, lam[i]), (level, brownian[i]), (mpmath.sqrt(2 * level), slow[i])]
+            assert all(truth <= mpmath.mpf(float(got)) for truth, got in pairs), (i, pairs)
+            if 1e-150 < exact < 1e300:
+                assert mpmath.mpf(float(mu[i])) <= exact * (1 + mpmath.mpf(3e-12))
 
 
 def test_slow_pull_is_gaussian_noise_without_cancellation():

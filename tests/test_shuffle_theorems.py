@@ -1,10 +1,12 @@
 """The named shuffle theorems: order among bounds, inversion on the safe side, edges, bad input."""
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 
 from jaxdp import shuffle
+from jaxdp.hockey_stick.approximate_local import additive_term
 from jaxdp.hockey_stick.clones import clones_delta_bounds, clones_epsilon_upper
 
 EPS0 = np.array([0.5, 1.0, 2.0, 4.0])
@@ -63,6 +65,48 @@ def test_sharp_term_is_below_the_published_one_and_stronger_refuses_the_publishe
     assert (1e-6 < sharp).all() and (sharp < published).all()
     with pytest.raises(ValueError, match="published"):
         shuffle.approximate_ldp(0.1, 1e-6, 1.0, 1e-12, USERS, term="published", bound="stronger")
+
+
+def exact_term(epsilon, eps0, delta0, users, term, bound):
+    e, local, delta = mpmath.exp(mpmath.mpf(epsilon)), mpmath.exp(mpmath.mpf(eps0)), mpmath.mpf(delta0)
+    if term == "published":
+        return (e + 1) * (1 + 1 / local / 2) * int(users) * delta
+    kappa = (local + 2) / (local + 1) / local * (1 if bound == "clones" else 2)
+    return (e + 1) * delta * (1 / (local + 1) + (int(users) - 1) * kappa)
+
+
+@pytest.mark.parametrize(("term", "bound"), [("sharp", "clones"), ("sharp", "stronger"), ("published", "clones")])
+def test_additive_term_holds_where_its_factors_overflow_or_underflow(term, bound):
+    rng = np.random.default_rng(7)
+    eps0 = np.append(10 ** rng.uniform(-2, 3.2, 200), [800.0, 750.0, 760.0, 746.0])
+    epsilon = np.append(eps0[:200] * rng.uniform(0.7, 1.0, 200), [790.0, 720.0, 700.0, 700.0])
+    delta0 = np.append(10 ** rng.uniform(-300, -1, 200), [1e-3] * 4)
+    total = shuffle.approximate_ldp(epsilon, 0.0, eps0, delta0, USERS, term=term, bound=bound)[1]
+    with jax.enable_x64(True):
+        traced = np.asarray(additive_term(USERS, eps0, delta0, epsilon, bound))
+    with mpmath.workdps(40):
+        for i in range(204):
+            exact = exact_term(epsilon[i], eps0[i], delta0[i], USERS, term, bound)
+            for got in [total[i]] if term == "published" else [total[i], min(traced[i], 1.0)]:
+                assert min(exact, 1) <= mpmath.mpf(float(got)) <= exact * (1 + mpmath.mpf(3e-12)) + mpmath.mpf(1e-300)
+
+
+def test_a_small_additive_term_is_not_lost_by_the_sum():
+    assert shuffle.approximate_ldp(0.1, 0.1, 1.0, 1e-40, 1000)[1] > 0.1
+    assert shuffle.approximate_ldp(0.1, 0.1, 1.0, 0.0, 1000)[1] == 0.1
+
+
+def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
+    # One example: the pair is the Gaussian one itself, delta(eps) at mu = 2 / noise_std.
+    noise, target = np.array([2e17, 2e16, 2e15]), np.array([1e-300, 1e-300, 1e-250])
+    found = shuffle.noisy_sgd_one_pass_epsilon(noise, 1, target)
+    with mpmath.workdps(600):
+        for std, delta, epsilon in zip(*(map(mpmath.mpf, v) for v in (noise, target, found)), strict=True):
+            mu = 2 / std
+            low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+            exact = (mpmath.erfc(low / mpmath.sqrt(2)) - mpmath.exp(epsilon) * mpmath.erfc(high / mpmath.sqrt(2))) / 2
+            assert exact <= delta
+    assert found * noise == pytest.approx(74.0, rel=0.1)
 
 
 def test_noisy_sgd_is_amplified_and_falls_with_noise():

@@ -25,6 +25,11 @@ _SIZES = (16, 128, 1024, LARGEST_SUM)
 # Relative error allowed for each tail and density at n summands, in units of 1 + n / 500: ten times the largest
 # difference from 40-digit values seen for n = 1, ..., 1e4 up to 20 standard deviations out.
 _TAIL_ERROR = 1e-13
+# Further out it grows with |x|: at most 9.5e-16 |x| was seen for n = 1, ..., 1e4 up to |x| = 1e5.
+_FAR_ERROR = 3e-15
+# Added to what may have underflowed.
+_TINY = 1e-300
+_NORMAL = 2.2250738585072014e-308  # the smallest normal number
 _HALVINGS = 64
 _DROP = 80.0
 _PANELS, _NODES = 12, 24
@@ -61,17 +66,16 @@ def _log_density(x, weights):
 
 
 def _density_and_tail(x, weights):
-    """(log f(x), P(X > x)) of the sum at any real x."""
+    """(log f(|x|), log P(X > |x|)) of the sum."""
     poisson = _log_poisson(jnp.abs(x), weights[0].shape[0])
-    tail = jnp.exp(_log_sum(poisson + weights[1]))
-    return _log_sum(poisson + weights[0]), jnp.where(x < 0, 1.0 - tail, tail)
+    return _log_sum(poisson + weights[0]), _log_sum(poisson + weights[1])
 
 
 def _cut(x, shift, weights):
-    """(loss at x, P side and Q side of the test X > x): delta = first - e^loss second is the exact profile."""
-    shifted, first = _density_and_tail(x - shift, weights)
-    here, second = _density_and_tail(x, weights)
-    return shifted - here, first, second
+    """(loss at x, P(X > x - s), log P(X > x)) at x >= 0: first - e^(loss + log second) is the exact profile at loss."""
+    shifted, log_first = _density_and_tail(x - shift, weights)
+    here, log_second = _density_and_tail(x, weights)
+    return shifted - here, jnp.where(x < shift, -jnp.expm1(log_first), jnp.exp(log_first)), log_second
 
 
 def _bisect(reached, low, high):
@@ -86,8 +90,9 @@ def _bisect(reached, low, high):
     return lax.fori_loop(0, _HALVINGS, halve, (low, high))
 
 
-def _tail_error(n):
-    return _TAIL_ERROR * (1.0 + n / 500.0)
+def _error(n, x, shift):
+    """Relative error of the tails at x and x - shift, absolute error of the log densities."""
+    return jnp.expm1(_TAIL_ERROR * (1.0 + n / 500.0) + _FAR_ERROR * jnp.maximum(x, jnp.abs(x - shift)))
 
 
 def _far(n, shift):
@@ -96,37 +101,51 @@ def _far(n, shift):
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
-def _delta_point(n, shift, epsilon, *, size):
+def _delta_point(n, smaller, larger, epsilon, *, size):
     weights = _weights(n, size)
-    start, end = shift / 2, _far(n, shift)
-    _, x = _bisect(lambda x: _cut(x, shift, weights)[0] >= epsilon, start, end)
-    _, first, second = _cut(x, shift, weights)
-    scaled = jnp.exp(jnp.minimum(epsilon, shift)) * second
-    error = _tail_error(n) * (first + scaled)
-    # Between the true root and x the loss is within its error of epsilon, which costs at most that share.
-    upper = jnp.clip(first - scaled + 5 * error + 1e-300, 0.0, 1.0)
-    lower = jnp.clip(first - scaled - error, 0.0, 1.0)
-    inside = epsilon < shift
-    return jnp.where(inside, lower, 0.0), jnp.where(inside, upper, 0.0)
+
+    def early(x):
+        return _cut(x, larger, weights)[0] >= epsilon - 2 * _error(n, x, larger)
+
+    # At x the exact loss is at most epsilon: in the loop the computed one is 2 errors below, at the start it is 0.
+    x, _ = _bisect(early, larger / 2, _far(n, larger))
+    loss, first, log_second = _cut(x, larger, weights)
+    error = _error(n, x, larger)
+    scaled = jnp.exp(epsilon + log_second)
+    # The best test lies beyond x and gains at most (e^(epsilon - loss) - 1) P(X > x - s) over the test at x.
+    missing = jnp.expm1(jnp.maximum(epsilon - loss, 0.0) + 2 * error) * first
+    upper = first - scaled + error * (first + scaled) + missing * (1 + error)
+    upper = jnp.fmin(upper, first * (1 + error)) + _TINY
+    # Any test bounds delta from below.
+    first = _cut(x, smaller, weights)[1]
+    lower = first - scaled - 2 * error * (first + scaled) - _TINY
+    upper = jnp.where(jnp.isnan(upper), 1.0, jnp.clip(upper, 0.0, 1.0))
+    lower = jnp.where(jnp.isnan(lower), 0.0, jnp.clip(lower, 0.0, 1.0))
+    return jnp.where(epsilon < smaller, lower, 0.0), jnp.where(epsilon < larger, upper, 0.0)
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
-def _epsilon_point(n, shift, delta, *, size):
+def _epsilon_point(n, smaller, larger, delta, *, size):
     weights = _weights(n, size)
-    start, end = shift / 2, _far(n, shift)
 
-    def enough(x, sign):
-        loss, first, second = _cut(x, shift, weights)
-        scaled = jnp.exp(loss) * second
+    def profile(x, shift, sign):
+        """(loss, delta at that loss), each rounded in the direction of sign; NaN where they overflow."""
+        loss, first, log_second = _cut(x, shift, weights)
+        error = _error(n, x, shift)
+        scaled = jnp.exp(loss + log_second)
         # Three errors: two in the loss, one in the tails. Tails that underflowed are not zero.
-        return first - scaled + sign * (3 * _tail_error(n) * (first + scaled) + 1e-300) <= delta
+        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + _TINY)
 
-    _, above = _bisect(lambda x: enough(x, 1.0), start, end)
-    below, _ = _bisect(lambda x: enough(x, -1.0), start, end)
-    upper = jnp.minimum(_cut(above, shift, weights)[0] + 2 * _tail_error(n), shift)
-    upper = jnp.where(enough(above, 1.0), upper, shift)
-    lower = jnp.maximum(_cut(below, shift, weights)[0] - 2 * _tail_error(n), 0.0)
-    return jnp.where(enough(start, 1.0), 0.0, jnp.minimum(lower, shift)), jnp.where(enough(start, 1.0), 0.0, upper)
+    def enough(x):
+        return profile(x, larger, 1.0)[1] <= delta
+
+    # NaN counts against both sides: not enough for the upper one, not too much for the lower one.
+    _, above = _bisect(enough, larger / 2, _far(n, larger))
+    below, _ = _bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller))
+    upper = jnp.where(enough(above), jnp.fmin(profile(above, larger, 1.0)[0], larger), larger)
+    lower = jnp.clip(profile(below, smaller, -1.0)[0], 0.0, smaller)
+    none = enough(larger / 2) | (delta >= 1)
+    return jnp.where(none | jnp.isnan(lower), 0.0, lower), jnp.where(none, 0.0, upper)
 
 
 def _log_excess(order, t):
@@ -214,6 +233,28 @@ def _ratio(shift, scale):
     return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
 
 
+def _halves(number):
+    """Two parts of half the digits each, the products of which are exact."""
+    high = 134217729.0 * number
+    high = high - (high - number)
+    return high, number - high
+
+
+def _ratio_bounds(shift, scale):
+    """shift / scale rounded down and up; both are the quotient where it is exact."""
+    with np.errstate(over="ignore", under="ignore"):
+        value = _ratio(shift, scale)
+    (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
+    quotient = top / bottom
+    (a, b), (c, d) = _halves(quotient), _halves(bottom)
+    excess = ((a * c - top) + a * d + b * c) + b * d  # quotient * bottom - top
+    down = np.where(excess > 0, np.nextafter(value, 0.0), value)
+    up = np.where(excess < 0, np.nextafter(value, np.inf), value)
+    # The compiler flushes what is subnormal to 0.
+    down, up = np.where(value < 2 * _NORMAL, 0.0, down), np.maximum(up, _NORMAL)
+    return np.where(top > 0, np.minimum(down, np.finfo(float).max), 0.0), np.where(top > 0, up, 0.0)
+
+
 def laplace_sum_log_density(x: Any, scale: Any, num_summands: Any) -> np.ndarray:
     """Log density at x of the sum of n independent Laplace(scale) noises; absolute error about 1e-12.
 
@@ -253,12 +294,13 @@ def laplace_sum_delta_bounds(epsilon: Any, shift: Any, scale: Any, num_summands:
         num_summands: n in 1..10000.
 
     Returns:
-        Bounds of the broadcast shape. Their gap is 1.2e-12 (1 + n/500) times P(X > x - s): relative accuracy is lost
-        where delta is much smaller than that, that is for shifts far below the standard deviation.
+        Bounds of the broadcast shape. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) times P(X > x - s): relative
+        accuracy is lost where delta is much smaller than that, for shifts far below the standard deviation and for
+        epsilon next to its supremum.
 
     """
     level = validate.nonnegative("epsilon", epsilon)
-    return Bounds(*_call(_delta_point, num_summands, _ratio(shift, scale), level))
+    return Bounds(*_call(_delta_point, num_summands, *_ratio_bounds(shift, scale), level))
 
 
 def laplace_sum_delta(epsilon: Any, shift: Any, scale: Any, num_summands: Any) -> np.ndarray:
@@ -272,7 +314,7 @@ def laplace_sum_epsilon_bounds(delta: Any, shift: Any, scale: Any, num_summands:
     Arguments as `laplace_sum_delta_bounds`, with delta in [0, 1]. delta = 0 gives shift / scale.
     """
     level = validate.probability("delta", delta)
-    return Bounds(*_call(_epsilon_point, num_summands, _ratio(shift, scale), level))
+    return Bounds(*_call(_epsilon_point, num_summands, *_ratio_bounds(shift, scale), level))
 
 
 def laplace_sum_epsilon(delta: Any, shift: Any, scale: Any, num_summands: Any) -> np.ndarray:

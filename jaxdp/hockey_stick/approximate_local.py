@@ -21,15 +21,19 @@ from jaxdp.precision import kernel
 _ROUNDS = 8
 _WORKING_SET = 3_000_000
 _ROUNDING = 1e-12
+_FLUSHED = 1e-307  # what two exponentials lose where they underflow
 
 
 def additive_term(num_users, eps0, delta0, epsilon, rate: str):
-    """A(eps) above; infinite where e^eps overflows."""
+    """A(eps) above; infinite where it overflows or is not defined."""
     small = jnp.exp(-eps0)
-    clones = small * (1.0 + 2.0 * small) / (1.0 + small)
-    kappa = clones if rate == "clones" else 2.0 * clones
-    share = small / (1.0 + small) + (num_users - 1.0) * kappa
-    return jnp.where(delta0 > 0, (jnp.exp(epsilon) + 1.0) * delta0 * share * (1.0 + _ROUNDING), 0.0)
+    clones = (1.0 + 2.0 * small) / (1.0 + small)
+    share = 1.0 / (1.0 + small) + (num_users - 1.0) * (clones if rate == "clones" else 2.0 * clones)
+    # E delta0 / E0 as one exponential: each factor alone may overflow or underflow.
+    log_delta0 = jnp.log(jnp.where(delta0 > 0, delta0, 1.0))
+    grown = jnp.exp(epsilon - eps0 + log_delta0) + jnp.exp(log_delta0 - eps0) + _FLUSHED
+    value = grown * share * (1.0 + _ROUNDING)
+    return jnp.where(delta0 > 0, jnp.where(jnp.isnan(value), jnp.inf, value), 0.0)
 
 
 @kernel(static=("rate", "size"), working_set=_WORKING_SET)
@@ -38,7 +42,7 @@ def approximate_delta_upper(num_users, eps0, delta0, epsilon, *, rate: str = "cl
     clean = clones_delta_bounds.point(num_users, eps0, epsilon, rate=rate, size=size).upper
     extra = additive_term(num_users, eps0, delta0, epsilon, rate)
     extra = jnp.where(epsilon >= eps0, jnp.minimum(extra, delta0), extra)
-    total = jnp.minimum(clean + extra, 1.0)
+    total = jnp.minimum((clean + extra) * jnp.where(extra > 0, 1.0 + 2.0**-52, 1.0), 1.0)
     return jnp.where((delta0 >= 0) & (delta0 <= 1) & ~jnp.isnan(total), total, 1.0)
 
 

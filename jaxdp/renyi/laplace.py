@@ -8,9 +8,10 @@ import numpy as np
 from jaxdp.precision import canary, kernel
 from jaxdp.special import log1mexp, log_one_plus
 
-_SERIES_BELOW = 1e-2
-_SERIES_TERMS = 10
+_SERIES_BELOW = 0.5
+_SERIES_TERMS = 18
 _LONGEST_SHIFT = 1024
+_RELATIVE, _TINY = 1.0 + 2.0**-46, 2.3e-308
 
 
 def laplace_renyi(order, ratio):
@@ -18,7 +19,8 @@ def laplace_renyi(order, ratio):
 
     R = log g / (alpha - 1), g = [alpha e^{x(alpha-1)} + (alpha-1) e^{-x alpha}] / (2 alpha - 1), written as
     x + log1p(q expm1(-x (2 alpha - 1))) / (alpha - 1), q = (alpha-1)/(2 alpha - 1), which survives alpha -> 1 and
-    alpha = 1e6; below x alpha = 1e-2 the power series of g - 1. Relative error 1e-13.
+    alpha = 1e6; below x alpha = 1/2, where it starts to cancel, the power series of g - 1. Relative error 4e-15 while
+    the result is above 1e-300.
 
     Reference: Mironov 2017, Corollary 2.
     """
@@ -31,14 +33,22 @@ def laplace_renyi(order, ratio):
     return jnp.where(small, _small_shift(order, excess, near), direct)
 
 
+def laplace_renyi_upper(order, ratio):
+    """`laplace_renyi` rounded up by its error and that of a ratio rounded a few times; what underflows is not 0."""
+    return jnp.where(ratio > 0, jnp.maximum(laplace_renyi(order, ratio) * _RELATIVE, _TINY), 0.0)
+
+
 def _small_shift(order, excess, x):
     """log1p(alpha (alpha-1) sum_{j>=2} h_j x^j / j!) / (alpha - 1), h_{j+1} = -h_j + alpha (alpha-1) h_{j-1}."""
-    previous, term = jnp.zeros_like(x), x * x / 2
+    # x and the order are kept together: x^2 underflows where alpha x^2 does not
+    grown, square = order * x, (order * x) * (excess * x)
+    previous, term = jnp.zeros_like(x), x / 2
     total = term
     for j in range(2, _SERIES_TERMS):
-        previous, term = term, (-x * term + order * excess * x * x * previous / j) / (j + 1)
+        previous, term = term, (-x * term + square * previous / j) / (j + 1)
         total = total + term
-    return jnp.log1p(order * excess * total) / excess
+    rise = grown * total
+    return jnp.where(excess * rise < 1e-20, rise, log_one_plus(excess * rise) / excess)
 
 
 def laplace_log_g_slope(order, x):

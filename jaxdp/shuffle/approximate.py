@@ -43,13 +43,15 @@ def approximate_ldp(
     def total(epsilon, delta, local, extra, users):
         small = np.exp(-local)
         if term == "published":
-            factor = (1.0 + 0.5 * small) * users
+            taken, factor = 0.0, (1.0 + 0.5 * small) * users
         else:
-            kappa = (1.0 if bound == "clones" else 2.0) * small * (1.0 + 2.0 * small) / (1.0 + small)
-            factor = small / (1.0 + small) + (users - 1.0) * kappa
-        with np.errstate(over="ignore", invalid="ignore"):
-            term_value = np.where(extra > 0, (np.exp(epsilon) + 1.0) * extra * factor * (1.0 + 1e-12), 0.0)
-        value = np.minimum(delta + term_value, 1.0)
+            kappa = (1.0 if bound == "clones" else 2.0) * (1.0 + 2.0 * small) / (1.0 + small)
+            taken, factor = local, 1.0 / (1.0 + small) + (users - 1.0) * kappa
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            # e^eps delta0 e^-eps0 as one exponential: each factor alone may overflow or underflow.
+            grown = np.exp(epsilon - taken + np.log(extra)) + np.exp(np.log(extra) - taken) + 1e-307
+            term_value = np.where(extra > 0, grown * factor * (1.0 + 1e-12), 0.0)
+        value = np.fmin(np.where(extra > 0, np.nextafter(delta + term_value, np.inf), delta), 1.0)
         return epsilon.copy(), np.where(epsilon >= local, np.minimum(value, extra), value)
 
     return door.batched(total, epsilon, delta, local, extra, users)

@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.hockey_stick import gaussian
 from jaxdp.hockey_stick.approximate_local import approximate_epsilon_upper
 from jaxdp.precision import kernel
 from jaxdp.shuffle import checks, door
-from jaxdp.special import log_normal_density, mills
 
 _SPLITS = 24
-
-
-def _gaussian_delta(epsilon, mu):
-    """delta(epsilon) of the Gaussian mechanism with sensitivity over noise mu, rounded up."""
-    low, high = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    tail = jnp.exp(log_normal_density(low)) * (mills(low) - mills(high))
-    return jnp.clip(tail * (1.0 + 1e-10), 0.0, 1.0)
+_MU_ERROR = 2.0**-51
+_LEAST_MU = 1e-300
 
 
 @kernel(working_set=64)
@@ -31,7 +26,7 @@ def _splits(mu, num_users, delta):
     most = jnp.sqrt(2.0 * jnp.log(1e4 * num_users / delta)) + 1.0
     quantiles = jnp.linspace(least, most, _SPLITS)
     eps0 = mu * quantiles + 0.5 * mu * mu
-    return eps0, jax.vmap(_gaussian_delta, in_axes=(0, None))(eps0, mu)
+    return eps0, jax.vmap(lambda e: gaussian.delta_bounds(mu, e, _MU_ERROR)[1])(eps0)
 
 
 def noisy_sgd_one_pass_epsilon(
@@ -54,7 +49,9 @@ def noisy_sgd_one_pass_epsilon(
     validate.broadcast(noise_std=noise, lipschitz=scale, n=users, delta=target)
 
     def best(noise, scale, users, target):
-        eps0, delta0 = _splits(2.0 * scale / noise, users, target)
+        with np.errstate(over="ignore", under="ignore"):
+            mu = np.maximum(scale / noise * 2.0, _LEAST_MU)
+        eps0, delta0 = _splits(mu, users, target)
         spread = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
         found = approximate_epsilon_upper(*(array.reshape(-1) for array in spread), rate=bound)
         return found.reshape(eps0.shape).min(axis=1)
