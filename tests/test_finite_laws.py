@@ -98,14 +98,12 @@ def losses(p, q):
 GROUPS = [
     (randomized_response, "remove", True, 1),
     (pure, "add", True, 1),
-    (approximate, "remove", False, 1),
     (approximate, "add", True, 1),
     (pair, "remove", False, 1),
     (pair, "add", True, 1),
     (discrete_laplace, "remove", True, 1),
     (discrete_laplace, "add", False, 1),
     (discrete_laplace, "remove", False, 2),
-    (pair, "remove", False, 2),
     (pair, "add", True, 2),
     (approximate, "remove", False, 2),
 ]

@@ -164,7 +164,7 @@ def test_compositions_of_sampled_grids_have_close_bounds():
         (POISSON(jaxdp.Laplace(np.array([1.0, 5.0])), RATE), "remove", INVERSION),
         (FIXED(jaxdp.Gaussian(np.array([2.0, 20.0])), RATE), "replace_one", 1e-5),  # measured 4e-6
     ):
-        found = jaxdp.epsilon_bounds(jaxdp.repeat(mechanism, runs), 1e-6, relation=relation)
+        found = jaxdp.epsilon_bounds(jaxdp.repeat(mechanism, runs), 1e-6, relation=relation, gap=gap)
         assert np.all(found.upper - found.lower <= gap * found.upper), mechanism
 
 
