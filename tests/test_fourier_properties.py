@@ -169,14 +169,10 @@ def test_mass_at_infinity_does_not_hide_the_spread_of_the_loss():
 
 
 def test_the_precision_a_user_sets_for_matrix_products_is_not_ours():
-    mechanisms = [
-        jaxdp.repeat(jaxdp.Laplace(3.0), 50),
-        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1), 100),
-    ]
-    for mechanism in mechanisms:
-        expected = jaxdp.epsilon_bounds(mechanism, 1e-5)
-        with jax.default_matmul_precision("BF16_BF16_F32"):
-            assert jaxdp.epsilon_bounds(mechanism, 1e-5) == expected
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1), 100)
+    expected = jaxdp.epsilon_bounds(mechanism, 1e-5, relation="remove")
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        assert jaxdp.epsilon_bounds(mechanism, 1e-5, relation="remove") == expected
 
 
 @pytest.mark.parametrize("sigma, q, steps, delta", [(1.43, 1.5e-4, 10, 4.3e-5), (1.38, 3.9e-5, 2, 2.4e-8)])
