@@ -15,7 +15,7 @@ from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.precision import require_x64, x64
 from jaxdp.routes import Route, choose_route
-from jaxdp.routes.gaussian import composed_mu
+from jaxdp.routes.gaussian import composed_mu, mu_error
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
 
 
@@ -150,7 +150,7 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
         mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
         # not Phi^-1(1 - x): 1 - x is rounded, and is 1 below 1e-16
         quantile = jax.scipy.special.ndtri(x)
-        off = 2e-14 * (1 + jnp.abs(quantile) + mu)
+        off = 2e-14 * (1 + jnp.abs(quantile) + mu) + mu * mu_error(stacks)
         value = jax.scipy.special.ndtr(-quantile - mu - jnp.where(jnp.isfinite(off), off, 0.0))
         safe = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
     return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]

@@ -35,7 +35,7 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
     return jnp.where(total > 0, unit * jnp.sqrt(jnp.where(total > 0, total, 1.0)), 0.0)
 
 
-def _mu_error(stacks: tuple[Stack, ...]) -> float:
+def mu_error(stacks: tuple[Stack, ...]) -> float:
     """Relative error of `composed_mu`: a sum of so many squares."""
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
@@ -43,14 +43,14 @@ def _mu_error(stacks: tuple[Stack, ...]) -> float:
 @kernel(working_set=512)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
-    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, _mu_error(stacks)))
+    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, mu_error(stacks)))
 
 
 @kernel(working_set=512)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
-    floor = jnp.maximum(-jnp.expm1(jnp.minimum(eps, 0.0)), 0.0)
-    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, _mu_error(stacks)), floor)
+    floor = -jnp.expm1(jnp.where(eps < 0, eps, 0.0))
+    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), floor)
 
 
 def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
