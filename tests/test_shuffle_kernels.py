@@ -7,10 +7,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp.hockey_stick.approximate_local import approximate_delta_upper, approximate_epsilon_upper
 from jaxdp.hockey_stick.clones import (
     clones_delta_bounds,
@@ -19,6 +21,7 @@ from jaxdp.hockey_stick.clones import (
     clones_epsilon_bounds,
     clones_epsilon_upper,
 )
+from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
 from jaxdp.hockey_stick.two_point import two_point_delta_bounds, two_point_epsilon_bounds
 
 GAP = 2e-6  # promised relative excess of epsilon at the default size
@@ -199,3 +202,37 @@ def test_approximate_epsilon_passes_its_own_total():
     assert (approximate_delta_upper(users, eps0, delta0, epsilon) <= delta).all()
     assert (np.diff(epsilon) > 0).all()
     assert approximate_epsilon_upper(users[:1], eps0[:1], np.array([1e-5]), delta[:1]) == np.inf
+
+
+def tail_ratio(count, x):
+    """P[Bin(count, 1/2) >= x] / P[Bin(count, 1/2) = x - 1] by its integral, 30 digits."""
+    with mpmath.workdps(40):
+        slope = 2 * mpmath.mpf(x) - 1 - count
+        reach = min(mpmath.mpf(1), 180 / (slope + mpmath.sqrt(slope**2 + 180 * (count - 1))))
+
+        def integrand(s):
+            return mpmath.exp((x - 1) * mpmath.log1p(-s) + (count - x) * mpmath.log1p(s))
+
+        return (count - x + 1) * mpmath.quad(integrand, mpmath.linspace(0, reach, 8))
+
+
+@pytest.mark.parametrize("count", [10**4, 10**7, 10**10, 10**13])
+def test_tails_of_many_coins_keep_their_digits(count):
+    deviation = math.isqrt(count) // 2
+    for deviations in (0, 4, 20):
+        x = count // 2 + 2 + deviations * deviation
+        with jax.enable_x64(True):
+            _, ratio = log_pmf_and_tail_ratio(jnp.full(16, float(count)), jnp.full(16, float(x)), nodes=20)
+        exact = tail_ratio(count, x)
+        assert abs(mpmath.mpf(float(ratio[0])) / exact - 1) < 2e-13  # 5e-13 is what a term is charged
+
+
+def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():
+    users, eps0 = 4e12, 0.05
+    mean = users * math.exp(-eps0)
+    mu = 2 * math.tanh(eps0 / 2) / math.sqrt(mean)
+    for deviations in (1.0, 3.0):
+        epsilon = deviations * mu
+        lower, upper = clones_delta_bounds(np.array([users]), np.array([eps0]), np.array([epsilon]))
+        exact = jaxdp.delta(jaxdp.Gaussian(1 / mu), epsilon=epsilon)
+        assert abs(lower[0] / exact - 1) < 1e-5 and abs(upper[0] / exact - 1) < 1e-5

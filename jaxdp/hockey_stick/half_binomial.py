@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.special import LOG_SQRT_2PI, stirling_error
+from jaxdp.special import LOG_SQRT_2PI, log_one_plus, stirling_error
 
 _GROUP = 16
 _EXPONENT = 38.0
@@ -50,7 +50,9 @@ def _tail_ratio(count, x, nodes: int):
     reach = jnp.minimum(reach, 1.0)
     s = reach[None, :] * points[:, None]
     # Without the barrier the compiler recomputes both logarithms for every count of the group: 3x slower.
-    even, odd = jax.lax.optimization_barrier((0.5 * jnp.log((1.0 - s) * (1.0 + s)), jnp.arctanh(s)))
+    # log(1 - s^2) is multiplied by j: (1 - s)(1 + s) would have lost its digits
+    square = jnp.where(s < 0.5, log_one_plus(-s * s), jnp.log((1.0 - s) * (1.0 + s)))
+    even, odd = jax.lax.optimization_barrier((0.5 * square, jnp.arctanh(s)))
     curve = (count - 1.0).reshape(shape)
 
     def add(i, total):

@@ -39,7 +39,7 @@ def majority(coins, exponent, *, size: int) -> Majority:
     """
     knots = _knots(coins, exponent, size)
     left = knots[:-1]
-    log_below, ratio = log_pmf_and_tail_ratio(jnp.full(size, coins), left, nodes=20)
+    log_below, ratio = log_pmf_and_tail_ratio(jnp.full(size, coins), left, nodes=26)
     log_tail = log_below + jnp.log(ratio)
     log_pmf = log_below + jnp.log((coins - left + 1.0) / left)
     log_tail, log_pmf = jax.lax.optimization_barrier((log_tail, log_pmf))
