@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import os
 import pathlib
 import weakref
 from collections.abc import Callable
@@ -176,6 +177,12 @@ def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
         return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
 
     return jax.tree_util.tree_map(take, args)
+
+
+@functools.cache
+def cores() -> int:
+    """Processor cores of this machine."""
+    return os.cpu_count() or 1
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:

@@ -10,9 +10,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp.hockey_stick.clones import clones_delta_bounds
 from jaxdp.hockey_stick.krr import krr_delta_bounds, krr_delta_smooth, krr_epsilon_bounds
-from jaxdp.renyi.shuffled import clones_atoms, clones_renyi_bounds, krr_renyi_upper
+from jaxdp.renyi.shuffled import clones_renyi_bounds, krr_renyi_upper
 from jaxdp.shuffle import krr_epsilon_closed_form
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
@@ -20,7 +19,6 @@ KRR_GAP = 1e-4  # blocks of counts, 512 x 48; the worst golden case is 9e-5
 KRR_FIT_GAP = 2e-6  # the window fits: only the cut (1e-9) and the search remain
 RENYI_GAP = 2e-3  # blocks, 320 x 160; order 256 at n = 10000 is 1.4e-3
 RENYI_FIT_GAP = 1e-10  # the window fits: margin 1e-11 and cut 1e-13
-ATOMS_GAP = 1e-3  # second order in the spacing; the worst case here is 6e-4
 EXACT_SUM = 1e-12  # of an exact sum in double arithmetic
 SLOPE_GAP = 1e-5  # of a central difference with step 1e-5 and of the estimate itself
 
@@ -166,58 +164,3 @@ def test_renyi_bounds_stay_tight_for_many_users_and_below_eps0():
 def test_krr_renyi_is_the_clones_bound_and_infinite_for_one_category():
     upper = krr_renyi_upper(np.full(2, 300.0), np.full(2, 2.0), np.array([5.0, 1.0]), np.full(2, 16.0))
     assert upper[0] == pytest.approx(0.64570993125113142, rel=RENYI_FIT_GAP) and upper[1] == np.inf
-
-
-def atoms_at(users, eps0, delta):
-    atoms = clones_atoms(np.array([users]), np.array([eps0]), np.array([math.log(delta) - 3.0]))
-    return atoms.losses[0], np.exp(atoms.log_weights[0])
-
-
-def divergence(losses, weights, epsilon):
-    return np.sum(weights * np.maximum(-np.expm1(epsilon - losses), 0.0))
-
-
-@pytest.mark.parametrize("case", [(1e4, 1.0, 0.06), (1e6, 1.0, 0.0043), (100.0, 3.0, 1.5), (1.0, 2.0, 0.7)])
-def test_atoms_dominate_the_pair_in_one_round_and_are_close(case):
-    users, eps0, epsilon = case
-    bounds = clones_delta_bounds(*(np.array([x]) for x in case))
-    losses, weights = atoms_at(users, eps0, float(bounds.upper[0]))
-    delta = divergence(losses, weights, epsilon)
-    assert bounds.lower[0] * (1 - EXACT_SUM) <= delta <= bounds.upper[0] * (1 + ATOMS_GAP)
-    # a = e^-epsilon < 1 by the symmetry of the pair
-    swapped = -np.expm1(-epsilon) + np.exp(-epsilon) * bounds.lower[0]
-    assert divergence(losses, weights, -epsilon) >= swapped * (1 - EXACT_SUM)
-
-
-@pytest.mark.parametrize("case", [(1e5, 4.0), (1.0, 2.0), (10.0, 0.0), (1e9, 12.0)])
-def test_atoms_are_a_pair_of_probability_laws_within_eps0(case):
-    losses, weights = atoms_at(*case, 1e-9)
-    assert np.sum(weights) == pytest.approx(1.0, abs=EXACT_SUM)
-    assert np.sum(weights * np.exp(-losses)) == pytest.approx(1.0, abs=EXACT_SUM)
-    assert np.abs(losses).max() <= case[1] and losses.size <= 4096
-
-
-def test_atoms_composed_twice_dominate_the_exact_composition_of_few_users():
-    users, local, central = 4, math.e, 1.3
-    pairs = exact_pair(users, local)
-    exact = sum(max(p * s - central * q * t, 0.0) for p, q in pairs for s, t in pairs)
-    losses, weights = atoms_at(float(users), 1.0, 1e-9)
-    kept = weights > 0
-    losses, weights = losses[kept], weights[kept]
-    composed = np.sum(
-        weights[:, None] * weights * np.maximum(-np.expm1(math.log(central) - losses[:, None] - losses), 0.0)
-    )
-    assert exact * (1 - EXACT_SUM) <= composed <= exact * (1 + ATOMS_GAP)
-
-
-def exact_pair(users, local):
-    """The clones pair by its definition: one (P, Q) for each clone count and count of ones."""
-    r, alpha = 1 / local, local / (local + 1)
-    pairs = []
-    for j in range(users):
-        weight = math.comb(users - 1, j) * r**j * (1 - r) ** (users - 1 - j) / 2**j
-        heads = [math.comb(j, i) if 0 <= i <= j else 0 for i in range(-1, j + 2)]
-        for i in range(j + 2):
-            p, q = (weight * (a * heads[i] + (1 - a) * heads[i + 1]) for a in (alpha, 1 - alpha))
-            pairs.append((p, q))
-    return pairs

@@ -91,7 +91,7 @@ class Mechanism:
         event_ndim: trailing axes of a field that belong to one mechanism (default 0 each).
         relations: accepted neighbouring relations, the natural one first.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
-        exact: False when K belongs to a pair that only dominates, so that no lower bound can be given.
+        exact: False when K belongs to a pair that only dominates: a lower bound then needs a ``bracket``.
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
@@ -141,6 +141,17 @@ class Mechanism:
     def finite_pair_is_exact(self) -> bool:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
+
+    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+        """For a record that is not exact: one that dominates its pair and one that it dominates, if both are known.
+
+        Of concrete fields, with their batch axes; both of one structure. fine: see ``refinable``.
+        """
+        return None
+
+    def refinable(self, direction: str) -> bool:
+        """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
+        return False
 
     def validate(self) -> None:
         """Check concrete field values; ValueError naming the field. Called by the verbs."""

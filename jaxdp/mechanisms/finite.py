@@ -9,6 +9,7 @@ spread of the likelihood ratio: the larger pair post-processes to the smaller), 
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any, NamedTuple
 
@@ -22,10 +23,9 @@ _ULP = 2.0**-53
 _LEAST = 2.3e-308  # subnormal numbers are flushed to 0
 Pair = tuple[Any, ...]
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
-_EVEN_CELLS, _COARSE_CELLS = 1024, 512
+# cells of a Gaussian: (even, dense, far) ones
+_CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
-# what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
-_DENSE = np.array([statistics.NormalDist(0.0, 3**0.5).inv_cdf((i + 0.5) / 1024) for i in range(1024)])
 _LAPLACE_CELLS = 1024
 _LATTICE_HALF_WIDTH = 1024
 LAPLACE_MIDDLE = 256
@@ -240,11 +240,19 @@ class _Cells(NamedTuple):
     log_density: Any  # of Q, times the node's weight
 
 
-def _gaussian_cells(mu: Any) -> _Cells:
+@functools.cache
+def _cube_root_density(cells: int) -> np.ndarray:
+    """What a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root."""
+    law = statistics.NormalDist(0.0, 3**0.5)
+    return np.array([law.inv_cdf((i + 0.5) / cells) for i in range(cells)])
+
+
+def _gaussian_cells(mu: Any, many: bool) -> _Cells:
+    even_cells, dense_cells, far_cells = _FINE_CELLS if many else _CELLS
     fine = mu / 2 + _FINE_REACH
-    even = fine * jnp.arange(_EVEN_CELLS) / _EVEN_CELLS
-    inner = jnp.sort(jnp.concatenate([even, jnp.abs(mu / 2 + _DENSE)]))
-    outer = fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(_COARSE_CELLS + 1) / _COARSE_CELLS
+    even = fine * jnp.arange(even_cells) / even_cells
+    inner = jnp.sort(jnp.concatenate([even, jnp.abs(mu / 2 + _cube_root_density(dense_cells))]))
+    outer = fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(far_cells + 1) / far_cells
     edges = jnp.concatenate([inner, outer])  # distance from the middle, where the loss mu x edge is 0
     width = jnp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
@@ -256,14 +264,14 @@ def _mirrored(log_p: Any, log_q: Any, loss: Any) -> FinitePair:
     return _rounded(*(jnp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
 
 
-def gaussian_pair(mu: Any) -> FinitePair:
+def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
     """A finite pair that dominates N(mu, 1) against N(0, 1): each cell's masses moved to its two ends.
 
     The share of a cell that goes to its right end, (e^{L - L0} - 1)/(e^{L1 - L0} - 1), preserves both masses. It
     is integrated by 8 Gauss nodes a cell, so no two nearly equal masses are ever subtracted.
     """
     mu = jnp.maximum(mu, 1e-100)
-    edges, up, whole, log_density = _gaussian_cells(mu)
+    edges, up, whole, log_density = _gaussian_cells(mu, fine)
     # (two edges may coincide: a cell without mass)
     whole = jnp.where(whole > 0, whole, 1.0)
     to_right = log_expm1(up) - log_expm1(whole)
@@ -276,13 +284,13 @@ def gaussian_pair(mu: Any) -> FinitePair:
     return with_leftover(_mirrored(log_q + mu * edges, log_q, mu * edges), jnp.exp(tail), jnp.exp(tail))
 
 
-def gaussian_inner_pair(mu: Any) -> FinitePair:
+def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
     """A finite pair that N(mu, 1) against N(0, 1) dominates: which cell the outcome is in, without the far tails.
 
     Also without cells in which the density falls too far for the Gauss nodes (3 nats: they are then good to 1e-15).
     """
     mu = jnp.maximum(mu, 1e-100)
-    edges, up, whole, log_density = _gaussian_cells(mu)
+    edges, up, whole, log_density = _gaussian_cells(mu, fine)
     log_q = jax.nn.logsumexp(log_density, axis=1)
     fall = whole[:, 0] + jnp.diff(edges) * (edges[1:] + mu / 2)
     fit = (fall < 3.0) & (log_q > -jnp.inf)
@@ -292,6 +300,9 @@ def gaussian_inner_pair(mu: Any) -> FinitePair:
     excess = jnp.sum(share * jnp.expm1(jnp.minimum(up, 3.0)), axis=1)
     loss = mu * edges[:-1] + jnp.log1p(excess)
     return _mirrored(log_q + loss, log_q, loss)
+
+
+GAUSSIAN_PAIRS = gaussian_pair, gaussian_inner_pair
 
 
 def _laplace_cells(scale: Any) -> tuple[Any, Any, Any]:

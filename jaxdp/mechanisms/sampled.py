@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import validate
 from jaxdp.mechanisms import finite
@@ -17,6 +18,7 @@ from jaxdp.mechanisms.base import (
     Mechanism,
     UnsupportedMechanismError,
     record,
+    static_field,
 )
 from jaxdp.mechanisms.composition import as_gaussian, is_gaussian
 
@@ -27,20 +29,21 @@ SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 class Bracket(Mechanism):
     """In place of a base mechanism: its finite pair, which dominates it (inner = 0), or one that it dominates (1).
 
-    A number and not two classes, so that both bounds are compiled once and solved in one call.
+    A number and not two classes, so that both bounds are compiled once and solved in one call. fine: of more outcomes.
     """
 
     mechanism: Any
     inner: Any
+    fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
         """The one or the other, with outcomes of no mass where it is the shorter."""
         base = self.mechanism
         if is_gaussian(base):
-            both = finite.gaussian_pair(base.gaussian_mu()), finite.gaussian_inner_pair(base.gaussian_mu())
+            outer, inner = (pair(base.gaussian_mu(), self.fine) for pair in finite.GAUSSIAN_PAIRS)
         else:
-            both = base.finite_pair(), base.inner_pair()
-        return finite.either(*both, self.inner > 0)
+            outer, inner = base.finite_pair(), base.inner_pair()
+        return finite.either(outer, inner, self.inner > 0)
 
 
 class Sampled(Mechanism):
@@ -76,11 +79,18 @@ class Sampled(Mechanism):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, inner: Any) -> Sampled | None:
-        """With a base pair that dominates (inner = 0) or is dominated (1); None where only the first is known."""
+    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+        """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
         if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "inner_pair"):
             return None
-        return dataclasses.replace(self, mechanism=Bracket(self.mechanism, inner))  # type: ignore[type-var]
+        none = np.zeros(np.shape(self.sampling_probability))
+        bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
+        outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)  # type: ignore[type-var]
+        return outer, inner
+
+    def refinable(self, direction: str) -> bool:
+        """True for a Gaussian base: its outcomes are cut into cells, of which there may be more."""
+        return is_gaussian(self.mechanism) and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""

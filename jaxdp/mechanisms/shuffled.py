@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import validate
+from jaxdp.hockey_stick.clones_law import clones_law, clones_laws
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
-from jaxdp.renyi.shuffled import clones_atoms, clones_renyi_bounds
+from jaxdp.renyi.shuffled import clones_renyi_bounds
 
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
 
@@ -25,6 +27,25 @@ class LocalRandomizer(ApproximateDP):
     epsilon: Any
     delta: Any = 0.0
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+
+
+@record
+class LossLaw(Mechanism):
+    """The finite law of the loss of a symmetric pair: losses and log weights under P, losses rounded to a safe side."""
+
+    losses: Any
+    log_weights: Any
+    event_ndim: ClassVar[dict[str, int]] = {"losses": 1, "log_weights": 1}
+    symmetric: ClassVar[bool] = True
+    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+        """(losses, log weights, 0), the same in every direction."""
+        return self.losses, self.log_weights, jnp.zeros_like(self.losses)
+
+    def max_loss(self) -> Any:
+        """The largest loss that has mass."""
+        return jnp.max(jnp.where(self.log_weights > -jnp.inf, self.losses, 0.0))
 
 
 @record
@@ -81,11 +102,20 @@ class Shuffled(Mechanism):
         The same in every direction.
         """
         users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
-        loss, log_weight = clones_atoms.point(users, eps0, jnp.asarray(-80.0), rate=self.rate())
-        return loss, log_weight, jnp.zeros_like(loss)
+        law = clones_law.point(users, eps0, rate=self.rate())
+        return law.losses, law.log_weights, jnp.zeros_like(law.losses)
+
+    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+        """Finite laws that dominate the clones pair and that it dominates; None where that is not the bound."""
+        if self.chosen_bound() not in ("clones", "stronger") or np.any(np.asarray(self._local_delta()) > 0):
+            return None  # (the blanket and Theorem 3.1 are composed through a pair that is not theirs)
+        shape = np.broadcast_shapes(np.shape(self.num_users), np.shape(self.randomizer.epsilon))
+        flat = (np.broadcast_to(x, shape).reshape(-1) for x in (self.num_users, self.randomizer.epsilon))
+        law = [x.reshape((*shape, -1)) for x in clones_laws(*flat, rate=self.rate())]
+        return LossLaw(*law[:2]), LossLaw(*law[2:])
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """K(z) of the blocked clones pair; see ``atoms``."""
+        """K(z) of the finite pair of ``atoms``."""
         loss, log_weight, _ = self.atoms()
         return log_sum_exp(log_weight + jnp.asarray(z)[..., None] * loss)
 

@@ -1,4 +1,4 @@
-r"""Renyi divergence of the clones pair at any real order, certified, and its loss atoms for composition.
+r"""Renyi divergence of the clones pair at any real order, certified.
 
 With m = j + 1 coins of which the larger count is i, s = tanh(eps0/2) (2i - m)/m and L = log((1+s)/(1-s)):
 
@@ -13,41 +13,25 @@ Kernels (`rate` "clones" or "stronger"; sizes static):
 
     clones_renyi_bounds(num_users, eps0, order, *, rate, size, inner_size)   -> Bounds of R_order, order > 1
     krr_renyi_upper(num_users, eps0, num_categories, order, *, rate)         -> upper bound for shuffled k-ary RR
-    clones_atoms(num_users, eps0, log_delta, *, rate, size, inner_size)      -> Atoms: a finite dominating pair
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.bounds import Bounds
-from jaxdp.hockey_stick.blocks import Blocks, binomial_blocks
+from jaxdp.hockey_stick.blocks import binomial_blocks
 from jaxdp.hockey_stick.clones import clone_rate
 from jaxdp.precision import canary, kernel
 from jaxdp.renyi.majority import majority
 
 SIZE, INNER_SIZE = 320, 160
-_ATOMS_SIZE, _ATOMS_INNER_SIZE = 512, 512
-_LOSSES = 2048  # nonnegative losses of the atoms; as many negative ones
 _LARGEST_EPS0 = 300.0
 _MARGIN = 1e-11
 _CUT = 30.0  # 1e-13 of the clone counts, the largest ones, move to the last left end
 _ROWS = 16  # clone counts treated at once: what fits the cache
-
-
-class Atoms(NamedTuple):
-    """Privacy losses of a finite pair under P: M(z) = sum exp(log_weights + z losses), no mass at infinity.
-
-    A mixture of randomized responses, symmetric: M(0) = M(-1) = 1. It dominates the clones pair for all a > 0, also
-    composed.
-    """
-
-    losses: jax.Array
-    log_weights: jax.Array
 
 
 def _exp_excess(y):
@@ -134,71 +118,6 @@ def krr_renyi_upper(num_users, eps0, num_categories, order, *, rate: str = "clon
     """
     good = (num_categories >= 2) & (num_categories == jnp.floor(num_categories))
     return jnp.where(good, clones_renyi_bounds.point(num_users, eps0, order, rate=rate).upper, jnp.inf)
-
-
-@kernel(static=("rate", "size", "inner_size"), working_set=200_000)
-def clones_atoms(
-    num_users, eps0, log_delta, *, rate: str = "clones", size: int = _ATOMS_SIZE, inner_size: int = _ATOMS_INNER_SIZE
-) -> Atoms:
-    """A finite pair of 4096 atoms that dominates the clones pair for all a > 0.
-
-    log_delta: logarithm of the smallest delta per round that matters; 1e-9 of it is put on the loss eps0.
-    Given m and the larger count, the pair is a randomized response of bias s. Three steps, each of which only raises
-    every hockey-stick divergence: m moves to the left end of its block, by a law stochastically smaller;
-    the mass of a block of counts, and then of a knot, is split between two biases with its mean kept.
-    One round's delta was at most 0.2 % too large at 1e-6 to 1e-9 and 4 % at 1e-30 (golden cases, default sizes).
-    Domain: num_users whole >= 1, 0 <= eps0 <= 300; otherwise the losses are +-eps0, or +inf if that is
-    invalid.
-    """
-    valid = (num_users >= 1) & (num_users == jnp.floor(num_users)) & (num_users < jnp.inf)
-    inside = valid & (eps0 > 0) & (eps0 <= _LARGEST_EPS0)
-    users, local = jnp.where(inside, num_users, 1.0), jnp.where(inside, eps0, 1.0)
-    r, complement = clone_rate(local, rate)
-    plan = binomial_blocks(users - 1.0, r, complement, log_delta, size=size)
-    scale = jnp.tanh(0.5 * local) / jnp.sqrt(1.0 + users * r)
-    step = jnp.arcsinh(jnp.tanh(0.5 * local) / scale) / (_LOSSES - 1)
-    biases = (scale * jnp.sinh(step * jnp.arange(_LOSSES))).at[-1].set(jnp.tanh(0.5 * local))
-    weights = _bias_law(plan, biases, scale, step, log_delta, inner_size)
-    weights = weights.at[-1].add(jnp.exp(plan.log_missed_low))
-    # Losses up by 1e-12, so that rounding them cannot under-state one; the largest is eps0 itself.
-    losses = jnp.minimum(2.0 * jnp.arctanh(jnp.minimum(biases, 1.0 - 1e-16)) * (1.0 + 1e-12), local).at[-1].set(local)
-    losses = jnp.where(inside, losses, jnp.where(eps0 >= 0, eps0, jnp.inf))
-    sound = inside & jnp.isfinite(jnp.sum(weights))
-    losses = jnp.where(sound | ~inside, losses, local)  # a failure ends on randomized response of level eps0
-    weights = jnp.where(sound, weights / jnp.sum(weights), 1.0 / _LOSSES)
-    losses = jnp.concatenate([losses, jnp.where(jnp.isinf(losses), jnp.inf, -losses)])
-    # P gives a randomized response of loss L the probability 1/(1 + e^-L) of +L.
-    return Atoms(losses, jnp.log(jnp.concatenate([weights, weights])) - jnp.logaddexp(0.0, -losses))
-
-
-def _counts_law(plan: Blocks):
-    """Masses of the left ends that add to 1 and whose sums from the left are never below the true ones."""
-    upper, before = jnp.exp(plan.log_upper), jnp.exp(plan.log_missed_low)
-    reached = before + jnp.cumsum(upper)
-    law = jnp.where(reached <= 1.0, upper, jnp.maximum(1.0 - (reached - upper), 0.0))
-    return law.at[-1].add(jnp.maximum(1.0 - reached[-1], 0.0))
-
-
-def _bias_law(plan: Blocks, biases, scale, step, log_delta, inner_size: int):
-    """Weights of `biases`: the sum over left ends and knots, each knot split between its two neighbours."""
-
-    def rows(left):
-        law = majority(left + 1.0, 40.0 - log_delta, size=inner_size)
-        bias = biases[-1] * (2.0 * law.knots - (left + 1.0)) / (left + 1.0)
-        place = jnp.clip(jnp.floor(jnp.arcsinh(bias / scale) / step), 0, _LOSSES - 2).astype(jnp.int32)
-        share = jnp.clip((bias - biases[place]) / (biases[place + 1] - biases[place]), 0.0, 1.0)
-        return place, share, jnp.exp(law.log_chord), jnp.exp(law.log_tie)
-
-    def add(total, part):
-        left, mass = part
-        place, share, chord, tie = jax.vmap(rows)(left)
-        chord = chord * mass[:, None]
-        total = total.at[place.reshape(-1)].add((chord * (1.0 - share)).reshape(-1))
-        total = total.at[place.reshape(-1) + 1].add((chord * share).reshape(-1))
-        return total.at[0].add(jnp.sum(mass * tie)), None
-
-    parts = plan.left.reshape(-1, _ROWS), _counts_law(plan).reshape(-1, _ROWS)
-    return jax.lax.scan(add, jnp.zeros(_LOSSES), parts)[0]
 
 
 @canary("clones pair, Renyi divergence")

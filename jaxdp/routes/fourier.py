@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,9 @@ from jaxdp.fourier.contour import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import PoissonSampled, Sampled
+from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
-from jaxdp.precision import canary, kernel, platform, side_by_side
+from jaxdp.precision import canary, cores, kernel, platform, side_by_side
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_law import single_law
@@ -53,8 +52,10 @@ _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096
 _TRACED_LAST = _SAMPLED_LADDER[3]
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
+_WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
+_BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
@@ -91,25 +92,27 @@ def climb(
     gap: float,
     floor: Any = -np.inf,
     simple: Callable[..., Any] | None = None,
+    paired: bool = False,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
 
     floor: a point whose upper bound is not above it needs no better one. simple: a lower bound that costs little, asked
-    for where the cheapest effort left a gap.
+    for where the cheapest effort left a gap. paired: the second half of the rows are pairs that those of the first half
+    dominate; a gap that is small beside what lies between the two is closed.
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
     rows = np.arange(target.size)
     for effort in ladder:
-        step, cores = _rows_at_once(effort, finite)
+        step, at_once = _rows_at_once(effort, finite)
 
         def answer(some: np.ndarray, effort: Effort = effort) -> tuple[Any, Any]:
             return solve(jax.tree_util.tree_map(lambda x: x[some], params), target[some], effort=effort)
 
         pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
-        for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, cores), strict=True):
+        for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, at_once), strict=True):
             lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
-        rows = _unfinished(lower, upper, gap, floor)
+        rows = _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
         if rows.size and simple is not None and effort is ladder[0]:
             more = simple(jax.tree_util.tree_map(operator.itemgetter(rows), params), target[rows])
             if more is not None:
@@ -120,26 +123,29 @@ def climb(
     return lower, upper
 
 
-def _unfinished(lower: np.ndarray, upper: np.ndarray, gap: float, floor: Any) -> np.ndarray:
+def _allowed(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
+    """The gap at which either of two pairs is done: any, once the two together have what is asked for."""
+    half = upper.size // 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = np.where(np.isfinite(upper[:half]), 1 - lower[half:] / upper[:half], np.nan)
+    return np.tile(np.where(between <= gap / _COARSE, np.inf, np.fmax(gap, _BESIDE * between)), 2)
+
+
+def _unfinished(lower: np.ndarray, upper: np.ndarray, gap: Any, floor: Any) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         width = np.where(upper == lower, 0.0, (upper - lower) / upper)
     return np.flatnonzero(~(width <= gap) & (upper > floor))
 
 
-@functools.cache
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
 def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
     """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
-    width = max(effort.quadrature, 5123 if finite else 1)
+    width = max(effort.quadrature, _WIDEST if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
     size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
     on_cpu = platform() == "cpu"
     room = _CACHED if on_cpu else _ON_ACCELERATOR
-    cores = _cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
-    return next((rows for rows in ((512, 64) if on_cpu else (512, 64, 8)) if rows * size <= room), 1), cores
+    at_once = cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
+    return next((rows for rows in ((512, 64) if on_cpu else (512, 64, 8)) if rows * size <= room), 1), at_once
 
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -148,61 +154,71 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
-    bracketed = not exact and all(r.is_exact(direction) or _bracket(r, 0.0) is not None for r, _ in stacks)
-    margin = _MARGIN if exact else _COARSE if bracketed else _ROUGH
-
-    def two_sided(solve: Callable[..., tuple[Any, Any]], params: Any, target: Any) -> tuple[Any, Any]:
-        """Both bounds: of one pair if it is exact, else the upper of a pair that dominates, the lower of another."""
-        if exact:
-            return solve(params, target)
-        if not bracketed:
-            lower, upper = solve(params, target)
-            return 0.0 * lower, upper
-        lower, upper = solve(_bracketed(params, direction), np.concatenate([target, target]))
-        return lower[target.size :], upper[: target.size]
-
-    def batched(solve: Any, name: str) -> Callable[..., tuple[Any, Any]]:
-        def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
-            contour_solve = functools.partial(solve, direction=direction)
-            lower, upper = shortcuts(name, params, target, direction)
-            law_lower, law_upper = two_sided(functools.partial(single_law, name, direction=direction), params, target)
-            lower = np.where(np.isnan(upper), law_lower, lower)
-            upper = np.where(np.isnan(upper), law_upper, upper)
-            rows = np.flatnonzero(np.isnan(upper))
-            if rows.size:
-                some = jax.tree_util.tree_map(lambda x: x[rows], params)
-                simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
-
-                def solve_rows(params: Any, target: Any, floor: Any = floor[rows]) -> tuple[Any, Any]:
-                    floor = np.resize(floor, target.shape)  # for the rows twice, the floors twice
-                    return climb(contour_solve, ladder, params, target, gap * margin, floor, simple)
-
-                lower[rows], upper[rows] = two_sided(solve_rows, some, target[rows])
-                cap_by_unsampled(name, params, target, direction, lower, upper)
-            return lower, upper
-
-        return run
-
     return Route(
         stacks,
-        batched(_sampled_epsilon if quadrature else plain_epsilon, "epsilon"),
-        batched(_sampled_delta if quadrature else plain_delta, "delta"),
+        _batched("epsilon", _sampled_epsilon if quadrature else plain_epsilon, ladder, direction),
+        _batched("delta", _sampled_delta if quadrature else plain_delta, ladder, direction),
         *_traced_points(direction, traced, exact),
         climbs=True,
     )
 
 
-def _bracket(record: Any, inner: Any) -> Any:
-    return record.bracket(inner) if isinstance(record, Sampled) else None
+def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) -> Callable[..., tuple[Any, Any]]:
+    contour_solve = functools.partial(solve, direction=direction)
+
+    def pair(params: Any, target: Any, floor: Any, gap: float, exact: bool, paired: bool = False) -> tuple[Any, Any]:
+        """Certified bounds of the pairs given: of the rows that are one run of one law its sum, else the contour."""
+        lower, upper = single_law(name, params, target, direction)
+        rows = np.flatnonzero(np.isnan(upper))
+        if rows.size:
+            some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+            simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
+            lower[rows], upper[rows] = climb(
+                contour_solve, ladder, some, target[rows], gap, floor[rows], simple, paired=paired
+            )
+        return lower, upper
+
+    def two_sided(params: Any, both: Any, target: Any, floor: Any, gap: float, exact: bool) -> tuple[Any, Any]:
+        """Of one pair if it is exact, else the upper of a pair that dominates, the lower of a dominated one."""
+        if exact:
+            return pair(params, target, floor, gap * _MARGIN, exact)
+        if both is None:
+            lower, upper = pair(params, target, floor, gap * _ROUGH, exact)
+            return 0.0 * lower, upper
+        lower, upper = pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, exact, paired=True)
+        return lower[target.size :], upper[: target.size]
+
+    def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
+        exact = all(record.is_exact(direction) for record, _ in params)
+        lower, upper = shortcuts(name, params, target, direction)
+        floor = np.broadcast_to(np.asarray(floor, np.float64), target.shape)
+        rows = np.flatnonzero(np.isnan(upper))
+        lower[rows], upper[rows] = 0.0, np.inf
+        for fine in (False, True):
+            if not rows.size:
+                break
+            some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+            both = None if exact else _bracketed(some, direction, fine)
+            more_lower, more_upper = two_sided(some, both, target[rows], floor[rows], gap, exact)
+            lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
+            rows = rows[_unfinished(lower[rows], upper[rows], gap, floor[rows])]
+            if both is None or not any(record.refinable(direction) for record, _ in params):
+                break
+        cap_by_unsampled(name, params, target, direction, lower, upper)
+        return lower, upper
+
+    return run
 
 
-def _bracketed(stacks: tuple[Stack, ...], direction: str) -> tuple[Stack, ...]:
-    """The rows twice: of pairs that dominate, then of pairs that are dominated."""
-    twice = jax.tree_util.tree_map(lambda x: np.concatenate([x, x]), stacks)
+def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:
+    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
     made = []
-    for record, times in twice:
-        inner = np.repeat([0.0, 1.0], times.shape[0] // 2)[:, None] * np.ones_like(times)
-        made.append((record if record.is_exact(direction) else _bracket(record, inner), times))
+    for record, times in stacks:
+        both = (record, record) if record.is_exact(direction) else record.bracket(fine)
+        if both is None:
+            return None
+        twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
+        made.append((twice, np.concatenate([times, times])))
     return tuple(made)
 
 

@@ -1,0 +1,117 @@
+"""Composed shuffled rounds: the finite laws around the clones pair, and what the contour makes of them."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.hockey_stick.clones import clones_delta_bounds
+from jaxdp.hockey_stick.clones_law import clones_law, clones_laws
+
+ROUNDING = 1e-10
+# users and eps0: one user, two, few, a window of single counts, blocks; eps0 from nothing to all
+USERS = np.array([1, 1, 2, 2, 10, 30, 100, 300, 3000, 1e4, 1e5, 1e6, 1e9, 1e9, 1e5, 30, 1e12])
+EPS0 = np.array([2, 20, 1e-6, 3, 0.5, 40, 3, 1e-3, 2, 1, 4, 1, 12, 1, 20, 5, 0.3])
+
+
+def delta(losses, log_weights, epsilon):
+    """delta(epsilon) of each row of a finite law."""
+    share = -np.expm1(np.minimum(epsilon[:, None] - losses, 0.0))
+    return np.sum(np.exp(log_weights) * share, axis=1)
+
+
+@pytest.mark.parametrize(("rate", "fine"), [("clones", False), ("clones", True), ("stronger", True)])
+def test_the_laws_lie_around_the_pair_in_one_round(rate, fine):
+    law = (clones_laws if fine else clones_law)(USERS, EPS0, rate=rate)
+    spread = np.sqrt(np.sum(np.exp(law.log_weights) * law.losses**2, axis=1))
+    for deviations in (0.0, 0.3, 1.0, 3.0, 8.0, 30.0):
+        epsilon = np.minimum(deviations * spread, 0.999 * EPS0)
+        lower, upper = clones_delta_bounds(USERS, EPS0, epsilon, rate=rate)
+        above = delta(law.losses, law.log_weights, epsilon)
+        below = delta(law.inner_losses, law.inner_log_weights, epsilon)
+        assert (above >= lower * (1 - 1e-14)).all() and (below <= upper * (1 + 1e-14)).all()
+        if deviations <= 1.0:
+            closeness = 1e-5 if fine else 1e-3
+            assert (above <= upper * (1 + closeness)).all() and (below >= lower * (1 - closeness)).all()
+
+
+@pytest.mark.parametrize("side", ["", "inner_"])
+def test_the_laws_are_symmetric_pairs_of_probability_laws(side):
+    law = clones_laws(USERS, EPS0, rate="clones")
+    losses, log_weights = getattr(law, f"{side}losses"), getattr(law, f"{side}log_weights")
+    weights = np.exp(log_weights)
+    np.testing.assert_allclose(np.sum(weights, axis=1), 1.0, atol=ROUNDING)
+    np.testing.assert_allclose(np.sum(weights * np.exp(-losses), axis=1), 1.0, atol=ROUNDING)
+    assert (np.abs(losses).max(axis=1) <= EPS0).all()
+
+
+@pytest.mark.parametrize("bad", [(0.0, 1.0), (1.5, 1.0), (10.0, -1.0), (math.nan, 1.0), (10.0, math.nan)])
+def test_an_invalid_point_has_an_infinite_loss_and_no_lower_bound(bad):
+    law = clones_law(*(np.array([x]) for x in bad))
+    assert np.isinf(law.losses).all() and (law.inner_losses == 0).all()
+
+
+def exact_pair(users, local):
+    """The clones pair by its definition: one (P, Q) for each clone count and count of ones."""
+    r, alpha = 1 / local, local / (local + 1)
+    pairs = []
+    for j in range(users):
+        weight = math.comb(users - 1, j) * r**j * (1 - r) ** (users - 1 - j) / 2**j
+        heads = [math.comb(j, i) if 0 <= i <= j else 0 for i in range(-1, j + 2)]
+        for i in range(j + 2):
+            p, q = (weight * (a * heads[i] + (1 - a) * heads[i + 1]) for a in (alpha, 1 - alpha))
+            pairs.append((p, q))
+    return pairs
+
+
+@pytest.mark.parametrize("users", [1, 2, 4])
+def test_two_and_three_rounds_of_few_users_enclose_the_exact_composition(users):
+    local, central = Fraction(math.e), Fraction(13, 10)
+    eps0 = math.log(local)
+    one = [(p, q) for p, q in exact_pair(users, local) if p or q]
+    composed = [(Fraction(1), Fraction(1))]
+    for times in (1, 2, 3):
+        composed = [(p * s, q * t) for p, q in composed for s, t in one]
+        exact = sum(max(p - central * q, Fraction(0)) for p, q in composed)
+        rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users), times)
+        lower, upper = jaxdp.delta_bounds(rounds, epsilon=math.log(central))
+        # log(1.3) and log(local) are rounded: to 1e-15 of delta
+        assert Fraction(float(lower)) <= exact * (1 + Fraction(1, 10**14)) <= Fraction(float(upper)) * (
+            1 + Fraction(1, 10**13)
+        )
+        assert upper - lower <= 2e-5 * upper
+
+
+def test_moments_of_every_order_lie_around_the_exact_ones():
+    users, eps0 = 150, 1.0
+    law = clones_laws(np.array([users]), np.array([eps0]), rate="clones")
+    with mpmath.workdps(30):
+        pair = exact_pair(users, mpmath.e)
+        for z in (0.5, 3.0, 40.0, 2000.0):
+            exact = mpmath.log(mpmath.fsum(p * (p / q) ** z for p, q in pair if p > 0))
+            above, below = (
+                float(np.logaddexp.reduce(log_weights[0] + z * losses[0]))
+                for losses, log_weights in (law[:2], law[2:])
+            )
+            assert below - ROUNDING <= exact <= above + ROUNDING
+            assert above - below <= 1e-4 * above
+
+
+def test_composed_rounds_have_close_bounds():
+    rounds = jaxdp.Shuffled(jaxdp.LocalRandomizer(np.array([4.0, 1.0, 3.0])), np.array([1e5, 1e6, 200.0]))
+    times = np.array([100, 1000, 5])
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(rounds, times), delta=1e-6)
+    assert (lower <= upper).all() and (upper - lower <= 1.5e-6 * upper).all()
+    # more rounds than one, fewer than all of their losses in the worst case
+    assert (upper > jaxdp.epsilon(rounds, delta=1e-6)).all() and (upper < times * np.array([4.0, 1.0, 3.0])).all()
+
+
+def test_a_bound_without_a_pair_of_its_own_has_no_lower_bound_in_composition():
+    blanket = jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 4), 50)
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(blanket, 2), delta=1e-6)
+    assert lower == 0 and 0 < upper <= 4
+    leaky = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, 1e-9), 50)
+    assert jaxdp.delta_bounds(jaxdp.repeat(leaky, 2), epsilon=1.0).lower == 0
