@@ -73,6 +73,12 @@ class Laplace(Mechanism):
         """A pair on the same grid that is dominated."""
         return finite.laplace_inner_pair(self.noise_multiplier)
 
+    def fine_pairs(self) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """Both, on a finer grid."""
+        cells = finite.FINE_LAPLACE_CELLS
+        one, other = finite.laplace_pair, finite.laplace_inner_pair
+        return one(self.noise_multiplier, cells), other(self.noise_multiplier, cells)
+
     def finite_pair_is_exact(self) -> bool:
         """False: the grid only dominates."""
         return False

@@ -26,7 +26,7 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
-_LAPLACE_CELLS = 1024
+LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
 _LATTICE_HALF_WIDTH = 1024
 LAPLACE_MIDDLE = 256
 
@@ -305,31 +305,31 @@ def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
 GAUSSIAN_PAIRS = gaussian_pair, gaussian_inner_pair
 
 
-def _laplace_cells(scale: Any) -> tuple[Any, Any, Any]:
+def _laplace_cells(scale: Any, cells: int) -> tuple[Any, Any, Any]:
     """(log mass under Q of the cells between 0 and the shift, their width in L, and of either end under Q)."""
-    x = jnp.arange(_LAPLACE_CELLS) / _LAPLACE_CELLS
-    width = 1.0 / (scale * _LAPLACE_CELLS)
+    x = jnp.arange(cells) / cells
+    width = 1.0 / (scale * cells)
     log_cell = -x / scale + jnp.log(-jnp.expm1(-width)) - np.log(2.0)
     return log_cell, width, (jnp.full(1, -np.log(2.0)), -1 / scale - jnp.full(1, np.log(2.0)))
 
 
-def laplace_pair(scale: Any) -> FinitePair:
+def laplace_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
     """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
 
     In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
     share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly.
     """
-    log_cell, width, (below, above) = _laplace_cells(scale)
+    log_cell, width, (below, above) = _laplace_cells(scale, cells)
     right, left = log_cell - jnp.logaddexp(0.0, width), log_cell - jnp.logaddexp(0.0, -width)
     log_q = jnp.logaddexp(jnp.concatenate([left, above]), jnp.concatenate([below, right]))
-    loss = (2 * jnp.arange(_LAPLACE_CELLS + 1) / _LAPLACE_CELLS - 1) / scale
+    loss = (2 * jnp.arange(cells + 1) / cells - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 
 
-def laplace_inner_pair(scale: Any) -> FinitePair:
+def laplace_inner_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
     """A finite pair that Laplace noise dominates: which cell the outcome is in."""
-    log_cell, _, (below, above) = _laplace_cells(scale)
-    middle = (2 * (jnp.arange(_LAPLACE_CELLS) + 0.5) / _LAPLACE_CELLS - 1) / scale
+    log_cell, _, (below, above) = _laplace_cells(scale, cells)
+    middle = (2 * (jnp.arange(cells) + 0.5) / cells - 1) / scale
     log_q = jnp.concatenate([below, log_cell, above])
     loss = jnp.concatenate([jnp.full(1, -1 / scale), middle, jnp.full(1, 1 / scale)])
     return _rounded(log_q + loss, log_q, loss)

@@ -41,6 +41,8 @@ class Bracket(Mechanism):
         base = self.mechanism
         if is_gaussian(base):
             outer, inner = (pair(base.gaussian_mu(), self.fine) for pair in finite.GAUSSIAN_PAIRS)
+        elif self.fine and hasattr(base, "fine_pairs"):
+            outer, inner = base.fine_pairs()
         else:
             outer, inner = base.finite_pair(), base.inner_pair()
         return finite.either(outer, inner, self.inner > 0)
@@ -89,8 +91,9 @@ class Sampled(Mechanism):
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
-        """True for a Gaussian base: its outcomes are cut into cells, of which there may be more."""
-        return is_gaussian(self.mechanism) and not self.needs_quadrature(direction)
+        """True for a Gaussian or Laplace base: its outcomes are cut into cells, of which there may be more."""
+        cut = is_gaussian(self.mechanism) or hasattr(self.mechanism, "fine_pairs")
+        return cut and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
