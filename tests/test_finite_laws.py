@@ -105,7 +105,7 @@ GROUPS = [
     (discrete_laplace, "remove", True, 1, True),
     (discrete_laplace, "add", False, 1, False),
     (discrete_laplace, "remove", False, 2, False),
-    (pair, "add", True, 2, True),
+    (pair, "add", True, 2, False),
     (approximate, "remove", False, 2, False),
 ]
 

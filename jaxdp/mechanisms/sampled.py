@@ -168,8 +168,8 @@ class FixedSizeSampled(Sampled):
     has replace sensitivity 2 in general). Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
     replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
     eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). For a Gaussian base that pair is
-    put on a grid of losses that dominates it, and on one that it dominates: epsilons 1e-6 to 7e-6 apart (relative)
-    where tried at delta 1e-6, up to 1e-3 at 1e-15.
+    put on a grid of losses that dominates it, and on one that it dominates: epsilons 3e-7 to 2e-6 apart (relative)
+    where tried (delta 1e-6 and 1e-15).
     """
 
     mechanism: Mechanism

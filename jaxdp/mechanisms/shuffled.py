@@ -59,6 +59,11 @@ class Shuffled(Mechanism):
     approximate local DP. For RandomizedResponse "blanket" (default; the k-ary privacy blanket, an upper
     bound for every data set), or any of the above, which use its epsilon alone.
 
+    Composed, a round is the clones pair between two finite ones (notebooks/proofs/clones_law.md): of 24 random points (2
+    to 1e4 rounds, n up to 1e7, delta 1e-6 to 1e-15) 19 had epsilons within 1e-6, two rounds at 1e-15 1.4e-5. Lower bounds are those of the clones pair, the worst
+    that Theorem 3.2 allows for, not of one randomizer; "blanket" and "closed_form" have none in composition, where the
+    clones pair stands for them.
+
     Assumes: the randomizer belongs to the slot and may depend on earlier outputs, not on who reports.
     """
 

@@ -53,6 +53,8 @@ _TRACED_LAST = _SAMPLED_LADDER[3]
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
+# few points of a large effort go one by one: a batch of them would be compiled for nothing
+_COSTLY_NODES, _FEW = 1000, 8
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
@@ -105,6 +107,8 @@ def climb(
     rows = np.arange(target.size)
     for effort in ladder:
         step, at_once = _rows_at_once(effort, finite)
+        if effort.nodes > _COSTLY_NODES and rows.size <= _FEW:
+            step = 1
 
         def answer(some: np.ndarray, effort: Effort = effort) -> tuple[Any, Any]:
             return solve(jax.tree_util.tree_map(lambda x: x[some], params), target[some], effort=effort)
