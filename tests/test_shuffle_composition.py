@@ -48,6 +48,27 @@ def test_the_laws_are_symmetric_pairs_of_probability_laws(side):
     assert (np.abs(losses).max(axis=1) <= EPS0).all()
 
 
+@pytest.mark.parametrize(("users", "eps0"), [(103, 1e-6), (249, 1e-6), (3000, 4.0), (1e6, 10.0)])
+def test_all_heads_keep_their_chance_of_the_largest_loss(users, eps0):
+    """The widths of the last cell and of a rounding error once differed by 1e10 only."""
+    with mpmath.workdps(40):
+        clone = mpmath.exp(-mpmath.mpf(eps0))
+        chance = (1 - clone / 2) ** (int(users) - 1) / (1 + clone)
+    for make in (clones_law, clones_laws):
+        law = make(np.array([float(users)]), np.array([eps0]), rate="clones")
+        above, below = (
+            mpmath.exp(mpmath.mpf(float(log_weights[0][np.argmax(losses[0])]))) / chance
+            for losses, log_weights in (law[:2], law[2:])
+        )
+        assert 1 - 1e-9 < below <= 1 <= above < 1 + 1e-9
+
+
+def test_next_to_the_supremum_of_a_finite_law_both_bounds_are_close():
+    rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(60.0), 50), np.array([2, 1000]))
+    lower, upper = jaxdp.epsilon_bounds(rounds, delta=1e-6)
+    assert (upper - lower <= 1e-6 * upper).all() and (upper <= np.array([120.0, 60000.0]) * (1 + 1e-12)).all()
+
+
 @pytest.mark.parametrize("bad", [(0.0, 1.0), (1.5, 1.0), (10.0, -1.0), (math.nan, 1.0), (10.0, math.nan)])
 def test_an_invalid_point_has_an_infinite_loss_and_no_lower_bound(bad):
     law = clones_law(*(np.array([x]) for x in bad))
@@ -113,5 +134,6 @@ def test_a_bound_without_a_pair_of_its_own_has_no_lower_bound_in_composition():
     blanket = jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 4), 50)
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(blanket, 2), delta=1e-6)
     assert lower == 0 and 0 < upper <= 4
-    leaky = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, 1e-9), 50)
-    assert jaxdp.delta_bounds(jaxdp.repeat(leaky, 2), epsilon=1.0).lower == 0
+    leaky = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, np.array([0.0, 1e-9])), 50)
+    lower, upper = jaxdp.delta_bounds(jaxdp.repeat(leaky, 2), epsilon=0.5)
+    assert lower[0] > 0.99 * upper[0] and lower[1] == 0 and upper[1] == 1

@@ -37,10 +37,10 @@ _LARGEST_EPS0 = 300.0
 _GROUP = 16  # clone counts treated at once: what fits the cache
 _NODES = 26
 _DEEP = -720.0  # log of the chance of the clone counts that are left out below
-_ROUNDING = 4e-12  # relative, of the chance that the bias exceeds a given one
+_ROUNDING = 1e-11  # relative, of the chance that the bias exceeds a given one
 _LOSS_ROUNDING = 1e-12
 _UNDERFLOW = 1e-300
-_PMF_ROUNDING = 4e-13  # relative, of a term or tail of the fair binomial law
+_PMF_ROUNDING = 1e-12  # relative, of a term or tail of the fair binomial law
 _SLACK = 1e-9  # of a cell
 _NEXT_TO_TOP = 1 - 1e-6
 _SHIFT = 1e-12
@@ -75,7 +75,7 @@ def clones_law(num_users, eps0, *, rate: str = "clones", rows: int = ROWS, cells
     outer = jnp.append(law.mass * (1.0 - law.share), 0.0) + jnp.insert(law.mass * law.share, 0, 0.0)
     outer = outer.at[0].add(law.tie).at[-1].add(jnp.exp(plan.log_missed_low) + _UNDERFLOW) * (1.0 + _ROUNDING)
     inner = law.inner_mass * (1.0 - _ROUNDING)
-    rest = jnp.maximum(1.0 - jnp.sum(inner), 0.0) * (1.0 - _ROUNDING)
+    rest = jnp.maximum(1.0 - jnp.sum(inner) - 1e-15, 0.0)
     span = places[1:] - places[:-1]
     means = places[:-1] + span * law.inner_share, (1.0 - places[1:]) + span * (1.0 - law.inner_share)
 
@@ -249,19 +249,18 @@ def _cells_of(coins, places):
     span = places[1:] - places[:-1]
     place = (2.0 * first - coins) / coins - places[:-1] + 2.0 * beyond / coins
     share = place / jnp.where(span > 0, span, 1.0)
-    # what the mean may be off by, of the cell: a mass is a difference of tails, a moment one of larger numbers
+    # what the mean count may be off by: a mass is a difference of tails, a moment one of larger numbers
     mass_off = _PMF_ROUNDING * jnp.exp(jnp.where(wide, jnp.minimum(log_tail - log_mass, 600.0), 0.0))
     moment_off = _PMF_ROUNDING * 0.5 * (first + following * jnp.exp(next_pmf - log_pmf))
-    mean_off = moment_off / mass + (first - 0.5 * coins + beyond) * mass_off
-    wide_slack = mean_off / jnp.maximum(width, 1.0) + _SLACK
-    single_slack = jnp.where(first >= coins, 0.0, _SLACK + 2.0**-50 * places[1:] / jnp.where(span > 0, span, 1.0))
-    slack = jnp.where(wide, wide_slack, single_slack)  # (all heads are the largest bias itself)
+    mean_off = jnp.where(wide, moment_off / mass + (first - 0.5 * coins + beyond) * mass_off, 0.0)
+    slack = _SLACK + (2.0 * mean_off / coins + 2.0**-50 * places[1:]) / jnp.where(span > 0, span, 1.0)
+    all_heads = first >= coins  # the largest bias itself; the share as computed may fall short of 1
     even = coins == 2.0 * (half - 1.0)
     tie = jnp.where(even, log_below[0], -jnp.inf)
     return (
         log_mass + math.log(2.0),
-        jnp.clip(share + slack, 0.0, 1.0),
-        jnp.clip(share - slack, 0.0, 1.0),
+        jnp.where(all_heads, 1.0, jnp.clip(share + slack, 0.0, 1.0)),
+        jnp.where(all_heads, 1.0, jnp.clip(share - slack, 0.0, 1.0)),
         tie,
     )
 

@@ -118,10 +118,10 @@ def climb(
             lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
         rows = _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
         if rows.size and simple is not None and effort is ladder[0]:
-            more = simple(jax.tree_util.tree_map(operator.itemgetter(rows), params), target[rows])
+            more = simple(stacks=jax.tree_util.tree_map(operator.itemgetter(rows), params), target=target[rows])
             if more is not None:
                 lower[rows] = np.fmin(np.fmax(lower[rows], more), upper[rows])
-                rows = _unfinished(lower, upper, gap, floor)
+                rows = _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
         if rows.size == 0:
             break
     return lower, upper
@@ -169,32 +169,32 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
 def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) -> Callable[..., tuple[Any, Any]]:
     contour_solve = functools.partial(solve, direction=direction)
+    simple = functools.partial(lower_next_to_supremum, name, direction=direction)
 
-    def pair(params: Any, target: Any, floor: Any, gap: float, exact: bool, paired: bool = False) -> tuple[Any, Any]:
+    def pair(params: Any, target: Any, floor: Any, gap: float, paired: bool = False) -> tuple[Any, Any]:
         """Certified bounds of the pairs given: of the rows that are one run of one law its sum, else the contour."""
         lower, upper = single_law(name, params, target, direction)
         rows = np.flatnonzero(np.isnan(upper))
         if rows.size:
             some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-            simple = functools.partial(lower_next_to_supremum, name, direction=direction) if exact else None
-            lower[rows], upper[rows] = climb(
-                contour_solve, ladder, some, target[rows], gap, floor[rows], simple, paired=paired
-            )
+            more = climb(contour_solve, ladder, some, target[rows], gap, floor[rows], simple, paired)
+            lower[rows], upper[rows] = more
         return lower, upper
 
     def two_sided(params: Any, both: Any, target: Any, floor: Any, gap: float, exact: bool) -> tuple[Any, Any]:
         """Of one pair if it is exact, else the upper of a pair that dominates, the lower of a dominated one."""
         if exact:
-            return pair(params, target, floor, gap * _MARGIN, exact)
+            return pair(params, target, floor, gap * _MARGIN)
         if both is None:
-            lower, upper = pair(params, target, floor, gap * _ROUGH, exact)
+            lower, upper = pair(params, target, floor, gap * _ROUGH)
             return 0.0 * lower, upper
-        lower, upper = pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, exact, paired=True)
+        lower, upper = pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, paired=True)
         return lower[target.size :], upper[: target.size]
 
     def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
         exact = all(record.is_exact(direction) for record, _ in params)
         lower, upper = shortcuts(name, params, target, direction)
+        _without_rounds(name, params, target, lower, upper)
         floor = np.broadcast_to(np.asarray(floor, np.float64), target.shape)
         rows = np.flatnonzero(np.isnan(upper))
         lower[rows], upper[rows] = 0.0, np.inf
@@ -212,6 +212,17 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
         return lower, upper
 
     return run
+
+
+def _without_rounds(
+    verb: str, stacks: tuple[Stack, ...], eps: np.ndarray, lower: np.ndarray, upper: np.ndarray
+) -> None:
+    """delta of the rows in which nothing is run, in place."""
+    if verb == "epsilon":
+        return
+    rows = np.all([np.all(times == 0, axis=1) for _, times in stacks], axis=0) & np.isfinite(eps)
+    exact = -np.expm1(np.minimum(eps[rows], 0.0))
+    lower[rows], upper[rows] = exact * (1 - 1e-15), np.minimum(exact * (1 + 1e-15), 1.0)
 
 
 def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:

@@ -18,6 +18,8 @@ from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.precision import kernel
 from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
 
+_RANKS = 64
+
 
 @kernel(static=("direction",), working_set=512)
 def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
@@ -103,6 +105,31 @@ def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
         size = size + jnp.sum(jnp.where(live, count * blur, 0.0), axis=0)
         log_chance = log_chance + jnp.sum(jnp.where(live, count, 0.0)) * jax.scipy.special.log_ndtr(a)
     loss, log_chance = loss - size, log_chance * (1 + 1e-12) - 1e-12
+    return _at_least(loss, log_chance, target, verb)
+
+
+@kernel(static=("direction", "verb"), working_set=60000)
+def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
+    """The same for finite laws: each loss one of its record's r + 1 largest, r = 0, 1, ..."""
+    loss, log_chance = jnp.zeros(_RANKS), jnp.zeros(_RANKS)
+    for record, times in stacks:
+        atoms, log_weight, blur = jax.vmap(lambda one: one.atoms(direction))(record)
+        order = jnp.argsort(jnp.where(log_weight > -jnp.inf, -atoms, jnp.inf), axis=-1)[:, :_RANKS]
+        order = jnp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
+        some, blur, log_weight = (jnp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
+        fresh = jnp.arange(_RANKS) < atoms.shape[-1]  # (a law of fewer losses: the last one stands for the rest)
+        weight = jnp.where(fresh, jnp.exp(log_weight - 2 * blur) * (1 - 1e-12 - 1e-15 * jnp.abs(log_weight)), 0.0)
+        least = jax.lax.cummin(some - blur - 1e-15 * jnp.abs(some), axis=1)
+        chance = jnp.minimum(jnp.cumsum(weight, axis=-1), 1.0)
+        count = jnp.reshape(jnp.asarray(times, jnp.float64), (-1, 1))
+        loss = loss + jnp.sum(jnp.where(count > 0, count * least, 0.0), axis=0)
+        log_chance = log_chance + jnp.sum(jnp.where(count > 0, count * jnp.log(chance), 0.0), axis=0)
+    loss, log_chance = loss - 1e-12 * jnp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
+    return _at_least(loss, log_chance, target, verb)
+
+
+def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
+    """The best of the bounds delta >= chance (1 - e^(eps - loss)), or the epsilon at which it is delta."""
     if verb == "delta":
         return jnp.maximum(jnp.max(jnp.exp(log_chance) * -jnp.expm1(jnp.minimum(target - loss, 0.0))), 0.0)
     share = jnp.log(target) - log_chance
@@ -113,9 +140,13 @@ def lower_next_to_supremum(
     verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
 ) -> np.ndarray | None:
     """A lower bound that is close where nearly all of the loss's range is asked for; None where it does not apply."""
-    if direction != "reverse" or not all(is_sampled_gaussian(record) for record, _ in stacks):
+    sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
+    if direction == "reverse" and all(sampled):
+        lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
+    elif all(hasattr(record, "atoms") for record, _ in stacks) and not any(sampled):
+        lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
+    else:
         return None
-    lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
     return np.where(np.isnan(lower), 0.0, lower)
 
 
