@@ -117,8 +117,11 @@ def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> A
         order = jnp.argsort(jnp.where(log_weight > -jnp.inf, -atoms, jnp.inf), axis=-1)[:, :_RANKS]
         order = jnp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
         some, blur, log_weight = (jnp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
-        fresh = jnp.arange(_RANKS) < atoms.shape[-1]  # (a law of fewer losses: the last one stands for the rest)
-        weight = jnp.where(fresh, jnp.exp(log_weight - 2 * blur) * (1 - 1e-12 - 1e-15 * jnp.abs(log_weight)), 0.0)
+        # (in a law of fewer losses the last one stands for the rest)
+        live = (log_weight > -jnp.inf) & (jnp.arange(_RANKS) < atoms.shape[-1])
+        log_weight = jnp.where(live, log_weight, 0.0)
+        rounding = 1e-12 + 1e-15 * (jnp.abs(log_weight) + jnp.abs(some))
+        weight = jnp.where(live, jnp.exp(log_weight - 2 * blur) * jnp.maximum(1 - rounding, 0.0), 0.0)
         least = jax.lax.cummin(some - blur - 1e-15 * jnp.abs(some), axis=1)
         chance = jnp.minimum(jnp.cumsum(weight, axis=-1), 1.0)
         count = jnp.reshape(jnp.asarray(times, jnp.float64), (-1, 1))
