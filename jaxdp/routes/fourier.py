@@ -54,7 +54,7 @@ _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 # few points of a large effort go one by one: a batch of them would be compiled for nothing
-_COSTLY_NODES, _FEW = 1000, 8
+_COSTLY_NODES, _FEW = 1000, 16
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
