@@ -3,13 +3,19 @@
 import math
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.fourier import derivative
+from jaxdp.fourier.contour import Effort
 from jaxdp.hockey_stick.clones import clones_delta_bounds
 from jaxdp.hockey_stick.clones_law import clones_law, clones_laws
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.mechanisms.spectrum import spectrum
 
 ROUNDING = 1e-10
 # users and eps0: one user, two, few, a window of single counts, blocks; eps0 from nothing to all
@@ -137,3 +143,32 @@ def test_a_bound_without_a_pair_of_its_own_has_no_lower_bound_in_composition():
     leaky = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, np.array([0.0, 1e-9])), 50)
     lower, upper = jaxdp.delta_bounds(jaxdp.repeat(leaky, 2), epsilon=0.5)
     assert lower[0] > 0.99 * upper[0] and lower[1] == 0 and upper[1] == 1
+
+
+def sampled_response(x):
+    return jaxdp.PoissonSampled(jaxdp.RandomizedResponse(x, 3.0), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "points"),
+    [
+        (lambda x: jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1e4), (2.0, 1.999, 2.001)),
+        (sampled_response, (1.0, 0.999, 1.001)),
+    ],
+)
+def test_the_derivative_of_log_delta_of_finite_laws_is_that_of_its_differences(make, points):
+    effort = Effort(512, 1, 1, True)
+
+    def value(x):
+        stacks = tuple(
+            (jax.tree_util.tree_map(lambda leaf: leaf[0], record), times[0])
+            for record, times in normal_form(jaxdp.repeat(make(x), 30), ())
+        )
+        return derivative.log_delta(lambda p: spectrum(p, "forward"), stacks, jnp.asarray(1.0), effort)
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        both = jax.jit(jax.vmap(jax.value_and_grad(value)))(jnp.array(points))
+    values, slopes = (np.asarray(x) for x in both)
+    difference = (values[2] - values[1]) / (points[2] - points[1])
+    assert difference > 0.1
+    assert slopes[0] == pytest.approx(difference, rel=2e-2)

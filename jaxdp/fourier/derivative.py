@@ -34,7 +34,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
         end = step * effort.nodes
         extra = jax.lax.stop_gradient(jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0))
     log_m = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
-    for part, line in zip(spectrum.sampled, lines, strict=True):
+    for part, line in zip(spectrum.parts, lines, strict=True):
         log_m = log_m + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
     log_abs = nodes.log_abs - 0.5 * extra * t * t
     angle = nodes.phase + 0.5 * extra * (2 * c + 1) * t - t * eps

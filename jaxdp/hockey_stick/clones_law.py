@@ -122,6 +122,8 @@ def _plan(n, p, q, rows: int) -> tuple[Blocks, jax.Array]:
     The first-order cost of a block of width w goes with its mass times w: least where 1/w goes with the square root of
     the density. A quarter of the edges is spread evenly in asinh, for the far lower counts.
     """
+    # nobody else: one who is never a clone, whose law has derivatives
+    n, p, q = jnp.maximum(n, 1.0), jnp.where(n > 0, p, 1e-300), jnp.where(n > 0, q, 1.0)
     low, high, missed_low, missed_high = window(n, p, q, _DEEP)
     steps = jnp.arange(rows + 1, dtype=jnp.float64)
     singles = jnp.minimum(low + steps, high + 1.0)
@@ -132,7 +134,7 @@ def _plan(n, p, q, rows: int) -> tuple[Blocks, jax.Array]:
     spread = jnp.clip(jnp.sort(jnp.round(jnp.concatenate([dense, sparse]))), low, high + 1.0)
     spread = spread.at[0].set(low).at[-1].set(high + 1.0)
     fits = high - low + 1.0 <= rows
-    edges = jax.lax.optimization_barrier(jax.lax.stop_gradient(jnp.where(fits, singles, spread)))
+    edges = jax.lax.stop_gradient(jax.lax.optimization_barrier(jnp.where(fits, singles, spread)))
     plan = masses(edges, n, p, q)._replace(log_missed_low=missed_low, log_missed_high=missed_high)
     return plan, jnp.where(fits, high - low + 1.0, jnp.asarray(rows, jnp.float64))
 
@@ -188,11 +190,11 @@ class _BiasLaw(NamedTuple):
 
 def _bias_law(plan: Blocks, places, live, rows: int) -> _BiasLaw:
     """The mean over blocks of the coins' law: of each block's left end from above, of the next one's from below."""
-    # (a block of one count is its own right end)
-    alone = plan.width <= 1
-    following = jnp.insert(jnp.where(alone, -jnp.inf, plan.log_lower)[:-1], 0, -jnp.inf)
-    log_lower = jnp.logaddexp(jnp.where(alone, plan.log_lower, -jnp.inf), following)
-    weights = _counts_law(plan, live).reshape(-1, _GROUP), jnp.exp(log_lower).reshape(-1, _GROUP)
+    # (a block of one count is its own right end; no logarithms of sums here: they have no derivative at -inf)
+    alone, below = plan.width <= 1, jnp.exp(plan.log_lower)
+    following = jnp.insert(jnp.where(alone, 0.0, below)[:-1], 0, 0.0)
+    lower_law = jnp.where(alone, below, 0.0) + following
+    weights = _counts_law(plan, live).reshape(-1, _GROUP), lower_law.reshape(-1, _GROUP)
     left = plan.left.reshape(-1, _GROUP)
     # (a number of turns known beforehand can be differentiated)
     groups = rows // _GROUP if rows <= ROWS else jnp.ceil(live / _GROUP).astype(jnp.int32)
@@ -211,7 +213,12 @@ def _bias_law(plan: Blocks, places, live, rows: int) -> _BiasLaw:
 
 
 def _ratio(part, whole):
-    return jnp.clip(jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1.0), 0.0), 0.0, 1.0)
+    """part/whole, 0 for 0/0. Its derivative as 1/whole (d part - ratio d whole): whole^2 may underflow."""
+    still = jax.lax.stop_gradient
+    value = still(jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1.0), 0.0))
+    inverse = still(jnp.where(whole > 1e-290, 1.0 / jnp.where(whole > 1e-290, whole, 1.0), 0.0))
+    change = inverse * ((part - still(part)) - value * (whole - still(whole)))
+    return jnp.clip(value + change, 0.0, 1.0)
 
 
 def _counts_law(plan: Blocks, live):
