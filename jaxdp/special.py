@@ -7,7 +7,9 @@ each says which and how many.
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +65,13 @@ def log_normal_tail(x: jax.Array) -> jax.Array:
     # Phi_c(x) = 1 - Phi_c(-x): for x < 0 the complement is the small number.
     lower = log_one_plus(-0.5 * jax.scipy.special.erfc(-jnp.minimum(x, 0.0) / _SQRT_2))
     return jnp.where(x > 0, upper, lower)
+
+
+@functools.cache
+def normal_quantiles(size: int, variance: float) -> np.ndarray:
+    """The middles of `size` equally likely parts of N(0, variance): places whose density is the normal one."""
+    law = statistics.NormalDist(0.0, math.sqrt(variance))
+    return np.array([law.inv_cdf((i + 0.5) / size) for i in range(size)])
 
 
 def log_one_plus(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""k-ary randomized response, Renyi divergence and loss atoms of the shuffle model against exact values."""
+"""k-ary randomized response and Renyi divergence of the shuffle model against exact values."""
 
 import itertools
 import json

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 from typing import NamedTuple
 
 import jax
@@ -30,6 +29,7 @@ from jaxdp.hockey_stick.blocks import Blocks, masses, window
 from jaxdp.hockey_stick.clones import clone_rate
 from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
 from jaxdp.precision import canary, cores, kernel, side_by_side
+from jaxdp.special import normal_quantiles
 
 ROWS, CELLS = 512, 1024
 FINE_ROWS, FINE_CELLS = 4096, 3072
@@ -128,7 +128,7 @@ def _plan(n, p, q, rows: int) -> tuple[Blocks, jax.Array]:
     steps = jnp.arange(rows + 1, dtype=jnp.float64)
     singles = jnp.minimum(low + steps, high + 1.0)
     mean, deviation = n * p, jnp.sqrt(jnp.maximum(n * p * q, 1e-4))
-    dense = mean + deviation * _quantiles(rows - rows // 4, 2.0)
+    dense = mean + deviation * normal_quantiles(rows - rows // 4, 2.0)
     start, stop = (jnp.arcsinh((end - mean) / deviation) for end in (low, high + 1.0))
     sparse = mean + deviation * jnp.sinh(start + (stop - start) * jnp.arange(rows // 4 + 1) / (rows // 4))
     spread = jnp.clip(jnp.sort(jnp.round(jnp.concatenate([dense, sparse]))), low, high + 1.0)
@@ -137,12 +137,6 @@ def _plan(n, p, q, rows: int) -> tuple[Blocks, jax.Array]:
     edges = jax.lax.stop_gradient(jax.lax.optimization_barrier(jnp.where(fits, singles, spread)))
     plan = masses(edges, n, p, q)._replace(log_missed_low=missed_low, log_missed_high=missed_high)
     return plan, jnp.where(fits, high - low + 1.0, jnp.asarray(rows, jnp.float64))
-
-
-@functools.cache
-def _quantiles(size: int, variance: float) -> np.ndarray:
-    law = statistics.NormalDist(0.0, math.sqrt(variance))
-    return np.array([law.inv_cdf((i + 0.5) / size) for i in range(size)])
 
 
 @functools.cache
@@ -169,7 +163,7 @@ def _places(count, most, cells: int):
     scale = 1.0 / jnp.sqrt(count)
     far, even = cells // 4, cells // 3
     middle = cells - far - even
-    dense = scale * np.abs(_quantiles(2 * middle, 3.0)[middle:])
+    dense = scale * np.abs(normal_quantiles(2 * middle, 3.0)[middle:])
     steady = scale * _DEVIATIONS * (jnp.arange(even) + 0.5) / even
     step = jnp.arcsinh(_NEXT_TO_TOP / scale) / (far - 1)
     sparse = scale * jnp.sinh(step * jnp.arange(far))

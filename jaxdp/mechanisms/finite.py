@@ -9,15 +9,13 @@ spread of the likelihood ratio: the larger pair post-processes to the smaller), 
 
 from __future__ import annotations
 
-import functools
-import statistics
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.special import log_complement, log_expm1, log_normal_tail, log_one_plus
+from jaxdp.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
 
 _ULP = 2.0**-53
 _LEAST = 2.3e-308  # subnormal numbers are flushed to 0
@@ -240,18 +238,13 @@ class _Cells(NamedTuple):
     log_density: Any  # of Q, times the node's weight
 
 
-@functools.cache
-def _cube_root_density(cells: int) -> np.ndarray:
-    """What a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root."""
-    law = statistics.NormalDist(0.0, 3**0.5)
-    return np.array([law.inv_cdf((i + 0.5) / cells) for i in range(cells)])
-
-
 def _gaussian_cells(mu: Any, many: bool) -> _Cells:
     even_cells, dense_cells, far_cells = _FINE_CELLS if many else _CELLS
     fine = mu / 2 + _FINE_REACH
     even = fine * jnp.arange(even_cells) / even_cells
-    inner = jnp.sort(jnp.concatenate([even, jnp.abs(mu / 2 + _cube_root_density(dense_cells))]))
+    # what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
+    dense = jnp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
+    inner = jnp.sort(jnp.concatenate([even, dense]))
     outer = fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(far_cells + 1) / far_cells
     edges = jnp.concatenate([inner, outer])  # distance from the middle, where the loss mu x edge is 0
     width = jnp.diff(edges)[:, None]
@@ -300,9 +293,6 @@ def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
     excess = jnp.sum(share * jnp.expm1(jnp.minimum(up, 3.0)), axis=1)
     loss = mu * edges[:-1] + jnp.log1p(excess)
     return _mirrored(log_q + loss, log_q, loss)
-
-
-GAUSSIAN_PAIRS = gaussian_pair, gaussian_inner_pair
 
 
 def _laplace_cells(scale: Any, cells: int) -> tuple[Any, Any, Any]:

@@ -40,7 +40,8 @@ class Bracket(Mechanism):
         """The one or the other, with outcomes of no mass where it is the shorter."""
         base = self.mechanism
         if is_gaussian(base):
-            outer, inner = (pair(base.gaussian_mu(), self.fine) for pair in finite.GAUSSIAN_PAIRS)
+            mu = base.gaussian_mu()
+            outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
         elif self.fine and hasattr(base, "fine_pairs"):
             outer, inner = base.fine_pairs()
         else:
