@@ -23,8 +23,6 @@ _ABSOLUTE = 1e-16
 _OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
 # A cap, not a plan: the outermost pair alone takes a third off a bracket at every call.
 _MAX_CALLS = 200
-# Pairs whose epsilons differ by less than this, relatively, count as equal: certificates leave about as much.
-_TIE = 1e-9
 # A certified bound may wobble by its certificate's gap; more than this is a function that turns round.
 _WOBBLE = 0.01
 
@@ -57,22 +55,23 @@ def calibrate(
     if 0 in problem.shape:
         return np.empty(problem.shape)
     values = problem.round(_grid(problem.low, problem.high))
-    pairs = problem.pairs()
-    epsilons = np.array([pair.evaluate(values) for pair in pairs])
-    worst = np.max(epsilons, axis=0)
-    # Where one pair leads everywhere, its epsilon is searched: it is at most the whole one, so what fails it fails, and
-    # that the solution meets the target for every pair is tested at the end.
-    leading = [bool(np.all(each >= (1 - _TIE) * worst)) for each in epsilons]
-    if len(pairs) > 1 and any(leading):
-        leader = leading.index(True)
-        search = _searched(pairs[leader], values, epsilons[leader])
-        if (problem.evaluate_one(search.safe) <= problem.target).all():
+    # One pair alone costs half. Its epsilon is at most the whole one: what fails it fails, and that the solution meets
+    # the target for every pair is tested. Where that is not so, or the pair has no solution, the whole is searched.
+    for pair in problem.pairs():
+        search = _searched(pair, values, pair.evaluate(values))
+        if isinstance(search, _Search) and (problem.evaluate_one(search.safe) <= problem.target).all():
             return problem.answer(search.safe)
-    return _verified(problem, _searched(problem, values, worst))
+    search = _searched(problem, values, problem.evaluate(values))
+    if isinstance(search, str):
+        raise ValueError(search)
+    return _verified(problem, search)
 
 
-def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> _Search:
-    """The search from tested candidates until every bracket is closed."""
+def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> _Search | str:
+    """The search from tested candidates until every bracket is closed, or why there is nothing to search for."""
+    fault = _unreachable(problem, values, epsilons) or _turning(epsilons)
+    if fault:
+        return fault
     search = _Search(problem, values, epsilons)
     for _ in range(_MAX_CALLS):
         candidates = search.candidates()
@@ -123,11 +122,11 @@ class _Problem:
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
 
     def pairs(self) -> list[_Problem]:
-        """The same question about each pair of neighbouring data sets alone, or itself when there is but one."""
+        """The same question about each pair of neighbouring data sets alone, none when there is but one."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
         if len(directions) < 2:
-            return [self]
+            return []
         return [dataclasses.replace(self, direction=direction) for direction in directions]
 
     def answer(self, values: np.ndarray) -> Any:
@@ -208,14 +207,37 @@ def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.nda
     return grid
 
 
+def _unreachable(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> str | None:
+    """What is wrong when neither end of a bracket meets the target."""
+    bad = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
+    if not bad.any():
+        return None
+    i = int(np.argmax(bad))
+    at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
+    return (
+        f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}: "
+        f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
+    )
+
+
+def _turning(epsilons: np.ndarray) -> str | None:
+    """What is wrong when epsilons over equally ordered values rise and fall."""
+    with np.errstate(invalid="ignore"):
+        steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
+    scale = _WOBBLE * np.minimum(epsilons[1:], epsilons[:-1]) + 1e-9
+    turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0)
+    if not turned.any():
+        return None
+    seen = ", ".join(f"{e:.4g}" for e in epsilons[:, int(np.argmax(turned))])
+    return f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}."
+
+
 class _Search:
     """A shrinking bracket per problem: `safe` was tested and meets the target, `unsafe` was tested and does not."""
 
     def __init__(self, problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> None:
         self._problem = problem
         self._values, self._epsilons = values, epsilons
-        self._check_ends()
-        self._check_monotone()
         rising = epsilons[-1] >= epsilons[0]
         self._sign = np.where(rising, 1.0, -1.0)
         self.safe = np.where(rising, values[0], values[-1])
@@ -223,26 +245,6 @@ class _Search:
         all_safe = np.maximum(epsilons[0], epsilons[-1]) <= problem.target
         self.safe = np.where(all_safe, self.unsafe, self.safe)
         self._narrow(values, epsilons)
-
-    def _check_ends(self) -> None:
-        best = np.minimum(self._epsilons[0], self._epsilons[-1])
-        bad = ~(best <= self._problem.target)
-        if bad.any():
-            i = int(np.argmax(bad))
-            at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(self._values, self._epsilons, strict=True)]
-            raise ValueError(
-                f"epsilon must be reachable in the bracket, got {self._problem.target[i]:.6g}: "
-                f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
-            )
-
-    def _check_monotone(self) -> None:
-        with np.errstate(invalid="ignore"):
-            steps = np.nan_to_num(np.diff(self._epsilons, axis=0), nan=0.0)
-        scale = _WOBBLE * np.minimum(self._epsilons[1:], self._epsilons[:-1]) + 1e-9
-        turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0)
-        if turned.any():
-            seen = ", ".join(f"{e:.4g}" for e in self._epsilons[:, int(np.argmax(turned))])
-            raise ValueError(f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}.")
 
     def _narrow(self, values: np.ndarray, epsilons: np.ndarray) -> None:
         """Move the bracket's ends to the innermost tested pair (safe, unsafe)."""

@@ -13,7 +13,7 @@ import functools
 import os
 import pathlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -126,11 +126,8 @@ class Kernel:
             size = jax.tree_util.tree_leaves(args)[0].shape[0]
             items = tuple(sorted(static.items()))
             compiled, traced = self._compiled(platform()), self.traces
-            step = self._chunk()
             pieces = []
-            for start in range(0, max(size, 1), step):
-                stop = min(start + step, size)
-                padded = _padded_size(stop - start, step)
+            for start, stop, padded in _pieces(size, self._chunk(), platform() == "cpu"):
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
         if self.traces != traced and memory_maps() > 0.5:
@@ -161,12 +158,23 @@ def _as_float64(leaf: Any) -> np.ndarray:
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def _padded_size(size: int, largest: int) -> int:
-    """1, 8, 64, 512, ... up to the chunk: few compilations, at most 8x padding, none at the chunk."""
-    padded = 1
-    while padded < size:
-        padded *= 8
-    return min(padded, largest)
+def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of what is computed at once: padded to 1, 8, 64, 512, ... up to the chunk.
+
+    sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
+    which fills with one call).
+    """
+    start = 0
+    while start < size:
+        rest = min(size - start, largest)
+        smaller, padded = 1, 1
+        while padded < rest:
+            smaller, padded = padded, padded * 8
+        padded = min(padded, largest)
+        if sparing and 2 * smaller * -(-rest // smaller) <= padded:
+            rest, padded = min(rest, smaller), smaller
+        yield start, start + rest, padded
+        start += rest
 
 
 def _slice(args: Any, start: int, stop: int, padded: int) -> Any:

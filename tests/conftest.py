@@ -39,7 +39,9 @@ def x64_flag_is_left_as_found():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def compiled_kernels_are_forgotten_between_files():
-    """Compiled programs take memory maps, of which a process may have 65530; tests that count traces start empty."""
+def compiled_programs_leave_room():
+    """They take memory maps, of which a process may have 65530; the kernels' own limit does not see users' jits."""
     yield
-    precision.forget_compiled()
+    if precision.memory_maps() > 0.3:
+        precision.forget_compiled()
+        jax.clear_caches()

@@ -8,6 +8,7 @@ from scipy import stats
 
 import jaxdp
 from jaxdp.mechanisms import finite
+from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.routes.single_law import law_delta, law_epsilon
 
@@ -131,8 +132,8 @@ def test_pairs_on_a_grid_keep_both_masses_and_window_pairs_never_lose_any():
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         grids = [finite.gaussian_pair(mu) for mu in (1e-3, 1.0, 20.0)]
         grids += [finite.laplace_pair(scale) for scale in (0.05, 1.0, 50.0)]
-        windows = [finite.discrete_gaussian_pair(s, k) for s, k in ((0.2, 1), (300.0, 1), (1e4, 7))]
-        windows += [finite.discrete_laplace_pair(5.0, 40), finite.discrete_laplace_pair(5.0, 4000)]
+        grids += [cells.discrete_gaussian_pair(s, k) for s, k in ((0.2, 1), (300.0, 1), (1e4, 7))]
+        windows = [finite.discrete_laplace_pair(5.0, 40), finite.discrete_laplace_pair(5.0, 4000)]
     for side in (side for pair in grids for side in masses(pair)):
         assert side.sum() == pytest.approx(1, abs=1e-12)
     for side in (side for pair in windows for side in masses(pair)):
@@ -181,8 +182,6 @@ def test_no_cell_of_an_inner_pair_is_taken_whose_density_the_nodes_do_not_follow
 
 
 def test_a_window_that_is_too_small_gives_the_vacuous_bound():
-    wide = one_run(FIXED(jaxdp.DiscreteGaussian(1e6), 1.0), EPS, "replace")[1]
-    assert np.all(wide == 1)
     shifted = one_run(POISSON(jaxdp.DiscreteLaplace(5.0, 4000), 1.0), EPS, "forward")[1]
     assert np.all(shifted == 1)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import validate
-from jaxdp.mechanisms import finite
+from jaxdp.mechanisms import finite, lattice_gaussian
 from jaxdp.mechanisms.base import Mechanism, record
 
 _TERMS = 12
@@ -40,15 +40,20 @@ class DiscreteGaussian(Mechanism):
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
 
     def finite_pair(self) -> finite.FinitePair:
-        """The pair on a window of 2048 integers; the mass outside (a bound of it) is mass at infinity."""
-        return finite.discrete_gaussian_pair(self.sigma, self.sensitivity)
+        """A pair on cells of integers that dominates; used when the mechanism is sampled."""
+        return lattice_gaussian.discrete_gaussian_pair(self.sigma, self.sensitivity)
 
     def inner_pair(self) -> finite.FinitePair:
-        """The pair on the window alone."""
-        return finite.without_leftover(self.finite_pair())
+        """A pair on the same cells that is dominated."""
+        return lattice_gaussian.discrete_gaussian_inner_pair(self.sigma, self.sensitivity)
+
+    def fine_pairs(self) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """Both, on more and smaller cells."""
+        one, other = lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair
+        return one(self.sigma, self.sensitivity, True), other(self.sigma, self.sensitivity, True)
 
     def finite_pair_is_exact(self) -> bool:
-        """False: the window only dominates."""
+        """False: far tails are split, and with a large sigma several integers are one outcome."""
         return False
 
     def validate(self) -> None:

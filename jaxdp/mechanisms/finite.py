@@ -25,7 +25,6 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
 LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
-_LATTICE_HALF_WIDTH = 1024
 LAPLACE_MIDDLE = 256
 
 
@@ -238,23 +237,37 @@ class _Cells(NamedTuple):
     log_density: Any  # of Q, times the node's weight
 
 
-def _gaussian_cells(mu: Any, many: bool) -> _Cells:
-    even_cells, dense_cells, far_cells = _FINE_CELLS if many else _CELLS
+def gaussian_edges(mu: Any, even_cells: int, dense_cells: int, far_cells: int) -> Any:
+    """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
     fine = mu / 2 + _FINE_REACH
     even = fine * jnp.arange(even_cells) / even_cells
     # what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
     dense = jnp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = jnp.sort(jnp.concatenate([even, dense]))
     outer = fine + (_FULL_REACH - _FINE_REACH) * jnp.arange(far_cells + 1) / far_cells
-    edges = jnp.concatenate([inner, outer])  # distance from the middle, where the loss mu x edge is 0
+    return jnp.concatenate([inner, outer])
+
+
+def gauss_error(fall: Any) -> Any:
+    """Bound of the error of 8 Gauss nodes, relative, for a function that falls by at most so many nats in the cell.
+
+    (8!)^4 / (17 (16!)^3) max f^(16) over a cell of width 1; the factors are for f being e^{-fall x} times a share.
+    """
+    return 7e-23 * (1 + fall) ** 3 * jnp.minimum(fall, 1e9) ** 16
+
+
+def _gaussian_cells(mu: Any, many: bool) -> _Cells:
+    edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = jnp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + jnp.log(0.5 * width * _GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
 
 
-def _mirrored(log_p: Any, log_q: Any, loss: Any) -> FinitePair:
-    return _rounded(*(jnp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
+def mirrored(log_p: Any, log_q: Any, loss: Any, blur: Any = 0.0) -> FinitePair:
+    """The outcomes and their mirror images; losses within 8 units of themselves and ``blur``."""
+    pair = _rounded(*(jnp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
+    return pair._replace(blur=pair.blur + jnp.tile(jnp.broadcast_to(blur, loss.shape), 2))
 
 
 def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
@@ -274,7 +287,7 @@ def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
     edge = jnp.full(1, -jnp.inf)
     log_q = jnp.logaddexp(jnp.concatenate([left, edge]), jnp.concatenate([edge, right]))
     tail = jnp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
-    return with_leftover(_mirrored(log_q + mu * edges, log_q, mu * edges), jnp.exp(tail), jnp.exp(tail))
+    return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), jnp.exp(tail), jnp.exp(tail))
 
 
 def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
@@ -292,7 +305,7 @@ def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
     share = jnp.exp(log_density - jnp.where(fit, log_q, jnp.inf)[:, None])
     excess = jnp.sum(share * jnp.expm1(jnp.minimum(up, 3.0)), axis=1)
     loss = mu * edges[:-1] + jnp.log1p(excess)
-    return _mirrored(log_q + loss, log_q, loss)
+    return mirrored(log_q + loss, log_q, loss)
 
 
 def _laplace_cells(scale: Any, cells: int) -> tuple[Any, Any, Any]:
@@ -343,40 +356,3 @@ def discrete_laplace_pair(scale: Any, sensitivity: Any) -> FinitePair:
     log_p = jnp.concatenate([jnp.stack([end - a * s, end]), middle_p])
     loss = a * jnp.concatenate([jnp.stack([-s + zero, s + zero]), 2 * x - s])
     return with_leftover(_rounded(log_p, log_q, loss), between, between)
-
-
-def discrete_gaussian_pair(sigma: Any, sensitivity: Any) -> FinitePair:
-    """N_Z(s, sigma^2) against N_Z(0, sigma^2) on a window of 2048 integers; what lies outside is split.
-
-    The mass outside is a bound: it is 1, and the pair says nothing, when sigma is too large for the window.
-    """
-    s = sensitivity
-    x = jnp.ceil(s / 2) + jnp.arange(-_LATTICE_HALF_WIDTH, _LATTICE_HALF_WIDTH)
-    inside = jnp.abs(x - s / 2) < _LATTICE_HALF_WIDTH - 0.25  # symmetric about s/2 for even and odd s
-    scale = 2 * sigma**2
-    log_total = _log_theta_at_zero(sigma)
-    log_q = jnp.where(inside, -(x**2) / scale - log_total, -jnp.inf)
-    log_p = jnp.where(inside, -((x - s) ** 2) / scale - log_total, -jnp.inf)
-    outside = jnp.logaddexp(
-        _log_lattice_tail(_LATTICE_HALF_WIDTH - s / 2 - 1, sigma) - log_total,
-        _log_lattice_tail(_LATTICE_HALF_WIDTH + s / 2 - 1, sigma) - log_total,
-    )
-    outside = jnp.exp(jnp.minimum(outside + 1e-12, 0.0))
-    return with_leftover(_rounded(log_p, log_q, s * (2 * x - s) / scale), outside, outside)
-
-
-def _log_lattice_tail(start: Any, sigma: Any) -> Any:
-    """log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}: a geometric series; 700 when start <= 0."""
-    safe = jnp.maximum(start, 1.0)
-    series = -(safe**2) / (2 * sigma**2) - jnp.log(-jnp.expm1(-safe / sigma**2))
-    return jnp.where(start >= 1, series, 700.0)
-
-
-def _log_theta_at_zero(sigma: Any) -> Any:
-    """log sum_k e^{-k^2 / (2 sigma^2)} over all integers, by the sum or by its Poisson dual."""
-    k = jnp.arange(1, 13)
-    small = sigma < 0.5
-    direct = jnp.log1p(2 * jnp.sum(jnp.exp(-(k**2) / (2 * jnp.where(small, sigma, 1.0) ** 2))))
-    wide = jnp.where(small, 1.0, sigma)
-    dual = jnp.log(wide) + 0.5 * np.log(2 * np.pi) + jnp.log1p(2 * jnp.sum(jnp.exp(-2 * (np.pi * wide * k) ** 2)))
-    return jnp.where(small, direct, dual)

@@ -1,0 +1,96 @@
+"""Finite pairs of the discrete Gaussian of any sigma: sums over integers, both sides, compositions."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.mechanisms import lattice_gaussian
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.routes.single_law import law_delta
+
+RATE = 0.1
+
+
+def rule(count):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        nodes, log_weights = (np.asarray(side) for side in lattice_gaussian.sum_rule(np.array([count])))
+    return nodes[0], np.exp(log_weights[0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 11, 12, 13, 14, 15, 17, 20, 33, 100, 1000, 10**6])
+def test_the_rule_sums_over_integers(count):
+    nodes, weights = rule(count)
+    assert np.all((nodes > 0) & (nodes < count + 1) | (weights == 0))
+    k = np.arange(1.0, count + 1)
+    for degree in (0, 1, 2, 7, 15):
+        exact = math.fsum((k / max(count, 1)) ** degree)
+        assert np.sum(weights * (nodes / max(count, 1)) ** degree) == pytest.approx(exact, rel=2e-14)
+    for fall in (0.3, 1.0, 2.5):
+        exact = math.fsum(np.exp(-fall * k / max(count, 1)))
+        assert np.sum(weights * np.exp(-fall * nodes / max(count, 1))) == pytest.approx(exact, rel=2e-14)
+
+
+def exact_profile(eps, sigma, shift, rate):
+    """delta of one sampled run under remove, summed integer by integer."""
+    reach = int(42 * sigma) + shift + 3
+    x = np.arange(-reach, reach + 1.0)
+    p, q = (np.exp(-(((x - s) / sigma) ** 2) / 2) for s in (shift, 0))
+    total = math.fsum(q)
+    return np.array([math.fsum(np.maximum(rate * (p - q) - np.expm1(e) * q, 0.0)) / total for e in eps])
+
+
+# sigma, shift, the furthest either bound is off (relative), coarse and fine: up to a sigma of 57 (455) by rounding only
+CASES = [
+    (0.1, 1, 1e-11, 1e-11),
+    (0.7, 2, 1e-11, 1e-11),
+    (20.0, 3, 1e-11, 1e-11),
+    (20.0, 400, 1e-11, 1e-11),
+    (300.0, 50, 1e-3, 1e-11),
+    (1000.0, 37, 1e-3, 1e-4),
+    (5000.0, 2000, 1e-3, 1e-4),
+]
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
+    for sigma, shift, *widths in CASES:
+        top = np.log1p(RATE * np.expm1(min(shift * 4.0 / sigma, 600.0)))
+        eps = top * np.array([-0.01, 0.0, 0.1, 0.4, 0.8])
+        exact = exact_profile(eps, sigma, shift, RATE)
+        mechanism = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE)
+        (record, _), = normal_form(mechanism, eps.shape)
+        above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(fine))
+        upper, lower = law_delta(above, eps, direction="forward")[1], law_delta(below, eps, direction="forward")[0]
+        assert np.all(lower <= exact * (1 + 2e-13)), sigma
+        assert np.all(upper >= exact * (1 - 2e-13)), sigma
+        close = widths[fine]
+        assert np.all(upper - lower <= close * exact + 1e-300), (sigma, upper / exact - 1, lower / exact - 1)
+
+
+PAIRS = [lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_pairs_have_derivatives(pair):
+    def log_moment(sigma):
+        made = pair(sigma, 150)
+        return jax.nn.logsumexp(jnp.where(made.log_p > -jnp.inf, made.log_p + made.loss, -jnp.inf))
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        value, slope = jax.jit(jax.value_and_grad(log_moment))(300.0)
+    assert float(value) == pytest.approx(2 * 0.5**2 / 2, rel=1e-4)  # K(1), and K(1) falls as 1/sigma^2
+    assert float(slope) == pytest.approx(-2 * float(value) / 300.0, rel=1e-3)
+
+
+def test_a_large_sigma_composes_to_what_the_gaussian_does():
+    # a sum over integers of a smooth function is its integral up to e^{-2 pi^2 sigma^2}: both have the same K
+    lattice = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(1e4, 2000), 0.2)
+    smooth = jaxdp.PoissonSampled(jaxdp.Gaussian(5.0), 0.2)
+    both = [jaxdp.repeat(mechanism, 200) for mechanism in (lattice, smooth)]
+    one, other = (jaxdp.epsilon_bounds(m, 1e-9, relation="remove", gap=1e-4) for m in both)
+    assert one.lower <= other.upper and other.lower <= one.upper
+    assert one.upper - one.lower <= 1e-4 * one.upper
