@@ -94,7 +94,8 @@ def bracket(make, eps, *, c, period, nodes, quadrature=256, cover=64, smooth=Fal
         k_above = spectrum.real(above, cut, 1024)
         k_below = spectrum.real_swapped(below, cut, 1024)
         plan = Plan(c, period, cut, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), above, k_above, below, k_below)
-        sums = contour.evaluate(contour.build(spectrum, plan, effort), spectrum, eps, jnp.zeros(()))
+        made = contour.build(spectrum, plan, effort)
+        sums = contour.evaluate(made, contour.aliases(made, spectrum), spectrum, eps, jnp.zeros(()))
         return sums.lower, sums.upper
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):

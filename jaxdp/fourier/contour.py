@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxdp.fourier.exponential_sums import discrete_log_m, split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
-from jaxdp.fourier.plan import Plan, log_alias, plan_delta, plan_epsilon
+from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
@@ -182,24 +182,60 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     )
 
 
-def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Array, ref: jax.Array) -> Sums:
+class Aliases(NamedTuple):
+    """What of the alias terms does not depend on eps: bounds left and right, M(0) and M(-1) of the finite part.
+
+    log_first, log_second: -log(e^{c p} - 1) and -log(e^{(c+1) p} - 1). kept: of M(0), not cut away; off: relative error
+    of either M.
+    """
+
+    bound: AliasBound
+    log_first: jax.Array
+    log_second: jax.Array
+    m0: jax.Array
+    m1: jax.Array
+    kept: jax.Array
+    off: jax.Array
+
+
+def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
+    """For `evaluate`."""
+    plan, widest = contour.plan, 0.5 * contour.extra_mu2[-1]
+    c, p = plan.c, plan.period
+    ends = jnp.real(spectrum.closed(jnp.array([0.0, -1.0], jnp.complex128)))
+    off = spectrum.closed_units * _ULP
+    for atoms in spectrum.discrete:
+        law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
+        both, error = jax.vmap(law, in_axes=(0, None, None, None))(
+            jnp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
+        )
+        ends = ends + jnp.sum(jnp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
+        off = off + jnp.max(jnp.sum(jnp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
+    return Aliases(
+        alias_bound(
+            plan,
+            plan.k_above + widest * plan.above * (plan.above + 1),
+            plan.k_below + widest * plan.below * (plan.below + 1),
+        ),
+        -jnp.maximum(c * p, 1e-300) - jnp.log(-jnp.expm1(-c * p)),
+        -(c + 1) * p - jnp.log(-jnp.expm1(-(c + 1) * p)),
+        jnp.exp(ends[0]),
+        jnp.exp(ends[1]),
+        jnp.exp(contour.log_kept),
+        jnp.where(off < 0.25, off * (1 + off), jnp.inf),
+    )
+
+
+def evaluate(
+    contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
+) -> Sums:
     """Certified delta at eps, in units of e^ref."""
-    plan, c = contour.plan, contour.plan.c
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
-    widest = 0.5 * contour.extra_mu2[-1]
-    left, right = log_alias(
-        c,
-        plan.period,
-        eps,
-        plan.above,
-        plan.k_above + widest * plan.above * (plan.above + 1),
-        plan.below,
-        plan.k_below + widest * plan.below * (plan.below + 1),
-    )
+    left, right = log_alias(known.bound, eps)
     left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
-    sub_low, sub_high = _left_alias(contour, spectrum, eps, ref)
+    sub_low, sub_high = _left_alias(contour, known, eps, ref)
     upper = raw.total - sub_low + raw.tail + raw.rounding
     lower = raw.total - sub_high - left - right - raw.tail - raw.rounding
     infinity = spectrum.infinity * jnp.exp(-ref)
@@ -216,29 +252,17 @@ def evaluate(contour: Contour | LatticeContour, spectrum: Spectrum, eps: jax.Arr
 
 
 def _left_alias(
-    contour: Contour | LatticeContour, s: Spectrum, eps: jax.Array, ref: jax.Array
+    contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, ref: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
 
     M(0) and M(-1) are those of the finite part, each less at most what was cut away.
     """
-    c, p = contour.plan.c, contour.plan.period
-    first = jnp.exp(-jnp.maximum(c * p, 1e-300) - ref) / -jnp.expm1(-c * p)
-    second = jnp.exp(eps - (c + 1) * p - ref) / -jnp.expm1(-(c + 1) * p)
-    kept = jnp.exp(contour.log_kept)
-    ends = jnp.real(s.closed(jnp.array([0.0, -1.0], jnp.complex128)))
-    off = s.closed_units * _ULP
-    for atoms in s.discrete:
-        law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
-        both, error = jax.vmap(law, in_axes=(0, None, None, None))(
-            jnp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
-        )
-        ends = ends + jnp.sum(jnp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
-        off = off + jnp.max(jnp.sum(jnp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
-    m0, m1 = jnp.exp(ends[0]), jnp.exp(ends[1])
-    off = jnp.where(off < 0.25, off * (1 + off), jnp.inf)
-    blur = (1e-14 * (1 + c * p + jnp.abs(ref) + jnp.abs(eps)) + off) * (first + second)
-    return first * m0 * kept - second * m1 - blur, first * m0 - second * m1 * kept + blur
+    first, second = jnp.exp(known.log_first - ref), jnp.exp(known.log_second + eps - ref)
+    rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + jnp.abs(ref) + jnp.abs(eps)) + known.off
+    blur = rounded * (first + second)
+    low = first * known.m0 * known.kept - second * known.m1 - blur
+    return low, first * known.m0 - second * known.m1 * known.kept + blur
 
 
 def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
@@ -250,14 +274,14 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     contour = build(spectrum, plan, effort)
     target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
 
-    plain = _least_smoothed(contour)
+    plain, known = _least_smoothed(contour), aliases(contour, spectrum)
 
     def middle(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = evaluate(plain, spectrum, eps, ref)
+        sums = evaluate(plain, known, spectrum, eps, ref)
         return jnp.log(sums.middle / target), sums.slope / sums.middle
 
     def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = evaluate(contour, spectrum, eps, ref)
+        sums = evaluate(contour, known, spectrum, eps, ref)
         value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
         # the upper end must have upper <= delta, the lower end lower > delta: what is not proved counts as 0
         log_value = jnp.log(value / target)
@@ -303,13 +327,14 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         steps = _NEWTON_STEPS if small else 3 * _NEWTON_STEPS
         root = jax.lax.while_loop(lambda s: (s[4] < steps) & (s[3] > 1e-13 * s[2]), newton, start)[2]
     # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
-    at_zero, _ = side(jnp.asarray(0), jnp.zeros(()))
+    tested = jnp.stack([root, root, jnp.zeros_like(root)])
+    offsets, slopes = jax.vmap(side)(jnp.array([0, 1, 0]), tested)
+    at_zero = offsets[2]
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
     steps = 4 if small and not kinked else 24
 
-    def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
-        offset, slope = side(which, root)
+    def solve(which: jax.Array, offset: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
         shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
         start = jnp.where(which == 0, root + shift, root - shift)
         low = jnp.where(which == 0, jnp.minimum(root, search), 0.0)
@@ -317,7 +342,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
         return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=steps)
 
-    below, above = jax.vmap(solve)(jnp.arange(2))
+    below, above = jax.vmap(solve)(jnp.arange(2), offsets[:2], slopes[:2])
     # an end that was tested, or the ceiling
     upper = jnp.where(jnp.isfinite(ceiling) | (above[0] < search), above[0], jnp.inf)
     upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
@@ -358,7 +383,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     plan = plan_delta(spectrum, e, effort.quadrature)
     contour = build(spectrum, plan, effort)
     ref = jnp.where(jnp.isfinite(plan.log_chernoff), jnp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
-    sums = evaluate(contour, spectrum, e, ref)
+    sums = evaluate(contour, aliases(contour, spectrum), spectrum, e, ref)
     # what underflows is charged the smallest normal number
     upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + _TINY
     lower = sums.lower * jnp.exp(ref)

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.spectrum import Spectrum
+from jaxdp.fourier.spectrum import DEAD, Spectrum
 from jaxdp.special import log_expm1
 
 _POINTS = 12
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _CUT_NATS = 60.0
+_DYING = 5e-4  # in place of DEAD where no contour is put
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 
 
@@ -92,11 +93,13 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
-    widest = _widest(spectrum)
-    best = grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size)), center - 9.0, center + widest, rounds=3)[None]
-    # an abscissa too far right for a contour may still give the smaller Chernoff bound
-    far = grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, 5e-4)), center - 4.0, center + 4.0, rounds=2)[None]
-    both = jnp.concatenate([best, far])
+    def least(low: jax.Array, high: jax.Array, dead: jax.Array) -> jax.Array:
+        return grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, dead)), low, high, rounds=3)
+
+    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second
+    low, high = center - jnp.array([9.0, 4.0]), center + jnp.array([_widest(spectrum), 4.0])
+    both = jax.vmap(least)(low, high, jnp.array([DEAD, _DYING]))
+    best = both[0]
     eps = jnp.min(rdp(both, spectrum.real(both, cut, size)))
     level = jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
 
@@ -109,7 +112,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         level,
         log_delta,
         eps,
-        grid_min(saddle, jnp.log(best[0]) - 2.5, jnp.log(best[0]) + 1.0, rounds=2, points=8),
+        grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2, points=8),
         size,
     )
 
@@ -126,12 +129,12 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
         return k - c * eps + constant + 1e-14 * (jnp.abs(k) + jnp.abs(c * eps) + jnp.abs(constant))
 
     # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
-    def sharpen(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best = grid_min(lambda c: bound(c, state[0], spectrum.rough), center - 9.0, center + widest, rounds=4)
-        return tail_cut(spectrum, bound(best[None], state[0])[0]), best
+    def sharpen(_: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        cut = state[0]
+        best = grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
+        return tail_cut(spectrum, bound(best[None], cut)[0]), cut, best
 
-    cut, _ = jax.lax.fori_loop(0, 4, sharpen, (loose, jnp.exp(center)))
-    best = grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
+    _, cut, best = jax.lax.fori_loop(0, 5, sharpen, (loose, loose, jnp.exp(center)))
     value = bound(best[None], cut)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)
@@ -155,18 +158,44 @@ def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
     return Plan(candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below)
 
 
-def log_alias(c, period, eps, above, k_above, below, k_below) -> tuple[jax.Array, jax.Array]:
+class AliasBound(NamedTuple):
+    """What of `log_alias` does not depend on eps, per abscissa right (above) and left (below) of the contour's."""
+
+    above: jax.Array
+    right: jax.Array
+    right_size: jax.Array  # of what is rounded in ``right``
+    below: jax.Array
+    left: jax.Array
+    left_size: jax.Array
+    plain: jax.Array
+
+
+def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBound:
+    """For `log_alias`; k_above, k_below: those of the plan, raised by what smoothing adds."""
+    c, period = plan.c, plan.period
+    gap = plan.above - c
+    right = k_above + conversion(plan.above) - log_expm1(jnp.where(gap > 0, gap * period, 1e-9))
+    left = k_below + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
+    return AliasBound(
+        plan.above,
+        jnp.where(gap > 0, right, jnp.inf),
+        jnp.abs(k_above),
+        1 + plan.below,
+        left,
+        jnp.abs(k_below),
+        -log_expm1((1 + c) * period),
+    )
+
+
+def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it (MATH 2.2)."""
-    gap = above - c
-    right = k_above - above * eps + conversion(above) - log_expm1(jnp.where(gap > 0, gap * period, 1e-9))
-    right = right + 1e-15 * (jnp.abs(k_above) + jnp.abs(above * eps))
-    right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
+    away = bound.above * eps
+    right = jnp.min(bound.right - away + 1e-15 * (bound.right_size + jnp.abs(away)))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
-    left = k_below + (1 + below) * eps + conversion(below) - log_expm1((1 + below + c) * period)
-    left = left + 1e-15 * (jnp.abs(k_below) + jnp.abs((1 + below) * eps))
+    toward = bound.below * eps
+    left = jnp.min(bound.left + toward + 1e-15 * (bound.left_size + jnp.abs(toward)))
     # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
-    plain = eps - log_expm1((1 + c) * period)
-    return jnp.minimum(jnp.min(left), plain), right
+    return jnp.minimum(left, bound.plain + eps), right
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):

@@ -15,6 +15,8 @@ In the forward and replace directions the line ends at ``cut``: the mass of P be
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,11 +126,11 @@ def _best_shift(v, c, mu, q, step, log_m, direction):
 
 
 def real_log_m(
-    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: float
+    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: Any = None
 ) -> jax.Array:
     """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell).
 
-    rough: if not 0, an estimate to a few percent instead of a bound, where the ends carry less than this.
+    rough: if given, an estimate to a few percent instead of a bound, where the ends carry less than this.
     """
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
     high = low + size * step
@@ -155,7 +157,7 @@ def real_log_m(
         at_ends = at_ends + growth
     strip = 2 * edge / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
     ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
-    if rough > 0:
+    if rough is not None:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
         return jnp.where((strip < 0.05) & (ends < rough), log_m, jnp.inf)
     error = strip + ends

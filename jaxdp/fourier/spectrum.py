@@ -16,7 +16,7 @@ _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 _ULP = 2.0**-53
 MASS_ROUNDING = 2.0**-42
 """By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
-_DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
+DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Spectrum:
         """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
         return self._real(c, c, cut, max(size // 2, 64), self.direction)
 
-    def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float = _DEAD) -> jax.Array:
+    def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float | jax.Array = DEAD) -> jax.Array:
         """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
         return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=dead)
 
@@ -91,7 +91,7 @@ class Spectrum:
         return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), max(size // 2, 64), _SWAPPED[self.direction])
 
     def _real(
-        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: float = 0.0
+        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: Any = None
     ) -> jax.Array:
         total = jnp.real(self.closed(z.astype(jnp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)

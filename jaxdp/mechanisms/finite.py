@@ -253,7 +253,8 @@ def gauss_error(fall: Any) -> Any:
 
     (8!)^4 / (17 (16!)^3) max f^(16) over a cell of width 1; the factors are for f being e^{-fall x} times a share.
     """
-    return 7e-23 * (1 + fall) ** 3 * jnp.minimum(fall, 1e9) ** 16
+    fall = jnp.minimum(fall, 1e9)
+    return 7e-23 * (1 + fall) ** 3 * fall**15 * (16 + fall)
 
 
 def _gaussian_cells(mu: Any, many: bool) -> _Cells:
