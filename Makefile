@@ -35,7 +35,7 @@ demo: $(STAMPS)/demo
 	cat out/sweep.txt
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # a file compiles in one process
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

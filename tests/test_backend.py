@@ -390,3 +390,13 @@ def test_a_process_close_to_its_limit_of_memory_maps_forgets_what_it_compiled(mo
 def test_memory_maps_are_a_share_of_the_limit():
     assert precision.memory_maps() < 1.0
     assert (precision.memory_maps() > 0.0) == pathlib.Path("/proc/self/maps").exists()
+
+
+def test_a_batch_is_computed_in_few_pieces_of_few_sizes_with_little_padding():
+    for size in range(1, 1300):
+        for sparing, most in ((True, 2), (False, 8)):
+            pieces = list(precision._pieces(size, 512, sparing))
+            assert [p[0] for p in pieces] == [0, *(p[1] for p in pieces[:-1])] and pieces[-1][1] == size
+            assert all(stop - start <= padded and padded in (1, 8, 64, 512) for start, stop, padded in pieces)
+            assert sum(p[2] for p in pieces) <= most * size
+            assert len(pieces) <= size / 512 + 13
