@@ -94,3 +94,13 @@ def test_a_large_sigma_composes_to_what_the_gaussian_does():
     one, other = (jaxdp.epsilon_bounds(m, 1e-9, relation="remove", gap=1e-4) for m in both)
     assert one.lower <= other.upper and other.lower <= one.upper
     assert one.upper - one.lower <= 1e-4 * one.upper
+
+
+def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous():
+    sigma, eps = np.array([1e-300, 1e-160, 1e-8, 1e-3]), np.zeros(4)
+    for shift in (1, 2, 10**9):
+        (record, _), = normal_form(jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE), eps.shape)
+        above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(False))
+        for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
+            assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift
+            assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift

@@ -30,6 +30,9 @@ def delta_bounds(
     off = heavier * share + jnp.where(gap > -moved, moved, 0.0)
     # XLA flushes subnormal numbers to zero: each term and its error are charged the smallest normal number
     error = jnp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * _LEAST)
+    # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
+    unsure = jnp.any(live & (heavier > 0.25) & (log_weight + heavier > -745.0))
+    error = jnp.where(unsure, jnp.inf, error)
     largest = jnp.max(jnp.where(live, loss + blur, -jnp.inf))
     upper = jnp.where(eps >= largest, infinity, (total + error + infinity) * (1 + 8 * _ULP))
     sure = _at_least(infinity, loss.shape[0])

@@ -24,6 +24,7 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
+LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
 LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 256
 
@@ -288,6 +289,7 @@ def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
     edge = jnp.full(1, -jnp.inf)
     log_q = jnp.logaddexp(jnp.concatenate([left, edge]), jnp.concatenate([edge, right]))
     tail = jnp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
+    tail = jnp.where(mu < LARGEST_MU, tail, 0.0)
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), jnp.exp(tail), jnp.exp(tail))
 
 
@@ -300,7 +302,7 @@ def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
     edges, up, whole, log_density = _gaussian_cells(mu, fine)
     log_q = jax.nn.logsumexp(log_density, axis=1)
     fall = whole[:, 0] + jnp.diff(edges) * (edges[1:] + mu / 2)
-    fit = (fall < 3.0) & (log_q > -jnp.inf)
+    fit = (fall < 3.0) & (log_q > -jnp.inf) & (mu < LARGEST_MU)
     log_q = jnp.where(fit, log_q, -jnp.inf)
     # the cell's mean likelihood ratio, relative to that of its left edge
     share = jnp.exp(log_density - jnp.where(fit, log_q, jnp.inf)[:, None])

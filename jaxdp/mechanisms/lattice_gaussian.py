@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.mechanisms.finite import FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
+from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
 from jaxdp.precision import exact_product
 from jaxdp.special import log_expm1
 
@@ -131,7 +131,7 @@ def discrete_gaussian_pair(sigma: Any, sensitivity: Any, fine: bool = False) -> 
     both = jnp.concatenate([left, edge]), jnp.concatenate([edge, right])
     log_q = _log_sum(jnp.stack([cells.log_edge, *both], axis=1))
     blur = jnp.maximum(jnp.concatenate([cells.blur, nothing]), jnp.concatenate([nothing, cells.blur]))
-    outside = jnp.exp(jnp.minimum(cells.log_outside + 1e-12, 0.0))
+    outside = jnp.where(_usable(sigma, sensitivity), jnp.exp(jnp.minimum(cells.log_outside + 1e-12, 0.0)), 1.0)
     return with_leftover(mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
 
 
@@ -152,8 +152,14 @@ def discrete_gaussian_inner_pair(sigma: Any, sensitivity: Any, fine: bool = Fals
     # the shares are rounded at the size of the logarithms that they come from
     blur = jnp.where(fit, cells.blur + 4 * _ULP * (16 - jnp.where(fit, log_q, 0.0)) * excess, 0.0)
     log_q = jnp.concatenate([log_q, cells.log_edge[-1:]])
+    log_q = jnp.where(_usable(sigma, sensitivity), log_q, -jnp.inf)
     loss = jnp.concatenate([loss, cells.loss[-1:]])
     return mirrored(log_q + loss, log_q, loss, jnp.concatenate([blur, jnp.zeros(1)]))
+
+
+def _usable(sigma: Any, s: Any) -> Any:
+    """Whether the masses are more than the rounding of their logarithms, and sigma^2 is a number."""
+    return (s < LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e150)
 
 
 def _log_sum(terms: Any) -> Any:
