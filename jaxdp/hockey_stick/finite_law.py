@@ -32,7 +32,7 @@ def delta_bounds(
     error = jnp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * _LEAST)
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
     unsure = jnp.any(live & (heavier > 0.25) & (log_weight + heavier > -745.0))
-    error = jnp.where(unsure, jnp.inf, error)
+    total, error = jnp.where(unsure, 0.0, total), jnp.where(unsure, 2.0, error)
     largest = jnp.max(jnp.where(live, loss + blur, -jnp.inf))
     upper = jnp.where(eps >= largest, infinity, (total + error + infinity) * (1 + 8 * _ULP))
     sure = _at_least(infinity, loss.shape[0])
