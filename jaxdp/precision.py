@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
-# fusion types cures it. The lower optimisation level only saves compile time. A release may not know an option,
-# so each is probed alone and dropped when it is refused.
-_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 1}
+# fusion types cures it. The lower optimisation level only saves compile time: the user's own, in XLA_FLAGS, counts. A
+# release may not know an option, so each is probed alone and dropped when it is refused.
+_LEVEL = "xla_backend_optimization_level"
+_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", _LEVEL: 1}
 _BATCH_BYTES = 192 * 2**20
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -47,7 +48,10 @@ def compiler_options(platform: str) -> dict[str, Any] | None:
     """Options for our own jit calls on this platform, or None where none exists."""
     if platform != "cpu":
         return None
-    return {name: value for name, value in _CPU_OPTIONS.items() if _is_known({name: value})} or None
+    wanted = dict(_CPU_OPTIONS)
+    if _LEVEL in os.environ.get("XLA_FLAGS", ""):
+        wanted.pop(_LEVEL, None)
+    return {name: value for name, value in wanted.items() if _is_known({name: value})} or None
 
 
 def _is_known(options: dict[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Settings of every test: strict promotion, the x64 flag untouched, the same hypothesis examples on every run."""
 
+import gc
 import os
 
 import hypothesis
@@ -12,9 +13,15 @@ from jaxdp import precision
 # promote internally, and are not ours to fix.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Tracing makes millions of objects that live on: to search them for cycles was a fifth of its time.
+gc.set_threshold(100_000, 50, 100)
+
 # No deadline: the first example of a property compiles.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
+
+OPTIONS = precision._CPU_OPTIONS
+QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 def pytest_configure(config):
@@ -36,6 +43,18 @@ def x64_flag_is_left_as_found():
     before = jax.config.jax_enable_x64
     yield
     assert jax.config.jax_enable_x64 == before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels_are_compiled_quickly(request):
+    """Without optimisation, in a third of the time; those of files marked `as_users_compile` with what users get."""
+    quick = request.node.get_closest_marker("as_users_compile") is None
+    options = QUICK_OPTIONS if quick else OPTIONS
+    if precision._CPU_OPTIONS != options:
+        precision._CPU_OPTIONS = options
+        precision.compiler_options.cache_clear()
+        for one in list(precision._kernels):
+            one._jitted.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,6 +19,8 @@ from jaxdp.hockey_stick import clones, gaussian
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 
+pytestmark = pytest.mark.as_users_compile
+
 ROWS = (1, 8, 100, 200, 600)  # jaxlib 0.10.2 is right at 128 rows and wrong beyond
 ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more
 GAP = 2e-6  # relative width that the shuffle kernels promise
@@ -87,6 +89,11 @@ def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, mo
 def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
     monkeypatch.setattr(precision, "_CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
+
+
+def test_an_optimisation_level_that_the_user_asks_for_is_kept(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    assert "xla_backend_optimization_level" not in compiler_options.__wrapped__("cpu")
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():

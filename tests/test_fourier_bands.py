@@ -16,6 +16,7 @@ from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.exponential_sums import ratios
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum
+from jaxdp.precision import compiler_options
 
 mp.mp.dps = 30
 SIGMA, RATE, CUT = 1.0, 0.01, 14.0
@@ -67,7 +68,8 @@ BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
 
 def traced(run, *numbers):
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        return jax.tree_util.tree_map(np.asarray, jax.jit(run)(*(jnp.asarray(float(x)) for x in numbers)))
+        compiled = jax.jit(run, compiler_options=compiler_options("cpu"))
+        return jax.tree_util.tree_map(np.asarray, compiled(*(jnp.asarray(float(x)) for x in numbers)))
 
 
 def pieces_of(steps, low, high):

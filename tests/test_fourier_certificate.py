@@ -17,6 +17,7 @@ from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.decay import log_decay
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum, along_line
+from jaxdp.precision import compiler_options
 
 mp.mp.dps = 40
 NO_CUT = 1e3  # beyond every line: nothing is cut
@@ -99,7 +100,8 @@ def bracket(make, eps, *, c, period, nodes, quadrature=256, cover=64, smooth=Fal
         return sums.lower, sums.upper
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        lower, upper = jax.jit(run)(*(jnp.asarray(float(x)) for x in (eps, c, period, cut)))
+        compiled = jax.jit(run, compiler_options=compiler_options("cpu"))
+        lower, upper = compiled(*(jnp.asarray(float(x)) for x in (eps, c, period, cut)))
     return float(lower), float(upper)
 
 

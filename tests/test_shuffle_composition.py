@@ -17,6 +17,8 @@ from jaxdp.hockey_stick.clones_law import clones_law, clones_laws
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.mechanisms.spectrum import spectrum
 
+pytestmark = pytest.mark.as_users_compile  # its batches of laws take longer to compute than to compile
+
 ROUNDING = 1e-10
 # users and eps0: one user, two, few, a window of single counts, blocks; eps0 from nothing to all
 USERS = np.array([1, 1, 2, 2, 10, 30, 100, 300, 3000, 1e4, 1e5, 1e9, 1e5, 30])

@@ -19,6 +19,8 @@ from jaxdp import provenance, sweep_store
 from jaxdp.fingerprint import fingerprint
 from jaxdp.sweep import sweep
 
+pytestmark = pytest.mark.as_users_compile
+
 SIGMA, DELTA = np.linspace(0.5, 4, 7), np.array([1e-5, 1e-7, 1e-9])
 
 
