@@ -6,12 +6,15 @@ supremum, delta at the mass at infinity.
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
 
 import jaxdp
 from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse
+from jaxdp.fourier.exponential_sums import discrete_log_m
 
 POINTS = 16
 DIGITS = 700
@@ -145,3 +148,11 @@ def questions(rng, p, q):
     levels = np.concatenate([atoms.max() * shares, some, np.nextafter(some, -np.inf), np.nextafter(some, np.inf)])
     near = np.array([float(exact_delta(p, q, level)) for level in levels[:4]])
     return levels, np.concatenate([[10 ** rng.uniform(-12, 0), 10 ** rng.uniform(-300, 0), 0.0], near])
+
+
+def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
+    half, exact = np.log([0.5, 0.5]), np.zeros(2)
+    with jax.enable_x64(True):
+        errors = [float(discrete_log_m(1.0, jnp.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
+        unseen = float(discrete_log_m(1.0, jnp.array([-1e16, 0.0]), half, exact)[1])  # of no weight, digits or not
+    assert errors[0] < 1e-11 and np.isinf(errors[1]) and unseen < 1e-14

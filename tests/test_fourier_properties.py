@@ -34,7 +34,7 @@ def solve(sigma, rate, times, delta, relation="remove", gap=1e-6):
 def falls(bounds):
     """No later point is certainly larger than an earlier one, and no upper bound rises by more than its own gap."""
     certain = np.all(bounds.lower[1:] <= bounds.upper[:-1])
-    gap = np.maximum(1 - bounds.lower[1:] / bounds.upper[1:], GAP)
+    gap = np.clip(1 - bounds.lower[1:] / bounds.upper[1:], GAP, 0.2)  # also where there is no lower bound
     return certain and np.all(bounds.upper[1:] * (1 - gap) <= bounds.upper[:-1])
 
 
@@ -154,8 +154,8 @@ def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
     bounds = jaxdp.epsilon_bounds(mechanism, 1e-7, relation="add")
     assert bounds.upper - bounds.lower <= 1e-6 * bounds.upper
-    # certified deltas 1e-3 (relative) to either side of this lie around 1e-7: minutes of compilation, not repeated here
-    assert bounds.lower <= 0.159113219956 and bounds.upper >= 0.159113219954
+    # a sum in extended precision gives delta(0.159113219955) = 1.00000000022918e-7, at abscissae of 120 and of 240
+    assert bounds.lower <= 0.159113219956 and bounds.upper >= 0.159113219955
 
 
 def test_a_delta_far_below_1e_290_is_not_too_small():

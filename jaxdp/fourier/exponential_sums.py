@@ -36,7 +36,10 @@ def discrete_log_m(
     live = log_weight > -jnp.inf
     size = jnp.where(live, jnp.abs(log_weight) + (1 + jnp.abs(z)) * jnp.abs(loss) + jnp.abs(log_m) + 8, 0.0)
     off = 4 * ULP * size + (1 + jnp.abs(z)) * blur
-    return log_m, jnp.sum(jnp.where(live, jnp.exp(exponents - log_m) * off, 0.0)) + loss.shape[-1] * ULP
+    error = jnp.sum(jnp.where(live, jnp.exp(exponents - log_m) * off, 0.0)) + loss.shape[-1] * ULP
+    # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
+    unsure = jnp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0))
+    return log_m, jnp.where(unsure, jnp.inf, error)
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
