@@ -47,7 +47,7 @@ def x64_flag_is_left_as_found():
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels_are_compiled_quickly(request):
-    """Without optimisation, in a third of the time; those of files marked `as_users_compile` with what users get."""
+    """Without optimisation, to save time; those of files marked `as_users_compile` with the options that users get."""
     quick = request.node.get_closest_marker("as_users_compile") is None
     options = QUICK_OPTIONS if quick else OPTIONS
     if precision._CPU_OPTIONS != options:

@@ -87,6 +87,7 @@ def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, mo
 
 
 def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(precision, "_CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
 

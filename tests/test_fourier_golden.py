@@ -103,7 +103,7 @@ def test_the_table_of_cases_is_complete():
 
 
 def test_within_a_millionth_of_the_supremum_a_lower_bound_is_left():
-    """As above, where no contour has a lower bound: the outcomes below a threshold tell."""
+    """Two steps, add, where no contour has a lower bound: the outcomes below a threshold tell."""
     cases = [
         (0.703, 0.595, 1.8077364227511956, "3.3116832312150986354e-106"),
         (0.23, 0.327, 0.7920198986648186, "1.2039263959360953282e-19"),
