@@ -19,7 +19,7 @@ from scipy import optimize, stats
 
 import jaxdp
 from jaxdp.hockey_stick.clones import clones_delta_bounds, clones_epsilon_bounds, clones_epsilon_upper
-from jaxdp.hockey_stick.clones_law import clones_law
+from jaxdp.hockey_stick.clones_law import USUAL_REACH, clones_law
 from jaxdp.hockey_stick.krr import krr_epsilon_bounds
 from jaxdp.hockey_stick.two_point import two_point_epsilon_bounds
 from jaxdp.renyi.shuffled import clones_renyi_bounds
@@ -71,7 +71,7 @@ def points():
         ("k-RR epsilon, n = 1e4, k = 20", krr_epsilon_bounds, (1e4, 4.0, 20, 1e-6)),
         ("k-RR epsilon, n = 1e9, k = 1000", krr_epsilon_bounds, (1e9, 4.0, 1000, 1e-6)),
         ("Renyi of order 16, n = 1e9", clones_renyi_bounds, (1e9, 2.0, 16.0)),
-        ("law of the loss, n = 1e9", clones_law, (1e9, 2.0)),
+        ("law of the loss, n = 1e9", clones_law, (1e9, 2.0, USUAL_REACH)),
     ]
     rows, seen = [], set()
     for name, kernel, values in calls:

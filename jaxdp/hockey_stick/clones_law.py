@@ -11,8 +11,8 @@ order dominates, also in composition; what moves it down is dominated. Three ste
 
 A block of one m and a cell with one value of s lose nothing. The second step is of second order in the cells' width.
 
-    clones_law(num_users, eps0, *, rate, rows, cells)   -> ClonesLaw
-    clones_laws(num_users, eps0, *, rate)               -> the same, fine, of vectors of concrete numbers
+    clones_law(num_users, eps0, reach, *, rate, mesh)   -> ClonesLaw
+    clones_laws(num_users, eps0, reach, *, rate, mesh)  -> the same of vectors of concrete numbers, fine by default
 """
 
 from __future__ import annotations
@@ -31,20 +31,29 @@ from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
 from jaxdp.precision import canary, cores, kernel, side_by_side
 from jaxdp.special import normal_quantiles
 
-ROWS, CELLS = 512, 1024
-FINE_ROWS, FINE_CELLS = 4096, 3072
+
+class Mesh(NamedTuple):
+    """How many blocks of the clone count (a multiple of 16), cells of the bias and, of these, evenly spread ones."""
+
+    rows: int
+    cells: int
+    even: int
+
+
+COARSE, FINE, FINEST = Mesh(512, 1024, 341), Mesh(4096, 3072, 1024), Mesh(4096, 8192, 6144)
+USUAL_REACH = 12.0
 _LARGEST_EPS0 = 300.0
 _GROUP = 16  # clone counts treated at once: what fits the cache
 _NODES = 26
 _DEEP = -720.0  # log of the chance of the clone counts that are left out below
 _ROUNDING = 1e-11  # relative, of the chance that the bias exceeds a given one
 _LOSS_ROUNDING = 1e-12
-_UNDERFLOW = 1e-300
+REST = 4e-300
+"""More than the chance of all that is left out: clone counts below the window, and what underflows."""
 _PMF_ROUNDING = 1e-12  # relative, of a term or tail of the fair binomial law
 _SLACK = 1e-9  # of a cell
 _NEXT_TO_TOP = 1 - 1e-6
 _SHIFT = 1e-12
-_DEVIATIONS = 12.0
 
 
 class ClonesLaw(NamedTuple):
@@ -56,24 +65,29 @@ class ClonesLaw(NamedTuple):
     inner_log_weights: jax.Array
 
 
-@kernel(static=("rate", "rows", "cells"), working_set=200_000)
-def clones_law(num_users, eps0, *, rate: str = "clones", rows: int = ROWS, cells: int = CELLS) -> ClonesLaw:
+@kernel(static=("rate", "mesh", "closed"), working_set=200_000)
+def clones_law(
+    num_users, eps0, reach, *, rate: str = "clones", mesh: Mesh = COARSE, closed: bool = True
+) -> ClonesLaw:
     """Finite pairs that dominate the clones pair of one round, and that it dominates, for all a > 0 and composed.
 
-    rows: blocks of the clone count, divisible by 16; cells: of the bias, divisible by 16; 2 (cells + 1) losses.
+    reach: > 0, standard deviations of the bias over which the even cells are spread, `USUAL_REACH` if nothing better is
+    known: it moves the bounds' closeness alone. mesh: see there; 2 (cells + 1) losses.
+    closed: what is left out, `REST`, is given the largest loss; if not, the caller has to take it for mass at infinity.
     Domain: num_users whole >= 1, 0 <= eps0 <= 300; otherwise the losses are +-eps0 (inner: 0), or +inf if that is
     invalid. Masses sum to 1 within 1e-10.
     """
+    rows, cells = mesh.rows, mesh.cells
     valid = (num_users >= 1) & (num_users == jnp.floor(num_users)) & (num_users < jnp.inf) & (eps0 >= 0)
     inside = valid & (eps0 > 0) & (eps0 <= _LARGEST_EPS0)
     users, local = jnp.where(inside, num_users, 1.0), jnp.where(inside, eps0, 1.0)
     r, complement = clone_rate(local, rate)
     plan, live = _plan(users - 1.0, r, complement, rows)
-    places = _places(1.0 + (users - 1.0) * r, plan.left[-1] + 1.0, cells)
+    places = _places(1.0 + (users - 1.0) * r, plan.left[-1] + 1.0, reach, mesh)
     law = _bias_law(plan, places, live, rows)
 
     outer = jnp.append(law.mass * (1.0 - law.share), 0.0) + jnp.insert(law.mass * law.share, 0, 0.0)
-    outer = outer.at[0].add(law.tie).at[-1].add(jnp.exp(plan.log_missed_low) + _UNDERFLOW) * (1.0 + _ROUNDING)
+    outer = outer.at[0].add(law.tie).at[-1].add(REST if closed else 0.0) * (1.0 + _ROUNDING)
     inner = law.inner_mass * (1.0 - _ROUNDING)
     rest = jnp.maximum(1.0 - jnp.sum(inner) - 1e-15, 0.0)
     span = places[1:] - places[:-1]
@@ -90,14 +104,16 @@ def clones_law(num_users, eps0, *, rate: str = "clones", rows: int = ROWS, cells
     )
 
 
-def clones_laws(num_users: np.ndarray, eps0: np.ndarray, *, rate: str) -> ClonesLaw:
-    """Fine laws of vectors of concrete numbers, every different pair of them once.
+def clones_laws(
+    num_users: np.ndarray, eps0: np.ndarray, reach: np.ndarray, *, rate: str, mesh: Mesh = FINE, closed: bool = True
+) -> ClonesLaw:
+    """Laws of vectors of concrete numbers, every different triple of them once.
 
     Each takes milliseconds to seconds, as its clone count spreads: one at a time on a core, so that none waits.
     """
-    points, places = np.unique(np.stack([num_users, eps0], axis=1), axis=0, return_inverse=True)
+    points, places = np.unique(np.stack([num_users, eps0, reach], axis=1), axis=0, return_inverse=True)
     found = side_by_side(
-        lambda point: clones_law(*point[:, None], rate=rate, rows=FINE_ROWS, cells=FINE_CELLS), list(points), cores()
+        lambda point: clones_law(*point[:, None], rate=rate, mesh=mesh, closed=closed), list(points), cores()
     )
     order = places.reshape(-1)
     return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts)[order], *found)
@@ -153,18 +169,19 @@ def _fractions(cells: int) -> tuple[np.ndarray, int]:
     return np.concatenate([found, np.linspace(found[-1], 1.0, cells + 2 - found.size)[1:]]), most
 
 
-def _places(count, most, cells: int):
+def _places(count, most, reach, mesh: Mesh):
     """Ends of the cells, as shares of the largest bias, from 0 to 1; `count` coins or so, `most` at the most.
 
     The second-order cost of a cell goes with its mass times its squared width: least where 1/width goes with the
-    density's cube root. A third of them lies evenly on twelve deviations, for small deltas, a quarter evenly in asinh.
+    density's cube root. Others lie evenly on `reach` deviations, for small deltas, and evenly in asinh.
     Few coins take few values, each of which gets a cell.
     """
     scale = 1.0 / jnp.sqrt(count)
-    far, even = cells // 4, cells // 3
+    cells, even = mesh.cells, mesh.even
+    far = (cells - even) * 3 // 8
     middle = cells - far - even
     dense = scale * np.abs(normal_quantiles(2 * middle, 3.0)[middle:])
-    steady = scale * _DEVIATIONS * (jnp.arange(even) + 0.5) / even
+    steady = scale * reach * (jnp.arange(even) + 0.5) / even
     step = jnp.arcsinh(_NEXT_TO_TOP / scale) / (far - 1)
     sparse = scale * jnp.sinh(step * jnp.arange(far))
     many = jnp.sort(jnp.minimum(jnp.concatenate([dense, steady, sparse]), _NEXT_TO_TOP)).at[0].set(0.0)
@@ -191,7 +208,7 @@ def _bias_law(plan: Blocks, places, live, rows: int) -> _BiasLaw:
     weights = _counts_law(plan, live).reshape(-1, _GROUP), lower_law.reshape(-1, _GROUP)
     left = plan.left.reshape(-1, _GROUP)
     # (a number of turns known beforehand can be differentiated)
-    groups = rows // _GROUP if rows <= ROWS else jnp.ceil(live / _GROUP).astype(jnp.int32)
+    groups = rows // _GROUP if rows <= COARSE.rows else jnp.ceil(live / _GROUP).astype(jnp.int32)
 
     def add(i, total):
         upper, lower = weights[0][i], weights[1][i]
@@ -269,6 +286,6 @@ def _cells_of(coins, places):
 @canary("clones pair, finite law")
 def _canary():
     """The Renyi divergence of order 16 of 300 users with eps0 = 2, to 17 digits, from the pair that dominates."""
-    law = clones_law.run_unchecked(*(np.array([x]) for x in (300.0, 2.0)))
+    law = clones_law.run_unchecked(*(np.array([x]) for x in (300.0, 2.0, USUAL_REACH)))
     moment = np.sum(np.exp(law.log_weights + 15.0 * law.losses), axis=-1)
     return np.log(moment) / 15.0, np.array([0.64570993125113142]), 5e-4

@@ -142,10 +142,12 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
 
-    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+    def bracket(self, fine: bool, reach: Any = None) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: one that dominates its pair and one that it dominates, if both are known.
 
         Of concrete fields, with their batch axes; both of one structure. fine: see ``refinable``.
+        reach: standard deviations of one run's loss from its mean that matter, None if unknown; any shape that
+        broadcasts with the fields. It moves nothing but the distance of the two.
         """
         return None
 

@@ -82,7 +82,7 @@ class Sampled(Mechanism):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+    def bracket(self, fine: bool, reach: Any = None) -> tuple[Sampled, Sampled] | None:
         """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
         if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "inner_pair"):
             return None

@@ -58,6 +58,7 @@ _COSTLY_NODES, _FEW = 1000, 16
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
+_AROUND = 4.0  # deviations about the place where a run's loss is when the sum is large
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
@@ -202,7 +203,8 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
             if not rows.size:
                 break
             some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-            both = None if exact else _bracketed(some, direction, fine)
+            depth = -np.log(np.clip(target[rows] if name == "epsilon" else upper[rows], 1e-300, 1.0))
+            both = None if exact else _bracketed(some, direction, depth if fine else None)
             more_lower, more_upper = two_sided(some, both, target[rows], floor[rows], gap, exact)
             lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
             rows = rows[_unfinished(lower[rows], upper[rows], gap, floor[rows])]
@@ -225,11 +227,16 @@ def _without_rounds(
     lower[rows], upper[rows] = exact * (1 - 1e-15), np.minimum(exact * (1 + 1e-15), 1.0)
 
 
-def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:
-    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
+def _bracketed(stacks: tuple[Stack, ...], direction: str, depth: np.ndarray | None) -> tuple[Stack, ...] | None:
+    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown.
+
+    depth: -log delta of every row, for fine pairs. A sum of T losses that lies sqrt(2 depth) deviations out is one of
+    T losses sqrt(2 depth/T) deviations out, more or less.
+    """
     made = []
     for record, times in stacks:
-        both = (record, record) if record.is_exact(direction) else record.bracket(fine)
+        reach = None if depth is None else np.sqrt(2.0 * depth[:, None] / np.maximum(times, 1.0)) + _AROUND
+        both = (record, record) if record.is_exact(direction) else record.bracket(depth is not None, reach)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
