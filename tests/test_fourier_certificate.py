@@ -242,3 +242,16 @@ def test_leaving_out_the_mass_at_infinity_is_noticed():
     make, _, contour_choice = CASES["mass at infinity"]
     without = bracket(lambda: binary_response(0.2, 100), **contour_choice)
     assert without[1] < exact_binary_response(0.2, 100, 7.0, 1e-6)
+
+
+def test_a_contour_far_left_gets_the_period_that_a_large_epsilon_asks_for():
+    """The period once ended at e^10/c: the alias left of eps was then many times delta, and the lower bound 0."""
+    mu, eps = 2000.0, 2.06e6
+    effort = Effort(8192, 1, 1, False)
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        solve = jax.jit(
+            lambda e: contour.delta_bounds(gaussian(mu), e, effort), compiler_options=compiler_options("cpu")
+        )
+        bounds = [float(side) for side in solve(jnp.asarray(eps))]
+    exact = exact_gaussian(mu, eps)
+    assert encloses(bounds, exact) and bounds[0] >= (1 - mp.mpf(1e-6)) * exact

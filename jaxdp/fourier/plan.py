@@ -206,4 +206,4 @@ def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
     right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
     left = jax.nn.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
     plain = jax.nn.softplus(eps - aim) / (1 + c)
-    return jnp.clip(jnp.maximum(right, jnp.minimum(jnp.min(left), plain)), jnp.exp(-6.0) / c, jnp.exp(10.0) / c)
+    return jnp.clip(jnp.maximum(right, jnp.minimum(jnp.min(left), plain)), jnp.exp(-6.0) / c, jnp.exp(14.0) / c)
