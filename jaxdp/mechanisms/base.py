@@ -151,6 +151,10 @@ class Mechanism:
         """
         return None
 
+    def hopeless(self, runs: Any) -> Any:
+        """Where a ``bracket`` that is not fine is sure to be too wide for the usual gap, of so many runs in all."""
+        return np.zeros(np.shape(runs), bool)
+
     def refinable(self, direction: str) -> bool:
         """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
         return False

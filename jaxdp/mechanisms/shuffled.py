@@ -14,6 +14,8 @@ from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError,
 from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
 from jaxdp.renyi.shuffled import clones_renyi_bounds
 
+_FEW_ROUNDS = 8  # for which the usual law's bounds were 2e-6 to 1.4e-5 apart at deltas below 1e-6
+_SHARED_REACH = 10.0  # where the finest law is as close as it need be: two rounds at delta = 1e-15
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
 
 
@@ -72,9 +74,11 @@ class Shuffled(Mechanism):
     bound for every data set), or any of the above, which use its epsilon alone.
 
     Composed, a round is the clones pair between two finite ones (notebooks/proofs/clones_law.md): of 56 random points
-    (2 to 3000 rounds, n 20 to 1e8, delta 1e-3 to 1e-18) all had epsilons within 1e-6; two rounds at 1e-50 to 1e-290
-    have 1.2e-6 to 6e-6. Lower bounds are those of the clones pair, the worst that Theorem 3.2 allows for, not of one
-    randomizer; "blanket" and "closed_form" have none in composition, where the clones pair stands for them.
+    (2 to 3000 rounds, n 20 to 1e8, delta 1e-3 to 1e-18) 55 had epsilons within 1e-6, one 1.2e-6. Two rounds at 1e-28
+    to 1e-290 have 1e-6 to 6e-6, and bounds far apart where rounds with the largest loss decide (eps0 = 14, n = 1e9,
+    1e-150); delta just at a loss of two users has 1e-5; eps0 above 300 has no lower bound. Lower bounds are those of
+    the clones pair, the worst that Theorem 3.2 allows for, not of one randomizer; "blanket" and "closed_form" have none
+    in composition, where the clones pair stands for them.
 
     Assumes: the randomizer belongs to the slot and may depend on earlier outputs, not on who reports.
     """
@@ -126,9 +130,11 @@ class Shuffled(Mechanism):
         """Finite laws that dominate the clones pair and that it dominates; None where that is not the bound."""
         if self.chosen_bound() not in ("clones", "stronger"):
             return None  # (the blanket and Theorem 3.1 are composed through a pair that is not theirs)
-        # rounds that differ little in their reach share a law
-        steps = USUAL_REACH if reach is None else np.exp2(np.ceil(2.0 * np.log2(reach)) / 2.0)
-        parts = self.num_users, self.randomizer.epsilon, self._local_delta(), steps
+        # (points share a law where they can: each takes seconds)
+        spread: Any = USUAL_REACH
+        if reach is not None:
+            spread = _SHARED_REACH * np.sqrt(2.0) ** np.maximum(np.ceil(2.0 * np.log2(reach / _SHARED_REACH)), 0.0)
+        parts = self.num_users, self.randomizer.epsilon, self._local_delta(), spread
         users, eps0, local_delta, spread = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in parts))
         points = (x.reshape(-1) for x in (users, eps0, spread))
         law = clones_laws(*points, rate=self.rate(), mesh=FINEST if fine else FINE, closed=not fine)
@@ -137,6 +143,10 @@ class Shuffled(Mechanism):
         infinity = np.where(leaks, 1.0, REST if fine else 0.0)
         nothing = np.where(leaks[..., None], 0.0, inner)
         return LossLaw(outer, log_outer, infinity), LossLaw(nothing, log_inner, np.zeros(users.shape))
+
+    def hopeless(self, runs: Any) -> Any:
+        """For few rounds (see ``_FEW_ROUNDS``)."""
+        return runs <= _FEW_ROUNDS
 
     def refinable(self, direction: str) -> bool:
         """True: there is a law of more cells, which lie where the point needs them."""

@@ -58,6 +58,7 @@ _COSTLY_NODES, _FEW = 1000, 16
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
+_FINEST_DELTA = 1e-290
 _AROUND = 4.0  # deviations about the place where a run's loss is when the sum is large
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
@@ -199,7 +200,7 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
         floor = np.broadcast_to(np.asarray(floor, np.float64), target.shape)
         rows = np.flatnonzero(np.isnan(upper))
         lower[rows], upper[rows] = 0.0, np.inf
-        for fine in (False, True):
+        for fine in (True,) if name == "epsilon" and _few_runs(params, target) else (False, True):
             if not rows.size:
                 break
             some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
@@ -214,6 +215,13 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
         return lower, upper
 
     return run
+
+
+def _few_runs(stacks: tuple[Stack, ...], delta: np.ndarray) -> bool:
+    """Whether a bracket that is not fine need not be tried (a fine one has mass at infinity: not for tiny deltas)."""
+    runs = sum(np.sum(times, axis=1) for _, times in stacks)
+    few = np.any([record.hopeless(runs) for record, _ in stacks], axis=0)
+    return bool(np.all(few & (delta > _FINEST_DELTA)))
 
 
 def _without_rounds(
