@@ -18,6 +18,7 @@ from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, cores, kernel, platform, side_by_side
 from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
@@ -208,13 +209,20 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
             both = None if exact else _bracketed(some, direction, depth if fine else None)
             more_lower, more_upper = two_sided(some, both, target[rows], floor[rows], gap, exact)
             lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
-            rows = rows[_unfinished(lower[rows], upper[rows], gap, floor[rows])]
+            wide = _unfinished(lower[rows], upper[rows], gap, floor[rows])
             if both is None or not any(record.refinable(direction) for record, _ in params):
                 break
+            rows = rows[wide[~_all_infinite(both, rows.size)[wide]]]
         cap_by_unsampled(name, params, target, direction, lower, upper)
         return lower, upper
 
     return run
+
+
+def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
+    """Rows in which the pair that dominates is nothing but mass at infinity: no other grid helps."""
+    masses = [np.reshape(r.infinity, (2 * size, -1))[:size] for r, _ in both if isinstance(r, LossLaw)]
+    return np.any([np.any(mass >= 1, axis=1) for mass in masses], axis=0) | np.zeros(size, bool)
 
 
 def _few_runs(stacks: tuple[Stack, ...], delta: np.ndarray) -> bool:
