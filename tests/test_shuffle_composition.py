@@ -146,9 +146,9 @@ def test_composed_rounds_have_close_bounds():
 
 def test_few_rounds_have_close_bounds_at_tiny_deltas():
     """Cells of the usual law are too wide there: 1.4e-5; what underflows once had the largest loss: 0.7 of epsilon."""
-    rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 4000), np.array([2, 8]))
+    rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.array([4000, 1e5])), 2)
     lower, upper = jaxdp.epsilon_bounds(rounds, delta=np.array([1e-15, 1e-285]))
-    assert (0 < lower).all() and (lower <= upper).all() and (upper - lower <= np.array([1e-6, 2e-6]) * upper).all()
+    assert (0 < lower).all() and (lower <= upper).all() and (upper - lower <= np.array([1e-6, 1e-5]) * upper).all()
 
 
 def test_a_bound_without_a_pair_of_its_own_has_no_lower_bound_in_composition():

@@ -152,7 +152,7 @@ class Mechanism:
         return None
 
     def hopeless(self, runs: Any) -> Any:
-        """Where a ``bracket`` that is not fine is sure to be too wide for the usual gap, of so many runs in all."""
+        """Where a ``bracket`` that is not fine is mostly too wide for the usual gap, of so many runs in all."""
         return np.zeros(np.shape(runs), bool)
 
     def refinable(self, direction: str) -> bool:

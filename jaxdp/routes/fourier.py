@@ -60,6 +60,7 @@ _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _FINEST_DELTA = 1e-290
+_USUAL_LAW = 2e-5  # a gap that a bracket that is not fine meets also for few runs
 _AROUND = 4.0  # deviations about the place where a run's loss is when the sum is large
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
@@ -201,7 +202,8 @@ def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) 
         floor = np.broadcast_to(np.asarray(floor, np.float64), target.shape)
         rows = np.flatnonzero(np.isnan(upper))
         lower[rows], upper[rows] = 0.0, np.inf
-        for fine in (True,) if name == "epsilon" and _few_runs(params, target) else (False, True):
+        at_once = name == "epsilon" and gap < _USUAL_LAW and _few_runs(params, target)
+        for fine in (True,) if at_once else (False, True):
             if not rows.size:
                 break
             some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
