@@ -74,7 +74,7 @@ class Shuffled(Mechanism):
     bound for every data set), or any of the above, which use its epsilon alone.
 
     Composed, a round is the clones pair between two finite ones (notebooks/proofs/clones_law.md): of 56 random points
-    (2 to 3000 rounds, n 20 to 1e8, delta 1e-3 to 1e-18) 55 had epsilons within 1e-6, one 1.2e-6. Two rounds at 1e-50
+    (2 to 3000 rounds, n 20 to 1e8, delta 1e-3 to 1e-18) 55 had epsilons within 1e-6, one 1.1e-6. Two rounds at 1e-50
     to 1e-289 have 2e-6 to 7e-6, and bounds far apart where rounds with the largest loss decide (eps0 = 14, n = 1e9,
     1e-150); delta just at a loss of two users has 1e-5; eps0 above 300 has no lower bound. Lower bounds are those of
     the clones pair, the worst that Theorem 3.2 allows for, not of one randomizer; "blanket" and "closed_form" have none
