@@ -55,3 +55,88 @@ def crossing(
     first = jnp.where(inside, start, 0.5 * (low + high))
     final = jax.lax.while_loop(unfinished, advance, _State(low, high, first, high - low, jnp.asarray(0, jnp.int32)))
     return final.low, final.high
+
+
+class Seen(NamedTuple):
+    """Logarithms, at a few points, of two bounds of a decreasing function and of a value between them.
+
+    upper <= 0 and lower > 0 are proofs that the function's zero is not right, not left, of the point; slope: of middle.
+    """
+
+    upper: jax.Array
+    lower: jax.Array
+    middle: jax.Array
+    slope: jax.Array
+
+
+class _Search(NamedTuple):
+    points: jax.Array
+    lower: jax.Array
+    upper: jax.Array
+    left: jax.Array  # around the zero of middle
+    right: jax.Array
+    root: jax.Array
+    done: jax.Array
+    step: jax.Array
+
+
+def proved_ends(
+    look: Callable[[jax.Array], Seen], ceiling: jax.Array, first: jax.Array, *, max_rounds: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(a, b) around the zero, a >= 0 tested to have lower > 0 (or 0), b to have upper <= 0 (or ``ceiling``).
+
+    Third, the place of the zero of ``middle``. look: at eight points at once. ``first``: the eight points of the first
+    round, increasing, from 0 to the largest that is ever tried. Each later round looks at where Newton expects the zero
+    and at both sides of it as far as the errors there ask for, somewhat and much farther: a bound may prove nothing far
+    from the zero. NaN proves nothing.
+    """
+    end = first[-1]
+
+    def inside(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+        return jnp.where((x > low) & (x < high), x, 0.5 * (low + high))
+
+    def advance(s: _Search) -> _Search:
+        x = s.points
+        seen = look(x)
+        upper = jnp.minimum(s.upper, jnp.min(jnp.where(seen.upper <= 0, x, jnp.inf)))
+        lower = jnp.maximum(s.lower, jnp.max(jnp.where(seen.lower > 0, x, 0.0)))
+        left = jnp.maximum(s.left, jnp.max(jnp.where(seen.middle > 0, x, 0.0)))
+        right = jnp.minimum(s.right, jnp.min(jnp.where((seen.middle <= 0) & (x > left), x, jnp.inf)))
+        newton = x - seen.middle / seen.slope
+        usable = (newton >= left) & (newton <= right)
+        best = jnp.argmin(jnp.where(usable, jnp.abs(seen.middle), jnp.inf))
+        near = Seen(*(value[best] for value in seen))
+        root = jnp.where(usable[best], newton[best], 0.5 * (left + right))
+        above, below = (near.middle - near.upper) / near.slope, (near.lower - near.middle) / near.slope
+        # where a bound proves nothing at all next to the zero, ever smaller shares of it
+        vague = 0.3 * root * 4.0 ** -(s.step % 8)
+        above, below = (jnp.where((y >= 0) & (y < root), y, vague) + 2e-12 * root for y in (above, below))
+        off = jnp.abs(root - x[best])
+        settled = usable[best] & (off <= jnp.maximum(0.1 * jnp.minimum(above, below), 1e-13 * root))
+        enough = jnp.where(s.step < max_rounds // 2, 1.5, 5.0)
+        tight = (upper - root <= enough * above) & (root - lower <= enough * below)
+        farther = 4.0 ** (2 + s.step % 4)
+        high, low = jnp.minimum(upper, end), lower
+        points = jnp.stack(
+            [
+                root,
+                inside(root + 1.2 * above, root, high),
+                inside(root - 1.2 * below, low, root),
+                inside(root + 4 * above, root, high),
+                inside(root - 4 * below, low, root),
+                inside(root + farther * above, root, high),
+                inside(root - farther * below, low, root),
+                0.5 * (left + right),
+            ]
+        )
+        done = (settled & tight) | (upper <= 0) | (upper - lower <= 1e-13 * upper)
+        return _Search(points, lower, upper, left, right, root, done, s.step + 1)
+
+    def unfinished(s: _Search) -> jax.Array:
+        return ~s.done & (s.step < max_rounds)
+
+    nothing = jnp.zeros_like(end)
+    never, none = jnp.zeros(end.shape, bool), jnp.asarray(0, jnp.int32)
+    start = _Search(first, nothing, ceiling, nothing, end, end, never, none)
+    final = jax.lax.while_loop(unfinished, advance, start)
+    return final.lower, final.upper, final.root

@@ -43,76 +43,74 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
     mode, slack = _mode(c, mu, q)
     peak = log_integrand(mode, c, mu, q, "reverse")
 
-    def reach(sign: float, drop: float) -> jax.Array:
-        def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            near, far = ends
-            middle = 0.5 * (near + far)
-            dead = log_integrand(mode + sign * middle, c, mu, q, "reverse") < peak - drop
-            return jnp.where(dead, near, middle), jnp.where(dead, middle, far)
+    sides, drops = jnp.array([-1.0, 1.0]), jnp.array(_DROP)
 
-        return jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(c), REACH + slack))[1]
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        near, far = ends
+        middle = 0.5 * (near + far)
+        dead = log_integrand(mode + sides * middle, c, mu, q, "reverse") < peak - drops
+        return jnp.where(dead, near, middle), jnp.where(dead, middle, far)
 
-    return mode - reach(-1.0, _DROP[0]), mode + reach(1.0, _DROP[1])
+    widest = (REACH + slack) * jnp.ones(2)
+    _, reach = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(widest), widest))
+    return mode - reach[0], mode + reach[1]
 
 
-def outside(low, high, c, mu, q, log_m):
-    """What g A^{-c}, log-concave, carries outside [low, high], relative to m(c): at most its ends over their slopes.
+def outside(ends, log_a, c, mu, q, log_m):
+    """What g A^{-c}, log-concave, carries outside the two ends, relative to m(c): at most its ends over their slopes.
 
-    Also those slopes, left and right, or 0 where an end is on the wrong side of the mode (then the first is inf).
+    log_a: log A at the ends. Also those slopes, left and right, or 0 where an end is on the wrong side of the mode
+    (then the first is inf).
     """
-    ends = jnp.stack([low, high])
     w = ends * mu - mu * mu / 2
-    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_mixture_real(w, q), 0.0))
+    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
     slopes = jnp.maximum((-ends - c * mu * share) * jnp.array([1.0, -1.0]) - 1e-9, 0.0)
-    value = jnp.exp(jnp.minimum(log_integrand(ends, c, mu, q, "reverse") - log_m, 600.0)) / ROOT_2PI
+    value = jnp.exp(jnp.minimum(-0.5 * ends * ends - c * log_a - log_m, 600.0)) / ROOT_2PI
     return jnp.sum(jnp.where(slopes > 0, value / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)), slopes
 
 
-def growth(v: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
+def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
     """Bound of -c log(|A(v + is)| / A(v)), |s| <= 2y <= pi/(2 mu): |A|^2 = A^2 - 2 q (1-q) e^w (1 - cos(s mu)).
 
-    With x = 2 q (1-q) e^w (1 - cos)/A^2 <= 1/2, -log(1 - x) <= x (1 + x).
+    With x = 2 q (1-q) e^w (1 - cos)/A^2 <= 1/2, -log(1 - x) <= x (1 + x). log_a: log A(v).
     """
     w = v * mu - mu * mu / 2
     both = jnp.log(jnp.where(q > 0, q, 1e-300)) + jnp.log1p(-jnp.minimum(q, 1 - ULP)) + w
-    x = 2 * jnp.exp(jnp.minimum(both - 2 * log_mixture_real(w, q), 0.0)) * (1 - jnp.cos(2 * y * mu))
+    x = 2 * jnp.exp(jnp.minimum(both - 2 * log_a, 0.0)) * (1 - jnp.cos(2 * y * mu))
     return 0.5 * c * x * (1 + x) * (1 + 1e-9)
 
 
-def spread(v, step, slopes, mean, c, mu, q, log_m, error):
-    """Upper bound of the deviation of L = -log A around ``mean`` under the law tilted to c, cell by cell.
+def spread_and_variation(v, step, slopes, mean, c, mu, q, log_m, error):
+    """Bounds of the deviation of L = -log A around ``mean``, and of the total variation of its density, tilted to c.
 
     Cells [v_k, v_k+1]: A rises, so A^{-c} is largest and L farthest at an end. Outside, g A^{-c} is log-concave and
     falls with the slopes at the ends, while L rises to -log(1 - q) on the left and falls by mu per unit on the right.
     """
     left = jnp.concatenate([v[:1] - step, v])
-    log_a = log_mixture_real(left * mu - mu * mu / 2, q)
-    end_a = log_mixture_real((v[-1] + step) * mu - mu * mu / 2, q)
-    ends_a = jnp.append(log_a, end_a)
+    ends = jnp.stack([v[0] - 0.5 * step, v[-1] + 0.5 * step])
+    at = jnp.concatenate([left, v[-1:] + step, ends])
+    ends_a = log_mixture_real(at * mu - mu * mu / 2, q)
+    log_a, ends_a, beyond_a = ends_a[:-3], ends_a[:-2], ends_a[-2:]
     far = jnp.square(jnp.abs(ends_a + mean) + 4e-14 * (jnp.abs(ends_a) + jnp.abs(mean)))
     far = jnp.maximum(far[:-1], far[1:])
     f = -0.5 * left * left + 0.5 * gained(left, step) - c * log_a - log_m
     inside = jnp.sum(jnp.exp(jnp.minimum(f, 600.0)) * far) * step
-    ends = jnp.stack([v[0] - 0.5 * step, v[-1] + 0.5 * step])
-    beyond = jnp.exp(jnp.minimum(log_integrand(ends, c, mu, q, "reverse") - log_m, 600.0))
+    beyond = jnp.exp(jnp.minimum(-0.5 * ends * ends - c * beyond_a - log_m, 600.0))
     rest = jnp.maximum(far[0], jnp.square(jnp.log1p(-jnp.minimum(q, 1 - ULP)) + mean))
     fall = jnp.where(slopes > 0, 1 / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)
     outside = beyond[0] * rest * fall[0] + beyond[1] * (2 * far[-1] * fall[1] + 4 * mu * mu * fall[1] ** 3)
-    return jnp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
+    spread = jnp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
+    return spread, _variation(left, f, log_a, slopes, c, mu, q)
 
 
-def variation(v, step, slopes, c, mu, q, log_m):
-    """The same for add, where log f = log(g A^{-c} / s) + const is concave for c >= 1: it rises once and falls once.
+def _variation(left, f, log_a, slopes, c, mu, q):
+    """The total variation: log f = log(g A^{-c} / s) + const is concave for c >= 1: it rises once and falls once.
 
     Twice the largest f, cell by cell: the largest g times A^{-c}/s at the cell's left end, a node, as both fall. The
     peak is between the nodes when the slope at the left end, that of g A^{-c} less mu (1 - s), is positive. For c < 1
     the curvature is below mu^2/4 - 1, and nothing is claimed unless that is negative too.
     """
-    left = jnp.concatenate([v[:1] - step, v])
-    w = left * mu - mu * mu / 2
-    log_a = log_mixture_real(w, q)
-    slope = jnp.log(jnp.where(q > 0, q, 1.0)) + w - log_a
-    peak = jnp.max(-0.5 * left * left + 0.5 * gained(left, step) - c * log_a - slope)
-    peak = jnp.exp(jnp.minimum(peak - log_m - jnp.log(ROOT_2PI * mu), 600.0))
+    slope = jnp.log(jnp.where(q > 0, q, 1.0)) + left * mu - mu * mu / 2 - log_a
+    peak = jnp.exp(jnp.minimum(jnp.max(f - slope) - jnp.log(ROOT_2PI * mu), 600.0))
     single = ((c >= 1) | (mu < 2)) & (slopes[0] > mu) & (slopes[1] > 0)
     return jnp.where((q > 0) & single, 2 * peak * 1.001, jnp.inf)

@@ -31,24 +31,16 @@ from jaxdp.fourier.band_contour import (
     place,
     tilts_of,
 )
-from jaxdp.fourier.contour import Contour, Effort, Raw, contour_sum, epsilon_edges
+from jaxdp.fourier.contour import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, seen
 from jaxdp.fourier.plan import conversion, tail_cut
 from jaxdp.fourier.spectrum import Spectrum
-from jaxdp.roots import crossing
+from jaxdp.roots import Seen, crossing, proved_ends
 from jaxdp.special import log_expm1
 
 _ULP = 2.0**-53
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # times that the contours are made for one epsilon
-
-
-class Sums(NamedTuple):
-    """Of all bands, in units of e^ref."""
-
-    upper: jax.Array
-    lower: jax.Array
-    middle: jax.Array
-    slope: jax.Array
+_ROUNDS = 27
 
 
 class Bands(NamedTuple):
@@ -163,46 +155,23 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         edges = label_edges(steps, e, cut, effort.bands)
         return _bands(spectrum, steps, edges, tilts_of(spectrum, steps, edges, e), e, ref, effort)
 
-    def root_of(bands: Bands) -> jax.Array:
-        def middle(e: jax.Array) -> tuple[jax.Array, jax.Array]:
-            sums = _evaluate(spectrum, bands, charges, e, ref)
-            return jnp.log(sums.middle / target), sums.slope / sums.middle
-
-        left, right = crossing(middle, jnp.zeros(()), ceiling, 0.97 * ceiling, rtol=1e-12, max_steps=60)
-        return 0.5 * (left + right)
-
     # contours made for one eps serve others near it: they are made again until the root is near the place they are for
     def improve(state):
-        _, root, _, count = state
+        _, root, lower, upper, _, count = state
         bands = bands_at(root)
-        better = root_of(bands)
-        return root, better, bands, count + 1
+
+        def look(eps: jax.Array) -> Seen:
+            return seen(jax.vmap(lambda e: _evaluate(spectrum, bands, charges, e, ref))(eps), target)
+
+        low, high, better = proved_ends(look, ceiling, ceiling * PLACES, max_rounds=_ROUNDS)
+        return root, better, jnp.maximum(lower, low), jnp.minimum(upper, high), jnp.max(bands.tilts.c), count + 1
 
     def far(state) -> jax.Array:
-        place, root, bands, count = state
-        reach = jnp.max(bands.tilts.c) * jnp.abs(root - place)
-        return (count < 2) | ((count < _MOST_PLACES) & (reach > 0.5))
+        place, root, _, _, steepest, count = state
+        return (count < 2) | ((count < _MOST_PLACES) & (steepest * jnp.abs(root - place) > 0.5))
 
-    nothing = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(bands_at, ceiling))
-    _, root, bands, _ = jax.lax.while_loop(far, improve, (ceiling, ceiling, nothing, jnp.asarray(0)))
-
-    def side(which: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = _evaluate(spectrum, bands, charges, e, ref)
-        value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
-        log_value = jnp.log(value / target)
-        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.fmin(log_value, -1e-300), log_value)
-        return strict, sums.slope / value
-
-    def solve(which: jax.Array) -> tuple[jax.Array, jax.Array]:
-        offset, slope = side(which, root)
-        shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
-        start = jnp.where(which == 0, root + shift, root - shift)
-        begin = jnp.where(which == 0, jnp.minimum(root, ceiling), 0.0)
-        end = jnp.where(which == 0, ceiling, root)
-        fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(lambda e: side(which, e), begin, end, start, rtol=fine, max_steps=30)
-
-    below, above = jax.vmap(solve)(jnp.arange(2))
-    upper = jnp.where(sound, above[0], jnp.inf)
-    lower = jnp.where(sound, jnp.maximum(below[1], 0.0), 0.0)
+    nothing = jnp.zeros(())
+    start = ceiling, ceiling, nothing, ceiling, nothing, jnp.asarray(0)
+    _, _, lower, upper, _, _ = jax.lax.while_loop(far, improve, start)
+    upper, lower = jnp.where(sound, upper, jnp.inf), jnp.where(sound, lower, 0.0)
     return epsilon_edges(spectrum, delta, inside, lower, upper)

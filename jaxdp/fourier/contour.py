@@ -22,13 +22,13 @@ from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, log_alias, plan_de
 from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
-from jaxdp.roots import crossing
+from jaxdp.roots import Seen, proved_ends
 
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
-_PLACES = np.array([0.03, 0.2, 0.5, 0.75, 0.9, 0.97, 0.995, 1.0])  # of the search for a root
-_NEWTON_STEPS = 5
+PLACES = np.array([0.0, 0.1, 0.35, 0.65, 0.85, 0.95, 0.99, 1.0])  # of the first round of a search
+_ROUNDS = 9
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TOP_ROUNDING = 1e-11
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
@@ -274,20 +274,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     contour = build(spectrum, plan, effort)
     target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
 
-    plain, known = _least_smoothed(contour), aliases(contour, spectrum)
-
-    def middle(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = evaluate(plain, known, spectrum, eps, ref)
-        return jnp.log(sums.middle / target), sums.slope / sums.middle
-
-    def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = evaluate(contour, known, spectrum, eps, ref)
-        value = jnp.where(which == 0, sums.upper, jnp.maximum(sums.lower, 1e-3 * target))
-        # the upper end must have upper <= delta, the lower end lower > delta: what is not proved counts as 0
-        log_value = jnp.log(value / target)
-        strict = jnp.where((which == 1) & ~(sums.lower > target), jnp.fmin(log_value, -1e-300), log_value)
-        return strict, sums.slope / value
-
+    known = aliases(contour, spectrum)
     # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
     enough = -jnp.expm1(contour.log_kept) <= 1e-9 * jnp.exp(ref)
     ceiling = jnp.where(
@@ -296,64 +283,26 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     ceiling = jnp.minimum(ceiling, spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
 
-    # first the root of the sum itself. Far from it the sum may be lost in rounding and have no logarithm (NaN), so that
-    # a few places are looked at; log delta is concave in eps, so that Newton falls onto the root from the right
-    def newton(state):
-        low, high, eps, _, count = state
-        value, slope = middle(eps)
-        low, high = jnp.where(value > 0, eps, low), jnp.where(value > 0, high, eps)
-        better = eps - value / slope
-        better = jnp.where((better >= low) & (better <= high), better, 0.5 * (low + high))
-        return low, high, better, jnp.abs(better - eps), count + 1
-
-    def first_bracket() -> tuple[jax.Array, jax.Array, jax.Array]:
-        places = search * _PLACES
-        values, slopes = jax.vmap(middle)(places)
-        low = jnp.max(jnp.where(values > 0, places, 0.0))
-        high = jnp.min(jnp.where((values <= 0) & (places > low), places, search))
-        better = places - values / slopes
-        inside = (better >= low) & (better <= high)
-        near = jnp.argmin(jnp.where(inside, jnp.abs(values), jnp.inf))
-        return low, high, jnp.where(inside[near], better[near], 0.5 * (low + high))
-
-    # (a loss with atoms makes kinks, where Newton may jump to and fro: there the root is bracketed)
-    small = effort.nodes < 10_000
-    kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
-    if kinked:
-        left, right = crossing(middle, jnp.zeros(()), search, 0.97 * search, rtol=1e-12, max_steps=24)
-        root = 0.5 * (left + right)
-    else:
-        start = (*first_bracket(), search, jnp.asarray(0))
-        steps = _NEWTON_STEPS if small else 3 * _NEWTON_STEPS
-        root = jax.lax.while_loop(lambda s: (s[4] < steps) & (s[3] > 1e-13 * s[2]), newton, start)[2]
-    # then each certified end: one test, as far from the root as its error asks for; only if it fails, a search
-    tested = jnp.stack([root, root, jnp.zeros_like(root)])
-    offsets, slopes = jax.vmap(side)(jnp.array([0, 1, 0]), tested)
-    at_zero = offsets[2]
+    def look(eps: jax.Array) -> Seen:
+        return seen(jax.vmap(lambda e: evaluate(contour, known, spectrum, e, ref))(eps), target)
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
-    steps = 4 if small and not kinked else 24
-
-    def solve(which: jax.Array, offset: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-        shift = 1.2 * jnp.abs(offset / slope) + 2e-12 * root
-        start = jnp.where(which == 0, root + shift, root - shift)
-        low = jnp.where(which == 0, jnp.minimum(root, search), 0.0)
-        high = jnp.where(which == 0, search, jnp.maximum(root, 0.0))
-        fine = jnp.clip(1.01 * shift / jnp.maximum(root, 1e-300), 4e-12, 1e-3)
-        return crossing(lambda e: side(which, e), low, high, start, rtol=fine, max_steps=steps)
-
-    below, above = jax.vmap(solve)(jnp.arange(2), offsets[:2], slopes[:2])
+    kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
+    rounds = _ROUNDS if effort.nodes < 10_000 and not kinked else 3 * _ROUNDS
     # an end that was tested, or the ceiling
-    upper = jnp.where(jnp.isfinite(ceiling) | (above[0] < search), above[0], jnp.inf)
-    upper, lower = jnp.where(at_zero <= 0, 0.0, upper), below[1]
+    lower, upper, _ = proved_ends(look, ceiling, search * PLACES, max_rounds=rounds)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
 
 
-def _least_smoothed(contour: Contour | LatticeContour) -> Contour | LatticeContour:
-    """Only the first smoothing: enough for the sum itself."""
-    if isinstance(contour, LatticeContour):
-        return contour
-    return contour._replace(real=contour.real[:1], imag=contour.imag[:1], log_m_c=contour.log_m_c[:1])
+def seen(sums: Sums, target: jax.Array) -> Seen:
+    """Relative to ``target``; far from the root the sum may be lost in rounding and have no logarithm (NaN)."""
+    upper, lower, middle = (jnp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
+    return Seen(
+        jnp.where(sums.upper <= target, jnp.fmin(upper, 0.0), jnp.fmax(upper, 1e-300)),
+        jnp.where(sums.lower > target, jnp.fmax(lower, 1e-300), jnp.fmin(lower, -1e-300)),
+        middle,
+        sums.slope / sums.middle,
+    )
 
 
 def epsilon_edges(spectrum, delta, inside, lower, upper):

@@ -22,7 +22,7 @@ from jaxdp.fourier.mixture import (
     exact_nodes,
     exp_or_inf,
     gained,
-    log_integrand,
+    integrand_and_mixture,
     log_mixture,
     log_units,
 )
@@ -71,16 +71,17 @@ def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Arra
     total = jnp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
     lift = 0.5 * (y * y + room * room)
-    at_ends = log_integrand(ends, c, mu, q, direction) - log_m + lift
+    on_axis, axis_a = integrand_and_mixture(jnp.concatenate([v, ends]), c, mu, q, direction)
+    on_axis = on_axis - log_m + lift
+    at_ends = on_axis[-2:]
     edge, outside = jnp.exp(lift), 1e-20
     if direction == "reverse":
-        height = log_integrand(v, c, mu, q, direction) + add_direction.growth(v, 0.5 * strip, c, mu, q)
-        first = log_integrand(ends[0], c, mu, q, direction) + add_direction.growth(ends[0], 0.5 * strip, c, mu, q)
-        height, first = height + 0.5 * gained(v, cell), first + 0.5 * gained(ends[0], cell)
-        edge = jnp.sum(exp_or_inf(height - log_m + lift)) + exp_or_inf(first - log_m + lift)
-        edge = edge * cell / ROOT_2PI
-        outside = add_direction.outside(ends[0], ends[1], c, mu, q, log_m)[0]
-        at_ends = at_ends + add_direction.growth(ends, 0.5 * strip, c, mu, q)
+        at = jnp.concatenate([v, ends])
+        growth = add_direction.growth(at, axis_a, 0.5 * strip, c, mu, q)
+        # the left end of the line is that of its first cell
+        edge = jnp.sum(exp_or_inf((on_axis + growth + 0.5 * gained(at, cell))[:-1])) * cell / ROOT_2PI
+        outside = add_direction.outside(ends, axis_a[-2:], c, mu, q, log_m)[0]
+        at_ends = at_ends + growth[-2:]
     kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * room / cell, 600.0))
     sides = jnp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
     # (log A on the axis is within 3e-14, which counts c times)

@@ -52,12 +52,17 @@ def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
 
 def log_integrand(v, c, mu, q, direction):
     """Logarithm of the integrand (without 1/sqrt(2 pi)) at real u = v, t = 0."""
+    return integrand_and_mixture(v, c, mu, q, direction)[0]
+
+
+def integrand_and_mixture(v, c, mu, q, direction):
+    """`log_integrand`, and log A at v."""
     a = log_mixture_real(v * mu - mu * mu / 2, q)
     if direction == "forward":
-        return -v * v / 2 + (c + 1) * a
+        return -v * v / 2 + (c + 1) * a, a
     if direction == "reverse":
-        return -v * v / 2 - c * a
-    return -v * v / 2 + (c + 1) * a - c * log_mixture_real(-v * mu - mu * mu / 2, q)
+        return -v * v / 2 - c * a, a
+    return -v * v / 2 + (c + 1) * a - c * log_mixture_real(-v * mu - mu * mu / 2, q), a
 
 
 def exp_or_inf(x: jax.Array) -> jax.Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,14 @@ import jax.numpy as jnp
 from jaxdp.fourier.spectrum import DEAD, Spectrum
 from jaxdp.special import log_expm1
 
-_POINTS = 12
+_SMALL = (1e-2, 1.0, 0.505)  # orders at which K tells the variance of the loss
+_POINTS = 12  # of a row of a grid
+_ZOOMS = 3
+_SHARPENED = 5  # times that the cut is fitted to delta
+_FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa
+_NEAR = (-0.7, 0.3)  # and the contour's abscissa, about the saddle
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
+_DEARER = 0.25  # in log period, what a nat of them costs
 _CUT_NATS = 60.0
 _DYING = 5e-4  # in place of DEAD where no contour is put
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
@@ -55,16 +60,15 @@ def grid_min(objective, low, high, rounds=3, points=_POINTS):
     return jnp.exp(0.5 * (low + high))
 
 
-def _scale(spectrum: Spectrum, cut: jax.Array, size: int) -> jax.Array:
-    """Size of the loss's variance, from K at small orders (the smaller wins past a phase transition).
+def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
+    """Size of the loss's variance, from K at the orders of ``_SMALL`` (the smaller wins past a phase transition).
 
     With mass at infinity K(0) < 0, and only the bend of K tells the variance.
     """
-    c = jnp.array([1e-2, 1.0, 0.505])
-    k = spectrum.rough(c, cut, size)
+    c = jnp.array(_SMALL)
     plain = jnp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
     bend = (k[1] - 2 * k[2] + k[0]) / 0.495**2
-    return jnp.clip(jnp.where(spectrum.infinity > 0, bend, plain), 1e-24, 1e24)
+    return jnp.clip(jnp.where(infinity > 0, bend, plain), 1e-24, 1e24)
 
 
 def _widest(spectrum: Spectrum) -> float:
@@ -83,79 +87,141 @@ def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
     return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + _CUT_NATS)) + mu
 
 
+def _between(low: Any, high: Any) -> jax.Array:
+    """``_POINTS`` equally spaced points in a row for each pair of ends."""
+    low, high = jnp.asarray(low)[:, None], jnp.asarray(high)[:, None]
+    return low + (high - low) * jnp.linspace(0.0, 1.0, _POINTS)
+
+
+def _one_row(ends: jax.Array) -> jax.Array:
+    """As many points in one row, cut in two."""
+    return jnp.linspace(ends[0], ends[1], 2 * _POINTS).reshape(2, _POINTS)
+
+
+def _beside_least(x: jax.Array, value: jax.Array) -> jax.Array:
+    """The neighbours of each row's best point: (low ends, high ends)."""
+    best = jnp.argmin(value, axis=1)
+    low, high = jnp.maximum(best - 1, 0), jnp.minimum(best + 1, _POINTS - 1)
+    return jnp.stack([jnp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
+
+
+def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+    """log of the integrand's modulus on the real axis."""
+    return k - c * eps - jnp.log(c) - jnp.log1p(c)
+
+
+# The planning loops below hold the only rough evaluation of K, because its size is most of what there is to compile:
+# what a round looks at is chosen by its number.
 def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
-    """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone."""
+    """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone.
+
+    Rounds: the orders that tell the variance; zooms on the least Chernoff bound; the saddle, coarse and fine.
+    """
     cut = tail_cut(spectrum, log_delta)
-    center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum, cut, size))
+    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row
+    dead = jnp.array([DEAD, _DYING])[:, None] * jnp.ones(_POINTS)
+    reach = jnp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])
 
     def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
         rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
-    def least(low: jax.Array, high: jax.Array, dead: jax.Array) -> jax.Array:
-        return grid_min(lambda c: rdp(c, spectrum.rough(c, cut, size, dead)), low, high, rounds=3)
+    def level_of(eps: jax.Array) -> jax.Array:
+        return jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
 
-    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second
-    low, high = center - jnp.array([9.0, 4.0]), center + jnp.array([_widest(spectrum), 4.0])
-    both = jax.vmap(least)(low, high, jnp.array([DEAD, _DYING]))
-    best = both[0]
-    eps = jnp.min(rdp(both, spectrum.real(both, cut, size)))
-    level = jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
+    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, _, best, eps = state
+        c, zooming = jnp.exp(x), i <= _ZOOMS
+        k = spectrum.rough(c.ravel(), cut, size, jnp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
+        bound = rdp(c, k)
+        near = _beside_least(x, bound)
+        best = jnp.where(zooming, 0.5 * (near[0] + near[1]), best)
+        eps = jnp.where(zooming, jnp.min(bound), eps)
+        center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
+        ends = jnp.where(i == 0, center + reach, near)
+        bottom = x.ravel()[jnp.argmin(_saddle(c, k, level_of(eps)))]
+        row = jnp.where(i == _ZOOMS, best[0] + jnp.array(_FAR), bottom + jnp.array(_NEAR))
+        return jnp.where(i < _ZOOMS, _between(*ends), _one_row(row)), x, k, best, eps
 
-    def saddle(c: jax.Array) -> jax.Array:
-        return spectrum.rough(c, cut, size) - c * level - jnp.log(c) - jnp.log1p(c)
-
-    return _finish(
-        spectrum,
-        cut,
-        level,
-        log_delta,
-        eps,
-        grid_min(saddle, jnp.log(best) - 2.5, jnp.log(best) + 1.0, rounds=2, points=8),
-        size,
-    )
+    nothing = jnp.zeros((2, _POINTS))
+    start = _first_points(), nothing, nothing, jnp.zeros(2), jnp.zeros(())
+    _, x, k, best, rough = jax.lax.fori_loop(0, _ZOOMS + 3, look, start)
+    candidates, both = jnp.exp(x.ravel()), jnp.exp(best)
+    above = _above(candidates, k.ravel(), level_of(rough))
+    k_above, k_both = jnp.split(spectrum.real(jnp.concatenate([above, both]), cut, size), [above.size])
+    eps = jnp.min(rdp(both, k_both))
+    plan = _finish(spectrum, cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, size)
+    return plan._replace(rdp_epsilon=eps)
 
 
 def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
-    """Contour for delta at a given eps; log_chernoff is certified."""
-    loose = tail_cut(spectrum, jnp.asarray(-800.0))
-    variance = _scale(spectrum, loose, size)
-    center = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
-    widest = _widest(spectrum)
+    """Contour for delta at a given eps; log_chernoff is certified.
 
-    def bound(c: jax.Array, cut: jax.Array, k_of: Callable = spectrum.real) -> jax.Array:
-        k, constant = k_of(c, cut, size), conversion(c)
+    Rounds: the orders that tell the variance; zooms on the least Chernoff bound and, apart, on the saddle, which is far
+    right of it where delta is near 1; again with the cut that the bound asks for; the saddle's surroundings.
+    """
+    loose = tail_cut(spectrum, jnp.asarray(-800.0))
+    # the cut depends on delta, delta on the cut: past a phase transition each time the zooms gain many digits
+    is_cut = bool(spectrum.discrete) or (bool(spectrum.sampled) and spectrum.direction != "reverse")
+    last = _ZOOMS * (_SHARPENED if is_cut else 1)
+    reach = jnp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
+
+    def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
+        constant = conversion(c)
         return k - c * eps + constant + 1e-14 * (jnp.abs(k) + jnp.abs(c * eps) + jnp.abs(constant))
 
-    # the cut depends on delta, delta on the cut: past a phase transition each round gains many digits
-    def sharpen(_: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        cut = state[0]
-        best = grid_min(lambda c: bound(c, cut, spectrum.rough), center - 9.0, center + widest, rounds=4)
-        return tail_cut(spectrum, bound(best[None], cut)[0]), cut, best
+    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, _, cut, center, best = state
+        c = jnp.exp(x)
+        k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
+        variance = _scale(spectrum.infinity, k.ravel())
+        first = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
+        center = jnp.where(i == 0, first, center)
+        bound = chernoff(c[0], k[0])
+        near = _beside_least(x, jnp.stack([bound, _saddle(c[1], k[1], eps)]))
+        best = jnp.where(i > last, best, 0.5 * (near[0] + near[1]))
+        again = i % _ZOOMS == 0
+        cut = jnp.where(again & (i > 0) & (i < last), tail_cut(spectrum, jnp.min(bound)), cut)
+        following = _between(*jnp.where(again, center + reach, near))
+        return jnp.where(i < last, following, _one_row(best[1] + jnp.array(_NEAR))), x, k, cut, center, best
 
-    _, cut, best = jax.lax.fori_loop(0, 5, sharpen, (loose, loose, jnp.exp(center)))
-    value = bound(best[None], cut)[0]
+    nothing = jnp.zeros((2, _POINTS))
+    start = _first_points(), nothing, nothing, loose, jnp.zeros(()), jnp.zeros(2)
+    _, x, k, cut, _, best = jax.lax.fori_loop(0, last + 2, look, start)
+    candidates, least = jnp.exp(x.ravel()), jnp.exp(best[:1])
+    above = _above(candidates, k.ravel(), eps)
+    k_above, k_least = jnp.split(spectrum.real(jnp.concatenate([above, least]), cut, size), [above.size])
+    value = chernoff(least, k_least)[0]
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
-    return _finish(spectrum, cut, eps, guess, eps, best, size)._replace(log_chernoff=value)
+    plan = _finish(spectrum, cut, eps, guess, candidates, k.ravel(), above, k_above, size)
+    return plan._replace(rdp_epsilon=eps, log_chernoff=value)
 
 
-def _finish(spectrum, cut, eps, log_delta, rdp_epsilon, c0, size) -> Plan:
-    """Of a few abscissae at and left of c0, the one that allows the largest step without much cancellation."""
-    candidates = c0 * jnp.array([0.5, 0.65, 0.75, 0.85, 0.92, 0.97])
-    above = c0 * jnp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
-    below = c0 * jnp.geomspace(0.01, 10.0, 9)
-    k_above, k_below = spectrum.real(above, cut, size), spectrum.real_swapped(below, cut, size)
-    k_candidates = spectrum.rough(candidates, cut, size)
-    height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
-    cancels = height > jnp.min(height) + _CANCELLATION
+def _first_points() -> jax.Array:
+    """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
+    return jnp.log(jnp.array([*_SMALL, *[_SMALL[-1]] * (2 * _POINTS - len(_SMALL))])).reshape(2, _POINTS)
+
+
+def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+    """The saddle and abscissae right of it."""
+    return candidates[jnp.argmin(_saddle(candidates, k, eps))] * jnp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+
+
+def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_above, size) -> Plan:
+    """Of abscissae around the saddle, the one that allows the largest step without much cancellation."""
+    below = above[0] * jnp.geomspace(0.01, 10.0, 9)
+    k_below = spectrum.real_swapped(below, cut, size)
+    height = _saddle(candidates, k_candidates, eps)
+    cancels = ~(height <= jnp.min(height) + _CANCELLATION)
 
     def shortest(c: jax.Array) -> jax.Array:
         return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
 
     periods = jax.vmap(shortest)(candidates)
-    best = jnp.argmin(jnp.where(cancels, jnp.inf, periods))
-    return Plan(candidates[best], periods[best], cut, rdp_epsilon, jnp.asarray(jnp.inf), above, k_above, below, k_below)
+    best = jnp.argmin(jnp.where(cancels, jnp.inf, jnp.log(periods) + _DEARER * height))
+    never = jnp.asarray(jnp.inf)
+    return Plan(candidates[best], periods[best], cut, never, never, above, k_above, below, k_below)
 
 
 class AliasBound(NamedTuple):

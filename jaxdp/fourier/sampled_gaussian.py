@@ -30,7 +30,7 @@ from jaxdp.fourier.mixture import (
     exact_nodes,
     exp_or_inf,
     gained,
-    log_integrand,
+    integrand_and_mixture,
     log_mixture,
     log_mixture_real,
     log_units,
@@ -67,19 +67,15 @@ def _exponent(v, y, c, mu, q, direction):
     return re + (c + 1) * a_re - c * b_re, im + (c + 1) * a_im - c * b_im, a_re - b_re, a_im - b_im
 
 
-def _side_error(v, c, mu, q, y, step, log_m, direction):
-    """What the vertical end of the strip at v contributes, relative to m(c).
+def _side_error(on_axis, on_line, on_edge, y, step, log_m):
+    """What the vertical ends of the strip contribute, relative to m(c): of the integrand's logarithm at both ends.
 
-    The line runs in the strip's middle, at distance y from its edges. Along the end |A^{-c}| grows with
+    The line runs in the strip's middle, at distance y from its edges. Along an end |A^{-c}| grows with
     the distance from the real axis, and beyond the line the midpoint kernel falls like e^{-2 pi d/step};
     the logarithm of the product is convex there, so its largest value is at an end.
     """
-    sign = -1.0 if direction == "reverse" else 1.0
-    on_line, _, _, _ = _exponent(v, sign * y, c, mu, q, direction)
-    on_edge, _, _, _ = _exponent(v, sign * 2 * y, c, mu, q, direction)
-    on_axis = log_integrand(v, c, mu, q, direction)
     height = jnp.maximum(jnp.maximum(on_line, on_axis), on_edge - 2 * jnp.pi * y / step)
-    return jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0)) * (6 * y + 3 * step) / ROOT_2PI
+    return jnp.sum(jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
 
 
 def _edge_height(v, y, c, mu, q, log_m, direction):
@@ -96,13 +92,14 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     Re u: cell by cell, the largest g times |A| at the cell's left end, a node.
     """
     bend = 1 + (c + 1) * mu * mu / (2 * (1 + jnp.cos(jnp.minimum(2 * jnp.abs(y) * mu, 3.0))))
-    height = _edge_height(v, y, c, mu, q, log_m, direction)
-    scaled = exp_or_inf(height) * step / ROOT_2PI
+    left = jnp.concatenate([v[:1] - step, v])
+    height = _edge_height(left, y, c, mu, q, log_m, direction)
+    scaled = exp_or_inf(height[1:]) * step / ROOT_2PI
     humps = 2 * (jnp.sum(scaled) + jnp.max(scaled) * exp_or_inf(bend * step * step / 8))
     if direction != "reverse":
         return humps
-    first = _edge_height(v[0] - step, y, c, mu, q, log_m, direction) + 0.5 * gained(v[0] - step, step)
-    cells = jnp.sum(scaled * jnp.exp(0.5 * gained(v, step))) + exp_or_inf(first) * step / ROOT_2PI
+    lifted = 0.5 * gained(left, step)
+    cells = jnp.sum(scaled * jnp.exp(lifted[1:])) + exp_or_inf(height[0] + lifted[0]) * step / ROOT_2PI
     humps, cells = (x * exp_or_inf(6e-14 * c) for x in (humps, cells))  # log A is within 3e-14
     return jnp.where(2 * jnp.abs(y) * mu <= 0.5 * jnp.pi, jnp.minimum(humps, cells * (1 + 1e-9)), humps)
 
@@ -134,19 +131,20 @@ def real_log_m(
     """
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
     high = low + size * step
-    height = log_integrand(v, c, mu, q, direction)
+    at = jnp.concatenate([v, jnp.stack([low, high])])
+    everywhere, log_a = integrand_and_mixture(at, c, mu, q, direction)
+    height, at_ends = everywhere[:-2], everywhere[-2:]
     top = jnp.max(height)
     log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / ROOT_2PI)
-    at_ends = log_integrand(jnp.stack([low, high]), c, mu, q, direction)
     cell = step / ROOT_2PI
     if direction == "reverse":
         # strip |Im u| <= 2y: |A|^{-c} grows off the axis, by little where the integrand lives if y is small
         y = jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * (low + high), 1e-9)))
-        grown = height + 0.5 * gained(v, step) + add_direction.growth(v, y, c, mu, q)
-        first = at_ends[0] + 0.5 * gained(low, step) + add_direction.growth(low, y, c, mu, q)
-        edge = jnp.sum(exp_or_inf(grown - log_m)) + exp_or_inf(first - log_m)
+        growth = add_direction.growth(at, log_a, y, c, mu, q)
+        grown = (everywhere + 0.5 * gained(at, step) + growth)[:-1]  # low is the left end of the first cell
+        edge = jnp.sum(exp_or_inf(grown - log_m))
         edge = edge * cell * jnp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
-        at_ends = at_ends + 6e-14 * c + add_direction.growth(jnp.stack([low, high]), y, c, mu, q)
+        at_ends = at_ends + 6e-14 * c + growth[-2:]
     else:
         y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
         growth = jnp.zeros_like(c)
@@ -162,19 +160,19 @@ def real_log_m(
         return jnp.where((strip < 0.05) & (ends < rough), log_m, jnp.inf)
     error = strip + ends
     if direction == "reverse":
-        error = error + add_direction.outside(low, high, c, mu, q, log_m)[0]
-    terms = (2 * c + 1) * _mean_error(v, height - top, mu, q, direction)
+        error = error + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)[0]
+    terms = (2 * c + 1) * _mean_error(v, height - top, log_a[:-2], mu, q, direction)
     rounding = size * ULP + 1e-14 * (1 + jnp.abs(log_m)) + terms
     return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
 
 
-def _mean_error(v: jax.Array, log_weight: jax.Array, mu: jax.Array, q: jax.Array, direction: str) -> jax.Array:
+def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
     """Tilted mean of what log A may be off by: 3e-14 of itself (q > 1/2: of 1), and w's rounding times its slope."""
     size = mu * (jnp.maximum(jnp.abs(v[0]), jnp.abs(v[-1])) + mu)
     if direction == "replace":
         return 3e-14 + 4 * ULP * size * jnp.ones_like(q)
     weight, w = jnp.exp(log_weight), v * mu - mu * mu / 2
-    total, log_a = jnp.sum(weight), log_mixture_real(w, q)
+    total = jnp.sum(weight)
     share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
     mean = jnp.minimum(jnp.sum(weight * jnp.abs(log_a)) / total, 1.0)
     return 3e-14 * jnp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * jnp.sum(weight * share) / total
@@ -186,19 +184,22 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     low, step, v = exact_nodes(*ends, size)
     high = low + size * step
     # log m(c) to a few digits on the real line, enough to weigh the heights
-    plain = log_integrand(v, c, mu, q, direction)
-    rough = jax.nn.logsumexp(plain) + jnp.log(step / ROOT_2PI)
+    at = jnp.concatenate([v, jnp.stack([low, high])])
+    on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
+    rough = jax.nn.logsumexp(on_axis[:-2]) + jnp.log(step / ROOT_2PI)
     y, strip = _best_shift(v, c, mu, q, step, rough, direction)
     signed = -y if direction == "reverse" else y
-    re, phase, loss_re, loss_im = _exponent(v, signed, c, mu, q, direction)
+    heights = jnp.concatenate([jnp.full_like(at, 1.0), jnp.full(2, 2.0)])
+    re, phase, loss_re, loss_im = _exponent(jnp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
+    at_ends = on_axis[-2:], re[-4:-2], re[-2:]
+    re, phase, loss_re, loss_im = (x[:-4] for x in (re, phase, loss_re, loss_im))
     top = jnp.max(re)
     scale = jnp.exp(re - top)
     total = jnp.sum(scale * jnp.cos(phase))
     weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
     loss = jax.lax.complex(loss_re, loss_im)
     log_m = top + jnp.log(total) + jnp.log(step / ROOT_2PI)
-    sides = _side_error(low, c, mu, q, y, step, log_m, direction)
-    sides = sides + _side_error(high, c, mu, q, y, step, log_m, direction)
+    sides = _side_error(*at_ends, y, step, log_m)
     uncut_end = interval(c, mu, q, jnp.full_like(cut, jnp.inf), direction)[1]
     cut_off = (direction != "reverse") & (ends[1] < uncut_end)
     tail = jnp.where(cut_off, tail_mass(mu, q, ends[1]), 0.0)
@@ -207,7 +208,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     variance = jnp.real(jnp.sum(weight * (loss - mean) ** 2))
     raw = strip + sides
     if direction == "reverse":
-        beyond, slopes = add_direction.outside(low, high, c, mu, q, log_m)
+        beyond, slopes = add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
         raw = raw + beyond
     units = 16 + 8 * (jnp.abs(phase) + v * v) + (c + 1) * _loss_units(loss, v, mu, q, direction)
     raw = raw + ULP * jnp.sum(jnp.abs(weight) * units)
@@ -216,10 +217,11 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     reach2 = jnp.sum(jnp.abs(weight) * jnp.abs(loss - mean) ** 2)
     spread = jnp.sqrt(jnp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
     if direction == "reverse":
-        spread = jnp.fmin(spread, add_direction.spread(v, step, slopes, jnp.real(mean), c, mu, q, log_m, error))
-        variation = add_direction.variation(v, step, slopes, c, mu, q, log_m)
+        mean_loss = jnp.real(mean)
+        cells, variation = add_direction.spread_and_variation(v, step, slopes, mean_loss, c, mu, q, log_m, error)
+        spread = jnp.fmin(spread, cells)
     else:
-        variation = _variation(v, step, c, mu, q, log_m, direction)
+        variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
     error = jnp.where(total > 0, error, jnp.inf)
     return Line(log_m, weight, loss, error, tail, spread, variation, jnp.zeros_like(log_m))
 
@@ -231,13 +233,12 @@ def _loss_units(loss, v, mu, q, direction):
     return log_units(v, loss if direction == "forward" else -loss, mu, q)
 
 
-def _variation(v, step, c, mu, q, log_m, direction):
+def _variation(v, log_a, step, c, mu, q, log_m, direction):
     """Upper bound of the total variation of the tilted density of L (remove and replace).
 
     On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
     bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
     """
-    log_a = log_mixture_real(v * mu - mu * mu / 2, q)
     logit = jnp.log(jnp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
     slope = logit - log_a  # log s(u), dL/du = mu s
     if direction == "forward":

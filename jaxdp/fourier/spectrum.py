@@ -83,8 +83,8 @@ class Spectrum:
         return self._real(c, c, cut, max(size // 2, 64), self.direction)
 
     def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float | jax.Array = DEAD) -> jax.Array:
-        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
-        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=dead)
+        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell). dead: one or one a c."""
+        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=jnp.broadcast_to(dead, c.shape))
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
@@ -97,7 +97,7 @@ class Spectrum:
         total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)
         for part in self.sampled:
             inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None, None))
-            grid = jax.vmap(inner, in_axes=(0, *[None] * 6))
+            grid = jax.vmap(inner, in_axes=(0, *[None] * 5, None if rough is None else 0))
             cuts = jnp.broadcast_to(cut, part.mu.shape)
             log_m = grid(c, part.mu, part.rate, cuts, direction, size, rough)
             total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
