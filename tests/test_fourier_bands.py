@@ -77,7 +77,7 @@ def traced(run, *numbers):
 def pieces_of(steps, low, high):
     full = jnp.full(steps.times.shape, labels.NEVER)
     return band_contour.make_pieces(
-        steps, None if low is None else jnp.full_like(full, low), full if high is None else jnp.full_like(full, high)
+        steps, jnp.full_like(full, low or LOW), full if high is None else jnp.full_like(full, high), low is None
     )
 
 

@@ -18,7 +18,7 @@ from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
 from jaxdp.fourier.exponential_sums import ratios, rounding_units
 from jaxdp.fourier.labels import Label, SoftLine, Step
-from jaxdp.fourier.plan import Plan, conversion, grid_min
+from jaxdp.fourier.plan import Plan, conversion
 from jaxdp.fourier.spectrum import Nodes, Spectrum
 from jaxdp.special import log_expm1
 
@@ -27,6 +27,8 @@ _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
 _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+_POINTS = 12
+_ZOOMS = 4
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _FALL = 60.0  # u^2 beyond that of a loss of eps, where a larger loss no longer counts
 
@@ -39,10 +41,11 @@ class Steps(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The two labels of a band, per step; ``below`` is None for the lowest band, which has nothing below it."""
+    """The two labels of a band, per step; ``below`` does not count in the lowest band, which has nothing below it."""
 
     within: Label
-    below: Label | None
+    below: Label
+    lowest: jax.Array
 
 
 def make_steps(spectrum: Spectrum, cut: jax.Array, size: int) -> Steps:
@@ -70,22 +73,25 @@ def label_edges(steps: Steps, eps: jax.Array, cut: jax.Array, count: int) -> jax
     return first[:, None] + (last - first)[:, None] * jnp.linspace(0.0, 1.0, count)
 
 
-def make_pieces(steps: Steps, low: jax.Array | None, high: jax.Array) -> Pieces:
-    """The two labels of the band between the edges ``low`` and ``high`` (one per step)."""
-    if low is None:
-        return Pieces(jax.vmap(labels.below)(steps.step, high), None)
-    return Pieces(jax.vmap(labels.within)(steps.step, low, high), jax.vmap(labels.below)(steps.step, low))
+def make_pieces(steps: Steps, low: jax.Array, high: jax.Array, lowest: bool | jax.Array = False) -> Pieces:
+    """The two labels of the band between the edges ``low`` and ``high`` (one per step); lowest: of all below ``high``.
+
+    One formula for every band, so that it is compiled once.
+    """
+    lowest = jnp.asarray(lowest)
+    below, all_below, between = jax.vmap(labels.make_labels)(steps.step, low, high)
+    chosen = jax.tree_util.tree_map(lambda x, y: jnp.where(lowest, x, y), all_below, between)
+    return Pieces(chosen, below, lowest)
 
 
-def _total(steps: Steps, log_a: jax.Array, log_b: jax.Array | None) -> jax.Array:
-    """log of prod (B + A)^T - prod B^T (without ``log_b``: of prod A^T) over the steps, the last axis."""
+def _total(steps: Steps, log_a: jax.Array, log_b: jax.Array, lowest: jax.Array) -> jax.Array:
+    """log of prod (B + A)^T - prod B^T (lowest band: of prod A^T) over the steps, the last axis."""
     live, times = steps.times > 0, steps.times
-    if log_b is None:
-        return jnp.sum(jnp.where(live, times * log_a, 0.0), axis=-1)
     ratio = jnp.where(live, log_a - log_b, -jnp.inf)
     lift = _lift(times, ratio)
     both = jnp.sum(jnp.where(live, times * _log1p_exp(ratio + lift), 0.0), axis=-1)
-    return jnp.sum(jnp.where(live, times * log_b, 0.0), axis=-1) + log_expm1(both) - lift[..., 0]
+    under, alone = (jnp.sum(jnp.where(live, times * x, 0.0), axis=-1) for x in (log_b, log_a))
+    return jnp.where(lowest, alone, under + log_expm1(both) - lift[..., 0])
 
 
 def _lift(times: jax.Array, ratio: jax.Array) -> jax.Array:
@@ -104,9 +110,9 @@ def _log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) 
     closed = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))
     closed = closed + spectrum.closed_units * _ULP + 4 * _ULP * jnp.abs(closed)
     (_, log_a), rest = _step_moments(steps, pieces.within, c)
-    log_b = None if pieces.below is None else _step_moments(steps, pieces.below, c)[0][1]
-    total = _total(steps, log_a, log_b)
-    total = total + _total_off(steps, total, log_a, log_b)
+    (_, log_b), _ = _step_moments(steps, pieces.below, c)
+    total = _total(steps, log_a, log_b, pieces.lowest)
+    total = total + _total_off(steps, total, log_a, log_b, pieces.lowest)
     total = jnp.where(jnp.isnan(total), jnp.inf, closed + total)
     return total, jnp.max(jnp.where(steps.times > 0, rest, 0.0))
 
@@ -117,9 +123,11 @@ def _step_moments(steps: Steps, label: Label, c: jax.Array) -> tuple[tuple[jax.A
     return (lower, upper), rest
 
 
-def _total_off(steps: Steps, total: jax.Array, log_a: jax.Array, log_b: jax.Array | None) -> jax.Array:
+def _total_off(
+    steps: Steps, total: jax.Array, log_a: jax.Array, log_b: jax.Array, lowest: jax.Array
+) -> jax.Array:
     """Rounding of `_total`."""
-    logs = 1 + jnp.abs(log_a) + (0.0 if log_b is None else jnp.abs(log_b))
+    logs = 1 + jnp.abs(log_a) + jnp.where(lowest, 0.0, jnp.abs(log_b))
     return 1e-14 * (1 + jnp.abs(total)) + 1e-15 * _counted(steps, logs)
 
 
@@ -136,11 +144,14 @@ def masses_of(steps: Steps, pieces: Pieces) -> Masses:
 
     def at(c: jax.Array) -> tuple[jax.Array, jax.Array]:
         (low_a, high_a), _ = _step_moments(steps, pieces.within, c)
-        low_b = high_b = None
-        if pieces.below is not None:
-            (low_b, high_b), _ = _step_moments(steps, pieces.below, c)
-        low, high = _total(steps, low_a, low_b), _total(steps, high_a, high_b)
-        low, high = low - _total_off(steps, low, low_a, low_b), high + _total_off(steps, high, high_a, high_b)
+        (low_b, high_b), _ = _step_moments(steps, pieces.below, c)
+
+        def both(log_a: jax.Array, log_b: jax.Array) -> tuple[jax.Array, jax.Array]:
+            total = _total(steps, log_a, log_b, pieces.lowest)
+            return total, _total_off(steps, total, log_a, log_b, pieces.lowest)
+
+        totals, off = jax.vmap(both)(jnp.stack([low_a, high_a]), jnp.stack([low_b, high_b]))
+        low, high = totals[0] - off[0], totals[1] + off[1]
         return jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
 
     lower, upper = jax.vmap(at)(jnp.array([0.0, -1.0]))
@@ -161,12 +172,16 @@ def chernoff(tilt: Tilt, eps: jax.Array) -> jax.Array:
 
 
 def _tilt(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> Tilt:
-    def objective(c: jax.Array) -> jax.Array:
-        value, rest = jax.vmap(lambda x: _log_moment(spectrum, steps, pieces, x))(c)
-        return jnp.where(rest < _DEAD, value - c * eps + conversion(c), jnp.inf)
+    # a grid, zoomed in between the best point's neighbours; the best of the last
+    def zoom(_: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x = jnp.linspace(state[0], state[1], _POINTS)
+        c = jnp.exp(x)
+        value, rest = jax.vmap(lambda one: _log_moment(spectrum, steps, pieces, one))(c)
+        best = jnp.argmin(jnp.where(rest < _DEAD, value - c * eps + conversion(c), jnp.inf))
+        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, _POINTS - 1)], c[best], value[best]
 
-    c = grid_min(objective, *_orders(eps), rounds=4)
-    return Tilt(c, _log_moment(spectrum, steps, pieces, c)[0])
+    *_, c, log_m = jax.lax.fori_loop(0, _ZOOMS, zoom, (*_orders(eps), jnp.zeros(()), jnp.zeros(())))
+    return Tilt(c, log_m)
 
 
 def _orders(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -175,32 +190,39 @@ def _orders(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def over_bands(edges: jax.Array, fun: Callable[..., Any], *each: Any) -> Any:
-    """fun(low, high, *of each) for every band, the lowest (its low is None) first, stacked; each is stacked too."""
-    first = fun(None, edges[:, 0], *jax.tree_util.tree_map(lambda x: x[0], each))
-    never = jnp.full_like(edges[:, :1], labels.NEVER)
-    high = jnp.concatenate([edges[:, 1:], never], axis=1)
-    rest = jax.tree_util.tree_map(lambda x: x[1:], each)
-    others = jax.lax.map(lambda x: fun(*x), (edges.T, high.T, *rest))
-    return jax.tree_util.tree_map(lambda a, b: jnp.concatenate([a[None], b]), first, others)
+    """fun(low, high, is it the lowest?, *of each) for every band, the lowest first, stacked; each is stacked too."""
+    low = jnp.concatenate([edges[:, :1] - 1, edges], axis=1)
+    high = jnp.concatenate([edges, jnp.full_like(edges[:, :1], labels.NEVER)], axis=1)
+    lowest = np.arange(low.shape[1]) == 0
+    return jax.lax.map(lambda x: fun(*x), (low.T, high.T, jnp.asarray(lowest), *each))
 
 
 def tilts_of(spectrum: Spectrum, steps: Steps, edges: jax.Array, eps: jax.Array) -> Tilt:
     """The tilt of every band, stacked."""
-    return over_bands(edges, lambda low, high: _tilt(spectrum, steps, make_pieces(steps, low, high), eps))
+    return over_bands(edges, lambda *band: _tilt(spectrum, steps, make_pieces(steps, *band), eps))
 
 
 def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) -> Plan:
     """The abscissa, of a few at and left of the saddle's, that allows the largest step without cancellation."""
-    k_of = jax.vmap(lambda c: _log_moment(spectrum, steps, pieces, c)[0])
+    factors = jnp.array([*_CANDIDATES, *_ABOVE])
 
-    def saddle(c: jax.Array) -> jax.Array:
-        return k_of(c) - c * eps - jnp.log(c) - jnp.log1p(c)
+    def saddle(c: jax.Array, k: jax.Array) -> jax.Array:
+        return k - c * eps - jnp.log(c) - jnp.log1p(c)
 
-    # where all of the band lies above eps the Chernoff bound is best at 0, the integrand smallest further right
-    flat = grid_min(saddle, *_orders(eps), rounds=2)
-    best = jnp.where(tilt.c * eps < 0.5, flat, tilt.c)
-    candidates, above = best * _CANDIDATES, best * _ABOVE
-    k_candidates, k_above = jnp.split(k_of(jnp.concatenate([candidates, above])), [_CANDIDATES.size])
+    # where all of the band lies above eps the Chernoff bound is best at 0, the integrand smallest further right: two
+    # zooms; then the candidates and what is right of them
+    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        c = state[0]
+        k = jax.vmap(lambda x: _log_moment(spectrum, steps, pieces, x)[0])(c)
+        near = jnp.argmin(saddle(c, k))
+        ends = jnp.log(c[jnp.maximum(near - 1, 0)]), jnp.log(c[jnp.minimum(near + 1, c.size - 1)])
+        best = jnp.where(tilt.c * eps < 0.5, jnp.exp(0.5 * (ends[0] + ends[1])), tilt.c)
+        following = jnp.where(i == 0, jnp.exp(jnp.linspace(*ends, c.size)), best * factors)
+        return following, c, k
+
+    first = jnp.exp(jnp.linspace(*_orders(eps), factors.size))
+    _, c, k = jax.lax.fori_loop(0, 3, look, (first, first, first))
+    (candidates, above), (k_candidates, k_above) = (jnp.split(x, [_CANDIDATES.size]) for x in (c, k))
     height = k_candidates - candidates * eps - jnp.log(candidates) - jnp.log1p(candidates)
     aim = log_delta + _ALIAS_TARGET
     gap = above - candidates[:, None]
@@ -303,10 +325,11 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
     t = h * jnp.arange(effort.nodes + 1)
     base = spectrum.closed(jnp.asarray(c, jnp.complex128))
     value = spectrum.closed(jax.lax.complex(jnp.full_like(t, c), t)) - base
-    if pieces.below is None:
-        some = _lowest(steps, pieces.within, c, h, effort)
-    else:
-        some = _higher(steps, pieces.within, pieces.below, c, h, effort)
+    some = jax.lax.cond(
+        pieces.lowest,
+        lambda: _lowest(steps, pieces.within, c, h, effort),
+        lambda: _higher(steps, pieces.within, pieces.below, c, h, effort),
+    )
     units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 4 * some.size + 32
     log_abs = jnp.real(value) + some.log_abs
     log_raised = jnp.real(value) + some.log_raised + units * _ULP

@@ -96,8 +96,8 @@ def _evaluate(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Arr
 
 
 def _bands(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Bands:
-    def one(low: jax.Array | None, high: jax.Array, tilt: Tilt) -> tuple[Contour, Masses]:
-        pieces = make_pieces(steps, low, high)
+    def one(low: jax.Array, high: jax.Array, lowest: jax.Array, tilt: Tilt) -> tuple[Contour, Masses]:
+        pieces = make_pieces(steps, low, high, lowest)
         known = masses_of(steps, pieces)
         plan = place(spectrum, steps, pieces, tilt, known, eps, log_delta)
         return build(spectrum, steps, pieces, plan, effort), known
@@ -114,12 +114,21 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     usable = jnp.isfinite(eps) & (eps > 0)
     e = jnp.where(usable, eps, 1.0)
     loose = tail_cut(spectrum, jnp.asarray(-800.0))
-    steps = make_steps(spectrum, loose, effort.quadrature)
-    rough = _log_sum(tilts_of(spectrum, steps, label_edges(steps, e, loose, effort.bands), e), e)
-    cut = jnp.minimum(tail_cut(spectrum, jnp.clip(rough, -800.0, 0.0)), loose)
+
+    # delta asks for a cut, and the cut tells delta
+    def tilted(cut: jax.Array) -> Tilt:
+        steps = make_steps(spectrum, cut, effort.quadrature)
+        return tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
+
+    def sharpen(i: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
+        cut = state[0]
+        tilts = tilted(cut)
+        return jnp.minimum(tail_cut(spectrum, jnp.clip(_log_sum(tilts, e), -800.0, 0.0)), loose), tilts, cut
+
+    none = jnp.zeros(effort.bands + 1)
+    _, tilts, cut = jax.lax.fori_loop(0, 2, sharpen, (loose, Tilt(none, none), loose))
     steps = make_steps(spectrum, cut, effort.quadrature)
     edges = label_edges(steps, e, cut, effort.bands)
-    tilts = tilts_of(spectrum, steps, edges, e)
     ref = jnp.clip(_log_sum(tilts, e), -745.0, 0.0)
     bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
     sums = _evaluate(spectrum, bands, -jnp.expm1(spectrum.log_kept(cut)), e, ref)

@@ -108,16 +108,6 @@ def _soft(u: jax.Array, turn: jax.Array, edge: jax.Array) -> tuple[jax.Array, ja
     return jax.lax.complex(re, im), under, over
 
 
-def _within(u: jax.Array, turn: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """log(W_hi - W_lo) = log(1 - W_lo) + log W_hi + log(1 - e^{zeta_hi - zeta_lo}), without cancellation."""
-    zeta_low, _, over = _soft(u, turn, low)
-    zeta_high, under, _ = _soft(u, turn, high)
-    difference = zeta_high - zeta_low
-    fall, swing = jnp.exp(jnp.minimum(jnp.real(difference), 0.0)), jnp.imag(difference)
-    last = log_one_plus(-fall * jnp.cos(swing), -fall * jnp.sin(swing))
-    return over + under + jax.lax.complex(*last)
-
-
 def _rising(u: jax.Array, edge: jax.Array) -> jax.Array:
     """Bound of log |1 - W| at any angle up to `_TURN`, without the constant; `_falling` is that of log |W|."""
     return jnp.minimum(2 * jnp.sinh(jnp.clip((u - edge) / WIDTH, -30.0, 30.0)) * jnp.cos(_TURN), 0.0)
@@ -127,32 +117,35 @@ def _falling(u: jax.Array, edge: jax.Array) -> jax.Array:
     return jnp.minimum(-2 * jnp.sinh(jnp.clip((u - edge) / WIDTH, -30.0, 30.0)) * jnp.cos(_TURN), 0.0)
 
 
-def below(step: Step, edge: jax.Array) -> Label:
-    """The label W_lo."""
+def make_labels(step: Step, low: jax.Array, high: jax.Array) -> tuple[Label, Label, Label]:
+    """The labels W_lo, W_hi and W_hi - W_lo; the edges are at least two widths apart.
+
+    log(W_hi - W_lo) = log(1 - W_lo) + log W_hi + log(1 - e^{zeta_hi - zeta_lo}), without cancellation.
+    """
     v, half = step.nodes, 0.5 * step.cell
     ends = jnp.stack([v[0] - half, v[-1] + half])
-    zero = jnp.zeros(())
-    return Label(
-        jnp.real(_soft(v, zero, edge)[1]),
-        _soft(v, step.height, edge)[1],
-        _MODULUS + _falling(v - half, edge),
-        _MODULUS + _falling(ends, edge),
-        edge,
-    )
+    turns = jnp.stack([jnp.zeros_like(step.height), step.height])
+    soft = jax.vmap(jax.vmap(_soft, in_axes=(None, 0, None)), in_axes=(None, None, 0))
+    zeta, under, over = soft(v, turns, jnp.stack([low, high]))  # each (edge, turn, node)
+    difference = zeta[1] - zeta[0]
+    fall, swing = jnp.exp(jnp.minimum(jnp.real(difference), 0.0)), jnp.imag(difference)
+    between = over[0] + under[1] + jax.lax.complex(*log_one_plus(-fall * jnp.cos(swing), -fall * jnp.sin(swing)))
 
+    def below(which: int, edge: jax.Array) -> Label:
+        on_axis, on_line = under[which]
+        bounds = _MODULUS + _falling(v - half, edge), _MODULUS + _falling(ends, edge)
+        return Label(jnp.real(on_axis), on_line, *bounds, edge)
 
-def within(step: Step, low: jax.Array, high: jax.Array) -> Label:
-    """The label W_hi - W_lo; the edges are at least two widths apart."""
-    v, half = step.nodes, 0.5 * step.cell
-    ends = jnp.stack([v[0] - half, v[-1] + half])
-    constant = 2 * _MODULUS + 0.05
-    return Label(
-        jnp.real(_within(v, jnp.zeros(()), low, high)),
-        _within(v, step.height, low, high),
-        constant + _rising(v + half, low) + _falling(v - half, high),
-        constant + _rising(ends, low) + _falling(ends, high),
+    first, second = below(0, low), below(1, high)
+    constant = _MODULUS + 0.05
+    within = Label(
+        jnp.real(between[0]),
+        between[1],
+        constant + _rising(v + half, low) + second.bound,
+        constant + _rising(ends, low) + second.ends,
         high,
     )
+    return first, second, within
 
 
 def _edges(step: Step, label: Label, c: jax.Array, log_m: jax.Array) -> tuple[jax.Array, jax.Array]:
