@@ -85,7 +85,7 @@ def proved_ends(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(a, b) around the zero, a >= 0 tested to have lower > 0 (or 0), b to have upper <= 0 (or ``ceiling``).
 
-    Third, the place of the zero of ``middle``. look: at eight points at once. ``first``: the eight points of the first
+    Third, the place of the zero of ``middle``. look: at five points at once. ``first``: the five points of the first
     round, increasing, from 0 to the largest that is ever tried. Each later round looks at where Newton expects the zero
     and at both sides of it as far as the errors there ask for, somewhat and much farther: a bound may prove nothing far
     from the zero. NaN proves nothing.
@@ -110,26 +110,22 @@ def proved_ends(
         above, below = (near.middle - near.upper) / near.slope, (near.lower - near.middle) / near.slope
         # where a bound proves nothing at all next to the zero, ever smaller shares of it
         vague = 0.3 * root * 4.0 ** -(s.step % 8)
+        told = (above >= 0) & (above < root) & (below >= 0) & (below < root) & usable[best]
         above, below = (jnp.where((y >= 0) & (y < root), y, vague) + 2e-12 * root for y in (above, below))
-        off = jnp.abs(root - x[best])
-        settled = usable[best] & (off <= jnp.maximum(0.1 * jnp.minimum(above, below), 1e-13 * root))
-        enough = jnp.where(s.step < max_rounds // 2, 1.5, 5.0)
-        tight = (upper - root <= enough * above) & (root - lower <= enough * below)
-        farther = 4.0 ** (2 + s.step % 4)
-        high, low = jnp.minimum(upper, end), lower
+        width = above + below
+        enough = told & (jnp.abs(root - x[best]) <= width) & (upper - lower <= jnp.where(s.step < 5, 1.5, 5.0) * width)
+        done = enough | (upper <= 0) | (upper - lower <= 1e-13 * upper)
+        farther = 4.0 ** (1 + s.step % 5)
+        high = jnp.minimum(upper, end)
         points = jnp.stack(
             [
                 root,
                 inside(root + 1.2 * above, root, high),
-                inside(root - 1.2 * below, low, root),
-                inside(root + 4 * above, root, high),
-                inside(root - 4 * below, low, root),
+                inside(root - 1.2 * below, lower, root),
                 inside(root + farther * above, root, high),
-                inside(root - farther * below, low, root),
-                0.5 * (left + right),
+                inside(root - farther * below, lower, root),
             ]
         )
-        done = (settled & tight) | (upper <= 0) | (upper - lower <= 1e-13 * upper)
         return _Search(points, lower, upper, left, right, root, done, s.step + 1)
 
     def unfinished(s: _Search) -> jax.Array:

@@ -151,6 +151,27 @@ def test_epsilon_of_a_lattice_is_found_although_delta_has_kinks():
     assert hundred.lower <= 94.28986789292488 <= hundred.upper <= 94.28986789292488 * (1 + 1e-9)
 
 
+@mpmath.workdps(40)
+def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_sum():
+    """There the Chernoff bound is best at order 0, where no contour is any good."""
+    local, rounds, eps = mpmath.mpf("0.5"), 100, np.array([-1.0, 0.0, 0.5, 20.0])
+    chance = 1 / (1 + mpmath.exp(-local))
+
+    def delta(e):
+        total = mpmath.mpf(0)
+        for k in range(rounds + 1):
+            weight = mpmath.binomial(rounds, k) * chance**k * (1 - chance) ** (rounds - k)
+            total += weight * max(0, -mpmath.expm1(mpmath.mpf(e) - (2 * k - rounds) * local))
+        return total
+
+    bounds = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.RandomizedResponse(0.5, 2), rounds), eps)
+    for lower, upper, exact in zip(*bounds, map(delta, eps), strict=True):
+        assert mpmath.mpf(lower) <= exact <= mpmath.mpf(upper)
+    assert (bounds.upper - bounds.lower <= 1e-9 * bounds.upper).all()
+    few = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.Laplace(0.2), 3), eps[:3])
+    assert (few.upper - few.lower <= 1e-6 * few.upper).all()
+
+
 def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
     effort = fourier._SAMPLED_LADDER[2]  # the least that suffices

@@ -27,8 +27,9 @@ from jaxdp.roots import Seen, proved_ends
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
-PLACES = np.array([0.0, 0.1, 0.35, 0.65, 0.85, 0.95, 0.99, 1.0])  # of the first round of a search
-_ROUNDS = 9
+PLACES = np.array([0.0, 0.4, 0.8, 0.96, 1.0])  # of the first round of a search
+_ROUNDS = 6  # of a search at the lesser efforts
+_ROUNDS_KINKED = 30  # and where a tested end may be far from where Newton expects it, or nothing larger follows
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TOP_ROUNDING = 1e-11
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
@@ -288,7 +289,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
-    rounds = _ROUNDS if effort.nodes < 10_000 and not kinked else 3 * _ROUNDS
+    rounds = _ROUNDS if effort.nodes < 10_000 and not kinked else _ROUNDS_KINKED
     # an end that was tested, or the ceiling
     lower, upper, _ = proved_ends(look, ceiling, search * PLACES, max_rounds=rounds)
     return epsilon_edges(spectrum, delta, inside, lower, upper)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from jaxdp.fourier.spectrum import DEAD, Spectrum
 from jaxdp.special import log_expm1
 
 _SMALL = (1e-2, 1.0, 0.505)  # orders at which K tells the variance of the loss
-_POINTS = 12  # of a row of a grid
+_POINTS = 9  # of a row of a grid
+_POINTS_UNCUT = 14  # where there is one row
 _ZOOMS = 3
 _SHARPENED = 5  # times that the cut is fitted to delta
 _FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa
@@ -48,18 +49,6 @@ def conversion(c: jax.Array) -> jax.Array:
     return -jnp.where(large, far, near) - jnp.log1p(c)
 
 
-def grid_min(objective, low, high, rounds=3, points=_POINTS):
-    """Minimiser of a quasi-convex function of log c: a grid, zoomed in between the best point's neighbours."""
-
-    def zoom(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x = jnp.linspace(ends[0], ends[1], points)
-        best = jnp.argmin(objective(jnp.exp(x)))
-        return x[jnp.maximum(best - 1, 0)], x[jnp.minimum(best + 1, points - 1)]
-
-    low, high = jax.lax.fori_loop(0, rounds, zoom, (low, high))
-    return jnp.exp(0.5 * (low + high))
-
-
 def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
     """Size of the loss's variance, from K at the orders of ``_SMALL`` (the smaller wins past a phase transition).
 
@@ -87,21 +76,25 @@ def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
     return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + _CUT_NATS)) + mu
 
 
-def _between(low: Any, high: Any) -> jax.Array:
-    """``_POINTS`` equally spaced points in a row for each pair of ends."""
-    low, high = jnp.asarray(low)[:, None], jnp.asarray(high)[:, None]
-    return low + (high - low) * jnp.linspace(0.0, 1.0, _POINTS)
+def _between(ends: jax.Array, points: int) -> jax.Array:
+    """Equally spaced points in a row for each column of (low, high)."""
+    return ends[0][:, None] + (ends[1] - ends[0])[:, None] * jnp.linspace(0.0, 1.0, points)
 
 
-def _one_row(ends: jax.Array) -> jax.Array:
-    """As many points in one row, cut in two."""
-    return jnp.linspace(ends[0], ends[1], 2 * _POINTS).reshape(2, _POINTS)
+def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """As many points as there are in all rows between the ends."""
+    return jnp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
+
+
+def _first_points(shape: tuple[int, int]) -> jax.Array:
+    """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
+    return jnp.log(jnp.array([*_SMALL, *[_SMALL[-1]] * (shape[0] * shape[1] - len(_SMALL))])).reshape(shape)
 
 
 def _beside_least(x: jax.Array, value: jax.Array) -> jax.Array:
     """The neighbours of each row's best point: (low ends, high ends)."""
     best = jnp.argmin(value, axis=1)
-    low, high = jnp.maximum(best - 1, 0), jnp.minimum(best + 1, _POINTS - 1)
+    low, high = jnp.maximum(best - 1, 0), jnp.minimum(best + 1, x.shape[1] - 1)
     return jnp.stack([jnp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
 
 
@@ -118,9 +111,10 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
     Rounds: the orders that tell the variance; zooms on the least Chernoff bound; the saddle, coarse and fine.
     """
     cut = tail_cut(spectrum, log_delta)
-    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row
-    dead = jnp.array([DEAD, _DYING])[:, None] * jnp.ones(_POINTS)
-    reach = jnp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])
+    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row, where a cut is
+    shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
+    dead = jnp.array([DEAD, _DYING])[: shape[0], None] * jnp.ones(shape[1])
+    reach = jnp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
 
     def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
@@ -142,10 +136,10 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         ends = jnp.where(i == 0, center + reach, near)
         bottom = x.ravel()[jnp.argmin(_saddle(c, k, level_of(eps)))]
         row = jnp.where(i == _ZOOMS, best[0] + jnp.array(_FAR), bottom + jnp.array(_NEAR))
-        return jnp.where(i < _ZOOMS, _between(*ends), _one_row(row)), x, k, best, eps
+        return jnp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
 
-    nothing = jnp.zeros((2, _POINTS))
-    start = _first_points(), nothing, nothing, jnp.zeros(2), jnp.zeros(())
+    nothing = jnp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, jnp.zeros(shape[0]), jnp.zeros(())
     _, x, k, best, rough = jax.lax.fori_loop(0, _ZOOMS + 3, look, start)
     candidates, both = jnp.exp(x.ravel()), jnp.exp(best)
     above = _above(candidates, k.ravel(), level_of(rough))
@@ -183,11 +177,12 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
         best = jnp.where(i > last, best, 0.5 * (near[0] + near[1]))
         again = i % _ZOOMS == 0
         cut = jnp.where(again & (i > 0) & (i < last), tail_cut(spectrum, jnp.min(bound)), cut)
-        following = _between(*jnp.where(again, center + reach, near))
-        return jnp.where(i < last, following, _one_row(best[1] + jnp.array(_NEAR))), x, k, cut, center, best
+        following = _between(jnp.where(again, center + reach, near), shape[1])
+        return jnp.where(i < last, following, _one_row(best[1] + jnp.array(_NEAR), shape)), x, k, cut, center, best
 
-    nothing = jnp.zeros((2, _POINTS))
-    start = _first_points(), nothing, nothing, loose, jnp.zeros(()), jnp.zeros(2)
+    shape = (2, _POINTS)
+    nothing = jnp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, loose, jnp.zeros(()), jnp.zeros(2)
     _, x, k, cut, _, best = jax.lax.fori_loop(0, last + 2, look, start)
     candidates, least = jnp.exp(x.ravel()), jnp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)
@@ -196,11 +191,6 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
     plan = _finish(spectrum, cut, eps, guess, candidates, k.ravel(), above, k_above, size)
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)
-
-
-def _first_points() -> jax.Array:
-    """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
-    return jnp.log(jnp.array([*_SMALL, *[_SMALL[-1]] * (2 * _POINTS - len(_SMALL))])).reshape(2, _POINTS)
 
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
