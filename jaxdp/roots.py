@@ -60,7 +60,8 @@ def crossing(
 class Seen(NamedTuple):
     """Logarithms, at a few points, of two bounds of a decreasing function and of a value between them.
 
-    upper <= 0 and lower > 0 are proofs that the function's zero is not right, not left, of the point; slope: of middle.
+    upper <= 0 and lower > 0 are proofs that the function's zero is not right, not left, of the point. middle: the sign
+    says on which side the zero seems to be, infinite where that is all there is; slope: its derivative.
     """
 
     upper: jax.Array
@@ -100,7 +101,7 @@ def proved_ends(
         seen = look(x)
         upper = jnp.minimum(s.upper, jnp.min(jnp.where(seen.upper <= 0, x, jnp.inf)))
         lower = jnp.maximum(s.lower, jnp.max(jnp.where(seen.lower > 0, x, 0.0)))
-        left = jnp.maximum(s.left, jnp.max(jnp.where(seen.middle > 0, x, 0.0)))
+        left = jnp.maximum(s.left, jnp.max(jnp.where((seen.middle > 0) & (x < upper), x, 0.0)))
         right = jnp.minimum(s.right, jnp.min(jnp.where((seen.middle <= 0) & (x > left), x, jnp.inf)))
         newton = x - seen.middle / seen.slope
         usable = (newton >= left) & (newton <= right)

@@ -267,8 +267,10 @@ def test_two_steps_with_a_rare_large_loss_are_enclosed_closely():
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
     effort = next(effort for effort in fourier._BANDED_LADDER if effort.bands)
-    lower, upper = fourier._sampled_epsilon(two, delta, direction="forward", effort=effort)
-    assert (lower <= eps).all() and (eps <= upper).all() and (upper - lower < 1e-6 * upper).all()
+    half = slice(None, None, 2)  # epsilon takes seven times as long as delta
+    some = jax.tree_util.tree_map(lambda x: x[half], two)
+    lower, upper = fourier._sampled_epsilon(some, delta[half], direction="forward", effort=effort)
+    assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
     lower, upper = fourier._sampled_delta(two, eps, direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
     # (a verb takes a larger effort for the one of 1e-268)

@@ -15,7 +15,7 @@ _POINTS = 9  # of a row of a grid
 _POINTS_UNCUT = 14  # where there is one row
 _ZOOMS = 3
 _SHARPENED = 5  # times that the cut is fitted to delta
-_FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa
+_FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa, delta near 1
 _NEAR = (-0.7, 0.3)  # and the contour's abscissa, about the saddle
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _DEARER = 0.25  # in log period, what a nat of them costs
@@ -115,6 +115,8 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
     shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
     dead = jnp.array([DEAD, _DYING])[: shape[0], None] * jnp.ones(shape[1])
     reach = jnp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
+    # the Chernoff bound's epsilon is too large, and next to the supremum the saddle for it much too far right
+    far = jnp.stack([jnp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * jnp.exp(3 * jnp.minimum(log_delta, 0.0))])
 
     def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
@@ -135,7 +137,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
         ends = jnp.where(i == 0, center + reach, near)
         bottom = x.ravel()[jnp.argmin(_saddle(c, k, level_of(eps)))]
-        row = jnp.where(i == _ZOOMS, best[0] + jnp.array(_FAR), bottom + jnp.array(_NEAR))
+        row = jnp.where(i == _ZOOMS, best[0] + far, bottom + jnp.array(_NEAR))
         return jnp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
 
     nothing = jnp.zeros(shape)
