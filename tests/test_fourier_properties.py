@@ -130,7 +130,7 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     point = np.array([1.2, 0.01, 1e-5])
     with jax.enable_x64(True):
         traced = jax.vmap(jax.value_and_grad(epsilon, (0, 1, 2)), (0, None, None))
-        # (XLA's own level of optimisation would take three times as long to compile)
+        # (at XLA's own level of optimisation it would only take longer to compile)
         value_and_grad = jax.jit(traced, compiler_options=compiler_options("cpu"))
         value, gradient = value_and_grad(jnp.array([1.2, 1.5]), *point[1:])
     shifts = np.concatenate([np.diag(STEP * point), -np.diag(STEP * point), np.zeros((1, 3)), [[0.3, 0, 0]]])

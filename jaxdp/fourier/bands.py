@@ -40,7 +40,7 @@ from jaxdp.special import log_expm1
 _ULP = 2.0**-53
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # times that the contours are made for one epsilon
-_ROUNDS = 27
+_ROUNDS = 27  # of a search on the contours of one place
 
 
 class Bands(NamedTuple):
@@ -116,13 +116,10 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     loose = tail_cut(spectrum, jnp.asarray(-800.0))
 
     # delta asks for a cut, and the cut tells delta
-    def tilted(cut: jax.Array) -> Tilt:
-        steps = make_steps(spectrum, cut, effort.quadrature)
-        return tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
-
-    def sharpen(i: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
+    def sharpen(_: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
         cut = state[0]
-        tilts = tilted(cut)
+        steps = make_steps(spectrum, cut, effort.quadrature)
+        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
         return jnp.minimum(tail_cut(spectrum, jnp.clip(_log_sum(tilts, e), -800.0, 0.0)), loose), tilts, cut
 
     none = jnp.zeros(effort.bands + 1)

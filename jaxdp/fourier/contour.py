@@ -296,11 +296,14 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
 
 
 def seen(sums: Sums, target: jax.Array) -> Seen:
-    """Relative to ``target``. A sum below 0 is lost in rounding: by much left of the root, by little right of it."""
+    """Relative to ``target``. A sum below 0 is lost in rounding: by much left of the root, by little right of it.
+
+    An upper bound that is not above 0 proves nothing: something in it underflowed.
+    """
     upper, lower, middle = (jnp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
     little = jnp.abs(sums.middle) <= target
     return Seen(
-        jnp.where(sums.upper <= target, jnp.fmin(upper, 0.0), jnp.fmax(upper, 1e-300)),
+        jnp.where((sums.upper > 0) & (sums.upper <= target), jnp.fmin(upper, 0.0), jnp.fmax(upper, 1e-300)),
         jnp.where(sums.lower > target, jnp.fmax(lower, 1e-300), jnp.fmin(lower, -1e-300)),
         jnp.where(sums.middle > 0, middle, jnp.where(little, -jnp.inf, jnp.inf)),
         sums.slope / sums.middle,

@@ -1,0 +1,49 @@
+"""The search for both certified ends of epsilon: what it returns was tested, and what is uncertain proves nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.fourier.contour import PLACES, Sums, seen
+from jaxdp.roots import Seen, proved_ends
+
+ROOT = 2.0
+
+
+@pytest.mark.parametrize("error", [1e-10, 1e-3, 0.5])
+@pytest.mark.parametrize("reach", [0.02, 1.0, 10.0])
+@pytest.mark.parametrize("ceiling", [2.0001, 2.5, 40.0])
+def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, ceiling):
+    """The bounds of the logarithm 9 (ROOT - x) are wide by ``error``, and prove nothing farther than ``reach``."""
+
+    def look(x):
+        value = 9 * (ROOT - x)
+        near = jnp.abs(x - ROOT) < reach
+        return Seen(
+            jnp.where(near, value + error, jnp.nan),
+            jnp.where(near, value - error, jnp.nan),
+            jnp.where(near, value, jnp.where(x < ROOT, jnp.inf, -jnp.inf)),
+            jnp.full_like(x, -9.0),
+        )
+
+    with jax.enable_x64(True):
+        found = jax.jit(lambda top: proved_ends(look, top, top * PLACES, max_rounds=60))(jnp.asarray(ceiling))
+        lower, upper, root = map(float, found)
+    assert lower <= ROOT <= upper <= ceiling
+    provable = 2 * error / 9 < reach
+    assert not provable or upper - lower <= 5 * (2 * error / 9) + 1e-10
+    assert lower == 0 or (abs(lower - ROOT) < reach and 9 * (ROOT - lower) > error)
+    assert upper == ceiling or (abs(upper - ROOT) < reach and 9 * (upper - ROOT) >= error)
+    assert not provable or abs(root - ROOT) < 1e-9
+
+
+@pytest.mark.parametrize("nothing", [np.nan, 0.0, -1.0])
+def test_a_sum_lost_in_rounding_proves_nothing(nothing):
+    def signs(upper, lower, middle):
+        with jax.enable_x64(True):
+            told = seen(Sums(*map(jnp.asarray, (upper, lower, middle, -1.0))), jnp.asarray(1.0))
+            return bool(told.upper <= 0), bool(told.lower > 0)
+
+    assert signs(nothing, nothing, nothing) == (False, False)
+    assert signs(0.9, 0.8, 0.85) == (True, False) and signs(1.2, 1.1, 1.15) == (False, True)
