@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
-# fusion types cures it. The lower optimisation level only saves compile time: the user's own, in XLA_FLAGS, counts. A
-# release may not know an option, so each is probed alone and dropped when it is refused.
-_LEVEL = "xla_backend_optimization_level"
-_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", _LEVEL: 1}
+# fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time:
+# the user's own choice, in XLA_FLAGS, counts. A release may not know an option, so each is probed alone and dropped
+# when it is refused.
+_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 _BATCH_BYTES = 192 * 2**20
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -48,9 +49,8 @@ def compiler_options(platform: str) -> dict[str, Any] | None:
     """Options for our own jit calls on this platform, or None where none exists."""
     if platform != "cpu":
         return None
-    wanted = dict(_CPU_OPTIONS)
-    if _LEVEL in os.environ.get("XLA_FLAGS", ""):
-        wanted.pop(_LEVEL, None)
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
     return {name: value for name, value in wanted.items() if _is_known({name: value})} or None
 
 

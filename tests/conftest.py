@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 OPTIONS = precision._CPU_OPTIONS
-QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0}
 
 
 def pytest_configure(config):

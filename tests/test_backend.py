@@ -92,9 +92,13 @@ def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
 
 
-def test_an_optimisation_level_that_the_user_asks_for_is_kept(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    assert "xla_backend_optimization_level" not in compiler_options.__wrapped__("cpu")
+@pytest.mark.parametrize("flag", ["xla_backend_optimization_level=0", "xla_cpu_use_fusion_emitters=true"])
+def test_a_way_to_compile_that_the_user_asks_for_is_kept(monkeypatch, flag):
+    name = flag.partition("=")[0]
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert name in compiler_options.__wrapped__("cpu")
+    monkeypatch.setenv("XLA_FLAGS", f"--{flag}")
+    assert name not in compiler_options.__wrapped__("cpu")
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():
