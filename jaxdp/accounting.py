@@ -17,6 +17,7 @@ from jaxdp.precision import require_x64, x64
 from jaxdp.routes import Route, choose_route
 from jaxdp.routes.gaussian import composed_mu, mu_error
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
+from jaxdp.special import raised
 
 
 def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
@@ -190,8 +191,19 @@ def check_mechanism(mechanism: Any) -> None:
         raise TypeError(
             f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
         )
-    if not validate.is_traced(mechanism):
-        mechanism.validate()
+    if validate.is_traced(mechanism):
+        return
+    mechanism.validate()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(mechanism):
+        size = np.abs(np.asarray(leaf, np.float64))
+        remedy = "Compiled arithmetic takes a smaller number for 0."
+        validate.reject(
+            path[-1].name if hasattr(path[-1], "name") else str(path[-1]),
+            leaf,
+            (size > 0) & (size < validate.SMALLEST),
+            f"0 or at least {validate.SMALLEST} in size",
+            remedy,
+        )
 
 
 def check_target(name: str, value: Any) -> Any:
@@ -253,12 +265,21 @@ def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...], floo
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], route.params)
     solve = route.epsilon if verb == "epsilon" else route.delta
     known = (np.reshape(floor, flat.shape)[first], gap) if route.climbs else ()
-    lower, upper = (side[inverse] for side in solve(params, flat[first], *known))
+    lower, upper = (side[inverse] for side in solve(params, _normal(verb, flat[first]), *known))
     vacuous = np.inf if verb == "epsilon" else 1.0
     # + 0.0: no answer is -0.0
     lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
-    upper = np.where(np.isnan(upper), vacuous, upper) + 0.0
+    upper = np.where(np.isnan(upper) | _subnormal(verb, flat), vacuous, upper) + 0.0
     return lower.reshape(shape)[()], upper.reshape(shape)[()]
+
+
+def _subnormal(verb: str, target: np.ndarray) -> np.ndarray:
+    """Where a delta is subnormal: XLA takes it for 0, so nothing is known but what holds for the next larger delta."""
+    return (target > 0) & (target < validate.SMALLEST) & (verb == "epsilon")
+
+
+def _normal(verb: str, target: np.ndarray) -> np.ndarray:
+    return np.where(_subnormal(verb, target), validate.SMALLEST, target)
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
@@ -266,6 +287,8 @@ def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
     point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
+    flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)
     with jax.numpy_rank_promotion("allow"):
         lower, upper = jax.vmap(point)(params, flat)
+    upper = jnp.where(subnormal, jnp.inf, upper)
     return lower.reshape(shape), upper.reshape(shape)

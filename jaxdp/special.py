@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.validate import SMALLEST
+
+_SMALLEST_BITS = int(np.float64(SMALLEST).view(np.int64))
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _FAR = 26.0
 _MILLS_SERIES = (1.0, -1.0, 3.0, -15.0, 105.0, -945.0, 10395.0)
@@ -33,6 +36,16 @@ _STIRLING_SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 3603
 _DEVIANCE_SERIES = tuple((-1) ** i / (i * (i - 1)) for i in range(2, 16))
 _LOG_SERIES = tuple((-1) ** i / i for i in range(2, 16))
 _DEVIANCE_SMALL = 0.05
+
+
+def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x >= 0 with subnormal numbers replaced by the smallest normal one, and where they were.
+
+    Compiled arithmetic, comparisons included, takes a subnormal number for 0: only its bits tell.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int64)
+    subnormal = (bits > 0) & (bits < _SMALLEST_BITS)
+    return jnp.where(subnormal, SMALLEST, x), subnormal
 
 
 def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+SMALLEST = float(np.finfo(np.float64).tiny)
+"""The smallest normal number: XLA takes what is closer to 0 for 0."""
+
 
 def is_traced(*trees: Any) -> bool:
     """True when any leaf is an abstract value of a surrounding jit, vmap or grad."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.formulas import formula
 from jaxdp.hockey_stick import gaussian
+from jaxdp.special import raised
 
 # mu from e^-46, to the last bit of its logarithm
 _SMALLEST, _HALVINGS = -46.0, 60
@@ -20,6 +21,8 @@ _COVERS = ("intervals", "points")
 
 @formula(valid=lambda e, d: (d >= 0) & (d <= 1), working_set=256)
 def _smallest_mu(epsilon, delta):
+    delta = raised(delta)[0]
+
     def halve(_, bracket):
         low, high = bracket
         middle = 0.5 * (low + high)

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxdp.fourier.exponential_sums import discrete_log_m, split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
-from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, log_alias, plan_delta, plan_epsilon
-from jaxdp.fourier.spectrum import Nodes, Spectrum, along_line
+from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, conversion, log_alias, plan_delta, plan_epsilon
+from jaxdp.fourier.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
 from jaxdp.roots import Seen, proved_ends
@@ -236,9 +236,9 @@ def evaluate(
     )
     left, right = log_alias(known.bound, eps)
     left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
-    sub_low, sub_high = _left_alias(contour, known, eps, ref)
-    upper = raw.total - sub_low + raw.tail + raw.rounding
-    lower = raw.total - sub_high - left - right - raw.tail - raw.rounding
+    left_low, left_high = _left_alias(contour, known, left, eps, ref)
+    upper = raw.total - left_low + raw.tail + raw.rounding
+    lower = raw.total - left_high - right - raw.tail - raw.rounding
     infinity = spectrum.infinity * jnp.exp(-ref)
     cut_away = -jnp.expm1(contour.log_kept) * jnp.exp(-ref)
     w = contour.mixing
@@ -247,23 +247,25 @@ def evaluate(
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
         jnp.maximum((best_lower + spectrum.infinity_low * jnp.exp(-ref) * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
-        raw.total[0] - sub_low + infinity,
+        raw.total[0] - left_low + infinity,
         jnp.minimum(raw.slope[0], 0.0),
     )
 
 
 def _left_alias(
-    contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, ref: jax.Array
+    contour: Contour | LatticeContour, known: Aliases, rest: jax.Array, eps: jax.Array, ref: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Bounds of sum_j e^{-c j p} (M(0) - e^{eps - j p} M(-1)), j >= 1: what the alias left of eps is nearly all of.
+    """Bounds of the alias left of eps, sum_j e^{-c j p} delta(eps - j p), j >= 1.
 
-    M(0) and M(-1) are those of the finite part, each less at most what was cut away.
+    Of delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e) the last is what ``rest`` bounds; and 0 <= delta(e) <= M(0), which
+    says more where e^e is large. M(0) and M(-1) are those of the finite part, each less at most what was cut away.
     """
     first, second = jnp.exp(known.log_first - ref), jnp.exp(known.log_second + eps - ref)
     rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + jnp.abs(ref) + jnp.abs(eps)) + known.off
     blur = rounded * (first + second)
     low = first * known.m0 * known.kept - second * known.m1 - blur
-    return low, first * known.m0 - second * known.m1 * known.kept + blur
+    high = first * known.m0 - second * known.m1 * known.kept + blur + rest
+    return jnp.fmax(low, 0.0), jnp.fmin(high, first * (known.m0 + rounded))
 
 
 def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
@@ -314,12 +316,14 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     """The bounds found, and what holds without any where delta is not between the mass at infinity and 1."""
     # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
     top = jnp.maximum(spectrum.top, 0.0)
+    blur = sum((_largest_blur(part) for part in spectrum.discrete), jnp.zeros(()))
     exact_zero = (delta == 0) & (spectrum.infinity == 0)
     outside = jnp.where(delta >= 1, 0.0, jnp.where(exact_zero, top, jnp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
     upper = jnp.where(inside, jnp.minimum(upper, top), jnp.where(flat, top, outside))
-    # both the supremum and the mass at infinity are rounded up
-    never = jnp.where(exact_zero, top * (1 - _TOP_ROUNDING), jnp.where(delta < spectrum.infinity_low, jnp.inf, 0.0))
+    # both the supremum and the mass at infinity are rounded up, the supremum by what the losses may be off by
+    supremum = jnp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
+    never = jnp.where(exact_zero, supremum, jnp.where(delta < spectrum.infinity_low, jnp.inf, 0.0))
     lower = jnp.where(inside, jnp.minimum(lower, upper), jnp.where(delta >= 1, 0.0, never))
     known = (delta >= 0) & (delta <= 1)
     trivial = spectrum.top <= 0
@@ -328,6 +332,19 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
         jnp.where(known & ~jnp.isnan(lower) & ~(trivial & inside), lower, 0.0),
         jnp.where(known & ~jnp.isnan(upper), upper, jnp.inf),
     )
+
+
+def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
+    """1 - e^eps + e^eps delta(-eps) of the swapped pair, from its Chernoff bound: close left of the losses' bulk."""
+    constant, toward = conversion(plan.below), plan.below * eps
+    size = jnp.abs(plan.k_below) + jnp.abs(constant) + jnp.abs(toward)
+    swapped = jnp.exp(jnp.min(plan.k_below + constant + toward + 1e-14 * size)) + reverse_infinity
+    least = -jnp.expm1(jnp.minimum(eps, 0.0))
+    return jnp.where(eps < 0, (least + jnp.exp(jnp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + _TINY, jnp.inf)
+
+
+def _largest_blur(part: Discrete) -> jax.Array:
+    return jnp.sum(jnp.where(part.times > 0, part.times * jnp.max(part.blur, axis=-1), 0.0))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
@@ -343,15 +360,16 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     lower = sums.lower * jnp.exp(ref)
     chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
     upper = jnp.minimum(upper, chernoff * (1 + 4 * _ULP) + _TINY)
+    upper = jnp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
     beyond = e >= spectrum.top
     upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
     least = -jnp.expm1(jnp.minimum(e, 0.0))
     floor = jnp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
     lower = jnp.clip(jnp.where(beyond, spectrum.infinity_low, lower), jnp.minimum(floor, 1.0), 1.0)
     upper = jnp.clip(upper, jnp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
-    edge = jnp.where(eps == jnp.inf, spectrum.infinity, 1.0)
-    upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.where(jnp.isnan(eps) | finite, 1.0, edge))
-    lower = jnp.where(
-        finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), jnp.where(jnp.isnan(eps) | finite, 0.0, edge)
-    )
+    unknown = jnp.isnan(eps) | finite
+    edge_low = jnp.where(unknown, 0.0, jnp.where(eps == jnp.inf, spectrum.infinity_low, 1.0))
+    edge_high = jnp.where(unknown | (eps < 0), 1.0, spectrum.infinity * (1 + 4 * _ULP))
+    upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.minimum(edge_high, 1.0))
+    lower = jnp.where(finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), edge_low)
     return lower, upper

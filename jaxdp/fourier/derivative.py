@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.fourier.contour import _SMOOTH_EXPONENT, Effort
-from jaxdp.fourier.plan import plan_delta
+from jaxdp.fourier.lattice import build_lattice, lattice_sum
+from jaxdp.fourier.plan import Plan, plan_delta
 from jaxdp.fourier.spectrum import Spectrum, along_line
 
 
@@ -18,13 +19,25 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
 
     The contour (abscissa, step, cut) is chosen at the given values and held fixed: delta does not depend
     on it, so neither does the derivative. A smooth effort differentiates delta of the mechanism composed
-    with a Gaussian so small that the contour ends where it has decayed.
+    with a Gaussian so small that the contour ends where it has decayed. On a lattice delta has kinks: the derivative is
+    the one between them.
     """
-    if effort.lattice:
-        effort = Effort(effort.nodes, 1, 1, True)
     frozen = jax.lax.stop_gradient((params, eps))
     plan = jax.lax.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature))
     spectrum = make(params)
+    reference, period, total = (_of_lattice if effort.lattice else _of_line)(spectrum, plan, eps, effort)
+    c = plan.c
+    first = jnp.exp(-reference) / jnp.expm1(jnp.minimum(c * period, 700.0))
+    away = jnp.minimum(eps - (c + 1) * period - reference, 600.0)
+    second = jnp.exp(away) / -jnp.expm1(-(c + 1) * period)
+    # where e^eps is large this says less than that delta is not below 0
+    alias = jnp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
+    total = total - alias + spectrum.infinity * jnp.exp(-reference)
+    return reference + jnp.log(jnp.where(total > 0, total, 1.0))
+
+
+def _of_line(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> tuple[jax.Array, ...]:
+    """(ref, period, the sum over the contour in units of e^ref)."""
     c, step = plan.c, 2 * jnp.pi / plan.period
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
@@ -43,8 +56,13 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     terms = jnp.exp(log_abs) * half / (a * a + b * b) * (jnp.cos(angle) * a + jnp.sin(angle) * b)
     front = log_m - c * eps + jnp.log(step / jnp.pi)
     reference = jax.lax.stop_gradient(front + jnp.log(jnp.abs(jnp.sum(terms))))
-    first = jnp.exp(-reference) / jnp.expm1(jnp.minimum(c * plan.period, 700.0))
-    second = jnp.exp(eps - (c + 1) * plan.period - reference) / -jnp.expm1(-(c + 1) * plan.period)
-    alias = first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity)
-    total = jnp.exp(front - reference) * jnp.sum(terms) - alias + spectrum.infinity * jnp.exp(-reference)
-    return reference + jnp.log(jnp.where(total > 0, total, 1.0))
+    return reference, plan.period, jnp.exp(front - reference) * jnp.sum(terms)
+
+
+def _of_lattice(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> tuple[jax.Array, ...]:
+    """The same where delta has kinks, which no end of a contour tells: the sum over a period is exact."""
+    contour = build_lattice(spectrum, plan, effort.nodes)
+    level = contour.log_m_c[0] - plan.c * eps
+    value = lattice_sum(contour, eps, level)[0][0]
+    reference = jax.lax.stop_gradient(level + jnp.log(jnp.abs(value)))
+    return reference, contour.plan.period, value * jnp.exp(level - reference)

@@ -257,11 +257,12 @@ def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
-    """The least period at which both bounds of `log_alias` are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
+    """The least period at which both sides of the alias are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
     aim = log_delta + _ALIAS_TARGET
     gap = above - c
     right = jax.nn.softplus(k_above - above * eps + conversion(above) - aim) / jnp.where(gap > 0, gap, 1.0)
     right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
     left = jax.nn.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
-    plain = jax.nn.softplus(eps - aim) / (1 + c)
+    # delta_QP <= 1, and delta <= 1
+    plain = jnp.minimum(jax.nn.softplus(eps - aim) / (1 + c), jax.nn.softplus(-aim) / c)
     return jnp.clip(jnp.maximum(right, jnp.minimum(jnp.min(left), plain)), jnp.exp(-6.0) / c, jnp.exp(14.0) / c)

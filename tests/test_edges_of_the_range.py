@@ -1,0 +1,130 @@
+"""Targets at the ends of what float64 holds: the last delta above 0, infinite epsilon, all of the loss on one side."""
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.validate import SMALLEST
+
+# exact epsilon at delta 1e-310
+BELOW_NORMAL = [
+    (jaxdp.Gaussian(1.0), 38.0659927066501518246881861),
+    (jaxdp.repeat(jaxdp.RandomizedResponse(0.01), 5000), 26.1371534498247017321613996),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "exact"), BELOW_NORMAL)
+def test_a_subnormal_delta_is_not_taken_for_0(mechanism, exact):
+    deltas = np.array([0.0, 5e-324, 1e-310, SMALLEST])
+    with jax.enable_x64(True):
+        traced = jax.jit(jax.vmap(lambda d: jaxdp.epsilon_bounds(mechanism, d)))(deltas)
+    for lower, upper in (jaxdp.epsilon_bounds(mechanism, deltas), map(np.asarray, traced)):
+        assert lower[2] <= exact <= upper[2]
+        assert np.all(lower[1:] <= lower[:-1])
+        assert np.isfinite(lower[2])
+        assert upper[3] < exact < lower[0]
+
+
+def test_a_subnormal_delta_does_not_raise_lower_bounds_nor_lower_a_mu():
+    assert jaxdp.shuffle.lower_bound_epsilon(1.0, 10**4, 1e-310) <= 0.4428
+    assert jaxdp.conversions.gdp_mu([40.0], [1e-310]) >= 1.0540
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [jaxdp.ApproximateDP(0.3, 1e-310), jaxdp.PureDP(5e-324), jaxdp.DiscretePair([1 - 1e-310, 1e-310], [1.0, 0.0])],
+)
+def test_a_subnormal_field_is_refused(mechanism):
+    with pytest.raises(ValueError, match="at least 2.2250738585072014e-308"):
+        jaxdp.delta(mechanism, 1.0)
+
+
+@mpmath.workdps(40)
+def test_at_infinite_epsilon_the_mass_at_infinity_is_enclosed():
+    counts = np.array([2, 3, 10, 1000])
+    for mass in (1e-9, 1e-5, 0.1):
+        bounds = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.ApproximateDP(0.3, mass), counts), np.inf)
+        for lower, upper, count in zip(bounds.lower, bounds.upper, counts, strict=True):
+            exact = 1 - (1 - mpmath.mpf(mass)) ** int(count)
+            assert mpmath.mpf(lower) <= exact <= mpmath.mpf(upper)
+            assert upper - lower <= 2e-12 * upper
+    pair = jaxdp.DiscretePair([0.5, 0.25, 0.125, 0.0625, 0.0625], [0.5, 0.5, 0, 0, 0])
+    bounds = jaxdp.delta_bounds(pair, np.inf, relation="remove")
+    assert bounds.lower <= 0.25 <= bounds.upper
+    assert np.all(jaxdp.delta_bounds(pair, -np.inf, relation="remove") == np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("base", "rate", "exact"),
+    [
+        (jaxdp.RandomizedResponse(1.0), 0.0, 0.0),
+        (jaxdp.RandomizedResponse(1e-4), 1e-12, 2.00010000333341662e-16),
+    ],
+)
+def test_the_supremum_of_losses_within_their_rounding_is_enclosed(base, rate, exact):
+    bounds = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.FixedSizeSampled(base, rate), 2), 0.0, relation="replace_one")
+    assert bounds.lower <= exact <= bounds.upper <= exact + 1e-12
+
+
+def test_below_the_least_loss_delta_is_what_any_mechanism_has():
+    eps = np.array([-72.0, -0.72, -0.1])
+    sampled = jaxdp.PoissonSampled(jaxdp.RandomizedResponse(0.0036), 1e-8)
+    for mechanism in (jaxdp.repeat(jaxdp.RandomizedResponse(0.001), 3), jaxdp.repeat(sampled, 100)):
+        bounds = jaxdp.delta_bounds(mechanism, eps)
+        assert np.all(bounds.lower <= -np.expm1(eps))
+        assert np.all(-np.expm1(eps) <= bounds.upper)
+        assert np.all(bounds.upper - bounds.lower <= 1e-12)
+
+
+@pytest.mark.parametrize("rounds", [300_000, 10_000_000])
+@mpmath.workdps(40)
+def test_very_many_rounds_of_randomized_response_enclose_the_exact_sum(rounds):
+    """e^epsilon is far beyond double precision."""
+    keep = 1 / (1 + mpmath.exp(-1))
+    deviation = float(mpmath.sqrt(rounds * keep * (1 - keep)))
+    center = round(float(rounds * keep))
+    eps = 2 * center - rounds + np.array([0.3, 6 * deviation])
+    bounds = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.RandomizedResponse(1.0), rounds), eps)
+    for level, lower, upper in zip(eps, bounds.lower, bounds.upper, strict=True):
+        first = int(np.floor((level + rounds) / 2)) + 1
+        weight = mpmath.exp(
+            mpmath.loggamma(rounds + 1) - mpmath.loggamma(first + 1) - mpmath.loggamma(rounds - first + 1)
+            + first * mpmath.log(keep) + (rounds - first) * mpmath.log(1 - keep)
+        )  # fmt: skip
+        exact = mpmath.mpf(0)
+        for k in range(first, first + round(12 * deviation)):
+            exact += weight * -mpmath.expm1(mpmath.mpf(level) - (2 * k - rounds))
+            weight *= mpmath.e * (rounds - k) / (k + 1)
+        assert mpmath.mpf(lower) <= exact <= mpmath.mpf(upper)
+        assert upper - lower <= 2e-6 * upper
+
+
+@mpmath.workdps(40)
+def test_the_derivative_on_a_lattice_is_that_between_two_of_its_points():
+    rounds, local, target = 50, 0.10472031656855026, 0.2868579332446001
+
+    def epsilon(eps0, delta):
+        keep = 1 / (1 + mpmath.exp(-eps0))
+        law = [mpmath.binomial(rounds, k) * keep**k * (1 - keep) ** (rounds - k) for k in range(rounds + 1)]
+
+        def excess(e):
+            gains = (w * max(0, -mpmath.expm1(e - (2 * k - rounds) * eps0)) for k, w in enumerate(law))
+            return mpmath.fsum(gains) - delta
+
+        return mpmath.findroot(excess, (mpmath.mpf("1e-3"), mpmath.mpf("3e-3")), solver="anderson", tol=1e-60)
+
+    def slope(function, at):
+        step = at * mpmath.mpf(10) ** -12
+        return float((function(at + step) - function(at - step)) / (2 * step))
+
+    exact = (
+        slope(lambda x: epsilon(x, mpmath.mpf(target)), mpmath.mpf(local)),
+        slope(lambda d: epsilon(mpmath.mpf(local), d), mpmath.mpf(target)),
+    )
+    with jax.enable_x64(True):
+        value = jax.grad(
+            lambda x, d: jaxdp.epsilon(jaxdp.repeat(jaxdp.RandomizedResponse(x), rounds), d), argnums=(0, 1)
+        )(local, target)
+    np.testing.assert_allclose(value, exact, rtol=1e-8)
