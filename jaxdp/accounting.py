@@ -34,7 +34,8 @@ def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, ga
 def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
     """Smallest certified epsilon >= 0 at ``delta``: never below the truth.
 
-    mechanism: any jaxdp mechanism; leaves may be arrays. delta: in [0, 1], any shape; broadcasts.
+    mechanism: any jaxdp mechanism; leaves may be arrays. delta: in [0, 1], any shape; broadcasts (above 0 and below
+    2.2e-308, where compiled arithmetic sees 0, the upper bound is infinite).
     relation: "add", "remove", "add_or_remove" (the larger of the two, each composed on its own),
     "replace_one", or None for the mechanism's natural relation. gap: in (0, 1), the relative distance of the
     certified bounds at which more work is not worth it. A smaller one costs time and helps as far as double precision
