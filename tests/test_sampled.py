@@ -1,5 +1,7 @@
 """Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
 
+import functools
+
 import jax
 import mpmath as mp
 import numpy as np
@@ -10,6 +12,7 @@ import jaxdp
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.precision import compiler_options
 from jaxdp.routes.single_law import law_delta, law_epsilon
 
 EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
@@ -124,16 +127,25 @@ def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
     assert np.all(below > deltas)  # and not beyond
 
 
+@functools.cache
+def quickly(pair):
+    return jax.jit(pair, compiler_options=compiler_options("cpu"))
+
+
+def compiled(pair, *numbers):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        return quickly(pair)(*map(float, numbers))
+
+
 def masses(pair):
     return [np.exp(np.asarray(side)) for side in pair[:2]]
 
 
 def test_pairs_on_a_grid_keep_both_masses_and_window_pairs_never_lose_any():
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        grids = [finite.gaussian_pair(mu) for mu in (1e-3, 1.0, 20.0)]
-        grids += [finite.laplace_pair(scale) for scale in (0.05, 1.0, 50.0)]
-        grids += [cells.discrete_gaussian_pair(s, k) for s, k in ((0.2, 1), (300.0, 1), (1e4, 7))]
-        windows = [finite.discrete_laplace_pair(5.0, 40), finite.discrete_laplace_pair(5.0, 4000)]
+    grids = [compiled(finite.gaussian_pair, mu) for mu in (1e-3, 1.0, 20.0)]
+    grids += [compiled(finite.laplace_pair, scale) for scale in (0.05, 1.0, 50.0)]
+    grids += [compiled(cells.discrete_gaussian_pair, s, k) for s, k in ((0.2, 1), (300.0, 1), (1e4, 7))]
+    windows = [compiled(finite.discrete_laplace_pair, 5.0, shift) for shift in (40, 4000)]
     for side in (side for pair in grids for side in masses(pair)):
         assert side.sum() == pytest.approx(1, abs=1e-12)
     for side in (side for pair in windows for side in masses(pair)):
@@ -169,12 +181,11 @@ def test_a_composition_of_a_sampled_grid_has_close_bounds():
 
 
 def test_no_cell_of_an_inner_pair_is_taken_whose_density_the_nodes_do_not_follow():
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        for mu in (1e-6, 1e-3, 1.0, 5.0, 20.0, 1e3):
-            pairs = (masses(pair(mu)) for pair in (finite.gaussian_inner_pair, finite.gaussian_pair))
-            for side, outer in zip(*pairs, strict=True):
-                assert side.sum() <= outer.sum() * (1 + 1e-13)
-        assert masses(finite.gaussian_inner_pair(1.0))[0].sum() == pytest.approx(1, abs=1e-12)
+    for mu in (1e-6, 1e-3, 1.0, 5.0, 20.0, 1e3):
+        pairs = (masses(compiled(pair, mu)) for pair in (finite.gaussian_inner_pair, finite.gaussian_pair))
+        for side, outer in zip(*pairs, strict=True):
+            assert side.sum() <= outer.sum() * (1 + 1e-13)
+    assert masses(compiled(finite.gaussian_inner_pair, 1.0))[0].sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_a_window_that_is_too_small_gives_the_vacuous_bound():

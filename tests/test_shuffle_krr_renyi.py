@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxdp.hockey_stick.krr import krr_delta_bounds, krr_delta_smooth, krr_epsilon_bounds
+from jaxdp.precision import compiler_options
 from jaxdp.renyi.shuffled import clones_renyi_bounds, krr_renyi_upper
 from jaxdp.shuffle import krr_epsilon_closed_form
 
@@ -123,7 +124,9 @@ def test_krr_slopes_agree_with_differences():
     # Every window fits here, so that the values have no jumps of their own.
     step, at = 1e-5, (60.0, 1.0, 3.0, 0.3)
     with jax.enable_x64(True):
-        both = jax.jit(jax.value_and_grad(krr_delta_smooth.point, argnums=(1, 3)))
+        both = jax.jit(
+            jax.value_and_grad(krr_delta_smooth.point, argnums=(1, 3)), compiler_options=compiler_options("cpu")
+        )
         _, slopes = both(*at)
         for place, slope in zip((1, 3), slopes, strict=True):
             up, down = (both(*(x + sign * step * (i == place) for i, x in enumerate(at)))[0] for sign in (1, -1))
