@@ -197,13 +197,13 @@ def check_mechanism(mechanism: Any) -> None:
     mechanism.validate()
     for path, leaf in jax.tree_util.tree_leaves_with_path(mechanism):
         size = np.abs(np.asarray(leaf, np.float64))
-        remedy = "Compiled arithmetic takes a smaller number for 0."
+        small, large = (size > 0) & (size < validate.SMALLEST), np.isfinite(size) & (size > 1 / validate.SMALLEST)
         validate.reject(
             path[-1].name if hasattr(path[-1], "name") else str(path[-1]),
             leaf,
-            (size > 0) & (size < validate.SMALLEST),
-            f"0 or at least {validate.SMALLEST} in size",
-            remedy,
+            small | large,
+            f"0 or between {validate.SMALLEST} and {1 / validate.SMALLEST:.4g} in size",
+            "Compiled arithmetic takes what is smaller, or the reciprocal of what is larger, for 0.",
         )
 
 

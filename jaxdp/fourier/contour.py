@@ -365,11 +365,12 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
     least = -jnp.expm1(jnp.minimum(e, 0.0))
     floor = jnp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
-    lower = jnp.clip(jnp.where(beyond, spectrum.infinity_low, lower), jnp.minimum(floor, 1.0), 1.0)
+    lower = jnp.where(beyond, spectrum.infinity_low, jnp.where(jnp.isnan(lower), 0.0, lower))
+    lower = jnp.clip(lower, jnp.minimum(floor, 1.0), 1.0)
     upper = jnp.clip(upper, jnp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
     unknown = jnp.isnan(eps) | finite
     edge_low = jnp.where(unknown, 0.0, jnp.where(eps == jnp.inf, spectrum.infinity_low, 1.0))
     edge_high = jnp.where(unknown | (eps < 0), 1.0, spectrum.infinity * (1 + 4 * _ULP))
     upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.minimum(edge_high, 1.0))
-    lower = jnp.where(finite & ~jnp.isnan(lower), jnp.minimum(lower, upper), edge_low)
+    lower = jnp.where(finite, jnp.minimum(lower, upper), edge_low)
     return lower, upper
