@@ -252,7 +252,7 @@ def header():
         "# Fourier accountant",
         "",
         f"{platform.machine()}, {jax.default_backend()}, {versions}. Single runs of the baselines, best of three "
-        "to nine of jaxdp, compile time apart. Excess: relative to the exact value.",
+        "to nine of jaxdp, compile time apart. Excess: relative to the exact value (to the digits known: 9 and more).",
         "",
     ]
 
