@@ -262,25 +262,19 @@ def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...], floo
     if validate.is_traced(route.params, target):
         return _evaluate_traced(route, verb, target, shape)
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
+    # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
+    subnormal = (verb == "epsilon") & (flat > 0) & (flat < validate.SMALLEST)
+    flat = np.where(subnormal, validate.SMALLEST, flat)
     first, inverse = _distinct(route.params, flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], route.params)
     solve = route.epsilon if verb == "epsilon" else route.delta
     known = (np.reshape(floor, flat.shape)[first], gap) if route.climbs else ()
-    lower, upper = (side[inverse] for side in solve(params, _normal(verb, flat[first]), *known))
+    lower, upper = (side[inverse] for side in solve(params, flat[first], *known))
     vacuous = np.inf if verb == "epsilon" else 1.0
     # + 0.0: no answer is -0.0
     lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
-    upper = np.where(np.isnan(upper) | _subnormal(verb, flat), vacuous, upper) + 0.0
+    upper = np.where(np.isnan(upper) | subnormal, vacuous, upper) + 0.0
     return lower.reshape(shape)[()], upper.reshape(shape)[()]
-
-
-def _subnormal(verb: str, target: np.ndarray) -> np.ndarray:
-    """Where a delta is subnormal: XLA takes it for 0, so nothing is known but what holds for the next larger delta."""
-    return (target > 0) & (target < validate.SMALLEST) & (verb == "epsilon")
-
-
-def _normal(verb: str, target: np.ndarray) -> np.ndarray:
-    return np.where(_subnormal(verb, target), validate.SMALLEST, target)
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
@@ -288,7 +282,7 @@ def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
     point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
-    flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)
+    flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)  # as in `_evaluate`
     with jax.numpy_rank_promotion("allow"):
         lower, upper = jax.vmap(point)(params, flat)
     upper = jnp.where(subnormal, jnp.inf, upper)

@@ -23,6 +23,7 @@ from jaxdp.fourier.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
 from jaxdp.roots import Seen, proved_ends
+from jaxdp.validate import SMALLEST
 
 _ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
@@ -32,7 +33,6 @@ _ROUNDS = 6  # of a search at the lesser efforts
 _ROUNDS_KINKED = 30  # and where a tested end may be far from where Newton expects it, or nothing larger follows
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TOP_ROUNDING = 1e-11
-_TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 
 
 class Effort(NamedTuple):
@@ -340,7 +340,7 @@ def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.
     size = jnp.abs(plan.k_below) + jnp.abs(constant) + jnp.abs(toward)
     swapped = jnp.exp(jnp.min(plan.k_below + constant + toward + 1e-14 * size)) + reverse_infinity
     least = -jnp.expm1(jnp.minimum(eps, 0.0))
-    return jnp.where(eps < 0, (least + jnp.exp(jnp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + _TINY, jnp.inf)
+    return jnp.where(eps < 0, (least + jnp.exp(jnp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, jnp.inf)
 
 
 def _largest_blur(part: Discrete) -> jax.Array:
@@ -356,10 +356,10 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     ref = jnp.where(jnp.isfinite(plan.log_chernoff), jnp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
     sums = evaluate(contour, aliases(contour, spectrum), spectrum, e, ref)
     # what underflows is charged the smallest normal number
-    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + _TINY
+    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + SMALLEST
     lower = sums.lower * jnp.exp(ref)
     chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
-    upper = jnp.minimum(upper, chernoff * (1 + 4 * _ULP) + _TINY)
+    upper = jnp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
     upper = jnp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
     beyond = e >= spectrum.top
     upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
@@ -368,9 +368,8 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     lower = jnp.where(beyond, spectrum.infinity_low, jnp.where(jnp.isnan(lower), 0.0, lower))
     lower = jnp.clip(lower, jnp.minimum(floor, 1.0), 1.0)
     upper = jnp.clip(upper, jnp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
-    unknown = jnp.isnan(eps) | finite
-    edge_low = jnp.where(unknown, 0.0, jnp.where(eps == jnp.inf, spectrum.infinity_low, 1.0))
-    edge_high = jnp.where(unknown | (eps < 0), 1.0, spectrum.infinity * (1 + 4 * _ULP))
-    upper = jnp.where(finite & ~jnp.isnan(upper), upper, jnp.minimum(edge_high, 1.0))
+    edge_low = jnp.where(eps == jnp.inf, spectrum.infinity_low, jnp.where(eps == -jnp.inf, 1.0, 0.0))
+    edge_high = jnp.where(eps == jnp.inf, jnp.minimum(spectrum.infinity * (1 + 4 * _ULP), 1.0), 1.0)
+    upper = jnp.where(finite & ~jnp.isnan(upper), upper, edge_high)
     lower = jnp.where(finite, jnp.minimum(lower, upper), edge_low)
     return lower, upper

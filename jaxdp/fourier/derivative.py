@@ -13,6 +13,8 @@ from jaxdp.fourier.lattice import build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, plan_delta
 from jaxdp.fourier.spectrum import Spectrum, along_line
 
+_LATTICE_NODES = 16384  # a period of 12 deviations for 1e7 rounds of randomized response
+
 
 def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effort: Effort) -> jax.Array:
     """log delta(eps) of the spectrum ``make(params)``, differentiable in params and eps.
@@ -60,8 +62,8 @@ def _of_line(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> 
 
 
 def _of_lattice(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> tuple[jax.Array, ...]:
-    """The same where delta has kinks, which no end of a contour tells: the sum over a period is exact."""
-    contour = build_lattice(spectrum, plan, effort.nodes)
+    """The same where delta has kinks, which no end of a contour tells: the sum over a period has no end."""
+    contour = build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES))
     level = contour.log_m_c[0] - plan.c * eps
     value = lattice_sum(contour, eps, level)[0][0]
     reference = jax.lax.stop_gradient(level + jnp.log(jnp.abs(value)))
