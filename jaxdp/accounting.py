@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
-from jaxdp.precision import require_x64, x64
-from jaxdp.routes import Route, choose_route
+from jaxdp.precision import cores, require_x64, side_by_side, x64
+from jaxdp.routes import choose_routes
+from jaxdp.routes.base import Climb, Route
 from jaxdp.routes.gaussian import composed_mu, mu_error
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.special import raised
@@ -233,15 +235,12 @@ def _run(
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
-    lower: Any = np.zeros(shape)
-    upper: Any = None
-    for direction in directions or mechanism.directions(relation):
-        route = choose_route(mechanism, direction, shape)
-        more_lower, more_upper = _evaluate(route, verb, target, shape, lower, float(wanted))
-        xp = jnp if validate.is_traced(more_lower, more_upper) else np
-        lower = xp.maximum(lower, more_lower)
-        upper = more_upper if upper is None else xp.maximum(upper, more_upper)
-    return Bounds(lower, upper)
+    routes = choose_routes(mechanism, directions or mechanism.directions(relation), shape)
+    if validate.is_traced(routes[0].params, target):
+        pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
+        return Bounds(*(functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True)))
+    pairs = _evaluate(routes, verb, target, shape, float(wanted))
+    return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
 
 def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
@@ -257,24 +256,41 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
     return first, np.reshape(inverse, -1)
 
 
-def _evaluate(route: Route, verb: str, target: Any, shape: tuple[int, ...], floor: Any, gap: float) -> tuple[Any, Any]:
-    """Bounds for one dominating pair. floor: lower bounds of the answer that other pairs have given."""
-    if validate.is_traced(route.params, target):
-        return _evaluate_traced(route, verb, target, shape)
+def _evaluate(
+    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
     # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
     subnormal = (verb == "epsilon") & (flat > 0) & (flat < validate.SMALLEST)
     flat = np.where(subnormal, validate.SMALLEST, flat)
-    first, inverse = _distinct(route.params, flat)
-    params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], route.params)
-    solve = route.epsilon if verb == "epsilon" else route.delta
-    known = (np.reshape(floor, flat.shape)[first], gap) if route.climbs else ()
-    lower, upper = (side[inverse] for side in solve(params, flat[first], *known))
+    first, inverse = _distinct(routes[0].params, flat)
+    params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
+    solves = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     vacuous = np.inf if verb == "epsilon" else 1.0
-    # + 0.0: no answer is -0.0
-    lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
-    upper = np.where(np.isnan(upper) | subnormal, vacuous, upper) + 0.0
-    return lower.reshape(shape)[()], upper.reshape(shape)[()]
+    answers = []
+    for some_lower, some_upper in _solve(solves, params, flat[first], gap):
+        lower, upper = some_lower[inverse], some_upper[inverse]
+        # + 0.0: no answer is -0.0
+        lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
+        upper = np.where(np.isnan(upper) | subnormal, vacuous, upper) + 0.0
+        answers.append((lower.reshape(shape), upper.reshape(shape)))
+    return answers
+
+
+def _solve(solves: list[Any], params: Any, target: np.ndarray, gap: float) -> Iterator[tuple[Any, Any]]:
+    """(lower, upper) by each solver: the cheapest efforts side by side, the rest in turn."""
+    if not isinstance(solves[0], Climb):
+        yield from (solve(params, target) for solve in solves)
+        return
+    started = [None]
+    if len(solves) > 1:
+        started = side_by_side(lambda solve: solve.start(params, target, gap), solves, cores())
+    floor = np.zeros(target.shape)
+    for solve, begun in zip(solves, started, strict=True):
+        lower, upper = solve.finish(params, target, gap, floor, begun)
+        floor = np.fmax(floor, lower)
+        yield lower, upper
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ import concurrent.futures
 import functools
 import os
 import pathlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,15 +110,16 @@ class Kernel:
         _kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
-        if where not in self._jitted:
+        if where in self._jitted:
+            return self._jitted[where]
 
-            def batched(static_items, *args):
-                self.traces += 1
-                with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
-                    return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
+        def batched(static_items, *args):
+            self.traces += 1
+            with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
+                return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-            self._jitted[where] = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where))
-        return self._jitted[where]
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where))
+        return self._jitted.setdefault(where, made)  # one for all threads
 
     def _chunk(self) -> int:
         return 1 << max(0, min(13, int(np.log2(max(1.0, _BATCH_BYTES / (8 * self.working_set))))))
@@ -198,22 +200,25 @@ def cores() -> int:
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
-    """call(piece) for each piece: the first alone, as it may compile, the others in threads, on the caller's device."""
+    """call(piece) for each piece, in threads if there are several of both, on the caller's device.
+
+    Threads that want the same program wait for the first of them to compile it (jax sees to that).
+    """
     device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
 
     def scoped(piece: Any) -> Any:
         with jax.default_device(device):
             return call(piece)
 
-    if threads < 2 or len(pieces) < 3:
+    if threads < 2 or len(pieces) < 2:
         return [call(piece) for piece in pieces]
-    first = call(pieces[0])
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        return [first, *pool.map(scoped, pieces[1:])]
+    with concurrent.futures.ThreadPoolExecutor(min(threads, len(pieces))) as pool:
+        return list(pool.map(scoped, pieces))
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
 _passed: set[tuple[str, str]] = set()
+_checking = threading.RLock()  # of several threads one checks, the others wait
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
@@ -235,10 +240,13 @@ def ensure_canary(module: str) -> None:
     where = platform()
     if (where, module) in _passed:
         return
-    for name, check in list(_CANARIES):
-        if check.__module__ in (__name__, module):
-            _require(name, where, *check())
-    _passed.add((where, module))
+    with _checking:
+        if (where, module) in _passed:
+            return
+        for name, check in list(_CANARIES):
+            if check.__module__ in (__name__, module):
+                _require(name, where, *check())
+        _passed.add((where, module))
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:

@@ -5,8 +5,8 @@ This file also runs on a jaxlib that is known to miscompile (.ci/run), where it 
 
 import json
 import math
-import os
 import pathlib
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import precision
+from jaxdp import accounting, precision
 from jaxdp.hockey_stick import clones, gaussian
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
+from jaxdp.routes import fourier
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 
 pytestmark = pytest.mark.as_users_compile
@@ -352,12 +353,31 @@ def test_calls_in_threads_keep_their_order_and_the_callers_device():
     assert precision.side_by_side(lambda n: jax.config.jax_default_device, [1, 2, 3], 4) == [None] * 3
 
 
+def test_threads_that_want_the_same_program_compile_it_once():
+    @kernel(static=("power",))
+    def raised_to(x, *, power):
+        return x**power
+
+    sizes, powers = [3, 3, 3, 3, 9, 9, 9, 9], [2, 2, 3, 3, 2, 2, 3, 3]
+    together = threading.Barrier(8)  # all eight ask for their program at the same time
+
+    def call(which):
+        together.wait()
+        return raised_to(np.arange(float(sizes[which])), power=powers[which])
+
+    results = precision.side_by_side(call, [*range(8)], 8)
+    assert all(np.array_equal(r, np.arange(n) ** p) for r, n, p in zip(results, sizes, powers, strict=True))
+    assert raised_to.traces == 4
+
+
 def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch):
     sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, 20))
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
-    together = jaxdp.epsilon_bounds(grid, 1e-6, relation="add")
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    alone = jaxdp.epsilon_bounds(grid, 1e-6, relation="add")
+    together = jaxdp.epsilon_bounds(grid, 1e-6)
+    monkeypatch.setattr(precision, "cores", lambda: 1)
+    for module in (accounting, fourier):
+        monkeypatch.setattr(module, "cores", lambda: 1)
+    alone = jaxdp.epsilon_bounds(grid, 1e-6)
     assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
     assert together.lower.min() > 0
 

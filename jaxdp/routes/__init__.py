@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import flatten, is_gaussian, normal_form
 from jaxdp.mechanisms.shuffled import Shuffled
@@ -11,11 +13,12 @@ from jaxdp.routes.gaussian import gaussian_route
 from jaxdp.routes.shuffled import shuffled_route
 
 
-def choose_route(mechanism: Mechanism, direction: str, shape: tuple[int, ...]) -> Route:
-    """The route for one dominating pair of a mechanism, its parameters spread over ``shape``."""
-    if is_gaussian(mechanism):
-        return gaussian_route(normal_form(mechanism, shape))
+def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[int, ...]) -> list[Route]:
+    """The route for each dominating pair of a mechanism, its parameters spread over ``shape``: the same for all."""
     atoms = flatten(mechanism)
     if len(atoms) == 1 and isinstance(atoms[0][0], Shuffled) and isinstance(atoms[0][1], int) and atoms[0][1] == 1:
-        return shuffled_route(atoms[0][0], shape)
-    return fourier_route(normal_form(mechanism, shape), direction)
+        return [shuffled_route(atoms[0][0], shape) for _ in directions]
+    stacks = normal_form(mechanism, shape)
+    if is_gaussian(mechanism):
+        return [gaussian_route(stacks) for _ in directions]
+    return [fourier_route(stacks, direction) for direction in directions]

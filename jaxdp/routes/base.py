@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -12,22 +13,35 @@ import jax.numpy as jnp
 Point = Callable[[Any, Any], tuple[Any, Any]]
 
 
+class Climb(abc.ABC):
+    """Batched bounds in two parts, because what one pair's bounds are may save most of another pair's work."""
+
+    @abc.abstractmethod
+    def start(self, params: Any, target: Any, gap: float) -> tuple[Any, Any] | None:
+        """(lower, upper) at the cheapest effort, or None where there is no such thing."""
+
+    @abc.abstractmethod
+    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
+        """(lower, upper), from what ``start`` gave or from nothing (None).
+
+        A point whose relative gap is at most ``gap``, or whose upper bound is not above ``floor``, a lower bound known
+        from another pair, is left as it is.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Route:
     """One way to answer: batched kernels for concrete numbers, one-point functions for traced ones.
 
     params: the pytree the kernels take, leading axis the batch. epsilon, delta: (params, target) ->
-    (lower, upper), batched. traced_epsilon, traced_delta: the same for one point, differentiable.
-    climbs: whether epsilon and delta take two more arguments: a bound of the answer known from another pair (a point
-    that cannot exceed it may be left with wide bounds), and the relative gap at which a point is done.
+    (lower, upper), batched, or a `Climb`. traced_epsilon, traced_delta: the same for one point, differentiable.
     """
 
     params: Any
-    epsilon: Callable[..., tuple[Any, Any]]
-    delta: Callable[..., tuple[Any, Any]]
+    epsilon: Point | Climb
+    delta: Point | Climb
     traced_epsilon: Point
     traced_delta: Point
-    climbs: bool = False
 
 
 def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -21,7 +22,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, cores, kernel, platform, side_by_side
-from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.base import Climb, Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.routes.plain import plain_delta, plain_epsilon
 from jaxdp.routes.single_law import single_law
 from jaxdp.routes.single_step import cap_by_unsampled, lower_next_to_supremum, shortcuts
@@ -99,17 +100,22 @@ def climb(
     floor: Any = -np.inf,
     simple: Callable[..., Any] | None = None,
     paired: bool = False,
+    started: tuple[Any, Any] | None = None,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
+
+    started: what the cheapest effort has given, if it was called before (with an infinite ``floor``).
 
     floor: a point whose upper bound is not above it needs no better one. simple: a lower bound that costs little, asked
     for where the cheapest effort left a gap. paired: the second half of the rows are pairs that those of the first half
     dominate; a gap that is small beside what lies between the two is closed.
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
-    lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
+    lower, upper = started or (np.zeros(target.shape), np.full(target.shape, np.inf))
     rows = np.arange(target.size)
     for effort in ladder:
+        if started and effort is ladder[0]:
+            rows = rows[:0]
         step, at_once = _rows_at_once(effort, finite)
         if effort.nodes > _COSTLY_NODES and rows.size <= _FEW:
             step = 1
@@ -164,61 +170,85 @@ def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
     return Route(
         stacks,
-        _batched("epsilon", _sampled_epsilon if quadrature else plain_epsilon, ladder, direction),
-        _batched("delta", _sampled_delta if quadrature else plain_delta, ladder, direction),
+        _Contours("epsilon", _sampled_epsilon if quadrature else plain_epsilon, ladder, direction),
+        _Contours("delta", _sampled_delta if quadrature else plain_delta, ladder, direction),
         *_traced_points(direction, traced, exact),
-        climbs=True,
     )
 
 
-def _batched(name: str, solve: Any, ladder: tuple[Effort, ...], direction: str) -> Callable[..., tuple[Any, Any]]:
-    contour_solve = functools.partial(solve, direction=direction)
-    simple = functools.partial(lower_next_to_supremum, name, direction=direction)
+@dataclasses.dataclass(frozen=True)
+class _Contours(Climb):
+    """Batched bounds of epsilon or delta (verb) for one dominating pair: contours, and what needs none."""
 
-    def pair(params: Any, target: Any, floor: Any, gap: float, paired: bool = False) -> tuple[Any, Any]:
-        """Certified bounds of the pairs given: of the rows that are one run of one law its sum, else the contour."""
-        lower, upper = single_law(name, params, target, direction)
-        rows = np.flatnonzero(np.isnan(upper))
+    verb: str
+    solve: Callable[..., tuple[Any, Any]]
+    ladder: tuple[Effort, ...]
+    direction: str
+
+    def start(self, params: Any, target: Any, gap: float) -> tuple[Any, Any] | None:
+        if not self._exact(params):
+            return None
+        return self._run(params, target, gap, np.full(target.shape, np.inf))
+
+    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
+        if started is None:
+            return self._run(params, target, gap, floor)
+        lower, upper = started
+        rows = _unfinished(lower, upper, gap * _MARGIN, floor)
         if rows.size:
-            some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-            more = climb(contour_solve, ladder, some, target[rows], gap, floor[rows], simple, paired)
-            lower[rows], upper[rows] = more
+            some, begun = jax.tree_util.tree_map(operator.itemgetter(rows), (params, started))
+            lower[rows], upper[rows] = self._run(some, target[rows], gap, floor[rows], begun)
         return lower, upper
 
-    def two_sided(params: Any, both: Any, target: Any, floor: Any, gap: float, exact: bool) -> tuple[Any, Any]:
-        """Of one pair if it is exact, else the upper of a pair that dominates, the lower of a dominated one."""
-        if exact:
-            return pair(params, target, floor, gap * _MARGIN)
-        if both is None:
-            lower, upper = pair(params, target, floor, gap * _ROUGH)
-            return 0.0 * lower, upper
-        lower, upper = pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, paired=True)
-        return lower[target.size :], upper[: target.size]
+    def _exact(self, params: Any) -> bool:
+        return all(record.is_exact(self.direction) for record, _ in params)
 
-    def run(params: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
-        exact = all(record.is_exact(direction) for record, _ in params)
-        lower, upper = shortcuts(name, params, target, direction)
-        _without_rounds(name, params, target, lower, upper)
-        floor = np.broadcast_to(np.asarray(floor, np.float64), target.shape)
+    def _run(self, params: Any, target: Any, gap: float, floor: Any, started: Any = None) -> tuple[Any, Any]:
+        exact = self._exact(params)
+        lower, upper = shortcuts(self.verb, params, target, self.direction)
+        _without_rounds(self.verb, params, target, lower, upper)
         rows = np.flatnonzero(np.isnan(upper))
         lower[rows], upper[rows] = 0.0, np.inf
-        at_once = name == "epsilon" and gap < _USUAL_LAW and _few_runs(params, target)
+        at_once = self.verb == "epsilon" and gap < _USUAL_LAW and _few_runs(params, target)
         for fine in (True,) if at_once else (False, True):
             if not rows.size:
                 break
-            some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-            depth = -np.log(np.clip(target[rows] if name == "epsilon" else upper[rows], 1e-300, 1.0))
-            both = None if exact else _bracketed(some, direction, depth if fine else None)
-            more_lower, more_upper = two_sided(some, both, target[rows], floor[rows], gap, exact)
-            lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
+            some, begun = jax.tree_util.tree_map(operator.itemgetter(rows), (params, started))
+            if exact:
+                more = self._pair(some, target[rows], floor[rows], gap * _MARGIN, started=begun)
+            else:
+                depth = -np.log(np.clip(target[rows] if self.verb == "epsilon" else upper[rows], 1e-300, 1.0))
+                both = _bracketed(some, self.direction, depth if fine else None)
+                more = self._between(some, both, target[rows], floor[rows], gap)
+            lower[rows], upper[rows] = np.fmax(lower[rows], more[0]), np.fmin(upper[rows], more[1])
             wide = _unfinished(lower[rows], upper[rows], gap, floor[rows])
-            if both is None or not any(record.refinable(direction) for record, _ in params):
+            if exact or both is None or not any(record.refinable(self.direction) for record, _ in params):
                 break
             rows = rows[wide[~_all_infinite(both, rows.size)[wide]]]
-        cap_by_unsampled(name, params, target, direction, lower, upper)
+        cap_by_unsampled(self.verb, params, target, self.direction, lower, upper)
         return lower, upper
 
-    return run
+    def _between(self, params: Any, both: Any, target: Any, floor: Any, gap: float) -> tuple[Any, Any]:
+        """The upper bound of a pair that dominates, the lower one of a dominated pair."""
+        if both is None:
+            lower, upper = self._pair(params, target, floor, gap * _ROUGH)
+            return 0.0 * lower, upper
+        lower, upper = self._pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, paired=True)
+        return lower[target.size :], upper[: target.size]
+
+    def _pair(
+        self, params: Any, target: Any, floor: Any, gap: float, paired: bool = False, started: Any = None
+    ) -> tuple[Any, Any]:
+        """Certified bounds of the pairs given: of the rows that are one run of one law its sum, else the contour."""
+        lower, upper = single_law(self.verb, params, target, self.direction)
+        rows = np.flatnonzero(np.isnan(upper))
+        if rows.size:
+            solve = functools.partial(self.solve, direction=self.direction)
+            simple = functools.partial(lower_next_to_supremum, self.verb, direction=self.direction)
+            some, begun = jax.tree_util.tree_map(operator.itemgetter(rows), (params, started))
+            more = climb(solve, self.ladder, some, target[rows], gap, floor[rows], simple, paired, begun)
+            lower[rows], upper[rows] = more
+        return lower, upper
 
 
 def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
