@@ -4,6 +4,7 @@ One step, labelled, is a one-dimensional integral, which mpmath takes to 30 digi
 too. The contours are chosen by hand and badly, so that the error under test dominates.
 """
 
+import collections
 import functools
 
 import jax
@@ -15,7 +16,7 @@ import pytest
 import jaxdp
 from jaxdp.fourier import band_contour, bands, labels
 from jaxdp.fourier.contour import Effort
-from jaxdp.fourier.exponential_sums import ratios
+from jaxdp.fourier.exponential_sums import less_one_error, ratios, ratios_less_one
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum
 from jaxdp.mechanisms.composition import normal_form
@@ -23,6 +24,7 @@ from jaxdp.precision import compiler_options
 from jaxdp.routes import fourier
 
 mp.mp.dps = 20
+Exponentials = collections.namedtuple("Exponentials", "weight loss")
 SIGMA, RATE, CUT = 1.0, 0.01, 14.0
 LOW, HIGH = 2.0, 3.0
 ROUNDING = 1e-12
@@ -245,6 +247,52 @@ def tilted_variation(order, band, moment):
     assert low is None
     density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi) * tagged * mixed ** (order + 1) * SIGMA / share
     return float(np.abs(np.diff(density)).sum() / float(moment))
+
+
+def test_rounding_of_a_ratio_less_one_goes_with_its_size():
+    """Against mpmath, at random laws with losses of 1e-9 to 1: the error is within its bound, and the bound small."""
+    random = np.random.default_rng(3)
+    for scale, step, count in ((1e-9, 1.0, 4000), (1e-4, 0.3, 1025), (1.0, 0.05, 300)):
+        loss = scale * (random.normal(size=700) + 1j * random.uniform(0, 0.2, 700))
+        weight = random.uniform(size=700) * np.exp(1j * random.normal(size=700))
+        weight = weight / weight.sum()
+
+        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count):
+            line = Exponentials(weight_re + 1j * weight_im, loss_re + 1j * loss_im)
+            return ratios_less_one(line, step, count), less_one_error(line, step * jnp.arange(count))
+
+        with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+            (re, im), bound = jax.jit(run, compiler_options=compiler_options("cpu"))(
+                loss.real, loss.imag, weight.real, weight.imag
+            )
+        for n in (0, 1, 17, count // 2, count - 1):
+            turned = (mp.expm1(1j * mp.mpf(step) * n * mp.mpc(x)) for x in loss)
+            exact = mp.fsum(mp.mpc(w) * e for w, e in zip(weight, turned, strict=True))
+            off, bounded = abs(mp.mpc(float(re[n]), float(im[n])) - exact), float(bound[n])
+            small, large = step * n * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
+            assert off <= bounded <= min(1e-12 * small, 2e-12 * large)
+
+
+def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small():
+    """It is taken 1e6 times over, and the usual sum is rounded at 1."""
+    c, h, nodes = 5.0, 0.5, (1, 3, 10, 40)
+
+    def run(c, h):
+        steps = band_contour.make_steps(spectrum_of(1), jnp.asarray(CUT), 2048)
+        below = pieces_of(steps, LOW, HIGH, jnp.asarray(0.0)).below
+        _, log_abs, error, angle = band_contour._log_ratio(steps, below, c, h, 41)
+        _, size, _, _ = band_contour._ratio(steps, below, c, h, 41)
+        return log_abs[0], angle[0], error[0], jnp.log(size[0])
+
+    log_abs, angle, error, plain = traced(run, c, h)
+    whole = exact_moment(mp.mpf(c), None, LOW)
+    for n in nodes:
+        exact = mp.log(exact_moment(mp.mpc(c, n * h), None, LOW) / whole)
+        off = abs(mp.mpc(log_abs[n], angle[n]) - exact)
+        assert off <= error[n] <= 2e-12 * abs(exact)
+        assert off <= 2e-15 * abs(exact)
+    exact = mp.log(exact_moment(mp.mpc(c, h), None, LOW) / whole)
+    assert abs(plain[1] - exact.real) > 1e-13 * abs(exact)  # the usual sum
 
 
 def test_bound_of_the_label_holds_at_every_angle_used():

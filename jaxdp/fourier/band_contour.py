@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp.fourier import labels
 from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
-from jaxdp.fourier.exponential_sums import ratios, rounding_units
+from jaxdp.fourier.exponential_sums import less_one_error, ratios, ratios_less_one, rounding_units
 from jaxdp.fourier.labels import Label, SoftLine, Step
 from jaxdp.fourier.plan import Plan, conversion
 from jaxdp.fourier.spectrum import Nodes, Spectrum
@@ -282,24 +282,27 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     """F(B, A) = prod (B + A)^T - prod B^T, whose coefficients are all positive."""
     count, end, live = effort.nodes + 1, h * effort.nodes, steps.times > 0
     line_a, size_a, error_a, angle_a = _ratio(steps, within, c, h, count)
-    line_b, size_b, error_b, angle_b = _ratio(steps, below, c, h, count)
+    line_b, log_b, error_b, angle_b = _log_ratio(steps, below, c, h, count)
     ratio = jnp.where(live, line_a.log_m - line_b.log_m, -jnp.inf)
     lift = _lift(steps.times, ratio)[0]
     scale = jnp.exp(ratio + lift)
     both = _counted(steps, jnp.log1p(scale))
     log_both = log_expm1(both)
+    size_b = jnp.exp(log_b)
     share, turn = scale[:, None] * size_a / size_b, angle_a - angle_b
     grown, swung = log_one_plus(share * jnp.cos(turn), share * jnp.sin(turn))
-    under = _counted(steps, jnp.log(size_b))
+    under = _counted(steps, log_b)
     log_abs, phase = log_expm1_complex(_counted(steps, grown), _counted(steps, swung))
     # |F - computed| <= F(|B| + b, |A| + a) - F(|B|, |A|); and what the share's and the powers' logarithms are rounded
     # by, which moves F by its derivative in log A, at most (1 + sum T log(1 + |A/B|)) F
     most = _counted(steps, jnp.log1p(share))
     plain = under + log_expm1(most) - log_both
     larger = _counted(steps, jnp.log1p(scale[:, None] * (size_a + error_a) / (size_b + error_b)))
-    raised = _counted(steps, jnp.log(size_b + error_b)) + log_expm1(larger) - log_both
+    more = jnp.maximum(_counted(steps, jnp.log1p(error_b / size_b)) + log_expm1(larger) - log_expm1(most), 0.0)
+    raised = plain + more
+    # b is relative to the true B(c), which the computed one stands for in the share
     loudest = 4 * jnp.max(jnp.where(live, jnp.abs(line_a.log_m) + jnp.abs(line_b.log_m), 0.0)) + 64
-    more = jnp.maximum(raised - plain, 0.0)
+    loudest = loudest + jnp.max(jnp.where(live, line_b.error, 0.0)) / _ULP
     off = jnp.where(more < 1, plain + jnp.log(jnp.maximum(jnp.expm1(jnp.minimum(more, 1.0)), 1e-300)), raised)
     off = jnp.logaddexp(off, plain + jnp.log(_ULP * loudest * (1 + jnp.maximum(both, most))))
     # |M_j| <= sum_i T_i |A_i| prod (B + A)^T / (B_i + A_i), B and A at c; A_i alone decays
@@ -310,11 +313,13 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     log_abs = under + log_abs - log_both
     return Nodewise(
         _counted(steps, line_b.log_m) + log_both - lift,
-        _counted(steps, 4 * (jnp.abs(line_b.log_m) + 12)) + (1 + both) * loudest + 4 * jnp.abs(lift),
+        _counted(steps, 4 * (jnp.abs(line_b.log_m) + 12) + line_b.error / _ULP)
+        + (1 + both) * loudest
+        + 4 * jnp.abs(lift),
         log_abs,
         jnp.logaddexp(log_abs, off),
         _counted(steps, angle_b) + phase,
-        _counted(steps, 1 + jnp.abs(jnp.log(size_b)) + jnp.abs(angle_b) + jnp.abs(grown) + jnp.abs(swung)),
+        1 + _counted(steps, jnp.abs(log_b) + jnp.abs(angle_b) + jnp.abs(grown) + jnp.abs(swung)),
         jnp.fmin(tail, 0.0) - jnp.log(end) + blur,
     )
 
@@ -347,7 +352,7 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
         jnp.zeros(1),
         nothing,
         log_m[None],
-        (16 + spectrum.closed_units + 4 * jnp.abs(log_m) + some.log_m_units)[None],
+        (16 + 2 * spectrum.closed_units + 4 * jnp.abs(log_m) + some.log_m_units)[None],
         nothing,
     )
 
@@ -363,6 +368,24 @@ def _ratio(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array
     floor = 1e-100
     error = lines.error[:, None] + _ULP * (mass * units + 8 * t * moment + 8) + floor
     return lines, jnp.maximum(jnp.abs(ratio), floor), error, jnp.angle(ratio)
+
+
+def _log_ratio(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
+    """(lines, log|m(c + it)/m(c)| at the nodes, bound of the ratio's error, angle), the ratio to the true m(c).
+
+    The error is small where the ratio is close to 1, as it is for steps that are taken often.
+    """
+    lines = jax.vmap(lambda s, x: labels.soft_line(s, x, c))(steps.step, label)
+    re, im = jax.vmap(lambda line: ratios_less_one(line, h, count))(lines)
+    t = h * jnp.arange(count)
+    rounded = jax.vmap(lambda line: less_one_error(line, t))(lines)
+    rounded = rounded + 32 * _ULP * (jnp.abs(re) + jnp.abs(im)) + t * lines.drift[:, 1:]
+    # |e^{itL} - 1| is at most 2, too
+    mass = jnp.sum(jnp.abs(lines.weight), axis=-1)
+    moved = jnp.minimum(t * lines.drift[:, :1], (2 * lines.error * (1 + mass))[:, None])
+    floor = 1e-100
+    log_abs, angle = log_one_plus(re, im)
+    return lines, jnp.maximum(log_abs, np.log(floor)), lines.quadrature[:, None] + moved + rounded + 2 * floor, angle
 
 
 def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:

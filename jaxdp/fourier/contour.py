@@ -63,7 +63,7 @@ class Contour(NamedTuple):
     step: jax.Array
     real: jax.Array  # (smoothings, rows, columns)
     imag: jax.Array
-    errors: jax.Array  # sums over the nodes of |weight| times: the node's error, t 2^-53, 2^-53
+    errors: jax.Array  # sums over the nodes of |weight| times: the node's error, t 2^-53
     log_tail: jax.Array
     extra_mu2: jax.Array
     mixing: jax.Array  # w
@@ -85,7 +85,8 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     if effort.smooth:
         extra, mixing = _smoothing(end, spectrum.mu2, fallen)
     log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
-    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
+    # K(c) stands here and is taken from every node: two values, each with its error
+    units = 16 + 2 * spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
         log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
@@ -116,7 +117,7 @@ def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.A
 
 
 def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Real and imaginary node weights and the three error sums of `Contour`."""
+    """Real and imaginary node weights and the error sums of `Contour`."""
     # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
     log_abs = nodes.log_abs - 0.5 * extra[:, None] * t**2
     phase = nodes.phase + 0.5 * extra[:, None] * (2 * c + 1) * t
@@ -134,7 +135,7 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     slack = jnp.where(excess < 1, jnp.exp(log_abs) * jnp.expm1(jnp.minimum(excess, 1.0)), raised)
     units = 32 + 1.5 * sum(split(t.shape[0])) + 2 * jnp.abs(phase)
     own = jnp.sum(half * jnp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
-    return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP, jnp.sum(reach, axis=-1) * _ULP])
+    return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP])
 
 
 class Sums(NamedTuple):
@@ -172,14 +173,15 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     total = jnp.sum(real * cosine + imag * sine, axis=-1)
     turned = jnp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
-    own, moment, mass = contour.errors
+    own, moment = contour.errors
     head = head_units * _ULP  # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
     raised = jnp.where(head < 0.25, 1 + 2 * head, jnp.inf)
+    nodes = own + 4 * jnp.abs(eps) * moment
     return Raw(
         front * total,
         front * (turned - c * total),
         jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD * raised,
-        front * (own + 4 * jnp.abs(eps) * moment + mass * head_units) * raised,
+        front * jnp.where(head < 0.25, nodes * raised + 2 * head * jnp.abs(total), jnp.inf),
     )
 
 

@@ -69,6 +69,40 @@ def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Arr
     return jax.lax.complex(both[:outer], both[outer:]).reshape(-1)[:count]
 
 
+def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1), Im L >= 0: real and imaginary part.
+
+    Its error (`less_one_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as the
+    power's logarithm is small: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1 it is the sum of
+    weight (p x + p + x).
+    """
+    inner, outer = split(count)
+    size = line.loss.shape[0]
+    w_re, w_im = jnp.real(line.weight), jnp.imag(line.weight)
+
+    def weighted(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w_re * re - w_im * im, w_re * im + w_im * re
+
+    a, b = weighted(*_powers_less_one(1j * (step * inner) * line.loss, outer))
+    x, y = _powers_less_one(1j * step * line.loss, inner)
+    left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
+    both = _in_blocks(left, jnp.concatenate([x, y], axis=1))
+    alone = _in_blocks(jnp.concatenate([a, b, *weighted(x, y)]), jnp.ones((1, size)))[:, 0]
+    down, along = alone[: 2 * outer].reshape(2, outer, 1), alone[2 * outer :].reshape(2, 1, inner)
+    total = both.reshape(2, outer, inner) + (down + along)
+    return total[0].reshape(-1)[:count], total[1].reshape(-1)[:count]
+
+
+def less_one_error(line: Any, t: jax.Array) -> jax.Array:
+    """By how much `ratios_less_one` may be off at its nodes t by rounding, its weights and losses taken as they are."""
+    size, count = line.loss.shape[0], t.shape[0]
+    runs, blocks = sum(sum(split(part)) for part in split(count)), sum(_blocks(2 * size))
+    mass = jnp.sum(jnp.abs(line.weight))
+    moved = t * jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss))
+    small, large = (160 + 4 * blocks + 24 * runs) * moved, (400 + 12 * blocks + 72 * runs) * mass + 4 * moved
+    return ULP * jnp.minimum(small, large)
+
+
 def split(count: int) -> tuple[int, int]:
     """(inner, outer), about equal, inner a power of two, inner x outer >= count."""
     inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
@@ -122,4 +156,31 @@ def _run(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.
         return (re * base_re - im * base_im, re * base_im + im * base_re), state
 
     _, table = jax.lax.scan(turn, (jnp.real(first), jnp.imag(first)), None, length=count)
+    return table
+
+
+def _powers_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of e^{k exponent} - 1, k = 0..count-1: (1 + a)(1 + x) - 1 = a x + a + x."""
+    inner, outer = split(count)
+    a, b = (part[:, None] for part in _run_less_one(inner * exponent, outer))
+    x, y = _run_less_one(exponent, inner)
+    re, im = a * x - b * y + (a + x), a * y + b * x + (b + y)
+    return re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]
+
+
+def _run_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The same step by step."""
+    fall, turn = jnp.real(exponent), jnp.imag(exponent)
+    half = jnp.sin(0.5 * turn)
+    base_re, base_im = jnp.expm1(fall) * jnp.cos(turn) - 2 * half * half, jnp.exp(fall) * jnp.sin(turn)
+
+    def advance(state: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
+        re, im = state
+        return (
+            re * base_re - im * base_im + (re + base_re),
+            re * base_im + im * base_re + (im + base_im),
+        ), state
+
+    nothing = jnp.zeros_like(fall)
+    _, table = jax.lax.scan(advance, (nothing, nothing), None, length=count)
     return table

@@ -62,6 +62,8 @@ class SoftLine(NamedTuple):
     weight: jax.Array
     loss: jax.Array
     error: jax.Array
+    quadrature: jax.Array  # what of it is the rule's own error, at any t
+    drift: jax.Array  # at t the errors of the weights and of the losses move m(c + it)/m(c) by at most t times this
     log_edge: jax.Array  # |the integrand| along the upper edge, per cell, relative to m(c)
     rest: jax.Array  # the ends and what lies left of the line, relative to m(c)
 
@@ -193,10 +195,17 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
     strip = (2 + exp_or_inf(jax.nn.logsumexp(log_edge))) / kernel
     mixture = (c + 1) * log_units(step.nodes, step.line_a, step.mu, step.rate)
     others = jnp.abs(step.line_g) + 5 * jnp.where(scale > 0, jnp.abs(label.line), 0.0)
-    units = jnp.sum(jnp.abs(weight) * (16 + mixture + 16 * (others + jnp.abs(phase))))
-    raw = strip + rest + ULP * units
+    units = 16 + mixture + 16 * (others + jnp.abs(phase))
+    size = jnp.abs(weight)
+    raw = strip + rest + ULP * jnp.sum(size * units)
     sound = (total > 0) & (raw < 0.25)
-    return SoftLine(log_m, weight, step.line_a, jnp.where(sound, 2 * raw + 1e-20, jnp.inf), log_edge, rest)
+    error = jnp.where(sound, 2 * raw + 1e-20, jnp.inf)
+    # |e^{itL} - 1| <= t |L|; a weight is off by its units, all together by the error of their sum, a loss by its own
+    reach = jnp.abs(step.line_a)
+    own = log_units(step.nodes, step.line_a, step.mu, step.rate)
+    drift = 2 * ULP * jnp.sum(size * jnp.stack([units * reach, own]), axis=-1)
+    drift = drift + jnp.stack([error * jnp.sum(size * reach), 0.0 * error])
+    return SoftLine(log_m, weight, step.line_a, error, 2 * (strip + rest) + 1e-20, drift, log_edge, rest)
 
 
 def decay(step: Step, line: SoftLine, t: jax.Array) -> jax.Array:
