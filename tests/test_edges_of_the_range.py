@@ -139,3 +139,13 @@ def test_the_derivative_on_a_lattice_is_that_between_two_of_its_points():
         )
         value = jax.jit(slopes, compiler_options=compiler_options("cpu"))(local, target)
     np.testing.assert_allclose(value, exact, rtol=1e-8)
+
+
+@pytest.mark.parametrize("base", [jaxdp.Gaussian(1.0), jaxdp.Laplace(1.0), jaxdp.ApproximateDP(1.0, 0.1)])
+@pytest.mark.parametrize("relation", ["add", "remove"])
+def test_where_nobody_is_sampled_delta_is_that_of_nothing(base, relation):
+    nobody = jaxdp.repeat(jaxdp.PoissonSampled(base, 0.0), np.array([1, 3]))
+    eps = np.array([[-1.0], [-1e-9], [0.0], [2.0]])
+    bounds, exact = jaxdp.delta_bounds(nobody, eps, relation=relation), -np.expm1(np.minimum(eps, 0.0)) * np.ones(2)
+    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
+    assert (bounds.upper - bounds.lower <= 1e-14 * exact).all()

@@ -96,7 +96,8 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
 def less_one_error(line: Any, t: jax.Array) -> jax.Array:
     """By how much `ratios_less_one` may be off at its nodes t by rounding, its weights and losses taken as they are."""
     size, count = line.loss.shape[0], t.shape[0]
-    runs, blocks = sum(sum(split(part)) for part in split(count)), sum(_blocks(2 * size))
+    runs = sum(sum(split(part)) for part in split(count))
+    blocks = max(sum(_blocks(size)), sum(_blocks(2 * size)))
     mass = jnp.sum(jnp.abs(line.weight))
     moved = t * jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss))
     small, large = (160 + 4 * blocks + 24 * runs) * moved, (400 + 12 * blocks + 72 * runs) * mass + 4 * moved

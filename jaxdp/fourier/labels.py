@@ -204,8 +204,9 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
     reach = jnp.abs(step.line_a)
     own = log_units(step.nodes, step.line_a, step.mu, step.rate)
     drift = 2 * ULP * jnp.sum(size * jnp.stack([units * reach, own]), axis=-1)
-    drift = drift + jnp.stack([error * jnp.sum(size * reach), 0.0 * error])
-    return SoftLine(log_m, weight, step.line_a, error, 2 * (strip + rest) + 1e-20, drift, log_edge, rest)
+    drift = jnp.where(sound, drift + jnp.stack([error * jnp.sum(size * reach), jnp.zeros_like(error)]), jnp.inf)
+    rule = 2 * (strip + rest) * (1 + error) + 1e-20
+    return SoftLine(log_m, weight, step.line_a, error, rule, drift, log_edge, rest)
 
 
 def decay(step: Step, line: SoftLine, t: jax.Array) -> jax.Array:

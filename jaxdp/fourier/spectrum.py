@@ -156,6 +156,7 @@ def along_line(
     base = spectrum.closed(jnp.asarray(c, jnp.complex128))
     value = spectrum.closed(z) - base
     log_abs, phase = jnp.real(value), jnp.imag(value)
+    turned = jnp.abs(phase)
     units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16
     raised = log_abs + units * _ULP
     for part, line in zip(spectrum.parts, lines, strict=True):
@@ -173,5 +174,7 @@ def along_line(
             jnp.where(live, times * (jnp.log(modulus + wobble) + 4 * _ULP * (1 + jnp.abs(jnp.log(modulus)))), 0.0),
             axis=0,
         )
-        phase = phase + jnp.sum(jnp.where(live, times * jnp.angle(ratio), 0.0), axis=0)
-    return Nodes(log_abs, raised, phase)
+        angle = jnp.where(live, times * jnp.angle(ratio), 0.0)
+        phase, turned = phase + jnp.sum(angle, axis=0), turned + jnp.sum(jnp.abs(angle), axis=0)
+    # phases of many parts may be larger than their sum, which is what `node_weights` charges
+    return Nodes(log_abs, raised + 2 * _ULP * jnp.maximum(turned - jnp.abs(phase), 0.0), phase)

@@ -18,7 +18,7 @@ from jaxdp.fourier.contour import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.precision import canary, cores, kernel, platform, side_by_side
@@ -267,10 +267,13 @@ def _few_runs(stacks: tuple[Stack, ...], delta: np.ndarray) -> bool:
 def _without_rounds(
     verb: str, stacks: tuple[Stack, ...], eps: np.ndarray, lower: np.ndarray, upper: np.ndarray
 ) -> None:
-    """delta of the rows in which nothing is run, in place."""
+    """delta of the rows in which nothing is run or nobody sampled, in place."""
     if verb == "epsilon":
         return
-    rows = np.all([np.all(times == 0, axis=1) for _, times in stacks], axis=0) & np.isfinite(eps)
+    rows = np.isfinite(eps)
+    for record, times in stacks:
+        rate = record.sampling_probability if isinstance(record, PoissonSampled | FixedSizeSampled) else 1.0
+        rows = rows & np.all((times == 0) | (rate == 0), axis=1)
     exact = -np.expm1(np.minimum(eps[rows], 0.0))
     lower[rows], upper[rows] = exact * (1 - 1e-15), np.minimum(exact * (1 + 1e-15), 1.0)
 
