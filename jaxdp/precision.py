@@ -9,9 +9,11 @@ batch lengths do not recompile, and runs the canary once per process and backend
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import pathlib
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -200,20 +202,35 @@ def cores() -> int:
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
-    """call(piece) for each piece, in threads if there are several of both, on the caller's device.
+    """call(piece) for each piece, by the caller's thread and by others beside it, on the caller's device.
 
     Threads that want the same program wait for the first of them to compile it (jax sees to that).
     """
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
-
-    def scoped(piece: Any) -> Any:
-        with jax.default_device(device):
-            return call(piece)
-
-    if threads < 2 or len(pieces) < 2:
+    others = min(threads, len(pieces)) - 1
+    if others < 1:
         return [call(piece) for piece in pieces]
-    with concurrent.futures.ThreadPoolExecutor(min(threads, len(pieces))) as pool:
-        return list(pool.map(scoped, pieces))
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(len(pieces)):
+        waiting.put(place)
+    results: list[Any] = [None] * len(pieces)
+
+    def take() -> int | None:
+        with contextlib.suppress(queue.Empty):
+            return waiting.get_nowait()
+        return None
+
+    def work() -> None:
+        with jax.default_device(device):
+            while (place := take()) is not None:
+                results[place] = call(pieces[place])
+
+    with concurrent.futures.ThreadPoolExecutor(others) as pool:
+        helpers = [pool.submit(work) for _ in range(others)]
+        work()
+        for helper in helpers:
+            helper.result()
+    return results
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []

@@ -353,6 +353,17 @@ def test_calls_in_threads_keep_their_order_and_the_callers_device():
     assert precision.side_by_side(lambda n: jax.config.jax_default_device, [1, 2, 3], 4) == [None] * 3
 
 
+def test_what_one_thread_raises_reaches_the_caller():
+    def refuse(n):
+        if n == 5:
+            raise IndexError("the sixth")
+        return n
+
+    with pytest.raises(IndexError, match="the sixth"):
+        precision.side_by_side(refuse, [*range(9)], 3)
+    assert precision.side_by_side(refuse, [], 3) == []
+
+
 def test_threads_that_want_the_same_program_compile_it_once():
     @kernel(static=("power",))
     def raised_to(x, *, power):
