@@ -24,10 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
-# fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time:
-# the user's own choice, in XLA_FLAGS, counts. A release may not know an option, so each is probed alone and dropped
-# when it is refused.
-_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+# fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
+# the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
+# for large kernels alone. The user's own choice, in XLA_FLAGS, counts. A release may not know an option, so each is
+# probed alone and dropped when it is refused.
+_FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 _BATCH_BYTES = 192 * 2**20
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -48,12 +50,13 @@ def exact_product(left: Any, right: Any) -> jax.Array:
 
 
 @functools.cache
-def compiler_options(platform: str) -> dict[str, Any] | None:
-    """Options for our own jit calls on this platform, or None where none exists."""
+def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
+    """Options for our own jit calls on this platform, or None where none exists. large: with those of large kernels."""
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
+    wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
     return {name: value for name, value in wanted.items() if _is_known({name: value})} or None
 
 
@@ -102,8 +105,9 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
     """
 
-    def __init__(self, point: Callable, static: tuple[str, ...], working_set: int):
+    def __init__(self, point: Callable, static: tuple[str, ...], working_set: int, large: bool = False):
         self.point = point
+        self.large = large
         self.static = static
         self.working_set = working_set
         self.traces = 0
@@ -120,7 +124,7 @@ class Kernel:
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
                 return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where))
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
     def _chunk(self) -> int:
@@ -152,13 +156,16 @@ class Kernel:
         return self.run_unchecked(*args, **static)
 
 
-def kernel(*, static: tuple[str, ...] = (), working_set: int = 4096) -> Callable[[Callable], Kernel]:
+def kernel(
+    *, static: tuple[str, ...] = (), working_set: int = 4096, large: bool = False
+) -> Callable[[Callable], Kernel]:
     """Decorator: one-point function -> `Kernel`.
 
     static: names of keyword arguments that fix sizes (each value compiles once).
-    working_set: float64 numbers alive per point, which bounds the batch that runs at once.
+    working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
+    that compiling them sooner counts.
     """
-    return lambda point: Kernel(point, static, working_set)
+    return lambda point: Kernel(point, static, working_set, large)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:
@@ -296,6 +303,11 @@ def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
 
 @canary("reductions of log1p and expm1")
 def _reduction_canary() -> tuple[Any, Any, float]:
+    return _check_reductions(compiler_options(platform(), large=False))
+
+
+@canary("the same, as large kernels are compiled")
+def _large_reduction_canary() -> tuple[Any, Any, float]:
     return _check_reductions(compiler_options(platform()))
 
 

@@ -102,6 +102,13 @@ def test_a_way_to_compile_that_the_user_asks_for_is_kept(monkeypatch, flag):
     assert name not in compiler_options.__wrapped__("cpu")
 
 
+def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
+    assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
+    assert fourier._sampled_epsilon.large and not clones.clones_epsilon_bounds.large
+
+
 def test_options_probed_inside_a_trace_are_those_probed_outside():
     inside = []
     jax.make_jaxpr(lambda x: inside.append(compiler_options.__wrapped__("cpu")) or x)(1.0)
@@ -118,8 +125,9 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
     assert right == (jax.lib.__version__ != "0.10.2")
 
 
-def test_our_compilation_passes_also_where_the_plain_one_does_not():
-    computed, exact, tolerance = precision._check_reductions(compiler_options(platform()))
+@pytest.mark.parametrize("large", [False, True])
+def test_our_compilation_passes_also_where_the_plain_one_does_not(large):
+    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large))
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
@@ -215,7 +223,7 @@ def _binomial(k: int, n: int, p: float) -> float:
 @pytest.mark.parametrize("rows", ROWS)
 def test_building_blocks_compiled_our_way_agree_with_numpy(rows):
     s = _grid(rows)
-    options = compiler_options(platform())
+    options = compiler_options(platform(), large=False)
     with x64():
         compiled = jax.jit(lambda s: [block[0](s) for block in BLOCKS.values()], compiler_options=options)(s)
         compiled = [np.asarray(value) for value in compiled]
@@ -245,7 +253,7 @@ def test_gaussian_kernel_agrees_with_the_error_function_in_every_row(rows):
 
 def test_gaussian_kernel_compiled_is_the_same_kernel_run_operation_by_operation():
     mu, eps = np.linspace(0.5, 3.0, 200), np.linspace(2.0, 0.0, 200)
-    options = compiler_options(platform())
+    options = compiler_options(platform(), large=False)
     with x64():
         compiled = jax.jit(jax.vmap(gaussian.delta_bounds), compiler_options=options)(mu, eps)
         with jax.disable_jit():

@@ -66,13 +66,13 @@ _AROUND = 4.0  # deviations about the place where a run's loss is when the sum i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-@kernel(static=("direction", "effort"), working_set=40000)
+@kernel(static=("direction", "effort"), working_set=40000, large=True)
 def _sampled_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     solve = bands.epsilon_bounds if effort.bands else contour.epsilon_bounds
     return solve(spectrum(stacks, direction), delta, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=40000)
+@kernel(static=("direction", "effort"), working_set=40000, large=True)
 def _sampled_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     solve = bands.delta_bounds if effort.bands else contour.delta_bounds
     return solve(spectrum(stacks, direction), eps, effort)
