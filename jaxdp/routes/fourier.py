@@ -104,9 +104,8 @@ def climb(
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
 
-    started: what the cheapest effort has given, if it was called before (with an infinite ``floor``).
-
-    floor: a point whose upper bound is not above it needs no better one. simple: a lower bound that costs little, asked
+    floor: a point whose upper bound is not above it needs no better one. started: what the cheapest effort gave, if it
+    was called before (with an infinite floor). simple: a lower bound that costs little, asked
     for where the cheapest effort left a gap. paired: the second half of the rows are pairs that those of the first half
     dominate; a gap that is small beside what lies between the two is closed.
     """
