@@ -106,8 +106,8 @@ def climb(
 
     floor: a point whose upper bound is not above it needs no better one. started: what the cheapest effort gave, if it
     was called before (with an infinite floor). simple: a lower bound that costs little, asked for where the cheapest
-    effort left a gap. paired: the second half of the rows are pairs that those of the first half dominate; a gap that is
-    small beside what lies between the two is closed.
+    effort left a gap. paired: the second half of the rows are pairs that those of the first half dominate; a gap
+    that is small beside what lies between the two is closed.
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = started or (np.zeros(target.shape), np.full(target.shape, np.inf))
