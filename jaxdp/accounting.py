@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
+from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.precision import cores, require_x64, side_by_side, x64
 from jaxdp.routes import choose_routes
@@ -75,10 +77,6 @@ def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> A
     Returns NumPy float64 in nats; rounded outward. Close to order 1 the value of a slightly larger order
     is used where cancellation would cost more (R is nondecreasing in the order).
     """
-    check_mechanism(mechanism)
-    if not validate.is_traced(order):
-        order = validate.real_array("order", order)
-        validate.reject("order", order, ~(order > 1), "> 1 (inf allowed)")
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 
 
@@ -86,16 +84,11 @@ def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any
     """K(z) = log E_P[exp(z L); L finite] of the dominating pair, complex z allowed, any shape.
 
     The pair is that of "remove" (or "replace_one"); relation="add" gives the swapped one. An estimate, about
-    1e-12 relative in exp(K) per step; not rounded outward. Returns NumPy complex128.
+    1e-12 relative in exp(K) per step; not rounded outward. Returns NumPy complex128. Under a trace the value is
+    inf + 0j, above every K, where z is not finite or a parameter is outside its domain.
     """
-    check_mechanism(mechanism)
-    if relation is None and "add_or_remove" in mechanism_relations(mechanism):
-        relation = "remove"
     if relation == "add_or_remove":
         raise ValueError('log_mgf describes one pair: relation must be "add", "remove" or "replace_one".')
-    if not validate.is_traced(z):
-        z = np.asarray(z, np.complex128)
-        validate.reject("z", z, ~np.isfinite(z), "finite")
     return _per_direction(mechanism, "log_mgf", z, relation, log_mgf_kernel)
 
 
@@ -107,9 +100,9 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     around the best one (valid for any points; Dong, Roth, Su 2022). With several pairs, the smallest.
     Concrete numbers only. Returns NumPy float64.
     """
-    check_mechanism(mechanism)
     if validate.is_traced(mechanism, false_positive_rate):
         raise TypeError("tradeoff takes concrete numbers: under a trace use delta at the epsilons of your choice.")
+    check_mechanism(mechanism)
     x = validate.probability("false_positive_rate", false_positive_rate)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), false_positive_rate=x)
     x = np.broadcast_to(x, shape)
@@ -160,64 +153,60 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
     return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 
 
-def mechanism_relations(mechanism: Mechanism) -> tuple[str, ...]:
-    """The natural relation of a mechanism, as a tuple for membership tests."""
-    return (natural_relation(mechanism),)
-
-
 def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | None, kernel: Any) -> Any:
     name = "order" if verb == "renyi" else "z"
-    shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: value})
+    mechanism, value, shape, usable = _admitted(mechanism, name, value)
+    if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
+        relation = "remove"
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     stacks, size = normal_form(mechanism, shape), int(np.prod(shape))
     results = []
     for direction in mechanism.directions(relation):
-        if validate.is_traced(stacks, value):
-            require_x64()
+        if usable is not True:
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
                 result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
         else:
             result = kernel(stacks, np.broadcast_to(value, shape).reshape(size), direction=direction)
-        results.append(result.reshape(shape))
+        results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     if verb == "log_mgf":
         return results[0][()]
     worst = results[0]
     for other in results[1:]:
-        worst = jnp.maximum(worst, other) if validate.is_traced(worst, other) else np.maximum(worst, other)
+        worst = np.maximum(worst, other) if usable is True else jnp.maximum(worst, other)
     return worst[()]
 
 
-def check_mechanism(mechanism: Any) -> None:
-    """TypeError unless it is a mechanism; ValueError for a bad concrete field."""
+def check_mechanism(mechanism: Any) -> tuple[Mechanism, list[Any]]:
+    """TypeError unless it is a mechanism; else what `confined` says of it."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
         )
-    if validate.is_traced(mechanism):
-        return
-    mechanism.validate()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(mechanism):
-        size = np.abs(np.asarray(leaf, np.float64))
-        small, large = (size > 0) & (size < validate.SMALLEST), np.isfinite(size) & (size > 1 / validate.SMALLEST)
-        validate.reject(
-            path[-1].name if hasattr(path[-1], "name") else str(path[-1]),
-            leaf,
-            small | large,
-            f"0 or between {validate.SMALLEST} and {1 / validate.SMALLEST:.4g} in size",
-            "Compiled arithmetic takes what is smaller, or the reciprocal of what is larger, for 0.",
-        )
+    return confined(mechanism)
 
 
-def check_target(name: str, value: Any) -> Any:
-    """The target of a verb: a concrete float64 array in its allowed set, or the tracer itself."""
-    if validate.is_traced(value):
-        return value
-    if name == "delta":
-        return validate.probability("delta", value)
-    array = validate.real_array(name, value)
-    validate.reject(name, array, np.isnan(array), "a real number, inf or -inf")
-    return array
+_VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+_TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
+
+
+def _admitted(mechanism: Any, name: str, target: Any) -> tuple[Mechanism, Any, tuple[int, ...], Any]:
+    """Mechanism and target, every traced number inside its domain; their shape; which rows were so by themselves.
+
+    The rows: True when nothing is traced, for then a number outside its domain is a ValueError.
+    """
+    if validate.is_traced(mechanism, target):
+        require_x64()
+    mechanism, tests = check_mechanism(mechanism)
+    dtype = np.complex128 if name == "z" else np.float64
+    target, test = validate.confined(name, target, _TARGETS[name], dtype)
+    shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
+    parts = [jnp.broadcast_to(each, shape) for each in (*tests, test) if each is not True]
+    return mechanism, target, shape, functools.reduce(operator.and_, parts) if parts else True
+
+
+def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
+    return answer if usable is True else jnp.where(usable & ~jnp.isnan(answer), answer, vacuous)
 
 
 def _run(
@@ -229,16 +218,15 @@ def _run(
     directions: tuple[str, ...] | None = None,
     gap: float = 1e-6,
 ) -> Bounds:
-    check_mechanism(mechanism)
-    target = check_target(name, target)
     wanted = validate.real_array("gap", gap)
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
-    shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), **{name: target})
+    mechanism, target, shape, usable = _admitted(mechanism, name, target)
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     routes = choose_routes(mechanism, directions or mechanism.directions(relation), shape)
-    if validate.is_traced(routes[0].params, target):
+    if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
-        return Bounds(*(functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True)))
+        lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
+        return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, _VACUOUS[verb]))
     pairs = _evaluate(routes, verb, target, shape, float(wanted))
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
@@ -267,13 +255,12 @@ def _evaluate(
     first, inverse = _distinct(routes[0].params, flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
     solves = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
-    vacuous = np.inf if verb == "epsilon" else 1.0
     answers = []
     for some_lower, some_upper in _solve(solves, params, flat[first], gap):
         lower, upper = some_lower[inverse], some_upper[inverse]
         # + 0.0: no answer is -0.0
         lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
-        upper = np.where(np.isnan(upper) | subnormal, vacuous, upper) + 0.0
+        upper = np.where(np.isnan(upper) | subnormal, _VACUOUS[verb], upper) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))
     return answers
 
@@ -294,7 +281,6 @@ def _solve(solves: list[Any], params: Any, target: np.ndarray, gap: float) -> It
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    require_x64()
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
     point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxdp import samplers, validate
+from jaxdp.domains import POSITIVE, field
 from jaxdp.formulas import at_least_one, checked, formula
 from jaxdp.mechanisms.base import GaussianMechanism, record
 
@@ -80,17 +81,12 @@ class BrownianMotion(GaussianMechanism):
     (Examples 4 and 5), for the neighbouring relation that Delta belongs to.
     """
 
-    time: Any
-    sensitivity: Any = 1.0
+    time: Any = field(POSITIVE)
+    sensitivity: Any = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Any:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
         return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
-
-    def validate(self) -> None:
-        """Time and sensitivity must be finite and > 0."""
-        validate.positive("time", self.time)
-        validate.positive("sensitivity", self.sensitivity)
 
     def lam(self) -> Any:
         """Lambda(t) = Delta^2 / (4 t), the Renyi divergence per unit of order."""
@@ -116,19 +112,14 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     theta -> 0 is Gaussian noise of variance 2 rho^2 t.
     """
 
-    theta: Any
-    rho: Any
-    time: Any
-    sensitivity: Any = 1.0
+    theta: Any = field(POSITIVE)
+    rho: Any = field(POSITIVE)
+    time: Any = field(POSITIVE)
+    sensitivity: Any = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Any:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
         return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)
-
-    def validate(self) -> None:
-        """theta, rho, time and sensitivity must be finite and > 0."""
-        for name in ("theta", "rho", "time", "sensitivity"):
-            validate.positive(name, getattr(self, name))
 
     def lam(self) -> Any:
         """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)), the Renyi divergence per unit of order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
@@ -11,10 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import validate
+from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
+
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
 FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
 T = TypeVar("T", bound=type)
+M = TypeVar("M", bound="Mechanism")
 
 
 class UnsupportedMechanismError(ValueError):
@@ -26,13 +31,16 @@ def static_field(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
-@typing.dataclass_transform(frozen_default=True)
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field, static_field))
 def record(cls: T) -> T:
-    """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields."""
+    """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields.
+
+    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite.
+    """
     made: Any = cls
     if "__post_init__" not in cls.__dict__:
         made.__post_init__ = _lists_to_arrays
-    made = dataclasses.dataclass(frozen=True, eq=False)(made)
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
     register_by_class(
         made,
@@ -64,7 +72,7 @@ def register_by_class(cls: Any, data: list[str], static: list[str]) -> None:
 
 def _lists_to_arrays(self: Any) -> None:
     """A list of numbers is an array, not a pytree of its entries. Values are checked by the verbs."""
-    for name in (field.name for field in dataclasses.fields(self)):
+    for name in (each.name for each in dataclasses.fields(self)):
         value = getattr(self, name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
             traced = any(isinstance(v, jax.core.Tracer) for v in jax.tree_util.tree_leaves(value))
@@ -86,6 +94,13 @@ class Mechanism:
     A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
     it be sampled.
     The accountant assumes that ``log_mgf`` is accurate to ``unit_errors`` units of roundoff.
+
+    A field ``x: Any = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a domain
+    finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your formula
+    sees a harmless number instead. Conditions on several fields: ``derived``.
+
+    Mechanisms are equal, and hash equally, when class, configuration, shapes and numbers are equal (a traced number
+    equals itself only). The repr of a mechanism, evaluated in the namespace of jaxdp, is an equal one.
 
     Attributes:
         event_ndim: trailing axes of a field that belong to one mechanism (default 0 each).
@@ -159,8 +174,19 @@ class Mechanism:
         """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
         return False
 
+    def check_structure(self) -> None:
+        """Refuse fields of a wrong kind or shape. Called by the verbs, under a trace too: look at no numbers here."""
+
+    def derived(self) -> dict[str, tuple[Any, Domain]]:
+        """By name, numbers computed from several fields, and their domains; each number of the batch shape."""
+        return {}
+
     def validate(self) -> None:
-        """Check concrete field values; ValueError naming the field. Called by the verbs."""
+        """ValueError naming a concrete number outside its domain, here or in a mechanism inside. The verbs do this.
+
+        An override is called too, after these checks, where no field is traced.
+        """
+        confined(self, overridden=False)
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The dominating pairs that a relation asks for."""
@@ -182,6 +208,142 @@ class Mechanism:
     def replace_directions(self) -> tuple[str, ...]:
         """Pairs that cover replace-one; by default the record's pair is stated for the caller's relation."""
         return (FORWARD, REVERSE)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mechanism) and _identity(self) == _identity(other)
+
+    def __hash__(self) -> int:
+        return hash(_identity(self))
+
+    def __repr__(self) -> str:
+        if not dataclasses.is_dataclass(self):
+            return object.__repr__(self)  # a class that lacks the decorator
+        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in _fields(self))
+        return f"{_public_name(type(self))}({', '.join(shown)})"
+
+
+def _fields(mechanism: Mechanism) -> tuple[Any, ...]:
+    return dataclasses.fields(mechanism)  # type: ignore[arg-type]  # every mechanism is a record
+
+
+def _is_mechanism(value: Any) -> bool:
+    return isinstance(value, Mechanism)
+
+
+def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Any]]:
+    """The mechanism with every traced number inside its domain, and tests of where all of them were so by themselves.
+
+    Each test is an array of booleans that broadcasts to the batch shape, or True. Concrete numbers outside are a
+    ValueError. overridden: whether an override of `validate` is called.
+    """
+    tests: list[Any] = []
+    values = {each.name: getattr(mechanism, each.name) for each in _fields(mechanism) if not _is_static(each)}
+
+    def mechanisms(value: Any) -> Any:
+        if not isinstance(value, Mechanism):
+            return value
+        inside, some = confined(value)
+        tests.extend(some)
+        return inside
+
+    values = jax.tree_util.tree_map(mechanisms, values, is_leaf=_is_mechanism)
+    mechanism.check_structure()
+    numbers = {}
+    for each in _fields(mechanism):
+        if not _is_static(each):
+            event = mechanism.event_ndim.get(each.name, 0)
+            numbers[each.name] = _numbers(each, values[each.name], event, tests)
+    traced = validate.is_traced(numbers)
+    inside = dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+    for name, (value, domain) in inside.derived().items():
+        tests.append(validate.confined(name, value, domain)[1])
+        if traced:
+            inside = _harmless(inside, tests[-1])
+    if traced:
+        return inside, tests
+    if overridden and type(mechanism).validate is not Mechanism.validate:
+        mechanism.validate()
+    return mechanism, []
+
+
+def _is_static(each: Any) -> bool:
+    return bool(each.metadata.get("static"))
+
+
+def _numbers(each: Any, value: Any, event: int, tests: list[Any]) -> Any:
+    """The numbers of a field as float64 arrays inside its domain; a test of each goes into ``tests``."""
+    if value is None and each.default is not None:
+        validate.real_array(each.name, value)
+
+    def number(leaf: Any) -> Any:
+        if isinstance(leaf, Mechanism):
+            return leaf
+        for domain in (_domain(each), COMPUTABLE):
+            leaf, test = validate.confined(each.name, leaf, domain)
+            tests.append(test if test is True else jnp.all(test, axis=tuple(range(-event, 0))))
+        return leaf
+
+    return jax.tree_util.tree_map(number, value, is_leaf=_is_mechanism)
+
+
+def _domain(each: Any) -> Domain:
+    return each.metadata.get("domain", FINITE)
+
+
+def _harmless(mechanism: M, test: Any) -> M:
+    """The mechanism with harmless numbers in the rows that fail the test."""
+
+    def safe(each: Any) -> Any:
+        rows = jnp.reshape(test, jnp.shape(test) + (1,) * mechanism.event_ndim.get(each.name, 0))
+        return jax.tree_util.tree_map(
+            lambda leaf: leaf if isinstance(leaf, Mechanism) else jnp.where(rows, leaf, _domain(each).harmless),
+            getattr(mechanism, each.name),
+            is_leaf=_is_mechanism,
+        )
+
+    with jax.numpy_rank_promotion("allow"):
+        numbers = {each.name: safe(each) for each in _fields(mechanism) if not _is_static(each)}
+    return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+
+
+def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
+    """What two equal mechanisms have in common: classes and configuration, and every number with its shape."""
+    leaves, structure = jax.tree_util.tree_flatten(mechanism)
+    return structure, *(_exact_value(leaf) for leaf in leaves)
+
+
+def _exact_value(leaf: Any) -> Any:
+    """A hashable value, equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
+    if validate.is_traced(leaf):
+        return id(leaf)
+    array = np.asarray(leaf)
+    exact = array.dtype.kind in "fbV"  # V: bfloat16
+    if array.dtype.kind in "iu":
+        exact = bool(np.all(array.astype(np.float64).astype(object) == array))
+    if not exact:  # whole numbers beyond 2^53, and what is no real number
+        return array.shape, repr(array.tolist())
+    return array.shape, (array.astype(np.float64) + 0.0).tobytes()  # + 0.0: -0.0 is 0.0
+
+
+def as_text(value: Any) -> str:
+    """A field as Python text that evaluates to an equal one with no names but builtins and those of jaxdp."""
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
+        array = np.asarray(value)
+        value = array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist()
+    if isinstance(value, float) and not np.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_text, value))}]"
+    return repr(value)
+
+
+def _public_name(cls: type) -> str:
+    """The shortest path to a class of ours from the root of the package; the bare name of a user's own."""
+    parts = cls.__module__.split(".")
+    for depth in range(1, len(parts) + 1 if parts[0] == "jaxdp" else 1):
+        if getattr(sys.modules[".".join(parts[:depth])], cls.__qualname__, None) is cls:
+            return ".".join((*parts[1:depth], cls.__qualname__))
+    return cls.__qualname__
 
 
 class GaussianMechanism(Mechanism):

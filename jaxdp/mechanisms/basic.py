@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
 from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
@@ -31,15 +32,11 @@ class Gaussian(GaussianMechanism):
     account for. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
     """
 
-    noise_multiplier: Any
+    noise_multiplier: Any = field(POSITIVE, remedy="Without noise there is no guarantee.")
 
     def gaussian_mu(self) -> Any:
         """mu = 1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
-
-    def validate(self) -> None:
-        """noise_multiplier must be finite and > 0."""
-        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
 
 
 @record
@@ -49,7 +46,7 @@ class Laplace(Mechanism):
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
-    noise_multiplier: Any
+    noise_multiplier: Any = field(POSITIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -91,10 +88,6 @@ class Laplace(Mechanism):
         """1/b."""
         return 1.0 / self.noise_multiplier
 
-    def validate(self) -> None:
-        """noise_multiplier must be finite and > 0."""
-        validate.positive("noise_multiplier", self.noise_multiplier)
-
 
 @record
 class RandomizedResponse(Mechanism):
@@ -104,8 +97,8 @@ class RandomizedResponse(Mechanism):
     person's value), the only one that has a meaning for a local randomizer's output.
     """
 
-    epsilon: Any
-    num_categories: Any = 2
+    epsilon: Any = field(NONNEGATIVE)
+    num_categories: Any = field(whole(2), default=2)
     symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
@@ -128,17 +121,12 @@ class RandomizedResponse(Mechanism):
         """The local epsilon."""
         return self.epsilon
 
-    def validate(self) -> None:
-        """epsilon >= 0, num_categories a whole number >= 2."""
-        validate.nonnegative("epsilon", self.epsilon)
-        validate.integer("num_categories", self.num_categories, 2)
-
 
 @record
 class PureDP(Mechanism):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015)."""
 
-    epsilon: Any
+    epsilon: Any = field(NONNEGATIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -157,10 +145,6 @@ class PureDP(Mechanism):
         """The record's epsilon."""
         return self.epsilon
 
-    def validate(self) -> None:
-        """epsilon >= 0."""
-        validate.nonnegative("epsilon", self.epsilon)
-
 
 @record
 class ApproximateDP(Mechanism):
@@ -169,8 +153,8 @@ class ApproximateDP(Mechanism):
     Mass delta at infinity, and (1 - delta) times the worst eps-DP pair.
     """
 
-    epsilon: Any
-    delta: Any
+    epsilon: Any = field(NONNEGATIVE)
+    delta: Any = field(PROBABILITY)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -197,11 +181,6 @@ class ApproximateDP(Mechanism):
         """The record's epsilon."""
         return self.epsilon
 
-    def validate(self) -> None:
-        """epsilon >= 0, delta in [0, 1]."""
-        validate.nonnegative("epsilon", self.epsilon)
-        validate.probability("delta", self.delta)
-
 
 @record
 class DiscretePair(Mechanism):
@@ -212,8 +191,8 @@ class DiscretePair(Mechanism):
     missing from p is charged as mass at infinity (so rounding of the input errs on the safe side).
     """
 
-    p: Any
-    q: Any
+    p: Any = field(NONNEGATIVE)
+    q: Any = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -252,15 +231,18 @@ class DiscretePair(Mechanism):
         """The smallest finite log p/q."""
         return -DiscretePair(self.q, self.p).max_loss()
 
-    def validate(self) -> None:
-        """Nonnegative masses of equal length that sum to 1."""
-        p, q = validate.nonnegative("p", self.p), validate.nonnegative("q", self.q)
-        if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1]:
-            shapes = f"{p.shape}, {q.shape}"
-            raise ValueError(f"p and q must have the same number of outcomes on the last axis, got {shapes}.")
-        for name, mass in (("p", p), ("q", q)):
-            total = mass.sum(-1)
-            validate.reject(f"the sum of {name}", total, np.abs(total - 1) > 1e-9, "1 (to 1e-9)", "Normalise it.")
+    def check_structure(self) -> None:
+        """p and q have a last axis of the same length."""
+        p, q = np.shape(self.p), np.shape(self.q)
+        if not p or not q or p[-1] != q[-1]:
+            raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
+
+    def derived(self) -> dict[str, tuple[Any, Domain]]:
+        """The masses of either law sum to 1."""
+        return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
+
+
+_ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Normalise it.")
 
 
 def _missing(p: Any) -> Any:
@@ -280,8 +262,8 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
 class DiscreteLaplace(Mechanism):
     """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale), integer sensitivity (default 1)."""
 
-    scale: Any
-    sensitivity: Any = 1
+    scale: Any = field(POSITIVE)
+    sensitivity: Any = field(whole(1), default=1)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -321,11 +303,6 @@ class DiscreteLaplace(Mechanism):
         """sensitivity / scale."""
         return self.sensitivity / self.scale
 
-    def validate(self) -> None:
-        """scale > 0, sensitivity a whole number >= 1."""
-        validate.positive("scale", self.scale)
-        validate.integer("sensitivity", self.sensitivity, 1)
-
 
 @record
 class NoisyIteration(GaussianMechanism):
@@ -340,9 +317,9 @@ class NoisyIteration(GaussianMechanism):
     schedules public and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
 
-    contraction: Any
-    noise_std: Any
-    shift: Any
+    contraction: Any = field(NONNEGATIVE)
+    noise_std: Any = field(NONNEGATIVE)
+    shift: Any = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"contraction": 1, "noise_std": 1, "shift": 1}
     relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
@@ -352,13 +329,9 @@ class NoisyIteration(GaussianMechanism):
         positive = mu2 > 0
         return jnp.where(positive, jnp.sqrt(jnp.where(positive, mu2, 1.0)), 0.0)
 
-    def validate(self) -> None:
-        """contraction >= 0, noise_std >= 0, shift >= 0, equal numbers of steps."""
-        arrays = {
-            "contraction": validate.nonnegative("contraction", self.contraction),
-            "noise_std": validate.nonnegative("noise_std", self.noise_std),
-            "shift": validate.nonnegative("shift", self.shift),
-        }
-        lengths = {name: a.shape[-1] if a.ndim else None for name, a in arrays.items()}
+    def check_structure(self) -> None:
+        """contraction, noise_std and shift have equal numbers of steps."""
+        shapes = {name: np.shape(getattr(self, name)) for name in ("contraction", "noise_std", "shift")}
+        lengths = {name: shape[-1] if shape else None for name, shape in shapes.items()}
         if len(set(lengths.values())) != 1 or None in lengths.values():
             raise ValueError(f"contraction, noise_std and shift must have the same number of steps, got {lengths}.")

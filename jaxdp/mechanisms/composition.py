@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, record
+from jaxdp.domains import field, whole
+from jaxdp.mechanisms.base import (
+    RELATIONS,
+    GaussianMechanism,
+    Mechanism,
+    UnsupportedMechanismError,
+    as_text,
+    record,
+)
 from jaxdp.mechanisms.basic import Gaussian
 
 
@@ -19,16 +27,14 @@ class Repeated(Mechanism):
     """A mechanism run ``times`` times, adaptively. Made by `repeat`."""
 
     mechanism: Mechanism
-    times: Any
-
-    def validate(self) -> None:
-        """times a whole number >= 0."""
-        validate.integer("times", self.times, 0, "K(z) times a fraction is not a mechanism.")
-        self.mechanism.validate()
+    times: Any = field(whole(0), remedy="K(z) times a fraction is not a mechanism.")
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """Those of the mechanism."""
         return self.mechanism.directions(relation)
+
+    def __repr__(self) -> str:
+        return f"repeat({self.mechanism!r}, {as_text(self.times)})"
 
 
 @record
@@ -36,11 +42,6 @@ class Composed(Mechanism):
     """Adaptive composition of different mechanisms. Made by `compose`."""
 
     parts: tuple[Mechanism, ...]
-
-    def validate(self) -> None:
-        """Each part is checked."""
-        for part in self.parts:
-            part.validate()
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The pairs needed by any part; a part symmetric in (P, Q) serves every direction."""
@@ -70,6 +71,9 @@ class Composed(Mechanism):
                 "say which one you mean with relation=..."
             )
         return naturals.pop() if naturals else "add_or_remove"
+
+    def __repr__(self) -> str:
+        return f"compose({', '.join(map(repr, self.parts))})"
 
 
 def natural_relation(mechanism: Mechanism) -> str:
@@ -117,14 +121,14 @@ def _product(a: Any, b: Any) -> Any:
 def event_dims(mechanism: Mechanism) -> list[int]:
     """For each leaf, in pytree order, how many trailing axes belong to one mechanism."""
     dims: list[int] = []
-    for field in dataclasses.fields(mechanism):  # type: ignore[arg-type]
-        if field.metadata.get("static"):
+    for each in dataclasses.fields(mechanism):  # type: ignore[arg-type]
+        if each.metadata.get("static"):
             continue
-        value = getattr(mechanism, field.name)
+        value = getattr(mechanism, each.name)
         if isinstance(value, Mechanism):
             dims += event_dims(value)
         else:
-            dims += [mechanism.event_ndim.get(field.name, 0)] * len(jax.tree_util.tree_leaves(value))
+            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree_util.tree_leaves(value))
     return dims
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxdp import validate
+from jaxdp.domains import POSITIVE, field, whole
 from jaxdp.mechanisms import finite, lattice_gaussian
 from jaxdp.mechanisms.base import Mechanism, record
 
@@ -24,8 +24,8 @@ class DiscreteGaussian(Mechanism):
     The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1). Scalar queries only.
     """
 
-    sigma: Any
-    sensitivity: Any = 1
+    sigma: Any = field(POSITIVE)
+    sensitivity: Any = field(whole(1), default=1)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -55,11 +55,6 @@ class DiscreteGaussian(Mechanism):
     def finite_pair_is_exact(self) -> bool:
         """False: far tails are split, and with a large sigma several integers are one outcome."""
         return False
-
-    def validate(self) -> None:
-        """sigma > 0, sensitivity a whole number >= 1."""
-        validate.positive("sigma", self.sigma)
-        validate.integer("sensitivity", self.sensitivity, 1)
 
 
 def _log_theta(x: jax.Array, sigma: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import validate
+from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
     FORWARD,
@@ -33,7 +33,7 @@ class Bracket(Mechanism):
     """
 
     mechanism: Any
-    inner: Any
+    inner: Any = field(PROBABILITY)
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
@@ -116,12 +116,10 @@ class Sampled(Mechanism):
         loss, log_weight, blur = self.atoms(direction)
         return jnp.max(jnp.where(log_weight > -jnp.inf, loss + blur, -jnp.inf))
 
-    def validate(self) -> None:
-        """sampling_probability in [0, 1]; the base mechanism is checked too."""
+    def check_structure(self) -> None:
+        """A base mechanism whose pair is known for what the sampling needs."""
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
-        validate.probability("sampling_probability", self.sampling_probability)
-        self.mechanism.validate()
         kind, base = type(self).__name__, type(self.mechanism).__name__
         if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "finite_pair"):
             raise UnsupportedMechanismError(
@@ -147,7 +145,7 @@ class PoissonSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any
+    sampling_probability: Any = field(PROBABILITY)
     relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
@@ -174,7 +172,7 @@ class FixedSizeSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any
+    sampling_probability: Any = field(PROBABILITY)
     relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     base_relation: ClassVar[str] = "replace_one"
 

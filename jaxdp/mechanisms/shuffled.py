@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
 from jaxdp.hockey_stick.clones_law import FINE, FINEST, REST, USUAL_REACH, clones_law, clones_laws
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
@@ -26,8 +27,8 @@ class LocalRandomizer(ApproximateDP):
     epsilon >= 0, delta in [0, 1] (default 0), any shape. On its own it accounts as `ApproximateDP`.
     """
 
-    epsilon: Any
-    delta: Any = 0.0
+    epsilon: Any = field(NONNEGATIVE)
+    delta: Any = field(PROBABILITY, default=0.0)
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
 
 
@@ -39,8 +40,8 @@ class LossLaw(Mechanism):
     """
 
     losses: Any
-    log_weights: Any
-    infinity: Any
+    log_weights: Any = field(BELOW_INFINITY)
+    infinity: Any = field(PROBABILITY)
     event_ndim: ClassVar[dict[str, int]] = {"losses": 1, "log_weights": 1}
     symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
@@ -84,7 +85,7 @@ class Shuffled(Mechanism):
     """
 
     randomizer: LocalRandomizer | RandomizedResponse
-    num_users: Any
+    num_users: Any = field(whole(1))
     bound: str | None = static_field(default=None)
     symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
@@ -94,8 +95,8 @@ class Shuffled(Mechanism):
         """The bound in use, the randomizer's default when none was named."""
         return self.bound or ("blanket" if isinstance(self.randomizer, RandomizedResponse) else "clones")
 
-    def validate(self) -> None:
-        """A supported randomizer, num_users a whole number >= 1, a known bound."""
+    def check_structure(self) -> None:
+        """A supported randomizer and a known bound."""
         if not isinstance(self.randomizer, (LocalRandomizer, RandomizedResponse)):
             kind = type(self.randomizer).__name__
             message = f"randomizer must be a LocalRandomizer or a RandomizedResponse, got {kind}."
@@ -106,8 +107,6 @@ class Shuffled(Mechanism):
                 'bound "blanket" needs the randomizer itself: it is available for RandomizedResponse. '
                 'Use "clones" or "stronger" for a LocalRandomizer.'
             )
-        self.randomizer.validate()
-        validate.integer("num_users", self.num_users, 1)
 
     def max_loss(self) -> Any:
         """The local epsilon."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jaxdp import validate
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
 from jaxdp.isotonic import allocation
 from jaxdp.mechanisms.base import GaussianMechanism, record
 
@@ -34,17 +34,12 @@ class IteratedRelease(GaussianMechanism):
     Natural relation: replace_one.
     """
 
-    mu: Any
+    mu: Any = field(NONNEGATIVE_OR_INFINITE)
     relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
     def gaussian_mu(self) -> Any:
         """The field itself."""
         return self.mu
-
-    def validate(self) -> None:
-        """Mu >= 0; infinite means no guarantee."""
-        mu = validate.real_array("mu", self.mu)
-        validate.reject("mu", mu, ~(mu >= 0), ">= 0")
 
 
 class Steps(NamedTuple):
