@@ -55,8 +55,14 @@ def _bits(x: Any) -> Any:
 
 _SMALL, _LARGE, _INFINITE = (int(_bits(np.float64(x))) for x in (SMALLEST, 1 / SMALLEST, np.inf))
 
+
+def _computable(x: Any) -> Any:
+    bits = _bits(x)
+    return (bits == 0) | ((bits >= _SMALL) & (bits <= _LARGE)) | (bits >= _INFINITE)
+
+
 COMPUTABLE = Domain(
-    lambda x: (_bits(x) == 0) | ((_bits(x) >= _SMALL) & (_bits(x) <= _LARGE)) | (_bits(x) >= _INFINITE),
+    _computable,
     f"0 or between {SMALLEST} and {1 / SMALLEST:.4g} in size",
     remedy="Compiled arithmetic takes what is smaller, or the reciprocal of what is larger, for 0.",
 )

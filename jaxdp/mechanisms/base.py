@@ -274,11 +274,13 @@ def _numbers(each: Any, value: Any, event: int, tests: list[Any]) -> Any:
     """The numbers of a field as float64 arrays inside its domain; a test of each goes into ``tests``."""
     if value is None and each.default is not None:
         validate.real_array(each.name, value)
+    own = _domain(each)
+    computable = dataclasses.replace(COMPUTABLE, harmless=own.harmless)
 
     def number(leaf: Any) -> Any:
         if isinstance(leaf, Mechanism):
             return leaf
-        for domain in (_domain(each), COMPUTABLE):
+        for domain in (own, computable):
             leaf, test = validate.confined(each.name, leaf, domain)
             tests.append(test if test is True else jnp.all(test, axis=tuple(range(-event, 0))))
         return leaf
