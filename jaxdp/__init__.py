@@ -60,7 +60,18 @@ __all__ = [
 
 # Imported at first use: `import jaxdp` stays small, and the edges need extras that may be absent.
 _LAZY_MODULES = frozenset(
-    ("conversions", "convolution", "diffusion", "interop", "iteration", "mixing", "plot", "shuffle", "training")
+    (
+        "conversions",
+        "convolution",
+        "diffusion",
+        "domains",
+        "interop",
+        "iteration",
+        "mixing",
+        "plot",
+        "shuffle",
+        "training",
+    )
 )
 
 

@@ -30,7 +30,8 @@ def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, ga
     mechanism: any jaxdp mechanism; leaves may be arrays. epsilon: real, any sign, +-inf allowed, any
     shape; broadcasts with the mechanism's leaves. relation, gap: see `epsilon`.
     Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on), in
-    [0, 1]; 1 where nothing can be certified. Raises ValueError, TypeError, UnsupportedMechanismError.
+    [0, 1]; 1 where nothing can be certified, and in a traced row with a number outside its domain (`jaxdp.domains`).
+    Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap).upper
 
@@ -45,7 +46,9 @@ def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None, ga
     certified bounds at which more work is not worth it. A smaller one costs time and helps as far as double precision
     allows (often 1e-9); under a trace the work is fixed. Closed forms are as close as they can be anyway.
     Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on);
-    inf where nothing can be certified. Raises ValueError, TypeError, UnsupportedMechanismError.
+    inf where nothing can be certified, and in a traced row with a number outside its domain (see `jaxdp.domains`): NaN,
+    a negative noise multiplier, a delta above 1. Its derivative is 0. Raises ValueError, TypeError,
+    UnsupportedMechanismError.
     """
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap).upper
 
@@ -73,7 +76,8 @@ def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> A
     """Renyi divergence of the given order: an upper bound of the mechanism's Renyi DP curve.
 
     order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's
-    leaves. relation: as for `epsilon`; the larger of the pairs. Infinite when there is mass at infinity.
+    leaves. relation: as for `epsilon`; the larger of the pairs. Infinite when there is mass at infinity, and in a
+    traced row with a number outside its domain.
     Returns NumPy float64 in nats; rounded outward. Close to order 1 the value of a slightly larger order
     is used where cancellation would cost more (R is nondecreasing in the order).
     """
