@@ -145,6 +145,7 @@ def test_dir_shows_public_names_only():
         "conversions",
         "convolution",
         "diffusion",
+        "domains",
         "interop",
         "iteration",
         "mixing",
