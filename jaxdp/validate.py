@@ -53,9 +53,7 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     """
     if not is_traced(value):
         array = real_array(name, value) if dtype is np.float64 else np.asarray(value, dtype)
-        with np.errstate(invalid="ignore"):
-            reject(name, array, ~domain.contains(array), domain.allowed, domain.remedy)
-        return array, True
+        return _inside(name, array, domain, domain.remedy), True
     given = jnp.asarray(value)
     if given.dtype == bool or (dtype is np.float64 and jnp.iscomplexobj(given)):
         raise TypeError(f"{name} must be real, got a traced array of dtype {given.dtype}.")
@@ -69,26 +67,25 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
 
 def positive(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as finite float64 numbers > 0."""
-    return _inside(name, value, POSITIVE, remedy)
+    return _inside(name, real_array(name, value), POSITIVE, remedy)
 
 
 def nonnegative(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as finite float64 numbers >= 0."""
-    return _inside(name, value, NONNEGATIVE, remedy)
+    return _inside(name, real_array(name, value), NONNEGATIVE, remedy)
 
 
 def probability(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as float64 numbers in [0, 1]."""
-    return _inside(name, value, PROBABILITY, remedy)
+    return _inside(name, real_array(name, value), PROBABILITY, remedy)
 
 
 def integer(name: str, value: Any, minimum: int, remedy: str = "") -> np.ndarray:
     """A float64 array of whole numbers >= minimum."""
-    return _inside(name, value, whole(minimum), remedy)
+    return _inside(name, real_array(name, value), whole(minimum), remedy)
 
 
-def _inside(name: str, value: Any, domain: Domain, remedy: str) -> np.ndarray:
-    array = real_array(name, value)
+def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         reject(name, array, ~domain.contains(array), domain.allowed, remedy)
     return array

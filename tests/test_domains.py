@@ -344,6 +344,16 @@ def test_numbers_of_less_precision_and_whole_numbers_are_taken_as_they_are(cheap
                 jax.vmap(lambda x: jaxdp.epsilon(jaxdp.Gaussian(x), 1e-5))(wrong)
 
 
+def test_a_concrete_number_beside_a_traced_one_stays_what_it_was():
+    def check(x):
+        once = confined(jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1000), 1))[0]
+        assert type(once.times) is int and type(once.mechanism.num_users) is int
+        return x
+
+    with jax.enable_x64(True):
+        jax.jit(check)(1.0)
+
+
 def test_concrete_numbers_and_shapes_are_refused_beside_traced_ones():
     with jax.enable_x64(True):
         with pytest.raises(ValueError, match="sampling_probability must be in"):

@@ -257,10 +257,10 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Any]]:
     inside = dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
     for name, (value, domain) in inside.derived().items():
         tests.append(validate.confined(name, value, domain)[1])
-        if traced:
+        if tests[-1] is not True:
             inside = _harmless(inside, tests[-1])
     if traced:
-        return inside, tests
+        return _with_concrete(inside, values), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
     return mechanism, []
@@ -306,6 +306,20 @@ def _harmless(mechanism: M, test: Any) -> M:
     with jax.numpy_rank_promotion("allow"):
         numbers = {each.name: safe(each) for each in _fields(mechanism) if not _is_static(each)}
     return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+
+
+def _with_concrete(mechanism: M, values: dict[str, Any]) -> M:
+    """The mechanism with every number that is not traced as it was given: a count of 1 may choose the route."""
+    kept = {
+        name: jax.tree_util.tree_map(
+            lambda new, old: new if validate.is_traced(new) else old,
+            getattr(mechanism, name),
+            value,
+            is_leaf=_is_mechanism,
+        )
+        for name, value in values.items()
+    }
+    return dataclasses.replace(mechanism, **kept)  # type: ignore[type-var]
 
 
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
