@@ -43,9 +43,9 @@ lint: $(STAMPS)/lint
 types: $(STAMPS)/lint
 	$(BIN)/mypy
 
-# The first Python block of the README, run as it stands.
+# The Python blocks of the README, run as they stand, one after the other.
 readme: $(STAMPS)/demo
-	$(BIN)/python -c 'import re; code = re.search(r"```python\n(.*?)```", open("README.md").read(), re.S).group(1); exec(compile(code, "README.md", "exec"))'
+	$(BIN)/python -c 'import re; blocks = re.findall(r"```python\n(.*?)```", open("README.md").read(), re.S); exec(compile("\n".join(blocks), "README.md", "exec"))'
 
 notebooks: $(STAMPS)/notebooks
 	$(BIN)/python .ci/run_notebooks.py notebooks/*.ipynb

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.training import DPSGD, ClippedSum, ShuffledSGD, poisson_batch
+from jaxdp.training import DPSGD, ClippedSum, ShuffledSGD, batches, poisson_batch
 
 # one float32 rounding of numbers of size one, a few times over; clipping is 1e-5 inward
 CLIPPED = 3e-5
@@ -113,6 +113,51 @@ def test_a_sample_that_does_not_fit_says_so_and_a_larger_size_gives_the_same_sam
     everyone = poisson_batch(0, DATA_KEY, num_examples=100, probability=1.0, size=100)
     nobody = poisson_batch(0, DATA_KEY, num_examples=100, probability=0.0, size=100)
     assert int(everyone.mask.sum()) == 100 and int(nobody.mask.sum()) == 0
+
+
+def _noise_of_the_second_leaf(key, epoch, size):
+    """What `optimizer` adds to the second leaf of the parameters at update number ``epoch``."""
+    sgd = ShuffledSGD(clip_norm=1.0, noise_multiplier=1.0, num_examples=size)
+    params = [jnp.zeros(1), jnp.zeros(size)]
+    tx = sgd.optimizer(key, learning_rate=1.0)
+    state = tx.init(params)._replace(count=jnp.int32(epoch))
+    return -np.asarray(tx.update(params, state, params)[0][1])
+
+
+def _agreement(key, epoch, size):
+    """Correlation of the order of an epoch with the order of noise drawn from the same key."""
+    order = batches.reshuffled_batch(epoch, key, num_examples=size, batch_size=size, num_batches=1).indices
+    return np.corrcoef(np.argsort(_noise_of_the_second_leaf(key, epoch, size)), order)[0, 1]
+
+
+def test_an_order_and_noise_of_the_same_key_are_independent(monkeypatch):
+    size, epochs = 100, range(20)
+    together = [_agreement(KEY, epoch, size) for epoch in epochs]
+    # a correlation of random orders has standard deviation 1 / sqrt(size - 1): 4.5 of them, 20 times, p = 1e-4
+    assert np.max(np.abs(together)) < 4.5 / np.sqrt(size - 1)
+    assert abs(np.mean(together)) < 4.5 / np.sqrt((size - 1) * len(epochs))
+    monkeypatch.setattr(batches, "_sample_key", jax.random.fold_in)
+    assert _agreement(KEY, 3, size) == pytest.approx(1.0)  # the largest noise told who comes last
+
+
+def _coins_of_the_noise_keys(key, step, count, probability):
+    """Coins from the keys of the noise: leaf i of update ``step`` is drawn from fold_in(fold_in(key, step), i)."""
+    update = jax.random.fold_in(key, step)
+    keys = jax.vmap(lambda leaf: jax.random.key_data(jax.random.fold_in(update, leaf)))(jnp.arange(count))
+    return np.bitwise_xor.reduce(np.asarray(keys), axis=1) < np.uint32(probability * 2**32)
+
+
+def test_a_sample_is_no_function_of_the_keys_of_the_noise(monkeypatch):
+    count, probability = 400, 0.5
+
+    def agreeing():
+        batch = poisson_batch(7, KEY, num_examples=count, probability=probability, size=count)
+        chosen = np.isin(np.arange(count), np.asarray(batch.indices)[np.asarray(batch.mask)])
+        return np.mean(chosen == _coins_of_the_noise_keys(KEY, 7, count, probability))
+
+    assert abs(agreeing() - 0.5) < 4.5 * 0.5 / np.sqrt(count)
+    monkeypatch.setattr(batches, "_sample_key", jax.random.fold_in)
+    assert agreeing() == 1.0
 
 
 def test_the_accounting_is_that_of_the_sampled_gaussian():

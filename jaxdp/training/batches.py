@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
+# sample has the key of a draw of noise, even where a caller gives both the same key.
+_SAMPLE = np.uint32(2**32 - 1)
+
 
 class Batch(NamedTuple):
     """Indices of one batch, (size,) int32, and which of them count, (size,) bool.
@@ -29,26 +33,31 @@ def cyclic_batch(step: Any, *, num_examples: int, batch_size: int, num_batches: 
 
 
 def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
-    """As `cyclic_batch`, in an order drawn anew for every epoch from fold_in(key, epoch).
+    """As `cyclic_batch`, in an order drawn anew for every epoch from the key and the epoch's number.
 
-    The key must differ from the key of the noise.
+    The key must be unseen by the adversary. Noise drawn from the same key is independent of the order.
     """
     step = jnp.asarray(step, jnp.int32)
-    order = jax.random.permutation(jax.random.fold_in(key, step // num_batches), num_examples)
+    order = jax.random.permutation(_sample_key(key, step // num_batches), num_examples)
     batch = cyclic_batch(step, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
 def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float, size: int) -> Batch:
-    """Every example independently with the given probability, drawn from fold_in(key, step); padded to size.
+    """Every example independently with the given probability, drawn from the key and the step; padded to size.
 
-    The key must differ from the key of the noise. The rate is the probability rounded down to a multiple of
-    2^-32, so it is never above the one that is accounted for.
+    The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
+    probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
     """
-    chosen = _coins(jax.random.fold_in(key, step), probability, num_examples)
+    chosen = _coins(_sample_key(key, step), probability, num_examples)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
     count = jnp.sum(chosen, dtype=jnp.int32)
     return Batch(indices, jnp.arange(size) < count, count > size)
+
+
+def _sample_key(key: jax.Array, number: Any) -> jax.Array:
+    """The key of the sample of a step, or of the order of an epoch."""
+    return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), number)
 
 
 def _coins(key: jax.Array, probability: float, count: int) -> jax.Array:

@@ -38,12 +38,14 @@ class DPSGD:
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), natural
-    relation add_or_remove; all iterates may be released, any post-processing (Adam, averaging) is free.
+    relation add_or_remove; all iterates may be released.
 
-    Assumes: the sample of each step is the one that `batch` draws (or another Poisson sample, unseen by the
-    adversary): shuffled or cyclic batches are not covered; normalisation, schedules and the number of
-    steps independent of the data; no statistic across examples in the model (batch normalisation); floating point
-    noise as good as real noise.
+    Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
+    (scaling, momentum) runs without an error and takes away the bound C. Anything may stand after it (Adam, momentum,
+    weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
+    draws (or another Poisson sample, unseen by the adversary): shuffled or cyclic batches are not covered;
+    normalisation, schedules and the number of steps independent of the data; no statistic across examples in the model
+    (batch normalisation); floating point noise as good as real noise.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling.
     """
 
@@ -67,7 +69,7 @@ class DPSGD:
     def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
         """The Poisson sample of a step, padded to a static size; see `poisson_batch` for what overflow means.
 
-        key: other than the optimizer's. Needs num_examples.
+        key: unseen by the adversary; independent of the noise, also where the keys are equal. Needs num_examples.
         """
         count = self._require_num_examples()
         return batches.poisson_batch(
@@ -86,8 +88,9 @@ class DPSGD:
     ) -> ClippedSum:
         """Sum of clipped gradients over the Poisson sample of a step, however large it turns out to be.
 
-        loss(params, example) of one example; data: a tree with leading axis n, on the device. Per-example gradients
-        exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is ever cut off.
+        loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
+        Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
+        ever cut off.
         """
         count = jax.tree_util.tree_leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:

@@ -47,13 +47,17 @@ class NoisyProjectedSGD:
     The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7 above that of the
     optimal allocation for the stated numbers, and not below it.
 
-    Assumes: only the last iterate is released (no checkpoints, averages, best-of selection, early stopping
-    or loss curves from private data); the constants of `loss`; grad of the regulariser in full in every step,
-    noise-only and short batches included (`gradient` does both); batches as `batch` gives them; finite
-    gradients (see `NoisyState.nonfinite`: one non-finite mean gradient voids the guarantee, so clean the data
-    or use `gradient`, which leaves out the example alone); x_0 and all settings independent of the data; a
-    projection that is convex and public; nothing chained after it (momentum, Adam, weight averaging); floating
-    point noise as good as real noise.
+    Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`); with
+    momentum, Adam, weight decay, scaling or clipping of the mean in front of it an optax.chain runs without an error
+    and is another iteration, not the accounted one. optax.MultiSteps may gather the equal parts of one batch. After it:
+    nothing but optax.apply_updates; a change of the updates (a second learning rate, weight decay, averaging) is not
+    accounted for either. Any function of the released iterate may follow the last step.
+    Only the last iterate is released (no checkpoints, averages, best-of selection, early stopping or loss curves from
+    private data); the constants of `loss`; grad of the regulariser in full in every step, noise-only and short batches
+    included (`gradient` does both); batches as `batch` gives them; finite gradients (see `NoisyState.nonfinite`: one
+    non-finite mean gradient voids the guarantee, so clean the data or use `gradient`, which leaves out the example
+    alone); x_0 and all settings independent of the data; a projection that is convex and public; floating point noise
+    as good as real noise.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,
     Theorem 22; the allocation in notebooks/proofs/heterogeneous_gdp_iteration.md.
 
@@ -106,7 +110,7 @@ class NoisyProjectedSGD:
         return full + (rest > 0 and self.remainder == "short")
 
     def optimizer(self, key: jax.Array, *, partition: Any = None) -> optax.GradientTransformationExtraArgs:
-        """The optax transformation; last in a chain. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
+        """The optax transformation, to be used alone. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
 
         key: a JAX random key, never used for another run. partition: inside shard_map, the PartitionSpecs of the
         parameters (a tree prefix): sharded leaves draw their own noise on every shard, replicated ones the same.
@@ -137,7 +141,7 @@ class NoisyProjectedSGD:
     def batch(self, step: Any, key: jax.Array | None = None) -> batches.Batch:
         """The batch of a step, the one that `after` accounts for; empty after data_steps. Usable under jit.
 
-        key: for order "reshuffled", a key other than the optimizer's.
+        key: for order "reshuffled", unseen by the adversary; independent of the noise, also where the keys are equal.
         """
         used = self.num_batches * self.batch_size
         sizes = {

@@ -27,7 +27,8 @@ class ShuffledSGD:
     Guarantee: a step is an adaptive local randomizer of sensitivity 2 C, so (eps0, local_delta)-DP; `after` is
     jaxdp.Shuffled(LocalRandomizer(eps0, local_delta), n), relation replace_one. All iterates may be released.
 
-    Assumes: the order is the one `batch` draws, uniform and unseen; one pass; settings independent of the data.
+    Assumes: nothing stands before the transformation (as for `DPSGD`); the order is the one `batch` draws, uniform and
+    unseen; one pass; settings independent of the data.
     Reference: Feldman, McMillan, Talwar 2021, Algorithm 2 and Proposition 5.3.
     """
 
@@ -44,7 +45,7 @@ class ShuffledSGD:
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
 
     def batch(self, step: Any, key: jax.Array) -> batches.Batch:
-        """The one example of a step; key other than the optimizer's; empty after one pass."""
+        """The one example of a step, empty after one pass; the key is unseen, independent of the noise if equal too."""
         chosen = batches.reshuffled_batch(
             step, noise.check_key(key), num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
         )
