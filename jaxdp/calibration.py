@@ -25,6 +25,13 @@ _OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
 _MAX_CALLS = 200
 # A certified bound may wobble by its certificate's gap; more than this is a function that turns round.
 _WOBBLE = 0.01
+# Without a bracket the search starts between these and goes outward. The distance from 1 in the logarithm doubles at
+# every call, until the last double (or whole number) that is a power of 2.
+_START = (1.0, 4.0)
+_LARGEST, _LARGEST_WHOLE = 2.0**1022, 2.0**53
+# Nine calls reach the largest number from 1, and as many the smallest; more is a function that turns round.
+_OUTWARD_CALLS = 20
+_NEEDS_BRACKET = "bracket must be given unless make_mechanism accepts every positive number. Tried without one: {}"
 
 
 def calibrate(
@@ -32,8 +39,9 @@ def calibrate(
     *,
     epsilon: Any,
     delta: Any,
-    bracket: tuple[Any, Any],
+    bracket: tuple[Any, Any] | None = None,
     relation: str | None = None,
+    unreachable: str = "raise",
 ) -> Any:
     """The value in ``bracket`` whose certified epsilon at ``delta`` is nearest to ``epsilon`` without exceeding it.
 
@@ -42,37 +50,54 @@ def calibrate(
         found out by the mechanism refusing fractions, and then only whole values are tried.
     epsilon, delta: the target, nats and probability; bracket: (low, high), finite, low < high. All broadcast, also with
         the arrays inside the mechanism: one calibration per element.
+    bracket None: for a function that is defined and monotone for all numbers > 0 (whole ones from 1). It is evaluated
+        at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way the certified epsilons lead towards the
+        target (both ways while they are equal), until two values lie on either side of it: they are the bracket. A
+        probability is refused at 2 or 4 and needs a bracket.
     relation: as for `jaxdp.epsilon`.
+    unreachable: "raise", or "nan", which puts NaN where no value of the bracket meets the target (or, without a
+        bracket, no two values on either side were found), and lets the other elements through.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
     and holds for the value returned; a tested value within 2e-10 of it (relative; or 1e-16 of the bracket's width where
     the bracket holds 0), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
-    Raises ValueError when neither end of the bracket meets the target, or epsilon turns round inside the bracket.
+    Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
+    inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
     """
     if validate.is_traced(epsilon, delta, bracket):
         raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
+    keep_others = validate.choice("unreachable", unreachable, ("raise", "nan")) == "nan"
     problem = _Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     if 0 in problem.shape:
         return np.empty(problem.shape)
+    lost = np.zeros(problem.target.shape, bool)
+    if bracket is None:
+        problem, lost = _bracketed(problem, keep_others)
     values = problem.round(_grid(problem.low, problem.high))
     # One pair alone costs half. Its epsilon is at most the whole one: what fails it fails, and that the solution meets
     # the target for every pair is tested. Where that is not so, or the pair has no solution, the whole is searched.
     for pair in problem.pairs():
-        search = _searched(pair, values, pair.evaluate(values))
-        if isinstance(search, _Search) and (problem.evaluate_one(search.safe) <= problem.target).all():
-            return problem.answer(search.safe)
-    search = _searched(problem, values, problem.evaluate(values))
+        search = _searched(pair, values, pair.evaluate(values), keep_others)
+        if isinstance(search, str):
+            continue
+        lost_here = lost | search.lost
+        if (lost_here | (problem.evaluate_one(search.safe) <= problem.target)).all():
+            return problem.answer(search.safe, lost_here)
+    search = _searched(problem, values, problem.evaluate(values), keep_others)
     if isinstance(search, str):
         raise ValueError(search)
-    return _verified(problem, search)
+    return _verified(problem, search, lost | search.lost)
 
 
-def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> _Search | str:
+def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray, keep_others: bool) -> _Search | str:
     """The search from tested candidates until every bracket is closed, or why there is nothing to search for."""
-    fault = _unreachable(problem, values, epsilons) or _turning(epsilons)
+    lost = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
+    if lost.any() and not keep_others:
+        return _unreachable(problem, values, epsilons, lost)
+    fault = _turning(problem, epsilons, ~lost)
     if fault:
         return fault
-    search = _Search(problem, values, epsilons)
+    search = _Search(problem.without(lost), values, epsilons, lost)
     for _ in range(_MAX_CALLS):
         candidates = search.candidates()
         if candidates is None:
@@ -101,15 +126,20 @@ class _Problem:
         target = validate.real_array("epsilon", epsilon)
         validate.reject("epsilon", target, ~(target >= 0), ">= 0")
         delta = validate.probability("delta", delta)
-        low, high = _ends(bracket)
+        low, high = _ends(_START if bracket is None else bracket)
         empty = validate.broadcast(epsilon=target, delta=delta, bracket=low)
         if 0 in empty:
             return cls(make, empty, target, delta, low, high, relation, False, True)
-        whole = _refuses_fractions(make, low.flat[0], high.flat[0])
-        if whole:
-            low, high = np.ceil(low), np.floor(high)
-            validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
-        first = make(_number(low.flat[0]))
+        try:
+            whole = _refuses_fractions(make, low.flat[0], high.flat[0])
+            if whole:
+                low, high = np.ceil(low), np.floor(high)
+                validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
+            first = make(_number(low.flat[0]))
+        except ValueError as error:
+            if bracket is None:
+                raise ValueError(_NEEDS_BRACKET.format(error)) from error
+            raise
         shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
         by_array = _takes_arrays(make, (np.rint if whole else np.array)(_grid(low, high)).reshape(-1, *shape))
@@ -129,9 +159,18 @@ class _Problem:
             return []
         return [dataclasses.replace(self, direction=direction) for direction in directions]
 
-    def answer(self, values: np.ndarray) -> Any:
-        """One value per problem, in the caller's shape."""
-        return values.reshape(self.shape)[()].astype(np.float64)
+    def without(self, lost: np.ndarray) -> _Problem:
+        """The same with a target that every value meets where nothing is sought."""
+        return dataclasses.replace(self, target=np.where(lost, np.inf, self.target))
+
+    def element(self, i: int) -> str:
+        """Which element of the broadcast shape the i-th problem is, for messages."""
+        index = ", ".join(str(k) for k in np.unravel_index(i, self.shape))
+        return f" for element [{index}]" if self.shape else ""
+
+    def answer(self, values: np.ndarray, lost: np.ndarray) -> Any:
+        """One value per problem, in the caller's shape; NaN where there is none."""
+        return np.where(lost, np.nan, values).reshape(self.shape)[()].astype(np.float64)
 
     def evaluate(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
@@ -139,6 +178,16 @@ class _Problem:
             return self._epsilon(values.reshape(-1, *self.shape)).reshape(values.shape)
         distinct, where = np.unique(values, return_inverse=True)
         return np.array([self._epsilon(_number(v)) for v in distinct], dtype=np.float64)[where].reshape(values.shape)
+
+    def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Certified epsilons, shape (2, problems), of values that the caller did not choose."""
+        values = np.stack([low, high])
+        try:
+            for value in [values.reshape(-1, *self.shape)] if self.by_array else map(_number, values.ravel()):
+                _shape_of(self.make(value))
+        except ValueError as error:
+            raise ValueError(_NEEDS_BRACKET.format(error)) from error
+        return self.evaluate(values)
 
     def evaluate_one(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of one value per problem, evaluated as the caller will."""
@@ -161,7 +210,8 @@ def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
     low, high = validate.real_array("bracket", low), validate.real_array("bracket", high)
     validate.broadcast(low=low, high=high)
     low, high = np.broadcast_arrays(low, high)
-    validate.reject("bracket", low, ~np.isfinite(low) | ~np.isfinite(high), "finite")
+    for end in (low, high):
+        validate.reject("bracket", end, ~np.isfinite(end), "finite")
     validate.reject("bracket", low, ~(low < high), "a pair with low < high")
     return low, high
 
@@ -207,36 +257,66 @@ def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.nda
     return grid
 
 
-def _unreachable(problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> str | None:
-    """What is wrong when neither end of a bracket meets the target."""
-    bad = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
-    if not bad.any():
-        return None
-    i = int(np.argmax(bad))
+def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarray]:
+    """The problem with brackets found by going outward from its own, and where none was found."""
+    low, high = problem.low, problem.high
+    epsilons = problem.evaluate_new(low, high)
+    largest = _LARGEST_WHOLE if problem.whole else _LARGEST
+    for _ in range(_OUTWARD_CALLS):
+        small, large = epsilons.min(axis=0), epsilons.max(axis=0)
+        lost = ~((small <= problem.target) & (problem.target < large))
+        with np.errstate(invalid="ignore"):
+            flat = ~(large - small > _WOBBLE * small)
+        towards_larger = (epsilons[1] > epsilons[0]) == (large <= problem.target)
+        up = lost & (flat | towards_larger) & (high < largest)
+        down = lost & (flat | ~towards_larger) & (low > 1 / largest) & (not problem.whole)
+        if not (up | down).any():
+            break
+        above = np.minimum(np.minimum(high, 2.0**511) ** 2, largest)
+        below = np.maximum(np.minimum(np.maximum(low, 2.0**-511) ** 2, 0.25), 1 / largest)
+        # a pair that says which way to go is left behind: the next one starts where it ends
+        starts = np.where(down, below, np.where(up & ~flat, high, low))
+        ends = np.where(up, above, np.where(down & ~flat, low, high))
+        low, high, epsilons = starts, ends, problem.evaluate_new(starts, ends)
+    if lost.any() and not keep_others:
+        i = int(np.argmax(lost))
+        raise ValueError(
+            f"epsilon must lie between those of two positive numbers, got {problem.target[i]:.6g}{problem.element(i)}: "
+            f"at {low[i]:.6g} it is {epsilons[0, i]:.6g}, at {high[i]:.6g} it is {epsilons[1, i]:.6g}. Give a bracket."
+        )
+    low, high = (np.where(lost, end, found) for end, found in ((problem.low, low), (problem.high, high)))
+    return dataclasses.replace(problem.without(lost), low=low, high=high), lost
+
+
+def _unreachable(problem: _Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> str:
+    """What is wrong where neither end of a bracket meets the target."""
+    i = int(np.argmax(lost))
     at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
     return (
-        f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}: "
+        f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
         f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
+        + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
     )
 
 
-def _turning(epsilons: np.ndarray) -> str | None:
+def _turning(problem: _Problem, epsilons: np.ndarray, sought: np.ndarray) -> str | None:
     """What is wrong when epsilons over equally ordered values rise and fall."""
     with np.errstate(invalid="ignore"):
         steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
     scale = _WOBBLE * np.minimum(epsilons[1:], epsilons[:-1]) + 1e-9
-    turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0)
+    turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0) & sought
     if not turned.any():
         return None
-    seen = ", ".join(f"{e:.4g}" for e in epsilons[:, int(np.argmax(turned))])
-    return f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}."
+    i = int(np.argmax(turned))
+    seen = ", ".join(f"{e:.4g}" for e in epsilons[:, i])
+    return f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}{problem.element(i)}."
 
 
 class _Search:
     """A shrinking bracket per problem: `safe` was tested and meets the target, `unsafe` was tested and does not."""
 
-    def __init__(self, problem: _Problem, values: np.ndarray, epsilons: np.ndarray) -> None:
-        self._problem = problem
+    def __init__(self, problem: _Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
+        self._problem, self.lost = problem, lost
         self._values, self._epsilons = values, epsilons
         rising = epsilons[-1] >= epsilons[0]
         self._sign = np.where(rising, 1.0, -1.0)
@@ -320,14 +400,14 @@ def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return table[0]
 
 
-def _verified(problem: _Problem, search: _Search) -> Any:
+def _verified(problem: _Problem, search: _Search, lost: np.ndarray) -> Any:
     """The safe values, each evaluated as the caller will: other batch sizes may round differently."""
     values, step = search.safe, 1.0 if problem.whole else 2.0**-50
     away = np.sign(search.safe - search.unsafe)
     for _ in range(_MAX_CALLS):
-        good = problem.evaluate_one(values) <= problem.target
+        good = lost | (problem.evaluate_one(values) <= problem.target)
         if good.all():
-            return problem.answer(values)
+            return problem.answer(values, lost)
         shift = step if problem.whole else step * np.abs(values)
         values = problem.round(np.where(good, values, values + away * shift))
         step *= 2

@@ -138,6 +138,74 @@ def test_a_target_out_of_reach_says_what_each_end_gives():
         calibrate(jaxdp.Gaussian, epsilon=[5.0, 1.0], delta=1e-6, bracket=(0.1, 2.0))
 
 
+def test_an_element_out_of_reach_is_named_by_its_index_and_target():
+    targets = np.array([[50.0, 40.0, 30.0], [20.0, 1.0, 10.0]])
+    with pytest.raises(ValueError, match=r"epsilon must be reachable in the bracket, got 1 for element \[1, 1\]:"):
+        calibrate(jaxdp.Gaussian, epsilon=targets, delta=1e-6, bracket=(0.1, 2.0))
+    with pytest.raises(ValueError, match=r"unreachable must be one of 'raise', 'nan', got 'skip'"):
+        calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 2.0), unreachable="skip")
+
+
+@pytest.mark.parametrize("make", [jaxdp.Gaussian, lambda s: jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.9)])
+def test_unreachable_nan_lets_the_other_elements_through(make):
+    targets = np.array([[50.0, 40.0], [0.5, 10.0]])
+    found = calibrate(make, epsilon=targets, delta=1e-6, bracket=(0.1, 2.0), unreachable="nan")
+    np.testing.assert_array_equal(np.isnan(found), [[False, False], [True, False]])
+    reached = targets != 0.5
+    alone = calibrate(make, epsilon=targets[reached], delta=1e-6, bracket=(0.1, 2.0))
+    np.testing.assert_allclose(found[reached], alone, rtol=NEAR)
+    assert np.all(jaxdp.epsilon(make(found[reached]), 1e-6) <= targets[reached])
+    assert np.isnan(calibrate(make, epsilon=0.5, delta=1e-6, bracket=(0.1, 2.0), unreachable="nan"))
+
+
+@pytest.mark.parametrize("target", [1e-3, 0.2, 1.0, 40.0, 1e5])
+def test_without_a_bracket_a_positive_number_is_found_whichever_way_epsilon_goes(target):
+    sigma = calibrate(jaxdp.Gaussian, epsilon=target, delta=1e-6)
+    met, missed = jaxdp.epsilon(jaxdp.Gaussian(np.array([sigma, sigma * (1 - NEAR)])), 1e-6)
+    assert met <= target < missed
+    mu = calibrate(lambda mu: jaxdp.Gaussian(1 / mu), epsilon=target, delta=1e-6)
+    assert mu == pytest.approx(1 / sigma, rel=2 * NEAR) and jaxdp.epsilon(jaxdp.Gaussian(1 / mu), 1e-6) <= target
+
+
+def test_without_a_bracket_whole_numbers_are_tried_from_1_on():
+    def steps(count):
+        return jaxdp.repeat(jaxdp.Gaussian(100.0), count)
+
+    count = calibrate(steps, epsilon=[1.0, 0.2], delta=1e-6)
+    assert np.all(count == np.floor(count))
+    assert np.all(jaxdp.epsilon(steps(count), 1e-6) <= [1.0, 0.2])
+    assert np.all(jaxdp.epsilon(steps(count + 1), 1e-6) > [1.0, 0.2])
+    with pytest.raises(ValueError, match=r"epsilon must lie between .* got 0.001 for element \[1\]: at 1 it is 0.03"):
+        calibrate(steps, epsilon=[1.0, 1e-3], delta=1e-6)
+    found = calibrate(steps, epsilon=[1.0, 1e-3], delta=1e-6, unreachable="nan")
+    np.testing.assert_array_equal(found, [count[0], np.nan])
+
+
+def test_without_a_bracket_a_plateau_around_1_is_left_both_ways():
+    # epsilon is 5 between 1e-3 and 1e3, larger below and smaller above
+    plateau = lambda s: jaxdp.PureDP(5.0 * np.where((s > 1e-3) & (s < 1e3), 1.0, 1.0 / np.sqrt(s)))  # noqa: E731
+    assert calibrate(plateau, epsilon=0.05, delta=0.0) == pytest.approx(1e4, rel=1e-9)
+    assert calibrate(plateau, epsilon=500.0, delta=0.0) == pytest.approx(1e-4, rel=1e-9)
+
+
+def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"bracket must be given unless .* sampling_probability must be .*, got [24]"):
+        calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p), epsilon=0.1, delta=1e-6)
+    # accepted at 1 and 4, refused where the search has to go
+    with pytest.raises(ValueError, match=r"bracket must be given unless .* sampling_prob.*, got 1\.6"):
+        calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p / 10), epsilon=30.0, delta=1e-6)
+
+
+def test_without_a_bracket_nothing_to_find_ends_with_an_error_after_few_calls():
+    flat = lambda s: jaxdp.PureDP(np.ones_like(s))  # noqa: E731
+    with pytest.raises(ValueError, match="Give a bracket"):
+        calibrate(flat, epsilon=0.5, delta=0.0)
+    turning = lambda s: jaxdp.PureDP(1.0 + np.abs(np.log(s) - 1.0))  # noqa: E731
+    with pytest.raises(ValueError, match="Give a bracket|monotone"):
+        calibrate(turning, epsilon=0.5, delta=0.0)
+    assert np.isnan(calibrate(flat, epsilon=0.5, delta=0.0, unreachable="nan"))
+
+
 def test_a_bracket_that_is_safe_throughout_gives_its_end_nearest_the_target():
     assert calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(10.0, 20.0)) == 10.0
     assert calibrate(lambda n: jaxdp.repeat(jaxdp.Gaussian(1e3), n), epsilon=1.0, delta=1e-6, bracket=(1, 9)) == 9.0
@@ -184,7 +252,9 @@ def test_a_value_that_fails_when_evaluated_alone_is_moved_to_the_safe_side(monke
     ("change", "message"),
     [
         ({"bracket": (2.0, 1.0)}, "low < high"),
-        ({"bracket": (1.0, np.inf)}, "finite"),
+        ({"bracket": (1.0, np.inf)}, "bracket must be finite, got inf"),
+        ({"bracket": ([1.0, 2.0], [3.0, np.nan])}, "bracket must be finite, got nan"),
+        ({"bracket": (-np.inf, 1.0)}, "bracket must be finite, got -inf"),
         ({"bracket": 3.0}, "pair"),
         ({"bracket": (-1.0, 5.0)}, "noise_multiplier must be finite and > 0"),
         ({"epsilon": -1.0}, "epsilon must be >= 0"),
