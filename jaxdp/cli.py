@@ -7,6 +7,7 @@ import decimal
 import functools
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -78,8 +79,9 @@ def _mechanisms(command: argparse.ArgumentParser, solved_for: bool = False) -> l
 def _calibrate_parser(commands: Any) -> None:
     command = _command(commands, "calibrate", "the parameter value that meets a target epsilon and delta")
     for parser in _mechanisms(command, solved_for=True):
-        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="parameter name, as noise-multiplier")
-        parser.add_argument("--bracket", required=True, metavar="LOW:HIGH", help="where the value is sought")
+        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="noise-multiplier, --sigma, ...")
+        where = "where the value is sought (default: outward from 1; a probability needs it)"
+        parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
         parser.add_argument("--epsilon", required=True, metavar="RANGE")
         parser.add_argument("--delta", required=True, metavar="RANGE")
         parser.set_defaults(run=_calibrate)
@@ -121,26 +123,22 @@ def _verb(arguments: argparse.Namespace) -> None:
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
-    entry = MECHANISMS[arguments.mechanism]
-    wanted = arguments.solve_for.removeprefix("--").replace("-", "_")
-    allowed = [option.name for option in entry.options]
-    if wanted not in allowed:
-        raise ValueError(f"solve-for must be one of {', '.join(map(repr, allowed))}, got {arguments.solve_for!r}.")
-    axes = _axes(arguments, skip=wanted)
+    names = {name: option.name for option in MECHANISMS[arguments.mechanism].options for name in option.names}
+    wanted = names.get(arguments.solve_for.lstrip("-").replace("-", "_"), "")
+    if not wanted:
+        raise ValueError(f"solve-for must be one of {', '.join(map(repr, names))}, got {arguments.solve_for!r}.")
+    axes = _axes(arguments, solved_for=wanted)
     axes |= {name: parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
     points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
-    try:
-        low, high = map(float, arguments.bracket.split(":"))
-    except ValueError:
-        raise ValueError(f"bracket must be LOW:HIGH, got {arguments.bracket!r}.") from None
     columns: dict[str, list[Any]] = {name: [] for name in (*_names(arguments, axes), wanted)}
+    bracket = _bracket(arguments.bracket)
     for bound in _bounds(arguments):
         fixed = points | {"bound": bound}
         values = calibrate(
             functools.partial(_at, arguments.mechanism, fixed, wanted),
             epsilon=points["epsilon"],
             delta=points["delta"],
-            bracket=(low, high),
+            bracket=bracket,
             relation=arguments.relation,
         )
         # in full: a value rounded for display might miss the target
@@ -150,6 +148,16 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     if arguments.json:
         columns[wanted] = [float(v) for v in columns[wanted]]
     _print(arguments, columns, "")
+
+
+def _bracket(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        raise ValueError(f"bracket must be LOW:HIGH, got {text!r}.") from None
+    return low, high
 
 
 def _at(mechanism: str, fixed: dict[str, Any], name: str, value: Any) -> Any:
@@ -173,6 +181,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     axes: dict[str, Any] = _axes(arguments) | {target: parse_range(target, getattr(arguments, target))}
     if MECHANISMS[arguments.mechanism].bounds:
         axes["bound"] = _bounds(arguments)
+    _make_folders(arguments.out, arguments.plot)
     dataset = sweep(
         _Grid(arguments.mechanism, verb, arguments.relation),
         batch_size=arguments.batch_size,
@@ -194,10 +203,17 @@ def _plot(arguments: argparse.Namespace) -> None:
         import xarray
     except ImportError as error:
         raise ImportError('plot needs xarray: pip install "jaxdp-accounting[sweep,plot]".') from error
+    _make_folders(arguments.out)
     opened = xarray.open_zarr if arguments.dataset.rstrip("/").endswith(".zarr") else xarray.open_dataset
     with opened(arguments.dataset) as dataset:
         _picture(dataset.load(), arguments.out)
     print(f"written: {arguments.out}", file=sys.stderr)
+
+
+def _make_folders(*paths: str | None) -> None:
+    """The folders of what will be written, before anything is computed."""
+    for path in filter(None, paths):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _picture(dataset: Any, path: str) -> None:
@@ -229,13 +245,21 @@ def _picture(dataset: Any, path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _axes(arguments: argparse.Namespace, skip: str = "") -> dict[str, np.ndarray]:
-    """The options that were given, as arrays."""
+def _axes(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
+    """The options that were given, as arrays; ValueError for one that is not used."""
     entry = MECHANISMS[arguments.mechanism]
     axes = {}
     for option in entry.options:
         text = getattr(arguments, option.name)
-        if option.name == skip or (text is None and option.default):
+        solved = option.name == solved_for
+        if solved and text is not None:
+            raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
+        if (solved or text is not None) and option.bounds and not set(option.bounds) & set(_bounds(arguments)):
+            raise ValueError(
+                f"{option.flag} is not used with --bound {arguments.bound}: leave it out, or ask for --bound "
+                f"{' or '.join(option.bounds)}."
+            )
+        if solved or (text is None and option.default):
             continue
         if text is None:
             raise ValueError(f"{option.flag} is needed unless it is solved for.")

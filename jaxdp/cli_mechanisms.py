@@ -14,18 +14,24 @@ import jaxdp
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One numeric parameter: ``--name``, whole or real, with a default or required."""
+    """One numeric parameter: ``--name``, whole or real, with a default or required; bounds: those that use it."""
 
     name: str
     help: str
     whole: bool = False
     default: str | None = None
     aliases: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
         """The option as typed."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``--solve-for`` calls it: the name and every alias, in Python's spelling."""
+        return (self.name, *(alias.lstrip("-").replace("-", "_") for alias in self.aliases))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,13 @@ MECHANISMS = {
     "dpsgd": Entry("Poisson-sampled Gaussian noise, composed over steps", (_NOISE, _RATE, _STEPS), _dpsgd),
     "shuffle": Entry(
         "shuffled reports of num-users local randomizers",
-        (_EPS0, _USERS, _DELTA0, _CATEGORIES, _STEPS),
+        (
+            _EPS0,
+            _USERS,
+            dataclasses.replace(_DELTA0, bounds=("clones", "stronger", "closed_form")),
+            dataclasses.replace(_CATEGORIES, bounds=("blanket",)),
+            _STEPS,
+        ),
         _shuffle,
         ("clones", "stronger", "closed_form", "blanket"),
     ),
@@ -104,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool 
     for option in entry.options:
         needed = option.default is None and not solved_for
         text = option.help + (f" (default {option.default})" if option.default else "")
+        text += f" (bound {', '.join(option.bounds)})" if option.bounds else ""
         names = (option.flag, *option.aliases)
         parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
     if entry.bounds:

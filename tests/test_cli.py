@@ -9,6 +9,7 @@ import pytest
 import xarray
 
 import jaxdp
+from jaxdp import cli
 from jaxdp.cli import main
 from jaxdp.cli_mechanisms import MECHANISMS, parse_range
 
@@ -113,6 +114,60 @@ def test_the_shuffle_sweep_of_the_readme_gives_the_certified_bound_of_each_theor
             found = dataset.epsilon.sel(bound=bound, delta=1e-6)
             np.testing.assert_allclose(found, jaxdp.epsilon(mechanism, 1e-6), rtol=1e-12)
         assert (dataset.epsilon.sel(bound="stronger") <= dataset.epsilon.sel(bound="clones")).all()
+
+
+@pytest.mark.parametrize("verb", ["epsilon", "sweep", "delta"])
+def test_an_option_that_the_bound_does_not_use_is_refused_and_named(capsys, verb, tmp_path):
+    target = ["--epsilon", 1] if verb == "delta" else ["--delta", 1e-6]
+    given = [verb, "shuffle", "--eps0", 1, "--n", 100, *target]
+    status, out, err = run(capsys, *given, "--num-categories", 4)
+    assert (status, out) == (2, "")
+    assert "--num-categories is not used with --bound clones: leave it out, or ask for --bound blanket" in err
+    status, _, err = run(capsys, *given, "--bound", "blanket", "--delta0", 0)
+    assert status == 2
+    assert "--delta0 is not used with --bound blanket: leave it out, or ask for --bound clones or stronger" in err
+
+
+def test_an_option_that_one_of_several_bounds_uses_is_accepted():
+    given = "epsilon shuffle --eps0 1 --n 100 --delta 1e-6 --bound clones,blanket --k 4".split()
+    axes = cli._axes(cli._parser().parse_args(given))
+    assert axes == {"eps0": [1.0], "num_users": [100.0], "num_categories": [4.0]}
+
+
+def test_solving_for_what_is_given_or_not_used_is_refused(capsys):
+    wanted = ["--epsilon", 0.5, "--delta", 1e-6]
+    status, _, err = run(capsys, "calibrate", "gaussian", "--sigma", 2, "--solve-for", "sigma", *wanted)
+    assert status == 2 and "--noise-multiplier must be left out: it is what is solved for, got '2'" in err
+    given = ["calibrate", "shuffle", "--eps0", 1, "--n", 100, "--bracket", "2:9"]
+    status, _, err = run(capsys, *given, "--solve-for", "k", *wanted)
+    assert status == 2 and "--num-categories is not used with --bound clones" in err
+
+
+@pytest.mark.parametrize("name", ["noise-multiplier", "noise_multiplier", "--noise-multiplier", "sigma", "--sigma"])
+def test_solve_for_takes_every_name_of_an_option_and_needs_no_bracket(capsys, name):
+    (row,) = records(capsys, "calibrate", "gaussian", f"--solve-for={name}", "--epsilon", 1, "--delta", 1e-6)
+    assert row["noise_multiplier"] == pytest.approx(4.22467889, rel=1e-8)
+
+
+def test_every_alias_of_every_option_is_a_name_for_solve_for(capsys):
+    for mechanism, entry in MECHANISMS.items():
+        for option in entry.options:
+            for alias in option.aliases:
+                given = ["calibrate", mechanism, f"--solve-for={alias}", "--epsilon", 1, "--delta", 1e-6]
+                needed = [text for o in entry.options if o.default is None for text in (o.flag, "1")]
+                status, _, err = run(capsys, *given, *needed, alias, "1")
+                assert status == 2 and f"{option.flag} must be left out" in err
+
+
+def test_folders_of_the_output_are_made(capsys, tmp_path):
+    data, picture, again = (tmp_path / name for name in ("a/b/grid.nc", "c/grid.png", "d/e/again.png"))
+    status, _, err = run(
+        capsys, "sweep", "gaussian", "--sigma", "1:4:4", "--delta", "1e-6", "--out", data, "--plot", picture, "--quiet"
+    )
+    assert status == 0, err
+    status, _, err = run(capsys, "plot", data, "--out", again)
+    assert status == 0, err
+    assert data.stat().st_size > 0 and picture.stat().st_size > 0 and again.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
