@@ -49,7 +49,19 @@ def x64_flag_is_left_as_found():
 def kernels_are_compiled_quickly(request):
     """Without optimisation, to save time; those of files marked `as_users_compile` with the options that users get."""
     quick = request.node.get_closest_marker("as_users_compile") is None
-    options = QUICK_OPTIONS if quick else OPTIONS
+    _compile_with(QUICK_OPTIONS if quick else OPTIONS)
+
+
+@pytest.fixture
+def compiled_as_for_users():
+    """The options that users get for one test of a file whose other tests are compiled quickly."""
+    before = precision._CPU_OPTIONS
+    _compile_with(OPTIONS)
+    yield
+    _compile_with(before)
+
+
+def _compile_with(options):
     if precision._CPU_OPTIONS != options:
         precision._CPU_OPTIONS = options
         precision.compiler_options.cache_clear()

@@ -167,6 +167,13 @@ def test_a_coarse_contour_still_encloses_what_a_band_contributes(name):
     assert encloses(bracket(band, eps, **choice), exact_delta(eps, *BANDS[band]))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_it_encloses_what_a_band_contributes_also_when_compiled_as_for_users(name, compiled_as_for_users):
+    band, eps, choice = CASES[name]
+    assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
+    assert encloses(bracket(band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_leaving_an_error_term_of_a_band_out_is_noticed(name, monkeypatch):
     band, eps, choice = CASES[name]

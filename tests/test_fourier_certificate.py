@@ -184,6 +184,13 @@ def test_a_coarse_contour_still_encloses_the_exact_delta(name):
     assert encloses(bracket(make, **contour_choice), exact)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_it_encloses_the_exact_delta_also_when_compiled_as_for_users(name, compiled_as_for_users):
+    make, exact, contour_choice = CASES[name]
+    assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
+    assert encloses(bracket(make, **contour_choice), exact)
+
+
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_leaving_an_error_term_out_is_noticed(name, monkeypatch):
     make, exact, contour_choice = CASES[name]
