@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from jaxdp.precision import canary, kernel
+from jaxdp.rounding import ULP
 
 _SMALLEST = 1e-300
-_ULP = 2.0**-52
 
 
 def _log_units(contraction, noise_std, shift):
@@ -105,7 +105,7 @@ def _is_valid(contraction, noise_std, shift):
 
 def _outward(log_mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; infinite when a noiseless step is not hidden, or on bad input."""
-    slack = 1.0 + 8 * _ULP * (steps + 8.0) * (4.0 + largest) + 8 * _ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
+    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
     value = jnp.maximum(jnp.exp(log_mu2 + log_unit), _SMALLEST) * slack
     value = jnp.where(some, value, 0.0)  # not mu2 > 0: a positive optimum may have underflowed
     finite = (value < jnp.inf) & valid
@@ -310,7 +310,7 @@ def single_participation_mu2(contraction, noise_std, shift):
     start = jnp.zeros((), shift.dtype)
     _, noise = lax.scan(step, start, (contraction, noise_std / unit), reverse=True)
     moved = shift / unit
-    mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 4 * _ULP * (shift.shape[0] + 8.0))
+    mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
     mu2 = jnp.where(moved > 0, jnp.maximum(mu2, _SMALLEST), 0.0)
     return jnp.where(valid, mu2, jnp.inf)
 

@@ -16,6 +16,7 @@ from jax import lax
 from jaxdp import validate
 from jaxdp.formulas import above_one, checked, formula
 from jaxdp.renyi.laplace import laplace_log_g_slope, laplace_renyi_upper
+from jaxdp.rounding import ULP
 
 # Entries of a stochastic matrix come from other computations: rows may miss 1 by this much and no more.
 _ROW_SUM_ERROR = 1e-9
@@ -203,8 +204,8 @@ def _kernel_matrix(kernel: Any) -> tuple[np.ndarray, float]:
     sums = matrix.sum(axis=1)
     validate.reject("row sum of kernel", sums, np.abs(sums - 1) > _ROW_SUM_ERROR, f"1 within {_ROW_SUM_ERROR}")
     # a row that misses 1 by no more than the rounding of its sum is taken as it is
-    exact = np.abs(sums - 1) <= matrix.shape[1] * 2.0**-53
-    return matrix / np.where(exact, 1.0, sums)[:, None], 0.0 if exact.all() else (matrix.shape[1] + 2) * 2.0**-53
+    exact = np.abs(sums - 1) <= matrix.shape[1] * ULP
+    return matrix / np.where(exact, 1.0, sums)[:, None], 0.0 if exact.all() else (matrix.shape[1] + 2) * ULP
 
 
 def hockey_stick_coefficient(kernel: Any, level: Any) -> np.ndarray:

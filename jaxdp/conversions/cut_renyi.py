@@ -19,10 +19,10 @@ import numpy as np
 from jaxdp import special, validate
 from jaxdp.conversions.rdp import TINY, _log_gain
 from jaxdp.formulas import checked, formula
+from jaxdp.rounding import ULP
 
 # Whole orders 2 .. _TERMS - 1; one term of the binomial sum each.
 _TERMS = 2048
-_ULP = 2.0**-52
 _ORDERS = np.unique(np.round(np.geomspace(2, _TERMS - 1, 48)))
 # log_binomial_pmf is good to 1e-12 where it matters; the moment is charged ten times that.
 _ERROR = 1e-11
@@ -45,9 +45,9 @@ def _log_moment(order: Any, sigma: Any, q: Any, cut: Any) -> Any:
     inside = tilted + special.log_normal_tail(jnp.where(far, 0.0, away))
     # the slope of log mills, and of the tail on this side, is below 1
     size = shift + jnp.where(far, shift * (jnp.abs(c) + 0.5 / sigma) + 0.5 * c * c + jnp.abs(log_mills), tilted) + 1
-    terms = pmf + jnp.where(far, beyond, inside) + 4 * _ULP * (size + jnp.abs(pmf))
+    terms = pmf + jnp.where(far, beyond, inside) + 8 * ULP * (size + jnp.abs(pmf))
     value = jax.nn.logsumexp(jnp.where(j <= order, terms, -jnp.inf))
-    return jnp.where(cut > -jnp.inf, value + _ERROR + 4 * _ULP * jnp.abs(value), -jnp.inf)
+    return jnp.where(cut > -jnp.inf, value + _ERROR + 8 * ULP * jnp.abs(value), -jnp.inf)
 
 
 def _tail(sigma: Any, q: Any, cut: Any) -> Any:
@@ -55,7 +55,7 @@ def _tail(sigma: Any, q: Any, cut: Any) -> Any:
     away = jnp.exp(special.log_normal_tail(cut))
     shift = cut - 1 / sigma
     # 1 / sigma and the difference are rounded, which the tail multiplies by its own argument
-    shift = jnp.where(jnp.isfinite(shift), shift - 2 * _ULP * (1 / sigma + jnp.abs(shift)), shift)
+    shift = jnp.where(jnp.isfinite(shift), shift - 4 * ULP * (1 / sigma + jnp.abs(shift)), shift)
     mass = ((1 - q) * away + q * jnp.exp(special.log_normal_tail(shift))) * (1 + _ERROR)
     return jnp.where(cut == jnp.inf, 0.0, jnp.maximum(mass, TINY))
 
@@ -67,7 +67,7 @@ def _good(sigma: Any, q: Any) -> Any:
 @formula(valid=lambda a, s, q, c: _good(s, q) & (a >= 2) & (a < _TERMS) & (a == jnp.floor(a)), working_set=4 * _TERMS)
 def _cut_renyi(order, sigma, q, cut):
     value = _log_moment(order, sigma, q, cut) / (order - 1)
-    return value + jnp.where(cut > -jnp.inf, _ULP * jnp.abs(value), 0.0)
+    return value + jnp.where(cut > -jnp.inf, 2 * ULP * jnp.abs(value), 0.0)
 
 
 def cut_renyi(order: Any, noise_multiplier: Any, sampling_probability: Any, cut: Any) -> Any:

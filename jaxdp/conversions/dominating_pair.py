@@ -17,8 +17,8 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.rounding import ULP
 
-_ULP = 2.0**-52
 # Room for the logarithms that the record takes of the masses; the pair itself is exact without it.
 _MARGIN = 1e-12
 # The rounding of the masses, seen from the other order.
@@ -86,11 +86,11 @@ def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np
     validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct")
     floor = np.maximum(-np.expm1(eps), 0.0)
     validate.reject("deltas", delta, delta < floor * (1 - 1e-9), "at least 1 - e^epsilon")
-    excess = np.maximum(delta - floor, 0.0) * (1 + _MARGIN) + 4 * _ULP * floor
+    excess = np.maximum(delta - floor, 0.0) * (1 + _MARGIN) + 8 * ULP * floor
     if symmetric:
         eps, excess = _mirrored(eps, excess)
     # away from 1, where the same excess is still a bound: H decreases, H + a increases
-    ratio = np.exp(eps) * (1 + 4 * _ULP * np.sign(eps))
+    ratio = np.exp(eps) * (1 + 8 * ULP * np.sign(eps))
     excess = np.minimum(excess, np.minimum(1.0, ratio))
     order = np.lexsort((-excess, ratio))
     return ratio[order], excess[order]
@@ -101,7 +101,7 @@ def _mirrored(eps: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarr
     unique, where = np.unique(np.concatenate([eps, -eps]), return_inverse=True)
     smallest = np.full(unique.size, np.inf)
     # the product may underflow
-    image = excess * np.exp(-eps) * (1 + 4 * _ULP) + np.where(excess > 0, TINY, 0.0)
+    image = excess * np.exp(-eps) * (1 + 8 * ULP) + np.where(excess > 0, TINY, 0.0)
     np.minimum.at(smallest, where, np.concatenate([excess, image]))
     return unique, smallest
 

@@ -11,11 +11,11 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.formulas import formula
 from jaxdp.hockey_stick import gaussian
+from jaxdp.rounding import ULP
 from jaxdp.special import raised
 
 # mu from e^-46, to the last bit of its logarithm
 _SMALLEST, _HALVINGS = -46.0, 60
-_ULP = 2.0**-52
 _COVERS = ("intervals", "points")
 
 
@@ -36,7 +36,7 @@ def _smallest_mu(epsilon, delta):
     high = jnp.exp(jax.lax.fori_loop(0, _HALVINGS, halve, start)[1]) * (1 + 1e-13)
     reached = gaussian.delta_bounds(high, epsilon)[0] >= delta
     # rounded down: a delta within its rounding may need a mu > 0
-    floor = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 4 * _ULP)
+    floor = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
     return jnp.where(delta <= floor, 0.0, jnp.where(reached & (delta < 1), high, jnp.inf))
 
 
@@ -61,8 +61,8 @@ def gdp_mu(epsilons: Any, deltas: Any, *, cover: str = "intervals") -> Any:
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
     validate.reject("epsilons", eps, ~np.isfinite(eps), "finite")
     shape = validate.broadcast(epsilons=eps, deltas=delta)
-    if not shape or shape[-1] == 0:
-        raise ValueError("epsilons and deltas need a last axis of at least one point.")
+    if not eps.ndim or shape[-1] == 0:
+        raise ValueError(f"epsilons must have a last axis of at least one point, got shape {eps.shape}.")
     validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis")
     eps, delta = np.broadcast_to(eps, shape), np.broadcast_to(delta, shape)
     if cover == "intervals" and shape[-1] > 1:

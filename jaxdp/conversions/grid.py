@@ -48,7 +48,8 @@ def grid_pairs(p_mass: Any, q_mass: Any, edge_losses: Any) -> GridPairs:
     p, q = validate.nonnegative("p_mass", p_mass), validate.nonnegative("q_mass", q_mass)
     edges = validate.real_array("edge_losses", edge_losses)
     if p.ndim != 1 or p.shape != q.shape or edges.shape != (p.size + 1,):
-        raise ValueError(f"need n masses twice and n + 1 edges, got {p.shape}, {q.shape}, {edges.shape}.")
+        shapes = f"{p.shape}, {q.shape}, {edges.shape}"
+        raise ValueError(f"p_mass, q_mass and edge_losses must have shapes (n,), (n,), (n + 1,), got {shapes}.")
     validate.reject("edge_losses", edges[1:], ~(np.diff(edges) > 0), "increasing")
     low, high = np.exp(edges[:-1]) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
     inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))

@@ -18,8 +18,8 @@ from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import real_target
 from jaxdp.formulas import formula
 from jaxdp.precision import kernel
+from jaxdp.rounding import ULP
 
-_ULP = 2.0**-52
 _FAR = 700.0
 
 
@@ -43,7 +43,7 @@ def swapped_delta(epsilon: Any, delta: Any) -> Any:
 def _from_cdfs(epsilon, cdf, reverse_cdf):
     # e^eps times 0 is 0 also at eps = inf
     second = jnp.where(reverse_cdf > 0, jnp.exp(epsilon) * reverse_cdf, 0.0)
-    return jnp.clip(1 - cdf - second * (1 - 4 * _ULP) + 2 * _ULP, 0.0, 1.0)
+    return jnp.clip(1 - cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 
 def delta_from_cdfs(epsilon: Any, loss_cdf: Any, reverse_loss_cdf: Any) -> Any:
@@ -93,13 +93,13 @@ def loss_tail_from_delta(epsilons: Any, lower: Any, upper: Any) -> Bounds:
 
 @formula(vacuous=0.0)
 def _line(rate, epsilon, delta):
-    return jnp.maximum((1 - delta - jnp.exp(epsilon) * rate * (1 + 4 * _ULP)) - 2 * _ULP, 0.0)
+    return jnp.maximum((1 - delta - jnp.exp(epsilon) * rate * (1 + 8 * ULP)) - 4 * ULP, 0.0)
 
 
 @formula(vacuous=0.0)
 def _mirrored_line(rate, epsilon, delta):
     # 1 - rate - delta is rounded at the size of 1: charged before the factor, which is at most 1 for epsilon >= 0
-    return jnp.maximum(jnp.exp(-epsilon) * (1 - 4 * _ULP) * (1 - delta - rate - 2 * _ULP), 0.0)
+    return jnp.maximum(jnp.exp(-epsilon) * (1 - 8 * ULP) * (1 - delta - rate - 4 * ULP), 0.0)
 
 
 def tradeoff_from_delta(false_positive_rate: Any, epsilons: Any, deltas: Any, *, symmetric: bool = False) -> Any:
@@ -129,7 +129,7 @@ def tradeoff_from_delta(false_positive_rate: Any, epsilons: Any, deltas: Any, *,
 def _test_gains(epsilon: Any, rate: Any, miss: Any) -> tuple[Any, Any]:
     """1 - f - e^eps x at the points, and its rounding (that of f, of size 1, included)."""
     lost = jnp.where(rate > 0, jnp.exp(epsilon) * rate, 0.0)
-    return 1 - miss - lost, 4 * _ULP * (1 + lost)
+    return 1 - miss - lost, 8 * ULP * (1 + lost)
 
 
 @kernel(working_set=2048)
@@ -178,6 +178,6 @@ def delta_from_tradeoff(
     flat = eps.reshape(-1)
     spread = [np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)]
     low, high = (_chords if exact else _staircase)(flat, *spread)
-    floor = -np.expm1(np.minimum(flat, 0.0)) * (1 + 4 * _ULP)
+    floor = -np.expm1(np.minimum(flat, 0.0)) * (1 + 8 * ULP)
     low, high = np.clip(low, 0, 1), np.clip(np.maximum(high, floor), 0, 1)
     return Bounds(low.reshape(eps.shape)[()], high.reshape(eps.shape)[()])

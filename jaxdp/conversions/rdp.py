@@ -14,10 +14,11 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.formulas import above_one, formula
+from jaxdp.rounding import ULP
 
 METHODS = ("cks", "classic")
 # Twenty units of roundoff of every term: more than the handful of operations can lose.
-_ROUNDING = 20 * 2.0**-53
+_ROUNDING = 20 * ULP
 # XLA flushes smaller numbers to 0: what is below is charged this much.
 TINY = 2.0**-1022
 # One octave of the order is refined to 2^-15 of an octave in three rounds of 33 points.
@@ -77,7 +78,7 @@ def epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, infinity_mass: Any 
         Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
 
     """
-    return _smallest(_epsilon_at_order, orders, renyi, _delta_target(delta), infinity_mass, method)
+    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=_delta_target(delta))
 
 
 def delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, infinity_mass: Any = 0.0, method: str = "cks") -> Any:
@@ -86,7 +87,7 @@ def delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, infinity_mass: Any 
     cks: delta = e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a; classic without the last factor; the minimum over the orders,
     plus infinity_mass, at most 1. Arguments, shapes and reference as for `epsilon_from_rdp`; epsilon any real number.
     """
-    return _smallest(_delta_at_order, orders, renyi, real_target("epsilon", epsilon), infinity_mass, method)
+    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=real_target("epsilon", epsilon))
 
 
 def real_target(name: str, value: Any) -> Any:
@@ -110,10 +111,11 @@ def _delta_target(delta: Any) -> Any:
     return delta if validate.is_traced(delta) else validate.probability("delta", delta)
 
 
-def _smallest(formula_: Callable, orders: Any, renyi: Any, target: Any, infinity_mass: Any, method: str) -> Any:
+def _smallest(formula_: Callable, orders: Any, renyi: Any, infinity_mass: Any, method: str, **named: Any) -> Any:
+    (target,) = named.values()
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
     infinity_mass = infinity_bound(infinity_mass)
-    shape = validate.broadcast(target=target, infinity_mass=infinity_mass)
+    shape = validate.broadcast(**named, infinity_mass=infinity_mass)
     xp = jnp if validate.is_traced(target, infinity_mass, orders, renyi) else np
     goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in (target, infinity_mass))
 
@@ -123,19 +125,21 @@ def _smallest(formula_: Callable, orders: Any, renyi: Any, target: Any, infinity
     if callable(renyi) and orders is None:
         return _search(bounds, renyi, shape)
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
+    lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
+    validate.broadcast(**lead, **named, infinity_mass=infinity_mass)
     out = bounds(at, values)
     return out.min(axis=-1)[()]
 
 
-def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one) -> tuple[Any, Any]:
-    """Orders and values, checked: orders by ``check``, values >= 0 or inf, the same last axis."""
+def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one, name: str = "renyi") -> tuple[Any, Any]:
+    """Orders and values, checked: orders by ``check``, values (``name``) >= 0 or inf, the same last axis."""
     orders = orders if validate.is_traced(orders) else check("orders", orders)
     if not validate.is_traced(renyi):
-        renyi = validate.real_array("renyi", renyi)
-        validate.reject("renyi", renyi, ~(renyi >= 0), ">= 0 or inf")
+        renyi = validate.real_array(name, renyi)
+        validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")
     if np.ndim(orders) == 0 or np.ndim(renyi) == 0 or np.shape(orders)[-1] != np.shape(renyi)[-1]:
         raise ValueError(
-            f"orders and renyi must have the same last axis, got shapes {np.shape(orders)} and {np.shape(renyi)}."
+            f"orders and {name} must have the same last axis, got shapes {np.shape(orders)} and {np.shape(renyi)}."
         )
     if np.shape(orders)[-1] == 0:
         raise ValueError("orders must not be empty.")

@@ -22,8 +22,8 @@ from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import TINY, _log_gain, infinity_bound, real_target, renyi_curve
 from jaxdp.precision import kernel, require_x64
 from jaxdp.roots import crossing
+from jaxdp.rounding import ULP
 
-_ULP = 2.0**-52
 # logits to 2e-10, the relative accuracy of p*; both ends of the bracket are kept
 _HALVINGS = 42
 _CELLS, _ROUNDS = 40, 6
@@ -56,7 +56,7 @@ def _violated(order: Any, bound: Any, first: Any, second: Any, sign: Any) -> Any
     at_one = excess == 0
     value = jnp.where(at_one, divergence, jnp.sign(excess) * total)
     limit = jnp.where(at_one, bound, jnp.abs(excess) * bound)
-    slack = 8 * _ULP * jnp.where(at_one, kl_size, size + limit)
+    slack = 16 * ULP * jnp.where(at_one, kl_size, size + limit)
     return value > limit + sign * slack
 
 
@@ -92,7 +92,7 @@ def _advantage(curve: Any, logit: Any, eps: Any) -> tuple[Any, Any, Any]:
         near_one = x > 0.5
         value = jnp.where(near_one, -jnp.expm1(eps) + tilt * rest - lost, p - tilt * x)
         size = jnp.where(near_one, jnp.abs(jnp.expm1(eps)) + tilt * rest + lost, p + tilt * x)
-        return value + sign * 8 * _ULP * size * (1 + jnp.abs(v) / 16 + jnp.abs(eps))
+        return value + sign * 16 * ULP * size * (1 + jnp.abs(v) / 16 + jnp.abs(eps))
 
     low, high = _largest_power(curve, logit)
     return x, gain(low, -1.0), gain(high, 1.0)
@@ -120,7 +120,7 @@ def _delta_and_slope(curve: Any, eps: Any) -> tuple[Any, Any]:
     # beyond the grid: left of it p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x)
     left_end = jax.nn.sigmoid(_largest_power(curve, -far)[1])
     falling = -jnp.expm1(eps)
-    right_end = falling + 4 * _ULP * jnp.abs(falling) + jnp.exp(eps) * jax.nn.sigmoid(-far) * (1 + 8 * _ULP)
+    right_end = falling + 8 * ULP * jnp.abs(falling) + jnp.exp(eps) * jax.nn.sigmoid(-far) * (1 + 16 * ULP)
     start = (-far, far, jnp.maximum(left_end, right_end), jnp.asarray(1.0), jnp.asarray(0.5))
     _, _, _, total, at = jax.lax.fori_loop(0, _ROUNDS, refine, start)
     total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, TINY, 1.0))
@@ -137,7 +137,7 @@ def _delta_kernel(curve: Any, infinity: Any, eps: Any) -> Any:
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
-    return jnp.where(_valid(curve), jnp.minimum(1.0, (infinity + value) * (1 + 4 * _ULP)), 1.0)
+    return jnp.where(_valid(curve), jnp.minimum(1.0, (infinity + value) * (1 + 8 * ULP)), 1.0)
 
 
 def _cks_delta(curve: Any, eps: Any) -> Any:
@@ -152,7 +152,7 @@ def _cks_delta(curve: Any, eps: Any) -> Any:
 @kernel(working_set=20000)
 def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
     orders, forward, _ = curve
-    room = (delta - infinity) * (1 - 4 * _ULP)
+    room = (delta - infinity) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
     excess = jnp.where(orders > 1, orders - 1, 1.0)
     each = jnp.where(orders > 1, forward + (_log_gain(excess) - goal) / excess, jnp.inf)
@@ -167,8 +167,8 @@ def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
     _, found = crossing(
         lambda t: excess_log_delta(t - 1), jnp.asarray(1 - 5e-10), 1 + high, jnp.ones(()), rtol=1e-9, max_steps=30
     )
-    found = (found - 1) * (1 + 4 * _ULP) + 2 * _ULP
-    found = jnp.where(found <= 4 * _ULP, 0.0, found)
+    found = (found - 1) * (1 + 8 * ULP) + 4 * ULP
+    found = jnp.where(found <= 8 * ULP, 0.0, found)
     found = jnp.where(start < _FAR, jnp.maximum(found, 0.0), start)
     found = jnp.where(room > 0, found, jnp.inf)
     return jnp.where(_valid(curve) & ~jnp.isnan(found), jnp.where(delta >= 1, 0.0, found), jnp.inf)
@@ -179,9 +179,9 @@ def _tradeoff_kernel(curve: Any, infinity: Any, x: Any) -> Any:
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
     # x rounded up: p* increases
-    logit = jnp.log(safe) - jnp.log1p(-safe) + 8 * _ULP * (1 + jnp.abs(jnp.log(safe)) + 1 / (1 - safe))
-    miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 64 * _ULP)
-    at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 64 * _ULP)
+    logit = jnp.log(safe) - jnp.log1p(-safe) + 16 * ULP * (1 + jnp.abs(jnp.log(safe)) + 1 / (1 - safe))
+    miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
+    at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
     value = jnp.where(inside, miss, jnp.where(x <= 0, at_zero, 0.0))
     return jnp.where(_valid(curve), jnp.maximum(value - infinity, 0.0), 0.0)
 
@@ -240,7 +240,9 @@ def _order(name: str, value: Any) -> np.ndarray:
 
 def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **target: Any) -> Any:
     orders, forward = renyi_curve(orders, renyi, _order)
-    backward = np.full(np.shape(forward), np.inf) if reverse is None else renyi_curve(orders, reverse, _order)[1]
+    backward: Any = np.full(np.shape(forward), np.inf)
+    if reverse is not None:
+        _, backward = renyi_curve(orders, reverse, _order, "reverse_renyi")
     infinity = infinity_bound(infinity)
     ((name, goal),) = target.items()
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}

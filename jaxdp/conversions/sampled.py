@@ -11,8 +11,8 @@ from jaxdp import validate
 from jaxdp.conversions.dominating_pair import pair_from_profile
 from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.rounding import ULP
 
-_ULP = 2.0**-52
 # e^_FAR and e^-_FAR are normal numbers
 _FAR = 700.0
 _RELATIONS = ("remove", "add", "replace_one")
@@ -49,7 +49,7 @@ def sampled_delta(base_delta: Profile, epsilon: Any, sampling_probability: Any, 
     # the other order of the pair, or of a symmetric bound, is read off at -eps by the swap identity
     flip = np.full(eps.shape, relation == "add") | ((relation == "replace_one") & (eps < 0))
     excess = _remove_excess(base_delta, np.where(flip, -eps, eps), q) * np.exp(np.where(flip, eps, 0.0).clip(max=_FAR))
-    total = (excess - np.expm1(np.minimum(eps, 0.0))) * (1 + 4 * _ULP)
+    total = (excess - np.expm1(np.minimum(eps, 0.0))) * (1 + 8 * ULP)
     # what is subnormal is rounded up too: XLA would flush it to 0
     return np.minimum(np.where(total > 0, np.maximum(total, TINY), 0.0), 1.0)[()]
 
@@ -65,7 +65,7 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
     a = np.exp(np.minimum(at, 30.0))
     # the sum with the smaller terms; in the second 1 - q is exact for q >= 1/2, and rounded by 2^-54 for less
     u = np.where(at > -0.69, grown + q, a - (1 - q))
-    slack = 4 * _ULP * (np.minimum(np.abs(grown), a) + np.abs(u)) + TINY
+    slack = 8 * ULP * (np.minimum(np.abs(grown), a) + np.abs(u)) + TINY
     low, high = u - slack, np.where(far, np.inf, u + slack)
     live = (q > 0) & (far | (low > 0))
     rate, at = np.where(live, q, 1.0), np.where(live, at, 0.0)
@@ -74,12 +74,12 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
     log_u = np.where(far, at + np.log1p(-(1 - rate) * np.exp(-np.maximum(at, 30.0))), log_u)
     log_q = np.log(rate)
     # rounded down, delta decreases
-    inner = log_u - log_q - 4 * _ULP * (1 + np.abs(log_u) + np.abs(log_q))
+    inner = log_u - log_q - 8 * ULP * (1 + np.abs(log_u) + np.abs(log_q))
     close = np.log1p(np.where(near, grown, 0.0) / rate)
-    inner = np.where(near, close - 8 * _ULP * np.abs(close), inner)
+    inner = np.where(near, close - 16 * ULP * np.abs(close), inner)
     base = validate.probability("base_delta(epsilon)", base_delta(np.where(rate == 1, at, inner)))
     inside, floor = np.where(base > 0, rate * base + TINY, 0.0), -np.expm1(np.minimum(at, 0.0))
-    excess = np.maximum(inside - floor, 0.0) + 4 * _ULP * (inside + floor)
+    excess = np.maximum(inside - floor, 0.0) + 8 * ULP * (inside + floor)
     # high > 0 >= low: whether there is any excess is lost in the rounding
     return np.where(q > 0, np.minimum(np.where(live, excess, np.inf), np.maximum(high, 0.0)), 0.0)
 
@@ -91,5 +91,8 @@ def sampled_pair(base_delta: Profile, epsilons: Any, sampling_probability: float
     `pair_from_profile`). "replace_one": eps >= 0 suffices, the pair is symmetric (Zhu, Dong, Wang 2022, Corollary
     31). "remove" and "add": give negative epsilons too. Composing the one-sided formula itself is not valid.
     """
-    deltas = sampled_delta(base_delta, epsilons, sampling_probability, relation)
+    losses = validate.real_array("epsilons", epsilons)
+    if np.ndim(validate.probability("sampling_probability", sampling_probability)):
+        raise ValueError(f"sampling_probability must be one number, got shape {np.shape(sampling_probability)}.")
+    deltas = sampled_delta(base_delta, losses, sampling_probability, relation)
     return pair_from_profile(epsilons, deltas, symmetric=relation == "replace_one")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.mixture import REACH, ROOT_2PI, ULP, gained, log_integrand, log_mixture_real
+from jaxdp.fourier.mixture import REACH, ROOT_2PI, gained, log_integrand, log_mixture_real
+from jaxdp.rounding import ULP
 
 _DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `REACH`: left, right
 _HALVINGS = 6

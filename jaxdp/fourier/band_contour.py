@@ -20,9 +20,9 @@ from jaxdp.fourier.exponential_sums import less_one_error, ratios, ratios_less_o
 from jaxdp.fourier.labels import Label, SoftLine, Step
 from jaxdp.fourier.plan import Plan, conversion
 from jaxdp.fourier.spectrum import Nodes, Spectrum
+from jaxdp.rounding import ULP as _ULP
 from jaxdp.special import log_expm1
 
-_ULP = 2.0**-53
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
 _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])

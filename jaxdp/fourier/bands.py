@@ -35,9 +35,9 @@ from jaxdp.fourier.contour import PLACES, Contour, Effort, Raw, Sums, contour_su
 from jaxdp.fourier.plan import conversion, tail_cut
 from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.roots import Seen, crossing, proved_ends
+from jaxdp.rounding import ULP as _ULP
 from jaxdp.special import log_expm1
 
-_ULP = 2.0**-53
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # times that the contours are made for one epsilon
 _ROUNDS = 27  # of a search on the contours of one place

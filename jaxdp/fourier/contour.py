@@ -23,9 +23,9 @@ from jaxdp.fourier.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
 from jaxdp.precision import exact_product
 from jaxdp.roots import Seen, proved_ends
+from jaxdp.rounding import ULP as _ULP
 from jaxdp.validate import SMALLEST
 
-_ULP = 2.0**-53
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
 PLACES = np.array([0.0, 0.4, 0.8, 0.96, 1.0])  # of the first round of a search

@@ -18,7 +18,6 @@ from jaxdp.fourier import add_direction
 from jaxdp.fourier.mixture import (
     REACH,
     ROOT_2PI,
-    ULP,
     exact_nodes,
     exp_or_inf,
     gained,
@@ -26,6 +25,7 @@ from jaxdp.fourier.mixture import (
     log_mixture,
     log_units,
 )
+from jaxdp.rounding import ULP
 
 HEIGHTS = 2.0 ** -np.arange(1.0, 13.0)  # of the strip's
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.mixture import ULP
 from jaxdp.precision import exact_product
+from jaxdp.rounding import ULP
 
 
 class Line(NamedTuple):

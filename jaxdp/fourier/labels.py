@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from jaxdp.fourier.complex_logarithms import log_one_plus
 from jaxdp.fourier.decay import HEIGHTS, turn_units
-from jaxdp.fourier.mixture import ROOT_2PI, ULP, exact_nodes, exp_or_inf, log_mixture, log_mixture_real, log_units
+from jaxdp.fourier.mixture import ROOT_2PI, exact_nodes, exp_or_inf, log_mixture, log_mixture_real, log_units
+from jaxdp.rounding import ULP
 
 WIDTH = 0.3
 _TURN = 0.7  # largest angle, in units of the label's width, at which the strip ends

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Spectrum, along_line
-
-_ULP = 2.0**-53
+from jaxdp.rounding import ULP as _ULP
 
 
 class LatticeContour(NamedTuple):

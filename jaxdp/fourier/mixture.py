@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 ROOT_2PI = 2.5066282746310002
-ULP = 2.0**-53
 REACH = 9.5  # half width of a line in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
 
 

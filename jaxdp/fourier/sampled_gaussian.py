@@ -26,7 +26,6 @@ from jaxdp.fourier.exponential_sums import Line
 from jaxdp.fourier.mixture import (
     REACH,
     ROOT_2PI,
-    ULP,
     exact_nodes,
     exp_or_inf,
     gained,
@@ -35,6 +34,7 @@ from jaxdp.fourier.mixture import (
     log_mixture_real,
     log_units,
 )
+from jaxdp.rounding import ULP
 
 _HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _STRIDE = 4

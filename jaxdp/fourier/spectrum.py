@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from jaxdp.fourier.exponential_sums import Line, discrete_line, discrete_log_m, ratios, rounding_units
 from jaxdp.fourier.sampled_gaussian import real_log_m, tail_mass, tilted_line
+from jaxdp.rounding import ULP as _ULP
 
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
-_ULP = 2.0**-53
 MASS_ROUNDING = 2.0**-42
 """By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
 DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxdp.fourier.decay import log_decay
 from jaxdp.fourier.exponential_sums import Line, ratios, rounding_units
 from jaxdp.fourier.spectrum import Spectrum
+from jaxdp.rounding import ULP as _ULP
 
 _NEGLIGIBLE = 50.0
 _LEAST = 64  # covering points of the least effort
@@ -84,7 +85,7 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
         ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
-        noise = line.error + 2.0**-53 * jnp.sum(
+        noise = line.error + _ULP * jnp.sum(
             jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)),
             -1,
         )

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxdp.hockey_stick.clones import SIZE, clones_delta_bounds, clones_epsilon_upper
 from jaxdp.precision import kernel
+from jaxdp.rounding import ULP
 
 _ROUNDS = 8
 _WORKING_SET = 3_000_000
@@ -42,7 +43,7 @@ def approximate_delta_upper(num_users, eps0, delta0, epsilon, *, rate: str = "cl
     clean = clones_delta_bounds.point(num_users, eps0, epsilon, rate=rate, size=size).upper
     extra = additive_term(num_users, eps0, delta0, epsilon, rate)
     extra = jnp.where(epsilon >= eps0, jnp.minimum(extra, delta0), extra)
-    total = jnp.minimum((clean + extra) * jnp.where(extra > 0, 1.0 + 2.0**-52, 1.0), 1.0)
+    total = jnp.minimum((clean + extra) * jnp.where(extra > 0, 1.0 + 2 * ULP, 1.0), 1.0)
     return jnp.where((delta0 >= 0) & (delta0 <= 1) & ~jnp.isnan(total), total, 1.0)
 
 

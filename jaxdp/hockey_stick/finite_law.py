@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_ULP = 2.0**-53
+from jaxdp.rounding import ULP as _ULP
+
 _HALVINGS = 64
 _LEAST = 2.3e-308
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.roots import crossing
+from jaxdp.rounding import ULP
 from jaxdp.special import mills
 
-_ULP = 2.0**-52
 _TINY = 2.2250738585072014e-308
 _LOG_ROOT_2PI = 0.9189385332046727
 
@@ -47,7 +47,7 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     log_minus_slope = jnp.where(far, log_second, -0.5 * y1 * y1 - _LOG_ROOT_2PI + jnp.log(m2))
     cancel = jnp.where(far, 8 / gap_far, near_error)
     hazard = jnp.where(far, 1e-4, jnp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
-    error = _ULP * (16 + 4 * hazard * scale + cancel + 4 * jnp.abs(jnp.where(far, eps, 0.0)))
+    error = 2 * ULP * (16 + 4 * hazard * scale + cancel + 4 * jnp.abs(jnp.where(far, eps, 0.0)))
     error = error + 4 * mu_error * hazard * scale
     return value, -jnp.exp(log_minus_slope - value), error
 
@@ -62,14 +62,14 @@ def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[
     floor = jnp.maximum(-jnp.expm1(jnp.where(eps < 0, eps, 0.0)), 0.0)
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
     upper = jnp.minimum(jnp.maximum(upper + _TINY, floor), 1.0)
-    lower = jnp.clip(lower, floor * (1 - 4 * _ULP), 1.0)
+    lower = jnp.clip(lower, floor * (1 - 8 * ULP), 1.0)
     known = jnp.where(eps == jnp.inf, jnp.where(mu == jnp.inf, 1.0, 0.0), jnp.where(mu == 0, floor, 1.0))
     good = ~(jnp.isnan(mu) | jnp.isnan(eps) | (mu < 0))
     lower = jnp.where(inside & (error < 1), lower, jnp.where(good & ~inside, known, 0.0))
     upper = jnp.where(inside & (error < 1), upper, jnp.where(good & ~inside, known, 1.0))
     crude = jnp.maximum(jnp.exp(-0.5 * x1 * x1) + _TINY, floor)
     # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
-    small = floor * (1 + 4 * _ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + _TINY
+    small = floor * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + _TINY
     crude = jnp.minimum(crude, small)
     return lower, jnp.where(inside, jnp.minimum(upper, crude), upper)
 

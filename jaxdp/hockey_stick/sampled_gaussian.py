@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxdp.hockey_stick import gaussian
 from jaxdp.roots import crossing
+from jaxdp.rounding import ULP as _ULP
 from jaxdp.special import log_complement
 
 _SLACK = 1e-13
-_ULP = 2.0**-53
 _TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 _LARGE = 30.0
 _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200

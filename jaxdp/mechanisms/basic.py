@@ -14,6 +14,7 @@ from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
 from jaxdp.renyi.laplace import laplace_renyi
+from jaxdp.rounding import ULP
 from jaxdp.special import log_complement
 
 
@@ -254,7 +255,7 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
     alone, missing = jnp.where(q > 0, 0.0, p), _missing(p)
     # one mass is exact, a sum is rounded up
     several = jnp.sum(alone > 0) + (missing > 0) > 1
-    up = jnp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * 2.0**-53, 1.0)
+    up = jnp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * ULP, 1.0)
     return jnp.minimum(1.0, (jnp.sum(alone) + missing) * up)
 
 

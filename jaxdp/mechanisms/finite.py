@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.rounding import ULP
 from jaxdp.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
 
-_ULP = 2.0**-53
 _LEAST = 2.3e-308  # subnormal numbers are flushed to 0
 Pair = tuple[Any, ...]
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -68,9 +68,9 @@ def with_losses(pair: Pair) -> FinitePair:
 
     def alone(log_mass: Any, there: Any) -> Any:
         size = jnp.where(there | (log_mass == -jnp.inf), 0.0, jnp.abs(log_mass) + 8)
-        return jnp.sum(jnp.where(there, 0.0, jnp.exp(log_mass) * (1 + (2 * size + log_mass.shape[0]) * _ULP)))
+        return jnp.sum(jnp.where(there, 0.0, jnp.exp(log_mass) * (1 + (2 * size + log_mass.shape[0]) * ULP)))
 
-    blur = 4 * _ULP * (jnp.abs(one) + jnp.abs(other) + 1)
+    blur = 4 * ULP * (jnp.abs(one) + jnp.abs(other) + 1)
     only_p, only_q = alone(log_p, log_q > -jnp.inf), alone(log_q, log_p > -jnp.inf)
     return FinitePair(log_p, log_q, one - other, blur, only_p, only_q)
 
@@ -98,7 +98,7 @@ def _mixture_blur(w: Any, blur: Any, ratio: Any, q: Any) -> Any:
     live, size = jnp.isfinite(ratio), jnp.where(jnp.isfinite(ratio), jnp.abs(ratio), 0.0)
     room = jnp.log(jnp.where(q > 0, q, 1e-300)) + jnp.where(live, w - ratio, -jnp.inf)
     share = jnp.exp(jnp.minimum(room, 0.0))
-    own = _ULP * (24 * size + jnp.where(q > 0.5, 8 * jnp.minimum(jnp.abs(w), 80.0), 0.0))
+    own = ULP * (24 * size + jnp.where(q > 0.5, 8 * jnp.minimum(jnp.abs(w), 80.0), 0.0))
     return share * blur + jnp.where(q < 1, own, 0.0)
 
 
@@ -117,7 +117,7 @@ def sampled_part(pair: Pair, rate: Any, direction: str) -> Part:
     blur = jnp.where(live, _mixture_blur(base, jnp.where(in_p & in_q, blur, 0.0), ratio, rate), 0.0)
     under_q = jnp.where(live, log_q, -jnp.inf)
     # with everyone sampled the masses are those of the base; what some rounds leave out, P has under Q's outcomes
-    some_p = jnp.maximum(rate * only_p * jnp.where(rate < 1, 1 + 4 * _ULP, 1.0), _LEAST)
+    some_p = jnp.maximum(rate * only_p * jnp.where(rate < 1, 1 + 4 * ULP, 1.0), _LEAST)
     some_p = jnp.where((rate > 0) & (only_p > 0), some_p, 0.0)
     only_q = jnp.where(rate < 1, 0.0, only_q)
     if direction == "forward":
@@ -134,7 +134,7 @@ def sampled_part(pair: Pair, rate: Any, direction: str) -> Part:
         jnp.concatenate([loss, -loss, jnp.zeros(1)]),
         jnp.concatenate([under_q + loss, under_q, rest[None]]),
         # the last one's loss is exact, its mass is a sum
-        jnp.concatenate([blur, blur, jnp.full(1, loss.shape[0] * _ULP)]),
+        jnp.concatenate([blur, blur, jnp.full(1, loss.shape[0] * ULP)]),
         some_p,
         some_p,
     )
@@ -220,13 +220,13 @@ def masses_pair(p: Any, q: Any) -> FinitePair:
     quotient = jnp.log(jnp.where(far, 1.0, one / other))
     difference = jnp.log(one) - jnp.log(other)
     loss = jnp.where(near, jnp.log1p(jnp.where(near, gap, 0.0)), jnp.where(far, difference, quotient))
-    blur = 4 * _ULP * jnp.where(far, jnp.abs(jnp.log(one)) + jnp.abs(jnp.log(other)), jnp.abs(loss))
+    blur = 4 * ULP * jnp.where(far, jnp.abs(jnp.log(one)) + jnp.abs(jnp.log(other)), jnp.abs(loss))
     return FinitePair(_log(p), _log(q), loss, blur)
 
 
 def _rounded(log_p: Any, log_q: Any, loss: Any) -> FinitePair:
     """A pair with no mass at infinity, its losses within 8 units of themselves."""
-    return FinitePair(log_p, log_q, loss, 8 * _ULP * jnp.abs(loss))
+    return FinitePair(log_p, log_q, loss, 8 * ULP * jnp.abs(loss))
 
 
 class _Cells(NamedTuple):

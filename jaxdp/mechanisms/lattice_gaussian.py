@@ -17,13 +17,13 @@ import numpy as np
 
 from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
 from jaxdp.precision import exact_product
+from jaxdp.rounding import ULP
 from jaxdp.special import log_expm1
 
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12
 _RULE_ERROR = 3e-14  # of the interpolated rule, relative; 1.2e-14 measured
 _FAR = 600.0
-_ULP = 2.0**-53
 
 
 def _gauss_rule(inverse_square: float) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +150,7 @@ def discrete_gaussian_inner_pair(sigma: Any, sensitivity: Any, fine: bool = Fals
     excess = jnp.sum(share * jnp.expm1(jnp.minimum(cells.above, _FAR)), axis=1)
     loss = cells.loss[:-1] + jnp.log1p(excess)
     # the shares are rounded at the size of the logarithms that they come from
-    blur = jnp.where(fit, cells.blur + 4 * _ULP * (16 - jnp.where(fit, log_q, 0.0)) * excess, 0.0)
+    blur = jnp.where(fit, cells.blur + 4 * ULP * (16 - jnp.where(fit, log_q, 0.0)) * excess, 0.0)
     log_q = jnp.concatenate([log_q, cells.log_edge[-1:]])
     log_q = jnp.where(_usable(sigma, sensitivity), log_q, -jnp.inf)
     loss = jnp.concatenate([loss, cells.loss[-1:]])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.fourier.mixture import ULP, log_mixture_real, log_units
+from jaxdp.fourier.mixture import log_mixture_real, log_units
 from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -16,6 +16,7 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import FixedSizeSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.precision import kernel
+from jaxdp.rounding import ULP
 from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
 
 _RANKS = 64
