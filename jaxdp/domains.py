@@ -24,13 +24,14 @@ class Domain:
 
     contains: float64 array -> booleans of its shape, False for NaN; one expression for NumPy and for traced arrays.
     allowed: the set in words, to follow "must be". harmless: a number inside, at which every formula and its derivative
-    are finite. remedy: a sentence for the error message.
+    are finite. remedy: a sentence for the error message. whole: the set is of whole numbers.
     """
 
     contains: Callable[[Any], Any]
     allowed: str
     harmless: float = 1.0
     remedy: str = ""
+    whole: bool = False
 
 
 FINITE = Domain(lambda x: abs(x) < np.inf, "finite")
@@ -45,7 +46,8 @@ NOT_NAN = Domain(lambda x: x == x, "a real number, inf or -inf")
 
 def whole(minimum: int) -> Domain:
     """Whole numbers from ``minimum`` on."""
-    return Domain(lambda x: (x >= minimum) & (x < np.inf) & (x % 1 == 0), f"a whole number >= {minimum}", minimum + 1.0)
+    inside = lambda x: (x >= minimum) & (x < np.inf) & (x % 1 == 0)  # noqa: E731
+    return Domain(inside, f"a whole number >= {minimum}", minimum + 1.0, whole=True)
 
 
 def _bits(x: Any) -> Any:

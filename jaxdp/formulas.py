@@ -14,8 +14,10 @@ from jaxdp.precision import Kernel, require_x64
 
 
 def checked(**arguments: tuple[Callable, Any]) -> list[Any]:
-    """Arguments in order, each given as (check, value); a traced value passes, it is masked by the formula."""
-    return [v if validate.is_traced(v) else check(name, v) for name, (check, v) in arguments.items()]
+    """Arguments in order, each given as (check, value), that broadcast; a traced value is masked by the formula."""
+    values = {name: v if validate.is_traced(v) else check(name, v) for name, (check, v) in arguments.items()}
+    validate.broadcast(**values)
+    return list(values.values())
 
 
 def above_one(name: str, value: Any) -> np.ndarray:

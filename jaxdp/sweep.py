@@ -80,8 +80,8 @@ def sweep(
     Every axis value is tried once before a long run, so that an invalid one is rejected at the start. An error inside
     a chunk is re-raised with a note naming the chunk; finished chunks stay on disk.
     The attributes hold version, accuracy and, where verbs were called by fn, verb, mechanism, relation and bound.
-    Raises ValueError for bad axes, a wrong result shape, or a path that holds another computation, ImportError
-    (naming the extra) without xarray.
+    Raises ValueError for bad axes, a wrong result shape, or a path that holds another computation, TypeError for a fn
+    that accepts single numbers only, ImportError (naming the extra) without xarray.
     """
     xarray = _require("xarray")
     grid = Grid.of(axes, batch_size)
@@ -281,7 +281,16 @@ def _chunk(fn: Callable, grid: Grid, chunk: int) -> dict[str, np.ndarray]:
 
 def _evaluate(fn: Callable, arguments: dict[str, Any], size: int) -> dict[str, np.ndarray]:
     flat = {}
-    for name, value in _named(fn, fn(**arguments)):
+    try:
+        result = fn(**arguments)
+    except (TypeError, ValueError) as error:
+        if _takes_numbers_only(fn, arguments):
+            raise TypeError(
+                f"fn must accept arrays, got one that accepts single numbers only: numeric axes arrive as arrays of "
+                f"{size} grid points. Use NumPy's functions (np.exp, np.where for if), or wrap it: np.vectorize(fn)."
+            ) from error
+        raise
+    for name, value in _named(fn, result):
         array = np.asarray(value)
         if np.iscomplexobj(array):
             raise ValueError(f"fn must return real values, got {array.dtype} for {name}.")
@@ -289,6 +298,20 @@ def _evaluate(fn: Callable, arguments: dict[str, Any], size: int) -> dict[str, n
             raise ValueError(f"fn must return one value per grid point, shape ({size},), got {array.shape} for {name}.")
         flat[name] = np.broadcast_to(array, (size,)).astype(np.float64)
     return flat
+
+
+def _takes_numbers_only(fn: Callable, arguments: dict[str, Any]) -> bool:
+    """Whether fn fails at an array of equal grid points and not at one of them as a number."""
+    arrays = {name: np.full_like(a, a[0]) for name, a in arguments.items() if isinstance(a, np.ndarray)}
+    try:
+        fn(**{**arguments, **{name: array[0].item() for name, array in arrays.items()}})
+    except Exception:  # whatever it is, the caller has an error of fn to show
+        return False
+    try:
+        fn(**{**arguments, **arrays})
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def _named(fn: Callable, result: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

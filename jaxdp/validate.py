@@ -12,6 +12,9 @@ import numpy as np
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, whole
 from jaxdp.domains import SMALLEST as SMALLEST
 
+LOCAL = "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta)."
+"""What to do with a mechanism that is no local randomizer, such as PureDP."""
+
 
 def is_traced(*trees: Any) -> bool:
     """True when any leaf is an abstract value of a surrounding jit, vmap or grad."""
@@ -27,7 +30,10 @@ def real_array(name: str, value: Any) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{name} must be a rectangular array of real numbers: {error}.") from error
     if array.dtype == object and all(isinstance(v, numbers.Real) for v in array.ravel()):
-        array = array.astype(np.float64)
+        try:
+            array = array.astype(np.float64)
+        except OverflowError:
+            raise ValueError(f"{name} must be at most 1.8e308, got a whole number beyond that.") from None
     if (
         array.dtype == bool
         or not (np.issubdtype(array.dtype, np.number) or str(array.dtype) == "bfloat16")
@@ -87,6 +93,8 @@ def integer(name: str, value: Any, minimum: int, remedy: str = "") -> np.ndarray
 
 def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):
+        if domain.whole and not remedy and domain.contains(np.rint(array)).all():
+            remedy = "Round it."  # np.logspace and divisions give fractions
         reject(name, array, ~domain.contains(array), domain.allowed, remedy)
     return array
 
@@ -103,5 +111,5 @@ def broadcast(**arrays: Any) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*(np.shape(a) for a in arrays.values()))
     except ValueError:
-        shapes = ", ".join(f"{name} {np.shape(a)}" for name, a in arrays.items())
+        shapes = ", ".join(f"{name} {np.shape(a)}" for name, a in arrays.items() if np.ndim(a))
         raise ValueError(f"shapes do not broadcast: {shapes}. Add axes of length 1.") from None

@@ -262,7 +262,7 @@ def test_any_feasible_allocation_is_no_cheaper_than_the_optimum():
     kappa, noise, shift = np.array([0.9, 0.8, 1.0]), np.ones(3), np.array([1.0, 0.5, 0.2])
     everything_at_once = iteration.contractive_iteration_rdp(2, shift, contraction=kappa, noise_std=noise, shift=shift)
     assert everything_at_once > iteration.gdp_mu(kappa, noise, shift) ** 2
-    with pytest.raises(ValueError, match="distance left at the end"):
+    with pytest.raises(ValueError, match="allocation must be the whole distance, 0 left, got"):
         iteration.contractive_iteration_rdp(2, [0.5, 0.5, 0.2], contraction=kappa, noise_std=noise, shift=shift)
 
 
@@ -346,7 +346,7 @@ def test_the_published_contraction_is_not_below_the_sharp_one_where_both_vanish(
         (lambda: iteration.contraction(0.1, 1.0, 2.0), "strong_convexity"),
         (lambda: iteration.gdp_mu([0.0, 1.0], 1.0, 1.0), "contraction"),
         (lambda: iteration.gdp_mu([1.0, 1.0], [1.0, -1.0], 1.0), "noise_std"),
-        (lambda: iteration.gdp_mu([1.0, 1.0], np.ones(3), 1.0), "same number of steps"),
+        (lambda: iteration.gdp_mu([1.0, 1.0], np.ones(3), 1.0), r"broadcast: contraction \(2,\), noise_std \(3,\)"),
         (lambda: iteration.gdp_mu(1.0, 1.0, 1.0), "last axis"),
         (lambda: iteration.gdp_mu([np.nan], 1.0, 1.0), "contraction"),
         (lambda: iteration.participation_mu([1.0, 1.0], 1.0, 1.0, [[3]]), "steps"),

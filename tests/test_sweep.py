@@ -1,6 +1,7 @@
 """Sweeps: the grid they promise, one shape for every call, and nothing lost when they are cut short."""
 
 import errno
+import math
 import os
 import pathlib
 import subprocess
@@ -318,3 +319,24 @@ def test_without_xarray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ImportError, match=r"jaxdp-accounting\[sweep\]"):
         sweep(same_function, a=[1.0])
+
+
+@pytest.mark.parametrize("fn", [lambda eps0: math.exp(eps0), lambda eps0: eps0 if eps0 > 1 else 1.0])
+def test_a_function_of_single_numbers_only_is_refused_with_the_remedy(fn):
+    with pytest.raises(TypeError, match=r"fn must accept arrays, .* arrays of 3 grid points.*np\.vectorize\(fn\)"):
+        sweep(fn, eps0=[0.5, 1.0, 2.0])
+    dataset = sweep(np.vectorize(fn), eps0=[0.5, 1.0, 2.0])
+    assert dataset.sizes == {"eps0": 3}
+
+
+def test_a_bad_value_of_an_axis_is_not_taken_for_a_function_of_single_numbers():
+    with pytest.raises(ValueError, match="noise_multiplier must be finite and > 0, got -1"):
+        sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, -1.0])
+    with pytest.raises(ValueError, match="one of the grid points is bad"):
+        sweep(_of_a_bad_point, sigma=[1.0, 2.0, -1.0])
+
+
+def _of_a_bad_point(sigma):
+    if np.any(np.asarray(sigma) < 0):
+        raise ValueError("one of the grid points is bad")
+    return sigma

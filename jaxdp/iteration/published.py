@@ -152,7 +152,7 @@ def contractive_iteration_rdp(
         validate.reject("allocation", spent[..., t], over, "at most the distance left at its step")
         distance = np.maximum(reach - spent[..., t], 0.0)
         distance = np.where(distance <= slack, 0.0, distance)
-    validate.reject("distance left at the end", distance, distance > 0, "0", "Spend it at the last step.")
+    validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
     return (alpha * np.sum((spent / noise) ** 2, axis=-1) / 2)[()]
 
 

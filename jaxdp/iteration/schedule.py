@@ -38,14 +38,9 @@ def _checked_schedule(contraction, noise_std, shift):
         noise_std=(validate.nonnegative, noise_std),
         shift=(validate.nonnegative, shift),
     )
-    lengths = {name: np.shape(a)[-1:] for name, a in zip(Schedule._fields, parts, strict=True)}
-    sizes = {length[0] for length in lengths.values() if length}
-    if not sizes:
+    shape = np.broadcast_shapes(*map(np.shape, parts))
+    if not shape:
         raise ValueError("a schedule needs a last axis of steps: give contraction, noise_std or shift as an array.")
-    if len(sizes - {1}) > 1:
-        text = ", ".join(f"{name} {length[0]}" for name, length in lengths.items() if length)
-        raise ValueError(f"schedules must have the same number of steps, got {text}.")
-    shape = validate.broadcast(contraction=parts[0], noise_std=parts[1], shift=parts[2])
     xp = jnp if validate.is_traced(*parts) else np
     return [xp.broadcast_to(a, shape) for a in parts], shape
 
@@ -100,7 +95,7 @@ def gdp_mu(contraction: Any, noise_std: Any, shift: Any, *, diameter: Any = None
         return jnp.sqrt(jnp.vectorize(isotonic.restarted_mu2.point, signature="(t),(t),(t),()->()")(*schedule, reset))
     if diameter is None:
         return np.sqrt(_rows(isotonic.allocation, schedule)) * _UP
-    lead = validate.broadcast(schedule=schedule[0][..., 0], diameter=reset)
+    lead = validate.broadcast(contraction=schedule[0][..., 0], diameter=reset)
     schedule = [np.broadcast_to(a, lead + a.shape[-1:]) for a in schedule]
     return np.sqrt(_rows(isotonic.restarted_mu2, schedule, reset)) * _UP
 
@@ -193,9 +188,9 @@ def append_noise_only(contraction: Any, noise_std: Any, shift: Any, *, steps: in
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     count = int(validate.integer("steps", steps, 0))
-    kappa, noise = checked(
-        tail_contraction=(validate.positive, tail[0]), tail_noise_std=(validate.nonnegative, tail[1])
-    )
+    if not isinstance(tail, (tuple, list)) or len(tail) != 2:
+        raise TypeError(f"tail must be a pair (contraction, noise_std), got {tail!r}.")
+    kappa, noise = checked(**{"tail[0]": (validate.positive, tail[0]), "tail[1]": (validate.nonnegative, tail[1])})
     xp = jnp if validate.is_traced(*schedule, kappa, noise) else np
     pads = [xp.broadcast_to(v, (*shape[:-1], count)) for v in (kappa, noise, 0.0)]
     return Schedule(*(xp.concatenate([a, pad], axis=-1) for a, pad in zip(schedule, pads, strict=True)))
@@ -221,6 +216,8 @@ def quadratic_mu(factor: Any, noise_std: Any, shift: Any, *, initial_variance: A
     noise = validate.nonnegative("noise_std", noise_std)
     start = validate.nonnegative("initial_variance", initial_variance)
     shape = validate.broadcast(factor=factor, noise_std=noise, shift=shift)
+    if not shape:
+        raise ValueError("factor, noise_std and shift must have a last axis of steps, got single numbers.")
     factor, noise, shift = (np.broadcast_to(a, shape) for a in (factor, noise, shift))
     mean, variance = np.zeros(shape[:-1]), np.broadcast_to(start, shape[:-1])
     for j in range(shape[-1]):

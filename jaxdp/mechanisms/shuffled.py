@@ -99,7 +99,7 @@ class Shuffled(Mechanism):
         """A supported randomizer and a known bound."""
         if not isinstance(self.randomizer, (LocalRandomizer, RandomizedResponse)):
             kind = type(self.randomizer).__name__
-            message = f"randomizer must be a LocalRandomizer or a RandomizedResponse, got {kind}."
+            message = f"randomizer must be a LocalRandomizer or a RandomizedResponse, got {kind}. {validate.LOCAL}"
             raise UnsupportedMechanismError(message) if isinstance(self.randomizer, Mechanism) else TypeError(message)
         validate.choice("bound", self.chosen_bound(), BOUNDS)
         if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, RandomizedResponse):

@@ -12,14 +12,14 @@ def local_epsilon(eps0) -> np.ndarray:
     return validate.nonnegative("eps0", eps0)
 
 
-def users(num_users) -> np.ndarray:
+def users(n) -> np.ndarray:
     """Whole numbers of users >= 1, as float64."""
-    return validate.integer("num_users", num_users, 1)
+    return validate.integer("n", n, 1)
 
 
-def categories(num_categories) -> np.ndarray:
+def categories(k) -> np.ndarray:
     """Whole numbers of categories >= 2, as float64."""
-    return validate.integer("num_categories", num_categories, 2)
+    return validate.integer("k", k, 2)
 
 
 def delta(value, name: str = "delta") -> np.ndarray:
@@ -27,8 +27,8 @@ def delta(value, name: str = "delta") -> np.ndarray:
     return validate.probability(name, value)
 
 
-def target(eps0, num_users, value) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps0, num_users, delta), checked and known to broadcast."""
-    arrays = local_epsilon(eps0), users(num_users), delta(value)
-    validate.broadcast(eps0=arrays[0], num_users=arrays[1], delta=arrays[2])
+def target(eps0, n, value) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(eps0, n, delta), checked and known to broadcast."""
+    arrays = local_epsilon(eps0), users(n), delta(value)
+    validate.broadcast(eps0=arrays[0], n=arrays[1], delta=arrays[2])
     return arrays

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import validate
+
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
 # sample has the key of a draw of noise, even where a caller gives both the same key.
 _SAMPLE = np.uint32(2**32 - 1)
@@ -27,7 +29,8 @@ class Batch(NamedTuple):
 
 def cyclic_batch(step: Any, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
     """Batch number step mod num_batches of the data in their fixed order; the last one may be short."""
-    start = (jnp.asarray(step, jnp.int32) % num_batches) * batch_size
+    step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
+    start = (step % num_batches) * batch_size
     positions = start + jnp.arange(batch_size, dtype=jnp.int32)
     return _fixed(positions, num_examples)
 
@@ -37,7 +40,7 @@ def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size
 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the order.
     """
-    step = jnp.asarray(step, jnp.int32)
+    step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
     order = jax.random.permutation(_sample_key(key, step // num_batches), num_examples)
     batch = cyclic_batch(step, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
@@ -49,10 +52,21 @@ def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
     probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
     """
+    step = _checked_step(step, 0, num_examples=num_examples, size=size)
+    validate.probability("probability", probability)
     chosen = _coins(_sample_key(key, step), probability, num_examples)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
     count = jnp.sum(chosen, dtype=jnp.int32)
     return Batch(indices, jnp.arange(size) < count, count > size)
+
+
+def _checked_step(step: Any, least: int, **sizes: Any) -> jax.Array:
+    """The step as int32. A jax array is not looked at, it may be traced, or not computed yet."""
+    for name, value in sizes.items():
+        validate.integer(name, value, least)
+    if not isinstance(step, jax.Array):
+        validate.integer("step", step, 0)
+    return jnp.asarray(step, jnp.int32)
 
 
 def _sample_key(key: jax.Array, number: Any) -> jax.Array:

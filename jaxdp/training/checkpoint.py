@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp import validate
 from jaxdp.training.noise import NoisyState
 
 
@@ -21,6 +22,7 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
     the difference of the two results is free of it.
     """
     count = int(np.asarray(state.count))
+    validate.integer("furthest", furthest, 0)
     if count < furthest:
         raise RewoundError(
             f"state.count must be at least {furthest}, which this run has reached, got {count}. Resume from the "

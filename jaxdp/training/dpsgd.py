@@ -157,10 +157,7 @@ class DPSGD:
 
     def after(self, steps: Any) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array."""
-        if validate.is_traced(steps):
-            raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
-        counts = validate.integer("steps", steps, 0)
-        validate.reject("steps", counts, counts >= noise.INT32_MAX, f"below {noise.INT32_MAX}, where the counter stops")
+        counts = noise.check_steps(steps)
         return repeat(PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability), counts)
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:

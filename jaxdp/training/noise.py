@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxdp import validate
+
 INT32_MAX = 2**31 - 1
 
 
@@ -40,6 +42,18 @@ def check_key(key: Any) -> jax.Array:
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
     return checked
+
+
+def check_steps(steps: Any) -> np.ndarray:
+    """Whole numbers of updates as float64; an error says what to pass in place of a state or a traced count."""
+    leaves = jax.tree_util.tree_leaves(steps, is_leaf=lambda node: isinstance(node, NoisyState))
+    if any(isinstance(leaf, NoisyState) for leaf in leaves):
+        raise TypeError("steps must be a whole number, got the optimizer's state: pass state.count.")
+    if validate.is_traced(steps):
+        raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
+    counts = validate.integer("steps", steps, 0)
+    validate.reject("steps", counts, counts >= INT32_MAX, f"below {INT32_MAX}, where the counter stops")
+    return counts
 
 
 def initial_state(key: jax.Array) -> NoisyState:

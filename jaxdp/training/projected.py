@@ -178,7 +178,7 @@ class NoisyProjectedSGD:
         the worst example, or indices, any shape: one entry per example. steps and example broadcast.
         Raises ValueError for a bad count or index, or a schedule that leaves the allowed range.
         """
-        counts = _counts(steps)
+        counts = noise.check_steps(steps)
         slots = None if example is None else self._slots(example)
         shape = validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
         if counts.ndim == 0:
@@ -198,7 +198,7 @@ class NoisyProjectedSGD:
         """
         if self.order != "cyclic":
             raise ValueError(f"order must be 'cyclic' for a step-by-step record, got {self.order!r}. Use after().")
-        count = int(_counts(steps))
+        count = int(noise.check_steps(steps))
         slot = int(np.argmax(self._mu_of_slots(count))) if example is None else int(self._slots(example))
         rows = self._steps(count)
         step = np.arange(count)
@@ -217,7 +217,7 @@ class NoisyProjectedSGD:
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
         """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
-        return budget.projected_calibration(self, int(_counts(steps)), epsilon, delta)
+        return budget.projected_calibration(self, int(noise.check_steps(steps)), epsilon, delta)
 
     def _limit(self, steps: int) -> int:
         return steps if self.data_steps is None else min(steps, self.data_steps)
@@ -314,14 +314,6 @@ def _values(name: str, value: Any, count: int) -> np.ndarray:
     padded = 1 << max(count - 1, 0).bit_length()
     values = jax.vmap(lambda t: jnp.asarray(value(t)))(jnp.arange(padded, dtype=jnp.int32))
     return validate.real_array(name, values)[:count]
-
-
-def _counts(steps: Any) -> np.ndarray:
-    if validate.is_traced(steps):
-        raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
-    counts = validate.integer("steps", steps, 0)
-    validate.reject("steps", counts, counts >= noise.INT32_MAX, f"below {noise.INT32_MAX}, where the counter stops")
-    return counts
 
 
 def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:

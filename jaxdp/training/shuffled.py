@@ -86,7 +86,7 @@ class ShuffledSGD:
         steps: at most num_examples; None for the whole pass. More than one pass is a ValueError.
         """
         if steps is not None:
-            counts = validate.integer("steps", steps, 0)
+            counts = noise.check_steps(steps)
             validate.reject("steps", counts, counts > self.num_examples, f"at most one pass = {self.num_examples}")
         # named at the root, which imports this package's floor: not importable while jaxdp itself loads
         from jaxdp import LocalRandomizer, Shuffled

@@ -1,0 +1,151 @@
+"""Errors name what the caller wrote: an argument of the function that was called, and what to do about it."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import conversions, convolution, diffusion, iteration, mixing, shuffle, training
+
+MODULES = (shuffle, iteration, mixing, diffusion, convolution, conversions, training)
+STATE = training.NoisyState(jnp.int32(5), jnp.zeros(2, jnp.uint32), jnp.int32(0))
+LOSS = training.StronglyConvexLoss(1.0, 1.0, 0.1)
+
+# A valid value for every argument of a public function, by its name.
+VALID = {
+    "allocation": [0.5, 0.5], "base_delta": lambda e: np.exp(-np.abs(e)), "batch_size": 5, "bound": "clones",
+    "central_delta": 1e-6, "central_epsilon": 0.5, "clip": False, "clip_norm": 1.0, "contraction": [0.9, 0.9],
+    "cover": "points", "cut": 2.0,
+    "data_steps": 10, "delta": 1e-6, "delta0": 1e-9, "deltas": [0.1, 0.05, 0.01], "diameter": 3.0, "dimension": 3,
+    "distance": 1.0, "distances": [0.0, 1.0], "edge_losses": [-1.0, 0.0, 1.0], "eps0": 1.0, "epsilon": 1.0,
+    "epsilons": [0.0, 0.5, 1.0], "exact": False, "factor": [0.9, 0.9], "false_negative_rate": 0.8,
+    "false_positive_rate": 0.1, "feature_norm": 1.0, "first_scale": 1.0, "first_std": 1.0, "furthest": 3, "gamma": 0.5,
+    "generalized_linear": False, "group_size": 2, "hidden": 0.5, "high": 10.0, "index": 2, "infinity_mass": 0.0,
+    "initial_variance": 0.0, "k": 4, "kappa": lambda s: np.exp(-s), "kernel": [[0.6, 0.4], [0.4, 0.6]],
+    "key": jax.random.key(0),
+    "l2": 0.1, "lam": 0.1, "learning_rate": 0.5, "level": 0.5, "lipschitz": 1.0, "local_delta": 1e-9,
+    "log_characteristic": np.exp, "log_p": np.exp, "log_q": np.exp, "loss": LOSS, "loss_cdf": 0.5, "low": -10.0,
+    "lower": [0.1, 0.04, 0.01], "method": "cks", "mu": 1.0, "n": 100, "nodes": 64, "noise_multiplier": 1.0,
+    "noise_std": 1.0, "norm": 1.0, "num_batches": 2, "num_epochs": 2, "num_examples": 20, "num_steps": 4,
+    "num_summands": 4, "order": 2.0, "orders": [2.0, 4.0], "p_mass": [0.5, 0.5], "probability": 0.2,
+    "projection": np.abs, "published": False, "q_mass": [0.4, 0.6], "radius": 1.0, "randomizer": "generic", "rdp": 0.1,
+    "relation": "remove", "remainder": "drop", "renyi": [0.1, 0.2], "renyi_first": np.maximum,
+    "renyi_kernel": np.maximum, "reverse": np.exp, "reverse_loss_cdf": 0.4, "reverse_renyi": [0.1, 0.2], "rho": 1.0,
+    "rounding": 0.0, "sampling_probability": 0.1, "scale": 2.0, "second_scale": 1.0, "second_std": 1.0,
+    "sensitivity": 1.0, "shift": 1.0, "size": 20, "smoothness": 1.0, "state": STATE, "std": 1.0, "step": 3,
+    "step_size": 0.5, "steps": 3, "strong_convexity": 0.1, "symmetric": True, "tail": (0.9, 1.0), "term": "sharp",
+    "theta": 1.0, "time": 1.0, "times": 10, "upper": [0.1, 0.05, 0.01], "x": 0.5,
+}  # fmt: skip
+# Where a name means something else.
+OTHERWISE = {
+    ("NoisyProjectedSGD", "order"): "cyclic", ("NoisyProjectedSGD", "radius"): None, ("cyclic_mu", "contraction"): 0.9,
+    ("delta_from_tradeoff", "false_positive_rate"): [0.0, 0.5, 1.0], ("full_batch_mu", "contraction"): 0.9,
+    ("delta_from_tradeoff", "false_negative_rate"): [1.0, 0.4, 0.0], ("levy_cdf", "step"): 0.1,
+    ("levy_delta", "step"): 0.1, ("repeated_noise_bound", "renyi"): np.maximum,
+}  # fmt: skip
+def functions():
+    """Public functions and records of the subject modules; named tuples, which are results, check nothing."""
+    for module in MODULES:
+        for name, value in sorted(vars(module).items()):
+            public = not name.startswith("_") and getattr(value, "__module__", "").startswith(module.__name__)
+            result = isinstance(value, type) and issubclass(value, (tuple, Exception))
+            if public and callable(value) and not result and value is not training.Checkpoints:
+                yield pytest.param(value, id=f"{module.__name__.removeprefix('jaxdp.')}.{name}")
+
+
+def arguments_of(function):
+    names = inspect.signature(function).parameters
+    return {name: OTHERWISE.get((function.__name__, name), VALID[name]) for name in names}
+
+
+def message_of(function, arguments):
+    """What the function says of these arguments; None where it accepts them."""
+    try:
+        made = function(**arguments)
+        if hasattr(made, "validate"):  # a record: the verbs ask it
+            made.validate()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def names_argument(message, name):
+    """Whether the sentence is about the argument: (the place in it) must be ..., or a list with its name."""
+    return re.search(rf"(^|[ ,.]){name}(\[\w+\])?( |,|:)", message.split(", got ")[0]) is not None
+
+
+def numbers_of(function):
+    """Names of the arguments that are numbers, lists of numbers or choices: not functions, flags, keys and states."""
+    others = bool, jax.Array, training.NoisyState
+    return [n for n, v in arguments_of(function).items() if not callable(v) and not isinstance(v, others)]
+
+
+def bad_values():
+    for function in functions():
+        called = function.values[0]
+        for name in numbers_of(called):
+            whole = isinstance(arguments_of(called)[name], int)
+            for bad in ("text", *([0.5, 10**400] if whole else [])):
+                yield pytest.param(called, name, bad, id=f"{function.id}-{name}-{str(bad)[:4]}")
+
+
+@pytest.mark.parametrize("function, name, bad", list(bad_values()))
+def test_a_bad_value_is_answered_with_the_name_of_its_argument(function, name, bad):
+    message = message_of(function, arguments_of(function) | {name: bad})
+    assert message is not None and names_argument(message, name), message
+
+
+@pytest.mark.parametrize("function", list(functions()))
+def test_shapes_that_do_not_broadcast_are_named_by_arguments_of_the_function(function):
+    arguments = arguments_of(function)
+    for number, name in enumerate(numbers_of(function)):
+        if isinstance(value := arguments[name], (int, float, list)):
+            arguments[name] = np.broadcast_to(np.asarray(value), (2 + number, *np.shape(value)))
+    message = message_of(function, arguments)
+    if message is not None and message.startswith("shapes do not broadcast: "):
+        assert set(re.findall(r"(\S+) \(", message)) <= set(arguments), message
+
+
+def test_every_valid_value_is_that_of_an_argument():
+    names = {name for function in functions() for name in inspect.signature(function.values[0]).parameters}
+    assert set(VALID) == names
+    assert {(f, n) for f, n in OTHERWISE} <= {
+        (function.values[0].__name__, n) for function in functions() for n in arguments_of(function.values[0])
+    }
+
+
+@pytest.mark.parametrize("sgd", [
+    training.DPSGD(clip_norm=1.0, noise_multiplier=1.0, sampling_probability=0.1),
+    training.NoisyProjectedSGD(loss=LOSS, learning_rate=0.5, noise_std=1.0, batch_size=5, num_examples=20),
+    training.ShuffledSGD(clip_norm=1.0, noise_multiplier=4.0, num_examples=20),
+], ids=lambda sgd: type(sgd).__name__)  # fmt: skip
+def test_a_state_in_place_of_a_count_is_answered_with_the_count(sgd):
+    rate = {} if isinstance(sgd, training.NoisyProjectedSGD) else {"learning_rate": 0.5}
+    state = sgd.optimizer(jax.random.key(0), **rate).init(jnp.zeros(2))
+    for given in (state, (state, ())):
+        with pytest.raises(TypeError, match=r"steps must be .*, got the optimizer's state: pass state\.count"):
+            sgd.after(given)
+
+
+def test_a_whole_number_beyond_double_precision_is_one_sentence():
+    with pytest.raises(ValueError, match=r"num_users must be at most 1\.8e308, got a whole number beyond that"):
+        jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**400), 1e-6)
+    with pytest.raises(ValueError, match=r"delta must be at most 1\.8e308"):
+        jaxdp.epsilon(jaxdp.Gaussian(1.0), [0.1, 10**400])
+
+
+def test_fractions_are_to_be_rounded_and_other_values_are_not():
+    with pytest.raises(ValueError, match=r"num_users must be a whole number >= 1, got 31\.6227\d*\. Round it\.$"):
+        jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.logspace(1, 2, 3)), 1e-6)
+    for bad in (0.5, np.nan, np.inf, -3.0, [2.5, -1.0]):
+        with pytest.raises(ValueError, match=r"n must be a whole number >= 1, got [^ ]*\.$"):
+            shuffle.clones_epsilon_closed_form(1.0, bad, 1e-6)
+
+
+def test_a_mechanism_that_is_no_randomizer_is_answered_with_the_record_for_it():
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match=r"got PureDP\. .* use LocalRandomizer\(epsilon, delta\)"):
+        jaxdp.epsilon(jaxdp.Shuffled(jaxdp.PureDP(1.0), 100), 1e-6)
