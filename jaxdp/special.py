@@ -104,7 +104,7 @@ def log_complement(q: jax.Array, p: jax.Array) -> jax.Array:
 def log1mexp(x: jax.Array) -> jax.Array:
     """log(1 - e^x) for x < 0; -inf at 0.
 
-    Two forms, because either alone loses everything on the other's side of -log 2 (MATH: 3.6e-9 at
+    Two forms, because either alone loses everything on the other's side of -log 2 (measured: 3.6e-9 at
     x = -1e-10, all digits at x = -40).
     """
     near = x > -math.log(2.0)

@@ -59,7 +59,7 @@ def rounded_up(value):
 
 
 def test_cks_at_the_best_order_is_the_published_multiple_of_the_gaussian_delta():
-    # MATH 3.2: 4.16 times the exact delta at mu = 1, eps = 4
+    # notebooks/proofs/profiles.md, section 3: at mu = 1, eps = 4
     ratio = cv.delta_from_rdp(None, lambda a: a / 2, 4.0) / gaussian_delta(1, 4.0)
     assert abs(ratio - 4.155) < 1e-3
 
@@ -225,9 +225,10 @@ def test_pair_from_a_bound_that_is_not_convex_uses_its_convex_minorant():
 
 
 def test_bound_with_a_downward_kink_at_one_is_made_a_true_profile_first():
-    """B(a) = (1.1 - a)_+ composed as it stands gives delta(0) = -0.01 after two steps (MATH 1.4).
+    """B(a) = (1.1 - a)_+ composed as it stands gives delta(0) = -0.01 after two steps.
 
-    Its minorant is pure log(1.1)-DP, whose worst pair is randomized response: delta(0) = 0.1 / 2.1.
+    See notebooks/proofs/profiles.md, section 2. Its minorant is pure log(1.1)-DP, whose worst pair is randomized
+    response: delta(0) = 0.1 / 2.1.
     """
     pair = cv.pair_from_profile([0.0, np.log(1.1)], [0.1, 0.0])
     assert np.isclose(exact_delta(pair, 0.0), 0.1 / 2.1, rtol=1e-9)
@@ -349,7 +350,7 @@ def test_pair_from_tradeoff_is_dominated_and_its_characteristic_function_is_that
 
 
 def test_sampled_delta_reproduces_the_exact_single_round_values():
-    # MATH section 9: sigma 0.5, q 0.3
+    # sigma 0.5, q 0.3 in 40 digits by the closed forms of notebooks/proofs/profiles.md, section 1
     def base(e):
         return gaussian_delta(2.0, e)
 
@@ -453,7 +454,7 @@ def test_cut_mass_charges_the_rounding_of_the_shift():
 
 
 def test_cut_repairs_renyi_beyond_the_phase_transition_and_stays_above_the_truth():
-    # MATH 2.5: exact 0.0672136, plain RDP 0.1458, cut 0.0693
+    # notebooks/proofs/contour_certificate.md, section 6: exact 0.0672136, plain RDP 0.1458, cut 0.0693
     eps = cv.cut_renyi_epsilon(4.0, 0.00033, 1e4, 1.1e-18)
     assert 0.067213614105919158 <= eps < 0.0694
     assert np.isclose(cv.cut_mass(4.0, 0.00033, 0.25), norm.sf(0.25), rtol=1e-3)

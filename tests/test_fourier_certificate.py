@@ -74,7 +74,7 @@ def exact_binary_response(loss, times, eps, infinity=0.0):
 
 
 def exact_sampled(sigma, rate, direction, eps):
-    """One step of the sampled Gaussian; MATH: (1-q) N(0) + q N(1) against N(0), or swapped."""
+    """(1-q) N(0) + q N(1) against N(0), or swapped (notebooks/proofs/profiles.md, section 1)."""
     sigma, rate, eps = mp.mpf(sigma), mp.mpf(rate), mp.mpf(eps)
     if direction == "forward":
         return rate * exact_gaussian(1 / sigma, mp.log(1 + mp.expm1(eps) / rate))

@@ -73,7 +73,7 @@ BASES = {
 
 
 def removed(profile, eps):
-    """MATH 1.2: the remove profile of one sampled run, from the base profile at eps >= 0 (symmetric base)."""
+    """The remove profile of one sampled run from a symmetric base (notebooks/proofs/profiles.md, section 1)."""
     inner = (np.expm1(eps) + RATE) / RATE
     level = np.log(np.maximum(inner, 1e-300))
     swapped = 1 - inner + inner * profile(-np.minimum(level, 0.0))

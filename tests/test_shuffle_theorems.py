@@ -46,7 +46,7 @@ def test_renyi_curve_of_girgis_lies_above_the_exact_golden_values():
 
 def test_local_epsilon_for_is_the_largest_that_passes():
     answer = shuffle.local_epsilon_for(1.0, 1e6, 1e-6)
-    assert answer == pytest.approx(9.3696, abs=1e-3)  # MATH 4.1: 9.37 by exact inversion, 6.71 by Theorem 5.2
+    assert answer == pytest.approx(9.3696, abs=1e-3)  # Theorem 5.2 in closed form gives 6.71
     at = clones_delta_bounds(np.full(2, 1e6), np.array([answer, answer * (1 + 1e-5)]), np.ones(2)).upper
     assert at[0] <= 1e-6 < at[1]
 

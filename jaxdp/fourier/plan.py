@@ -246,7 +246,10 @@ def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBoun
 
 
 def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it (MATH 2.2)."""
+    """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it.
+
+    Proof: notebooks/proofs/contour_certificate.md, section 2.
+    """
     away = bound.above * eps
     right = jnp.min(bound.right - away + 1e-15 * (bound.right_size + jnp.abs(away)))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period

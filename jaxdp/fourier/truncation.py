@@ -1,4 +1,4 @@
-"""What the contour leaves out beyond its last node: a majorant of |M(c + it)| with proof (MATH 2.3)."""
+"""The contour beyond its last node: a majorant of |M(c + it)| (notebooks/proofs/contour_certificate.md, section 3)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 r"""Clones pair under approximate local privacy: every randomizer (eps0, delta0)-DP, certified upper bounds.
 
-The total is delta(eps) of the clones pair plus the additive term (MATH 4.3, sharper form; valid for both rates)
+The total is delta(eps) of the clones pair plus the additive term (notebooks/proofs/stronger_clones.md, section 7)
 
     A(eps) = (E+1) delta0 [1/(E0+1) + (n-1) kappa],  kappa = e^-eps0 (E0+2)/(E0+1)  ("stronger": twice that),
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxdp.special import log_binomial_pmf
 
 LOG_CUT = -math.log(1e-9)
-"""Mass left out on each side, relative to the delta in question: eta = 1e-9 (MATH.md 4.9, step 1)."""
+"""Mass left out on each side over the delta in question, 1e-9 (notebooks/proofs/clones_kernel.md, section 3)."""
 
 
 class Blocks(NamedTuple):

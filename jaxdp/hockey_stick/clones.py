@@ -17,7 +17,7 @@ Domain: num_users whole >= 1 (float64, up to 1e15), eps0 >= 0, epsilon >= 0, del
 give the vacuous bound (delta 1, epsilon inf). delta = 0, eps0 = 0 and epsilon >= eps0 are exact.
 `size` is the number of blocks of J; a window of at most `size` counts is summed count by count.
 
-Formulas and the proof of each bound: MATH 4.2 and 4.9, repeated at the functions. E = e^eps, E0 = e^eps0.
+Formulas and proofs: notebooks/proofs/clones_kernel.md, sections 1, 3 and 4. E = e^eps, E0 = e^eps0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jaxdp.precision import canary, kernel
 SIZE = 2048
 COARSE_SIZE = 128
 SMOOTH_SIZE = 512
-_ROUNDING = 1e-11  # relative, of the whole sum (MATH 4.9, step 5, measured)
+_ROUNDING = 1e-11  # relative, of the whole sum, measured (notebooks/proofs/clones_kernel.md, section 4)
 _NODES = 20
 _COARSE_NODES = 12
 # Larger than what is alive (about 24 arrays of SIZE): batches of 8 points stay in cache, 1.3x faster than 512.

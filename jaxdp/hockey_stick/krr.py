@@ -3,7 +3,7 @@ r"""Shuffled k-ary randomized response: certified delta(eps) and eps(delta) of i
     delta = (1/n) E[(u a - v b - (E-1) c)_+],   (a, b, c, rest) ~ Mult(n; p, p, (k-2)p, 1-kp),
     p = 1/(E0+k-1), u = E0-E, v = E E0-1.
 
-An upper bound for every data set (MATH 4.4, 4.6). Size-biasing the number j + 1 of draws a + b gives
+An upper bound for every data set (notebooks/proofs/krr_blanket.md, section 1). Size-biasing j + 1 = a + b gives
 
     delta = 2p E_{j ~ Bin(n-1, 2p)} E_{c ~ Bin(n-1-j, (k-2)/(E0+k-3))} [ E(mean of j+1 coins - (E-1)c/(j+1))_+ ],
 

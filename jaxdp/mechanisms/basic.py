@@ -51,7 +51,7 @@ class Laplace(Mechanism):
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """The cosh form of MATH: no removable singularity at z = -1/2, large factor taken out."""
+        """log(e^{-1/(2b)} [cosh y + sinh(y)/(2by)]), y = (z + 1/2)/b: no 0/0 at z = -1/2; e^y taken out."""
         b = self.noise_multiplier
         left = jnp.real(z) < -0.5  # even in y: the mirror image
         y = jnp.where(left, -(z + 0.5), z + 0.5) / b

@@ -24,7 +24,8 @@ def local_epsilon_for(central_epsilon: Any, n: Any, delta: Any, *, bound: str = 
     Theorem 5.2's question, answered by bisection on the exact pair; the answer itself has passed the certified test,
     and the true maximum is at most 1e-9 relative plus the bound's own gap above it. delta = 1 gives inf, delta = 0
     gives central_epsilon. Arguments broadcast: central_epsilon >= 0, n whole >= 1, delta in [0, 1].
-    bound: "clones" or "stronger". Reference: Feldman, McMillan, Talwar 2021, Theorem 5.2; monotone by MATH 4.1.
+    bound: "clones" or "stronger". Reference: Feldman, McMillan, Talwar 2021, Theorem 5.2.
+    Delta rises with eps0: notebooks/proofs/clones_kernel.md, section 2.
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     epsilon = validate.nonnegative("central_epsilon", central_epsilon)
