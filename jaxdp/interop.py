@@ -1,9 +1,9 @@
 """dp_accounting in and out: its DpEvents as jaxdp mechanisms, and a drop-in PrivacyAccountant.
 
 Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). Both packages state noise over the norm bound
-of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that (dp_accounting's PLD accountant;
-its RDP accountant reads the noise over the sensitivity of the relation and reports less for Gaussian, Laplace and
-SampledWithoutReplacement events under REPLACE_ONE).
+of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that. (So does dp_accounting's PLD
+accountant. Its RDP accountant reads the noise over the sensitivity of the relation: under REPLACE_ONE it reports less
+for Gaussian, Laplace and SampledWithoutReplacement events.)
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
     def get_epsilon(self, target_delta: float) -> float:
         """Certified upper bound of epsilon at target_delta in [0, 1]; inf where nothing can be said.
 
-        Also inf at delta = 1 once an event that is not private at all was composed, which is dp_accounting's convention.
+        Also inf at delta = 1 once an event that is not private at all was composed: dp_accounting's convention.
         """
         if any(_reveals_everything(atom) and times > 0 for atom, times in flatten(self.mechanism)):
             return math.inf
@@ -218,8 +218,8 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
     if batch >= size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise _UnsupportedEvent(
             event,
-            f"SampledWithoutReplacementDpEvent of all {size:.0f} records leaves open under ADD_OR_REMOVE_ONE whether the "
-            "sample grows with the data set. If it does, use the event of the sample itself.",
+            f"SampledWithoutReplacementDpEvent of all {size:.0f} records leaves open under ADD_OR_REMOVE_ONE whether "
+            "the sample grows with the data set. If it does, use the event of the sample itself.",
         )
     return _sampled(event, from_dp_event(event.event, relation), min(1.0, batch / size), jaxdp.FixedSizeSampled)
 
