@@ -207,9 +207,9 @@ class FixedSizeSampled(Sampled):
     relations use the base under **replace_one**: noise_multiplier is over the norm bound of one record's contribution,
     and the two contributions differ by twice that. Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
     replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
-    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). For a Gaussian base that pair is
-    put on a grid of losses that dominates it, and on one that it dominates: epsilons 3e-7 to 2e-6 apart (relative)
-    where tried (delta 1e-6 and 1e-15).
+    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more than
+    one round: they have no lower bound. For a Gaussian base it is put on a grid of losses that dominates it: upper
+    bounds within 3e-7 to 2e-6 (relative) of one that it dominates, where tried (delta 1e-6 and 1e-15).
     """
 
     mechanism: Mechanism
