@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import PROBABILITY, field
+from jaxdp import validate
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
     FORWARD,
