@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.domains import PROBABILITY, field
 from jaxdp import validate
+from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
     FORWARD,
