@@ -207,6 +207,15 @@ def test_no_poisson_batch_of_any_data_set_exceeds_the_bounds(rate):
             assert found.upper == pytest.approx(exact, rel=1e-9, abs=1e-14), relation
 
 
+@pytest.mark.parametrize("kind", [jaxdp.FixedSizeSampled, jaxdp.PoissonSampled])
+def test_large_contributions_are_sampled_outcome_by_outcome_at_twice_the_shift(kind):
+    rate, eps = 0.3, np.array([0.0, 0.2, 1.0])
+    p, q = shifted(lambda x: np.exp(-np.abs(x) / 100.0), 400, reach=8000)
+    exact = rate * hockey_stick(p, q, np.log1p(np.expm1(eps) / rate))
+    found = jaxdp.delta(kind(jaxdp.DiscreteLaplace(100.0, 200), rate), eps, relation="replace_one")
+    assert found == pytest.approx(exact, rel=1e-9)
+
+
 @pytest.mark.parametrize("relation", ["remove", "replace_one"])
 def test_traced_records_follow_the_convention(relation):
     with jax.enable_x64(True):

@@ -309,7 +309,7 @@ class DiscreteLaplace(Mechanism):
         return self.sensitivity / self.scale, 2.0 / self.scale
 
     def finite_pair(self) -> finite.FinitePair:
-        """Exact for a sensitivity of at most 257; beyond, the outcomes between the two modes are given up."""
+        """Exact for a shift of at most 513; beyond, the outcomes between the two modes are given up."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity)
 
     def inner_pair(self) -> finite.FinitePair:

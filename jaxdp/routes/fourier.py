@@ -229,7 +229,7 @@ class _Contours(Climb):
         """The upper bound of a pair that dominates, the lower one of a dominated pair."""
         if both is None:
             lower, upper = self._pair(params, target, floor, gap * _ROUGH)
-            return 0.0 * lower, upper
+            return np.zeros_like(lower), upper
         lower, upper = self._pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, paired=True)
         return lower[target.size :], upper[: target.size]
 
