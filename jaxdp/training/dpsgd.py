@@ -38,7 +38,8 @@ class DPSGD:
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), natural
-    relation add_or_remove; all iterates may be released, any post-processing (Adam, averaging) is free.
+    relation add_or_remove; all iterates may be released, any post-processing (Adam, averaging) is free. clip_norm is
+    the norm bound of one record's contribution: under replace_one two sums differ by up to 2 C, which is accounted for.
 
     Assumes: the sample of each step is the one that `batch` draws (or another Poisson sample, unseen by the
     adversary): shuffled or cyclic batches are not covered; normalisation, schedules and the number of
