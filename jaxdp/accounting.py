@@ -14,8 +14,8 @@ import numpy as np
 from jaxdp import provenance, validate
 from jaxdp.bounds import Bounds
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, confined
-from jaxdp.mechanisms.composition import batch_shape, is_gaussian, natural_relation, normal_form, spread_axis
+from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
+from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.precision import cores, require_x64, side_by_side, x64
 from jaxdp.routes import choose_routes
 from jaxdp.routes.base import Climb, Route
@@ -110,8 +110,9 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     x = validate.probability("false_positive_rate", false_positive_rate)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), false_positive_rate=x)
     x = np.broadcast_to(x, shape)
-    if is_gaussian(mechanism):
-        return _gaussian_tradeoff(mechanism, x)
+    resolved, _ = _resolved(mechanism, relation)
+    if is_gaussian(resolved):
+        return _gaussian_tradeoff(resolved, x)
     curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
 
@@ -163,9 +164,10 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
     if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
         relation = "remove"
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
-    stacks, size = normal_form(mechanism, shape), int(np.prod(shape))
+    resolved, directions = _resolved(mechanism, relation)
+    stacks, size = normal_form(resolved, shape), int(np.prod(shape))
     results = []
-    for direction in mechanism.directions(relation):
+    for direction in directions:
         if usable is not True:
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
@@ -213,6 +215,16 @@ def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
     return answer if usable is True else jnp.where(usable & ~jnp.isnan(answer), answer, vacuous)
 
 
+def _resolved(
+    mechanism: Mechanism, relation: str | None, directions: tuple[str, ...] | None = None
+) -> tuple[Mechanism, tuple[str, ...]]:
+    """The mechanism with the relation resolved, and the directions of its pairs: one where all are symmetric."""
+    directions = directions or mechanism.directions(relation)
+    resolved = mechanism.under(relation or natural_relation(mechanism))
+    symmetric = all(atom.symmetric for atom, _ in flatten(resolved))
+    return resolved, (FORWARD,) if symmetric else directions
+
+
 def _run(
     mechanism: Mechanism,
     name: str,
@@ -226,7 +238,7 @@ def _run(
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
     mechanism, target, shape, usable = _admitted(mechanism, name, target)
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
-    routes = choose_routes(mechanism, directions or mechanism.directions(relation), shape)
+    routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
     if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))

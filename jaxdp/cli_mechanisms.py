@@ -47,7 +47,7 @@ class Entry:
 _EPS0 = Option("eps0", "local epsilon, nats, >= 0")
 _DELTA0 = Option("delta0", "delta of the local guarantee, in [0, 1]", default="0")
 _CATEGORIES = Option("num_categories", "number of categories k >= 2", whole=True, default="2", aliases=("--k",))
-_NOISE = Option("noise_multiplier", "standard deviation over L2 sensitivity, > 0", aliases=("--sigma",))
+_NOISE = Option("noise_multiplier", "standard deviation over the L2 norm of one record, > 0", aliases=("--sigma",))
 _USERS = Option("num_users", "number of users n >= 1", whole=True, aliases=("--n",))
 _RATE = Option("sampling_probability", "Poisson sampling probability, in [0, 1]", aliases=("--q",))
 _STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
@@ -72,7 +72,7 @@ MECHANISMS = {
     "gaussian": Entry("Gaussian noise", (_NOISE, _STEPS), lambda v: jaxdp.Gaussian(v["noise_multiplier"])),
     "laplace": Entry(
         "Laplace noise",
-        (Option("noise_multiplier", "scale over L1 sensitivity, > 0", aliases=("--b",)), _STEPS),
+        (Option("noise_multiplier", "scale over the L1 norm of one record, > 0", aliases=("--b",)), _STEPS),
         lambda v: jaxdp.Laplace(v["noise_multiplier"]),
     ),
     "dpsgd": Entry("Poisson-sampled Gaussian noise, composed over steps", (_NOISE, _RATE, _STEPS), _dpsgd),

@@ -1,8 +1,9 @@
 """dp_accounting in and out: its DpEvents as jaxdp mechanisms, and a drop-in PrivacyAccountant.
 
-Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). The neighbouring relation belongs to the
-translation: dp_accounting's events state the noise relative to the norm of ONE record's contribution, so that under
-REPLACE_ONE the sensitivity is twice that.
+Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). Both packages state noise over the norm bound
+of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that. (So does dp_accounting's PLD
+accountant. Its RDP accountant reads the noise over the sensitivity of the relation: under REPLACE_ONE it reports less
+for Gaussian, Laplace and SampledWithoutReplacement events.)
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.AD
 
     Laplace and DiscreteLaplace events allow vectors of bounded L1 norm: the scalar pair dominates those
     (notebooks/proofs/vector_laplace.md). A batch drawn without replacement uses the safe rate
-    sample_size / source_dataset_size.
+    sample_size / source_dataset_size; a batch of all records is accepted under REPLACE_ONE only.
 
     Raises:
         TypeError: not a DpEvent. ValueError: a parameter out of its range.
@@ -99,7 +100,12 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
         return jaxdp.compose(*self._parts)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Certified upper bound of epsilon at target_delta in [0, 1]; inf where nothing can be said."""
+        """Certified upper bound of epsilon at target_delta in [0, 1]; inf where nothing can be said.
+
+        Also inf at delta = 1 once an event that is not private at all was composed: dp_accounting's convention.
+        """
+        if any(_reveals_everything(atom) and times > 0 for atom, times in flatten(self.mechanism)):
+            return math.inf
         return float(jaxdp.epsilon(self.mechanism, target_delta, relation=self._relation))
 
     def get_delta(self, target_epsilon: float) -> float:
@@ -126,29 +132,23 @@ def _everything(event: Any, relation: Any) -> Mechanism:
     return jaxdp.ApproximateDP(0.0, 1.0)
 
 
-def _sensitivity(relation: Any) -> float:
-    """Distance of two data sets whose records contribute norm 1 each."""
-    return 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-
-
-def _noise(event: Any, name: str, relation: Any) -> float:
-    """The noise in units of the relation's sensitivity; 0 stands for no privacy."""
-    return float(validate.nonnegative(name, getattr(event, name))) / _sensitivity(relation)
+def _reveals_everything(mechanism: Mechanism) -> bool:
+    return isinstance(mechanism, jaxdp.ApproximateDP) and mechanism.delta == 1
 
 
 def _gaussian(event: Any, relation: Any) -> Mechanism:
-    noise = _noise(event, "noise_multiplier", relation)
+    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
     return jaxdp.Gaussian(noise) if noise > 0 else _everything(event, relation)
 
 
 def _laplace(event: Any, relation: Any) -> Mechanism:
-    noise = _noise(event, "noise_multiplier", relation)
+    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
     return jaxdp.Laplace(noise) if noise > 0 else _everything(event, relation)
 
 
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     rate = float(validate.nonnegative("noise_parameter", event.noise_parameter))
-    shift = float(validate.integer("sensitivity", event.sensitivity, 0)) * _sensitivity(relation)
+    shift = float(validate.integer("sensitivity", event.sensitivity, 0))
     # the parameter is the decay rate: 0 is noise without end, dp_accounting's reading of it as "no privacy" is kept
     if rate == 0:
         return _everything(event, relation)
@@ -181,8 +181,8 @@ def _composed(event: Any, relation: Any) -> Mechanism:
 def _one_gaussian(event: Any, base: Mechanism) -> Mechanism:
     """Queries on one and the same batch are one query: several Gaussians are a Gaussian, mu^2 adds."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
-    if any(isinstance(atom, jaxdp.ApproximateDP) for atom, _ in atoms):
-        return jaxdp.ApproximateDP(0.0, 1.0)
+    if any(_reveals_everything(atom) for atom, _ in atoms):
+        return _everything(event, None)
     mu2 = 0.0
     for atom, times in atoms:
         if not isinstance(atom, GaussianMechanism):
@@ -199,27 +199,29 @@ def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[.
     batch_query = _one_gaussian(event, base)
     if probability == 0 or not flatten(batch_query):
         return jaxdp.compose()
-    if isinstance(batch_query, jaxdp.ApproximateDP):
+    if _reveals_everything(batch_query):
         # everything about the batch is revealed; dp_accounting's convention is that this is not private at all
         return batch_query
     return record(batch_query, probability)
 
 
 def _poisson(event: Any, relation: Any) -> Mechanism:
-    """The base pair is that of adding or removing the record also for REPLACE_ONE: the theorem asks for it."""
-    base = from_dp_event(event.event, NeighboringRelation.ADD_OR_REMOVE_ONE)
     probability = float(validate.probability("sampling_probability", event.sampling_probability))
-    return _sampled(event, base, probability, jaxdp.PoissonSampled)
+    return _sampled(event, from_dp_event(event.event, relation), probability, jaxdp.PoissonSampled)
 
 
 def _without_replacement(event: Any, relation: Any) -> Mechanism:
-    """A batch of fixed size always swaps one record for another: the base pair is that of replacing."""
     if relation is NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SampledWithoutReplacementDpEvent has no theorem under REPLACE_SPECIAL.")
     size = float(validate.integer("source_dataset_size", event.source_dataset_size, 1))
     batch = float(validate.integer("sample_size", event.sample_size, 0))
-    base = from_dp_event(event.event, NeighboringRelation.REPLACE_ONE)
-    return _sampled(event, base, min(1.0, batch / size), jaxdp.FixedSizeSampled)
+    if batch >= size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise _UnsupportedEvent(
+            event,
+            f"SampledWithoutReplacementDpEvent of all {size:.0f} records leaves open under ADD_OR_REMOVE_ONE whether "
+            "the sample grows with the data set. If it does, use the event of the sample itself.",
+        )
+    return _sampled(event, from_dp_event(event.event, relation), min(1.0, batch / size), jaxdp.FixedSizeSampled)
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:

@@ -187,8 +187,8 @@ def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
 
 
 def test_a_delta_far_below_1e_290_is_not_too_small():
-    # composed with almost nothing: at least the Gaussian's own delta, in 40 digits
-    mechanism = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.RandomizedResponse(1e-12))
+    # composed with almost nothing: at least the Gaussian's own delta, in 40 digits (mu = 1: two norm bounds over 2)
+    mechanism = jaxdp.compose(jaxdp.Gaussian(2.0), jaxdp.RandomizedResponse(1e-12))
     for eps in (37.5, 37.65, 37.7):
         with mpmath.workdps(40):
             exact = mpmath.ncdf(mpmath.mpf(1) / 2 - eps) - mpmath.exp(eps) * mpmath.ncdf(-mpmath.mpf(1) / 2 - eps)

@@ -8,7 +8,8 @@ import pytest
 import jaxdp
 
 pytest.importorskip("dp_accounting")
-from dp_accounting import dp_event  # noqa: E402  (after the skip)
+from dp_accounting import dp_event, privacy_accountant_test, rdp  # noqa: E402  (after the skip)
+from dp_accounting.pld import privacy_loss_distribution as pld  # noqa: E402
 from dp_accounting.privacy_accountant import UnsupportedEventError  # noqa: E402
 
 from jaxdp import interop  # noqa: E402
@@ -33,11 +34,11 @@ def delta_of_randomized_response(eps0, count, eps):
     [
         (GAUSSIAN, ADD, jaxdp.Gaussian, "noise_multiplier", 2.0),
         (GAUSSIAN, SPECIAL, jaxdp.Gaussian, "noise_multiplier", 2.0),
-        (GAUSSIAN, REPLACE, jaxdp.Gaussian, "noise_multiplier", 1.0),
+        (GAUSSIAN, REPLACE, jaxdp.Gaussian, "noise_multiplier", 2.0),
         (dp_event.LaplaceDpEvent(3.0), ADD, jaxdp.Laplace, "noise_multiplier", 3.0),
-        (dp_event.LaplaceDpEvent(3.0), REPLACE, jaxdp.Laplace, "noise_multiplier", 1.5),
+        (dp_event.LaplaceDpEvent(3.0), REPLACE, jaxdp.Laplace, "noise_multiplier", 3.0),
         (dp_event.DiscreteLaplaceDpEvent(0.1, 3), ADD, jaxdp.DiscreteLaplace, "scale", 10.0),
-        (dp_event.DiscreteLaplaceDpEvent(0.1, 3), REPLACE, jaxdp.DiscreteLaplace, "sensitivity", 6.0),
+        (dp_event.DiscreteLaplaceDpEvent(0.1, 3), REPLACE, jaxdp.DiscreteLaplace, "sensitivity", 3.0),
         (dp_event.RandomizedResponseDpEvent(0.5, 2), REPLACE, jaxdp.RandomizedResponse, "epsilon", math.log(3)),
         (dp_event.RandomizedResponseDpEvent(0.2, 5), REPLACE, jaxdp.RandomizedResponse, "epsilon", math.log(21)),
         (dp_event.SingleEpochTreeAggregationDpEvent(6.0, [8, 7]), SPECIAL, jaxdp.Gaussian, "noise_multiplier", 3.0),
@@ -55,12 +56,20 @@ def test_event_becomes_the_mechanism_of_its_own_documentation(event, relation, k
     assert np.isclose(getattr(mechanism, field), value, rtol=1e-15)
 
 
-def test_noise_of_the_batch_query_is_that_of_the_theorem_for_each_sampler():
-    """Poisson: the base under add/remove, also for replace-one. Fixed size: the base under replace-one."""
-    poisson = interop.from_dp_event(dp_event.PoissonSampledDpEvent(0.1, GAUSSIAN), REPLACE)
-    fixed = interop.from_dp_event(dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN), ADD)
-    assert poisson.mechanism.noise_multiplier == 2.0
-    assert fixed.mechanism.noise_multiplier == 1.0
+@pytest.mark.parametrize("relation", [ADD, REPLACE, SPECIAL])
+def test_one_event_sampled_by_everyone_or_composed_once_is_one_number(relation):
+    name, number = interop.relation_name(relation), jaxdp.Gaussian(2.0)
+    same = [GAUSSIAN, dp_event.PoissonSampledDpEvent(1.0, GAUSSIAN), dp_event.SelfComposedDpEvent(GAUSSIAN, 1)]
+    if relation is REPLACE:
+        same.append(dp_event.SampledWithoutReplacementDpEvent(50, 50, GAUSSIAN))
+    expected = jaxdp.epsilon(number, 1e-5, relation=name)
+    for event in same:
+        assert interop.PrivacyAccountant(relation).compose(event).get_epsilon(1e-5) == expected
+
+
+def test_a_batch_of_all_records_is_refused_where_it_is_open_whether_it_grows():
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="grows"):
+        interop.from_dp_event(dp_event.SampledWithoutReplacementDpEvent(50, 50, GAUSSIAN), ADD)
 
 
 def test_several_gaussians_on_one_batch_are_one_gaussian():
@@ -129,6 +138,79 @@ def test_what_has_no_pair_is_refused_also_deep_inside_and_leaves_the_ledger_alon
     with pytest.raises(jaxdp.UnsupportedMechanismError):
         interop.from_dp_event(event, relation)
     assert accountant.mechanism.parts == ()
+
+
+class TestContract(privacy_accountant_test.PrivacyAccountantTest):
+    """dp_accounting's own tests of what every accountant promises, under all three relations."""
+
+    def _make_test_accountants(self):
+        return [interop.PrivacyAccountant(relation) for relation in (ADD, REPLACE, SPECIAL)]
+
+
+def test_what_is_not_private_has_no_epsilon_even_at_delta_one_and_private_events_have():
+    accountant = interop.PrivacyAccountant().compose(GAUSSIAN)
+    assert accountant.get_epsilon(1.0) == 0
+    accountant.compose(dp_event.PoissonSampledDpEvent(0.0, dp_event.GaussianDpEvent(0.0)))
+    assert accountant.get_epsilon(1.0) == 0
+    assert accountant.compose(dp_event.GaussianDpEvent(0.0)).get_epsilon(1.0) == math.inf
+
+
+def own(event, relation, count, verb, target):
+    """(lower, upper) of an event composed ``count`` times."""
+    mechanism = jaxdp.repeat(interop.from_dp_event(event, relation), count)
+    return verb(mechanism, target, relation=interop.relation_name(relation))
+
+
+def laplace_pld(relation, **kwargs):
+    """dp_accounting has none under REPLACE_ONE: the same noise at twice the sensitivity."""
+    return pld.from_laplace_mechanism(4.0, sensitivity=2.0 if relation is REPLACE else 1.0, **kwargs)
+
+
+def discrete_laplace_pld(relation, **kwargs):
+    return pld.from_discrete_laplace_mechanism(0.23704, sensitivity=4 if relation is REPLACE else 2, **kwargs)
+
+
+# How dp_accounting builds the loss distribution of each event.
+PLD = {
+    "Gaussian": (
+        dp_event.GaussianDpEvent(3.0),
+        lambda relation, **kwargs: pld.from_gaussian_mechanism(3.0, neighboring_relation=relation, **kwargs),
+    ),
+    "sampled Gaussian": (
+        dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(1.5)),
+        lambda relation, **kwargs: pld.from_gaussian_mechanism(
+            1.5, sampling_prob=0.2, neighboring_relation=relation, **kwargs
+        ),
+    ),
+    "Laplace": (dp_event.LaplaceDpEvent(4.0), laplace_pld),
+    "discrete Laplace": (dp_event.DiscreteLaplaceDpEvent(0.23704, 2), discrete_laplace_pld),
+}
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE, SPECIAL], ids=lambda r: r.name)
+@pytest.mark.parametrize("name", PLD)
+def test_numbers_lie_between_the_optimistic_and_the_pessimistic_ones_of_dp_accounting(name, relation):
+    event, make = PLD[name]
+    count, delta = 5, 1e-5
+    low, high = (
+        make(relation, pessimistic_estimate=side).self_compose(count).get_epsilon_for_delta(delta)
+        for side in (False, True)
+    )
+    lower, upper = own(event, relation, count, jaxdp.epsilon_bounds, delta)
+    assert 0.99 * high < low < high  # a comparison that says something
+    assert low * (1 - 1e-9) <= upper and lower <= high * (1 + 1e-9)
+    assert upper <= high * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(5, 30), (40, 1)])
+def test_a_fixed_size_batch_is_within_dp_accountings_renyi_bound_at_half_the_noise(batch, count):
+    """Its RDP accountant reads noise over the sensitivity of the relation, which is two norm bounds for REPLACE_ONE."""
+    event = dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(4.0))
+    theirs = rdp.RdpAccountant(neighboring_relation=REPLACE).compose(
+        dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(2.0)), count
+    )
+    bounds = own(event, REPLACE, count, jaxdp.epsilon_bounds, 1e-5)
+    assert 0.3 * theirs.get_epsilon(1e-5) < bounds.upper <= theirs.get_epsilon(1e-5)
 
 
 def test_bad_arguments_are_named():

@@ -93,6 +93,8 @@ class Mechanism:
     return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
     A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
     it be sampled.
+    The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound of one
+    record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart.
     The accountant assumes that ``log_mgf`` is accurate to ``unit_errors`` units of roundoff.
 
     A field ``x: Any = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a domain
@@ -139,6 +141,17 @@ class Mechanism:
     def simplified(self) -> Mechanism:
         """An equal record that the accountant works on."""
         return self
+
+    def at_distance(self, distance: Any) -> Mechanism:
+        """The release whose neighbouring inputs lie ``distance`` norm bounds of one record's contribution apart.
+
+        The record itself where its guarantee is stated for the caller's relation; records of noise override this.
+        """
+        return self
+
+    def under(self, relation: str) -> Mechanism:
+        """The record with the relation resolved: its pairs are those of the relation. Applied once, by the verbs."""
+        return self.at_distance(2.0) if relation == "replace_one" else self
 
     def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
         """Mass at infinity of the pair of a direction, and of its swap."""

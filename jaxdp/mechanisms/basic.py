@@ -27,10 +27,10 @@ def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
 
 @record
 class Gaussian(GaussianMechanism):
-    """Gaussian noise of standard deviation noise_multiplier x (L2 sensitivity).
+    """Gaussian noise of standard deviation noise_multiplier x (L2 norm bound of one record's contribution).
 
-    noise_multiplier: sigma / sensitivity, > 0, any shape. The sensitivity is that of the relation you
-    account for. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
+    noise_multiplier: sigma, > 0, any shape. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
+    Under replace_one two data sets differ by twice the norm bound: N(2/sigma, 1) against N(0, 1).
     """
 
     noise_multiplier: Any = field(POSITIVE, remedy="Without noise there is no guarantee.")
@@ -39,11 +39,16 @@ class Gaussian(GaussianMechanism):
         """mu = 1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
 
+    def at_distance(self, distance: Any) -> Gaussian:
+        """As private as noise smaller by that factor."""
+        return Gaussian(self.noise_multiplier / distance)
+
 
 @record
 class Laplace(Mechanism):
-    """Laplace noise of scale noise_multiplier x (L1 sensitivity), scalar query.
+    """Laplace noise of scale noise_multiplier x (L1 norm bound of one record's contribution), scalar query.
 
+    Under replace_one two data sets differ by twice the norm bound: as noise of half the scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
@@ -62,6 +67,10 @@ class Laplace(Mechanism):
         ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
         # y - 1/(2b), without the cancellation
         return jnp.where(left, -(z + 1), z) / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
+
+    def at_distance(self, distance: Any) -> Laplace:
+        """As private as noise smaller by that factor."""
+        return Laplace(self.noise_multiplier / distance)
 
     def finite_pair(self) -> finite.FinitePair:
         """A pair on a grid that dominates; used when the mechanism is sampled."""
@@ -94,8 +103,8 @@ class Laplace(Mechanism):
 class RandomizedResponse(Mechanism):
     """k-ary randomized response: the truth with probability e^eps / (e^eps + k - 1), else uniform.
 
-    K(z) = log[ (e^{eps (z+1)} + e^{-eps z} + k - 2) / (e^eps + k - 1) ]. Relation: replace_one (one
-    person's value), the only one that has a meaning for a local randomizer's output.
+    K(z) = log[ (e^{eps (z+1)} + e^{-eps z} + k - 2) / (e^eps + k - 1) ]. epsilon is that of replacing one person's
+    value, the natural relation; in every other relation the record states the same guarantee.
     """
 
     epsilon: Any = field(NONNEGATIVE)
@@ -125,7 +134,10 @@ class RandomizedResponse(Mechanism):
 
 @record
 class PureDP(Mechanism):
-    """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015)."""
+    """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
+
+    epsilon: the guarantee under the relation that you account for, the same number in each.
+    """
 
     epsilon: Any = field(NONNEGATIVE)
     symmetric: ClassVar[bool] = True
@@ -151,7 +163,8 @@ class PureDP(Mechanism):
 class ApproximateDP(Mechanism):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
-    Mass delta at infinity, and (1 - delta) times the worst eps-DP pair.
+    Mass delta at infinity, and (1 - delta) times the worst eps-DP pair. epsilon, delta: the guarantee under the
+    relation that you account for, the same numbers in each.
     """
 
     epsilon: Any = field(NONNEGATIVE)
@@ -187,9 +200,10 @@ class ApproximateDP(Mechanism):
 class DiscretePair(Mechanism):
     """A finite pair of distributions, outcomes on the last axis; p > 0 = q is mass at infinity.
 
-    p is the output law with the record, q without it ("remove"); "add" is the swapped pair. The caller
-    states that the pair dominates. Masses must sum to 1 up to 1e-9; they are used as given, and what is
-    missing from p is charged as mass at infinity (so rounding of the input errs on the safe side).
+    p is the output law with the record, q without it ("remove"); "add" is the swapped pair, "replace_one" the larger
+    of the two orders. The caller states that the pair dominates under the relation that is accounted for. Masses must
+    sum to 1 up to 1e-9; they are used as given, and what is missing from p is charged as mass at infinity (so rounding
+    of the input errs on the safe side).
     """
 
     p: Any = field(NONNEGATIVE)
@@ -261,7 +275,11 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
 
 @record
 class DiscreteLaplace(Mechanism):
-    """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale), integer sensitivity (default 1)."""
+    """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale).
+
+    sensitivity: bound of the size of one record's contribution, a whole number (default 1). Under replace_one two data
+    sets differ by twice that.
+    """
 
     scale: Any = field(POSITIVE)
     sensitivity: Any = field(whole(1), default=1)
@@ -283,12 +301,16 @@ class DiscreteLaplace(Mechanism):
         total = 1 + jnp.exp(other - first) - jnp.expm1(-a) * middle
         return first + jnp.log(total) - jnp.log1p(jnp.exp(-a))
 
+    def at_distance(self, distance: Any) -> DiscreteLaplace:
+        """As many times the shift."""
+        return DiscreteLaplace(self.scale, self.sensitivity * distance)
+
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
     def finite_pair(self) -> finite.FinitePair:
-        """Exact for a sensitivity of at most 257; beyond, the outcomes between the two modes are given up."""
+        """Exact for a shift of at most 513; beyond, the outcomes between the two modes are given up."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity)
 
     def inner_pair(self) -> finite.FinitePair:
@@ -311,7 +333,8 @@ class NoisyIteration(GaussianMechanism):
 
     contraction, noise_std, shift: arrays whose last axis is the steps j = 1..T (leading axes: a grid).
     x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)); psi_j is contraction_j-Lipschitz for one of two
-    neighbouring runs and shift_j bounds |psi_j - psi'_j|. Then x_T is mu-GDP with
+    neighbouring runs and shift_j bounds |psi_j - psi'_j|: the difference of the two runs under the relation that you
+    account for, whichever it is. Then x_T is mu-GDP with
     mu^2 = min sum a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
 
     Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise;

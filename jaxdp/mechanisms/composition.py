@@ -29,6 +29,14 @@ class Repeated(Mechanism):
     mechanism: Mechanism
     times: Any = field(whole(0), remedy="K(z) times a fraction is not a mechanism.")
 
+    def at_distance(self, distance: Any) -> Mechanism:
+        """The mechanism at that distance, as often."""
+        return dataclasses.replace(self, mechanism=self.mechanism.at_distance(distance))
+
+    def under(self, relation: str) -> Mechanism:
+        """The mechanism under the relation, as often."""
+        return dataclasses.replace(self, mechanism=self.mechanism.under(relation))
+
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """Those of the mechanism."""
         return self.mechanism.directions(relation)
@@ -42,6 +50,14 @@ class Composed(Mechanism):
     """Adaptive composition of different mechanisms. Made by `compose`."""
 
     parts: tuple[Mechanism, ...]
+
+    def at_distance(self, distance: Any) -> Mechanism:
+        """Each part at that distance."""
+        return Composed(tuple(part.at_distance(distance) for part in self.parts))
+
+    def under(self, relation: str) -> Mechanism:
+        """Each part under the relation."""
+        return Composed(tuple(part.under(relation) for part in self.parts))
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The pairs needed by any part; a part symmetric in (P, Q) serves every direction."""

@@ -18,7 +18,10 @@ _SWITCH = 0.5
 
 @record
 class DiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise N_Z(0, sigma^2) on the integers, integer sensitivity (default 1).
+    """Discrete Gaussian noise N_Z(0, sigma^2) on the integers.
+
+    sensitivity: s, bound of the size of one record's contribution, a whole number (default 1). Under replace_one two
+    data sets differ by 2 s.
 
     K(z) = z (z+1) s^2 / (2 sigma^2) + log[theta(z s) / theta(0)], theta(x) = sum_k exp(-(k+x)^2 / (2 sigma^2)).
     The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1). Scalar queries only.
@@ -33,6 +36,10 @@ class DiscreteGaussian(Mechanism):
         s, variance = self.sensitivity, self.sigma**2
         log_ratio = _log_theta(z * s, self.sigma) - jnp.real(_log_theta(jnp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
+
+    def at_distance(self, distance: Any) -> DiscreteGaussian:
+        """As many times the shift."""
+        return DiscreteGaussian(self.sigma, self.sensitivity * distance)
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses s^2/(2 sigma^2) - s x / sigma^2."""

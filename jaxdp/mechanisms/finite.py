@@ -26,7 +26,7 @@ _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
 LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
-LAPLACE_MIDDLE = 256
+LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
 
 
 class FinitePair(NamedTuple):

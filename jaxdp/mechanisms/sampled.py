@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
@@ -20,7 +22,8 @@ from jaxdp.mechanisms.base import (
     record,
     static_field,
 )
-from jaxdp.mechanisms.composition import as_gaussian, is_gaussian
+from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
@@ -60,6 +63,30 @@ class Sampled(Mechanism):
     mechanism: Mechanism
     sampling_probability: Any
     base_relation: ClassVar[str] = "add_or_remove"
+
+    def samples_everyone(self) -> bool:
+        """True when every rate is known to be 1: the record is then its base, in every relation."""
+        rate = self.sampling_probability
+        return not validate.is_traced(rate) and bool(np.all(np.asarray(rate) == 1))
+
+    def directions(self, relation: str | None) -> tuple[str, ...]:
+        """The dominating pairs that a relation asks for; those of the base where everyone is sampled."""
+        if self.samples_everyone():
+            return self.mechanism.directions(relation or self.relations[0])
+        return super().directions(relation)
+
+    def replace_directions(self) -> tuple[str, ...]:
+        """The symmetric pair of replace-one; UnsupportedMechanismError where the base's pair is not symmetric."""
+        if not is_gaussian(self.mechanism) and not self.mechanism.symmetric:
+            raise UnsupportedMechanismError(
+                f"{type(self).__name__} under replace_one is available for a base whose pair is symmetric; "
+                f"got {type(self.mechanism).__name__}."
+            )
+        return (REPLACE,)
+
+    def unsampled(self, direction: str) -> Mechanism:
+        """The base that a direction's pair, with the relation resolved, is that of where everyone is sampled."""
+        return self.mechanism
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
         """True when the losses of this direction (any, if None) are those of a sampled Gaussian."""
@@ -139,9 +166,12 @@ class PoissonSampled(Sampled):
 
     The batch must be hidden, and drawn exactly so: shuffled or cyclic batches are not Poisson.
     Pairs: remove ((1-q) P0 + q P1, P0), add its swap, (P1, P0) dominating the base for remove
-    (Zhu, Dong, Wang 2022, Theorem 11(1)). replace_one, for a Gaussian base of add/remove sensitivity 1:
-    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and for any mu-GDP base;
-    proof in notebooks/proofs/sampled_replace.md.
+    (Zhu, Dong, Wang 2022, Theorem 11(1)). replace_one, Gaussian noise:
+    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension; proof in
+    notebooks/proofs/sampled_replace.md. replace_one, any other symmetric base: one round has the profile
+    q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; noise at twice
+    the norm bound also covers one record more or less, a stated guarantee must hold under both). It is an upper
+    bound, without a lower one; at q = 1 it is the base's own.
     """
 
     mechanism: Mechanism
@@ -149,26 +179,38 @@ class PoissonSampled(Sampled):
     relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
-        """The symmetric replace pair, Gaussian base only."""
-        if not is_gaussian(self.mechanism):
-            raise UnsupportedMechanismError(
-                "replace_one under Poisson sampling is available for a Gaussian base only; "
-                f"got {type(self.mechanism).__name__}. Use add_or_remove."
-            )
-        return (REPLACE,)
+        """The symmetric pair, of a base with a guarantee under replace_one."""
+        self.mechanism.directions("replace_one")
+        return super().replace_directions()
+
+    def under(self, relation: str) -> Mechanism:
+        """The base where everyone is sampled; else the antipodal pair of Gaussian noise, or joint convexity."""
+        if self.samples_everyone():
+            return self.mechanism.under(relation)
+        if relation != "replace_one" or all(isinstance(atom, Gaussian) for atom, _ in flatten(self.mechanism)):
+            return self
+        return JointlyConvex(self.mechanism.under(relation), self.sampling_probability)
+
+    def unsampled(self, direction: str) -> Mechanism:
+        """Under replace-one N(1) against N(-1)."""
+        return self.mechanism.at_distance(2.0) if direction == REPLACE else self.mechanism
 
 
 @record
 class FixedSizeSampled(Sampled):
     """A batch of fixed size drawn uniformly without replacement, then the mechanism runs.
 
-    sampling_probability: batch size / (size of the larger data set), or the safe batch size / n. The base pair
-    must dominate every ordered pair of neighbours under **replace_one** (a Gaussian of add/remove sensitivity 1
-    has replace sensitivity 2 in general). Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
+    sampling_probability: batch size / size of the larger of the two data sets. Under add and remove it is below 1
+    where both data sets have a batch (batch size / size of the smaller one is safe where that is below 1); 1 says that
+    everyone is in the batch whatever its size, which is the mechanism itself.
+
+    Below 1 a batch of fixed size holds another record in place of the one that was added or removed, so all
+    relations use the base under **replace_one**: noise_multiplier is over the norm bound of one record's contribution,
+    and the two contributions differ by twice that. Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
     replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
-    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). For a Gaussian base that pair is
-    put on a grid of losses that dominates it, and on one that it dominates: epsilons 3e-7 to 2e-6 apart (relative)
-    where tried (delta 1e-6 and 1e-15).
+    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more than
+    one round: they have no lower bound. For a Gaussian base it is put on a grid of losses that dominates it: upper
+    bounds within 3e-7 to 2e-6 (relative) of one that it dominates, where tried (delta 1e-6 and 1e-15).
     """
 
     mechanism: Mechanism
@@ -180,11 +222,32 @@ class FixedSizeSampled(Sampled):
         """The replace pair of a Gaussian is a finite one."""
         return is_gaussian(self.mechanism) and direction != REPLACE
 
-    def replace_directions(self) -> tuple[str, ...]:
-        """The symmetric pair of the Proposition 29 profile, for a symmetric base."""
-        if not is_gaussian(self.mechanism) and not self.mechanism.symmetric:
-            raise UnsupportedMechanismError(
-                "replace_one under fixed-size sampling is available for a base whose pair is symmetric; "
-                f"got {type(self.mechanism).__name__}."
-            )
-        return (REPLACE,)
+    def under(self, relation: str) -> Mechanism:
+        """The same with the base two norm bounds apart; where everyone is sampled, the base under the relation."""
+        if self.samples_everyone():
+            return self.mechanism.under(relation)
+        rate = self.sampling_probability
+        traced = validate.is_traced(rate)
+        if relation == "replace_one":
+            return dataclasses.replace(self, mechanism=self.mechanism.under(relation))
+        if traced or np.any(np.asarray(rate) == 1):
+            self.mechanism.directions(relation)
+        distance = jnp.where(rate < 1, 2.0, 1.0) if traced else np.where(np.asarray(rate) < 1, 2.0, 1.0)
+        with jax.numpy_rank_promotion("allow"):
+            return dataclasses.replace(self, mechanism=self.mechanism.at_distance(distance))
+
+
+@record
+class JointlyConvex(FixedSizeSampled):
+    """Poisson sampling under replace_one by advanced joint convexity, with the relation resolved; made by `under`.
+
+    The pair of Proposition 29 for the base under replace_one. It only dominates, and no lower bound is known.
+    """
+
+    def is_exact(self, direction: str) -> bool:
+        """False."""
+        return False
+
+    def bracket(self, fine: bool, reach: Any = None) -> None:
+        """None: no pair that the mechanism's own dominates."""
+        return None

@@ -163,7 +163,7 @@ def _rows_at_once(effort: Effort, finite: bool) -> tuple[int, int]:
 
 def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The contour route for one dominating pair."""
-    exact = all(record.is_exact(direction) for record, _ in stacks)
+    exact = all(record.is_exact(direction) for record, _ in stacks) and np.all(_attained(stacks, direction))
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
     traced = (ladder[1], _TRACED_LAST if quadrature else ladder[-2])
@@ -190,14 +190,12 @@ class _Contours(Climb):
         return self._run(params, target, gap, np.full(target.shape, np.inf))
 
     def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
-        if started is None:
-            return self._run(params, target, gap, floor)
-        lower, upper = started
-        rows = _unfinished(lower, upper, gap * _MARGIN, floor)
+        lower, upper = self._run(params, target, gap, floor) if started is None else started
+        rows = _unfinished(lower, upper, gap * _MARGIN, floor) if started is not None else np.zeros(0, int)
         if rows.size:
             some, begun = jax.tree_util.tree_map(operator.itemgetter(rows), (params, started))
             lower[rows], upper[rows] = self._run(some, target[rows], gap, floor[rows], begun)
-        return lower, upper
+        return np.where(_attained(params, self.direction), lower, 0.0), upper
 
     def _exact(self, params: Any) -> bool:
         return all(record.is_exact(self.direction) for record, _ in params)
@@ -231,7 +229,7 @@ class _Contours(Climb):
         """The upper bound of a pair that dominates, the lower one of a dominated pair."""
         if both is None:
             lower, upper = self._pair(params, target, floor, gap * _ROUGH)
-            return 0.0 * lower, upper
+            return np.zeros_like(lower), upper
         lower, upper = self._pair(both, np.tile(target, 2), np.tile(floor, 2), gap * _COARSE, paired=True)
         return lower[target.size :], upper[: target.size]
 
@@ -248,6 +246,17 @@ class _Contours(Climb):
             more = climb(solve, self.ladder, some, target[rows], gap, floor[rows], simple, paired, begun)
             lower[rows], upper[rows] = more
         return lower, upper
+
+
+def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
+    """Rows whose pair is that of some data set: of fixed-size batches under replace_one only one round is.
+
+    Composed, their symmetric pair only dominates (notebooks/proofs/sampled_replace.md, section 7).
+    """
+    if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
+        return True
+    times = stacks[0][1]
+    return (len(stacks) == 1) & (times.shape[1] == 1) & (times[:, 0] <= 1)
 
 
 def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:

@@ -11,7 +11,6 @@ import numpy as np
 from jaxdp.fourier.mixture import log_mixture_real, log_units
 from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
-from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import FixedSizeSampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
@@ -42,20 +41,19 @@ def shortcuts(
     record: Any = stacks[0][0] if len(stacks) == 1 else None
     if record is None or not is_sampled_gaussian(record):
         return lower, upper
-    mirrored = direction == "replace" and isinstance(record, FixedSizeSampled)
-    if direction == "replace" and not mirrored:
-        return lower, upper
     times = stacks[0][1]
     if times.shape[1] != 1:
         return lower, upper
     rate = record.sampling_probability[:, 0]
     everyone = np.flatnonzero(rate == 1)
-    if everyone.size and direction != "replace":
-        some = jax.tree_util.tree_map(lambda x: x[everyone], record.mechanism)
+    if everyone.size:
+        some = jax.tree_util.tree_map(lambda x: x[everyone], record.unsampled(direction))
         solve: Any = gaussian_epsilon if verb == "epsilon" else gaussian_delta
         lower[everyone], upper[everyone] = solve(((some, times[everyone]),), target[everyone])
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
-    if mirrored:
+    if direction == "replace":
+        if not isinstance(record, FixedSizeSampled):
+            return lower, upper
         # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
         direction, inside = "forward", inside & (target >= 0)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
@@ -72,14 +70,14 @@ def cap_by_unsampled(
     """Where nothing was certified, the bound without sampling, in place: leaving records out never hurts.
 
     Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a, so also composed. The
-    replace pair is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the Gaussian of twice the mu.
+    replace pair of Poisson sampling is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the latter.
     """
     rows = np.flatnonzero(upper == (np.inf if verb == "epsilon" else 1.0))
     plain = all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks)
     if not rows.size or not plain:
         return
     some = jax.tree_util.tree_map(lambda x: x[rows], stacks)
-    bare = tuple((_unsampled(record, direction), times) for record, times in some)
+    bare = tuple((r.unsampled(direction) if is_sampled_gaussian(r) else r, times) for r, times in some)
     solve = gaussian_epsilon if verb == "epsilon" else gaussian_delta
     _, cap = solve(bare, target[rows])
     upper[rows] = np.fmin(upper[rows], cap)
@@ -152,20 +150,3 @@ def lower_next_to_supremum(
     else:
         return None
     return np.where(np.isnan(lower), 0.0, lower)
-
-
-def _unsampled(record: Any, direction: str) -> Any:
-    if not is_sampled_gaussian(record):
-        return record
-    if direction == "replace":
-        with_mu = record.mechanism
-        return (
-            Gaussian(0.5 * np.asarray(with_mu.noise_multiplier)) if isinstance(with_mu, Gaussian) else _nothing(record)
-        )
-    return record.mechanism
-
-
-def _nothing(record: Any) -> Gaussian:
-    """A Gaussian so small that it bounds nothing, where twice the mu has no record of its own."""
-    shape = np.shape(record.sampling_probability)
-    return Gaussian(np.full(shape, 1e-150))

@@ -91,5 +91,5 @@ class ShuffledSGD:
         # named at the root, which imports this package's floor: not importable while jaxdp itself loads
         from jaxdp import LocalRandomizer, Shuffled
 
-        local = certified_epsilon(Gaussian(self.noise_multiplier / 2), self.local_delta, relation="replace_one")
+        local = certified_epsilon(Gaussian(self.noise_multiplier), self.local_delta, relation="replace_one")
         return Shuffled(LocalRandomizer(float(local), self.local_delta), self.num_examples)
