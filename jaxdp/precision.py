@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import os
 import pathlib
 import queue
@@ -32,6 +33,7 @@ _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 _BATCH_BYTES = 192 * 2**20
+_SMALLEST_BATCH = 8  # One point and eight are one program: eight points of a usual kernel cost milliseconds.
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -57,7 +59,9 @@ def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None
     flags = os.environ.get("XLA_FLAGS", "")
     wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
     wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
-    return {name: value for name, value in wanted.items() if _is_known({name: value})} or None
+    if not _is_known(wanted):
+        wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
+    return wanted or None
 
 
 def _is_known(options: dict[str, Any]) -> bool:
@@ -105,12 +109,23 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
     """
 
-    def __init__(self, point: Callable, static: tuple[str, ...], working_set: int, large: bool = False):
+    def __init__(
+        self,
+        point: Callable,
+        static: tuple[str, ...],
+        working_set: int,
+        large: bool = False,
+        costly: Callable[..., bool] | None = None,
+    ):
         self.point = point
         self.large = large
-        self.static = static
+        self.costly = costly
         self.working_set = working_set
         self.traces = 0
+        parameters = inspect.signature(point).parameters
+        self._defaults = {
+            name: parameters[name].default for name in static if parameters[name].default is not inspect.Parameter.empty
+        }
         functools.update_wrapper(self, point)
         self._jitted: dict[Any, Any] = {}
         _kernels.add(self)
@@ -136,10 +151,13 @@ class Kernel:
         with x64(), jax.core.eval_context():
             args = jax.tree_util.tree_map(_as_float64, args)
             size = jax.tree_util.tree_leaves(args)[0].shape[0]
+            # One program, whether a caller names a default or leaves it out.
+            static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
             compiled, traced = self._compiled(platform()), self.traces
+            smallest = 1 if self.costly is not None and self.costly(**static) else _SMALLEST_BATCH
             pieces = []
-            for start, stop, padded in _pieces(size, self._chunk(), platform() == "cpu"):
+            for start, stop, padded in _pieces(size, smallest, self._chunk(), platform() == "cpu"):
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
         if self.traces != traced and memory_maps() > 0.5:
@@ -148,7 +166,7 @@ class Kernel:
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
-        ensure_canary(self.point.__module__)
+        ensure_canary(self.point.__module__, self.large)
         size = jax.tree_util.tree_leaves(args)[0].shape[0]
         if size == 0:
             ones = jax.tree_util.tree_map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
@@ -157,15 +175,20 @@ class Kernel:
 
 
 def kernel(
-    *, static: tuple[str, ...] = (), working_set: int = 4096, large: bool = False
+    *,
+    static: tuple[str, ...] = (),
+    working_set: int = 4096,
+    large: bool = False,
+    costly: Callable[..., bool] | None = None,
 ) -> Callable[[Callable], Kernel]:
     """Decorator: one-point function -> `Kernel`.
 
     static: names of keyword arguments that fix sizes (each value compiles once).
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
-    that compiling them sooner counts.
+    that compiling them sooner counts. costly: of the static arguments, whether one point takes so long that seven
+    more beside it, computed to share the program of eight, would be noticed.
     """
-    return lambda point: Kernel(point, static, working_set, large)
+    return lambda point: Kernel(point, static, working_set, large, costly)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:
@@ -173,8 +196,8 @@ def _as_float64(leaf: Any) -> np.ndarray:
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of what is computed at once: padded to 1, 8, 64, 512, ... up to the chunk.
+def _pieces(size: int, smallest: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of what is computed at once: ``smallest`` times 1, 8, 64, ..., at most ``largest``.
 
     sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
     which fills with one call).
@@ -182,7 +205,7 @@ def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, 
     start = 0
     while start < size:
         rest = min(size - start, largest)
-        smaller, padded = 1, 1
+        smaller, padded = smallest, smallest
         while padded < rest:
             smaller, padded = padded, padded * 8
         padded = min(padded, largest)
@@ -241,15 +264,15 @@ def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) ->
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
-_passed: set[tuple[str, str]] = set()
+_passed: set[tuple[str, str, bool]] = set()
 _checking = threading.RLock()  # of several threads one checks, the others wait
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
     """Register a check: a function returning (computed, exact, relative tolerance).
 
-    It runs once per process and backend, before the first number of any kernel of its own module leaves;
-    the checks of this module (the building blocks) run before every kernel's.
+    It runs once per process and backend, before the first number of any kernel of its own module leaves, after the
+    reductions that a compiler has got wrong.
     """
 
     def register(check: Callable) -> Callable:
@@ -259,18 +282,20 @@ def canary(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def ensure_canary(module: str) -> None:
-    """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
+def ensure_canary(module: str, large: bool = False) -> None:
+    """Run the checks that guard ``module``'s kernels, compiled as large ones or not; BackendError when one fails."""
     where = platform()
-    if (where, module) in _passed:
+    if (where, module, large) in _passed:
         return
     with _checking:
-        if (where, module) in _passed:
-            return
-        for name, check in list(_CANARIES):
-            if check.__module__ in (__name__, module):
-                _require(name, where, *check())
-        _passed.add((where, module))
+        if (where, "", large) not in _passed:
+            _require("reductions of log1p and expm1", where, *_check_reductions(compiler_options(where, large)))
+            _passed.add((where, "", large))
+        if not _passed & {(where, module, True), (where, module, False)}:
+            for name, check in list(_CANARIES):
+                if check.__module__ == module:
+                    _require(name, where, *check())
+        _passed.add((where, module, large))
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:
@@ -299,16 +324,6 @@ def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
         compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
         computed = np.concatenate([np.asarray(reduction(s)) for reduction in compiled])
     return computed, np.concatenate([reduction(np, s) for reduction in _REDUCTIONS]), 1e-11
-
-
-@canary("reductions of log1p and expm1")
-def _reduction_canary() -> tuple[Any, Any, float]:
-    return _check_reductions(compiler_options(platform(), large=False))
-
-
-@canary("the same, as large kernels are compiled")
-def _large_reduction_canary() -> tuple[Any, Any, float]:
-    return _check_reductions(compiler_options(platform()))
 
 
 @functools.cache

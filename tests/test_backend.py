@@ -377,7 +377,7 @@ def test_threads_that_want_the_same_program_compile_it_once():
     def raised_to(x, *, power):
         return x**power
 
-    sizes, powers = [3, 3, 3, 3, 9, 9, 9, 9], [2, 2, 3, 3, 2, 2, 3, 3]
+    sizes, powers = [3, 3, 3, 3, 40, 40, 40, 40], [2, 2, 3, 3, 2, 2, 3, 3]
     together = threading.Barrier(8)  # all eight ask for their program at the same time
 
     def call(which):
@@ -445,9 +445,60 @@ def test_memory_maps_are_a_share_of_the_limit():
 
 def test_a_batch_is_computed_in_few_pieces_of_few_sizes_with_little_padding():
     for size in range(1, 1300):
-        for sparing, most in ((True, 2), (False, 8)):
-            pieces = list(precision._pieces(size, 512, sparing))
+        for smallest, sparing in ((1, True), (1, False), (8, True), (8, False)):
+            pieces = list(precision._pieces(size, smallest, 512, sparing))
             assert [p[0] for p in pieces] == [0, *(p[1] for p in pieces[:-1])] and pieces[-1][1] == size
             assert all(stop - start <= padded and padded in (1, 8, 64, 512) for start, stop, padded in pieces)
-            assert sum(p[2] for p in pieces) <= most * size
+            assert all(padded >= smallest for _, _, padded in pieces)
+            assert sum(p[2] for p in pieces) <= (2 if sparing else 8) * max(size, smallest)
             assert len(pieces) <= size / 512 + 13
+
+
+def test_one_point_and_eight_are_one_program_but_where_a_point_is_costly():
+    @kernel(static=("nodes",), costly=lambda nodes: nodes > 10)
+    def shifted(x, *, nodes=1):
+        return x + nodes
+
+    for nodes, programs in ((1, 1), (100, 3)):
+        shifted(np.arange(1.0), nodes=nodes)
+        shifted(np.arange(8.0), nodes=nodes)
+        assert shifted.traces == programs
+
+
+def test_a_static_argument_left_out_shares_the_program_of_its_default():
+    @kernel(static=("power",))
+    def raised_to(x, *, power=2):
+        return x**power
+
+    assert raised_to(np.array([3.0])) == raised_to(np.array([3.0]), power=2) == 9.0
+    assert raised_to.traces == 1
+    assert raised_to(np.array([3.0]), power=3) == 27.0
+    assert raised_to.traces == 2
+
+
+# name: (first call of a process, programs that it may trace)
+FIRST_CALLS = {
+    "Gaussian": (lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5), 1),
+    "shuffle": (lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6), 1e-6), 1),
+    "shuffled randomized response": (
+        lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 3), 1000), 1e-6),
+        2,
+    ),
+    "DP-SGD": (
+        lambda: jaxdp.epsilon(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000), 1e-5),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_CALLS)
+def test_a_first_call_traces_each_program_once(name, fresh_canaries):
+    """The canary's program is the one that answers. DP-SGD has one for each direction, k-RR a coarse and a fine one."""
+    call, programs = FIRST_CALLS[name]
+    precision.forget_compiled()
+    before = {one: one.traces for one in precision._kernels}
+    call()
+    traced = {one.__name__: one.traces - count for one, count in before.items() if one.traces > count}
+    assert sum(traced.values()) == programs, traced
+    call()
+    assert all(one.traces - before[one] == traced.get(one.__name__, 0) for one in before)

@@ -49,6 +49,11 @@ class Effort(NamedTuple):
     lattice: bool = False
     bands: int = 0
 
+    @staticmethod
+    def costly(effort: Effort, **_: str) -> bool:
+        """Whether eight points of the effort take much longer than one: they do past some milliseconds a point."""
+        return effort.nodes > 1000
+
 
 class Contour(NamedTuple):
     """Everything that does not depend on eps. Leading axis: the smoothings, s (and 2s when the effort is smooth).

@@ -55,8 +55,7 @@ _TRACED_LAST = _SAMPLED_LADDER[3]
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
-# few points of a large effort go one by one: a batch of them would be compiled for nothing
-_COSTLY_NODES, _FEW = 1000, 16
+_FEW = 16  # points of a costly effort, at most, that go one by one: a batch of them would be compiled for nothing
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
@@ -66,13 +65,13 @@ _AROUND = 4.0  # deviations about the place where a run's loss is when the sum i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-@kernel(static=("direction", "effort"), working_set=40000, large=True)
+@kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly)
 def _sampled_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     solve = bands.epsilon_bounds if effort.bands else contour.epsilon_bounds
     return solve(spectrum(stacks, direction), delta, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=40000, large=True)
+@kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly)
 def _sampled_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     solve = bands.delta_bounds if effort.bands else contour.delta_bounds
     return solve(spectrum(stacks, direction), eps, effort)
@@ -116,7 +115,7 @@ def climb(
         if started and effort is ladder[0]:
             rows = rows[:0]
         step, at_once = _rows_at_once(effort, finite)
-        if effort.nodes > _COSTLY_NODES and rows.size <= _FEW:
+        if Effort.costly(effort) and rows.size <= _FEW:
             step = 1
 
         def answer(some: np.ndarray, effort: Effort = effort) -> tuple[Any, Any]:

@@ -14,13 +14,13 @@ from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.precision import canary, kernel
 
 
-@kernel(static=("direction", "effort"), working_set=60000, large=True)
+@kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly)
 def plain_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=60000, large=True)
+@kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly)
 def plain_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
