@@ -12,9 +12,10 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp.fourier import contour, exponential_sums, sampled_gaussian
+from jaxdp.fourier import contour, sampled_gaussian, spectrum
 from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.decay import log_decay
+from jaxdp.fourier.exponential_sums import log_ratios, ratios_less_one
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Sampled, Spectrum, along_line
 from jaxdp.precision import compiler_options
@@ -57,6 +58,25 @@ def sampled(sigma, rate, direction):
     return make_spectrum(lambda z: jnp.zeros(jnp.shape(z), jnp.complex128), sampled=(part,), direction=direction)
 
 
+def sampled_and_gaussian(sigma, rate, direction, mu=1.0):
+    """The same composed with a Gaussian, which ends the contour early: what is left is rounding."""
+    one = sampled(sigma, rate, direction)
+    return dataclasses.replace(one, closed=gaussian(mu).closed, closed_units=jnp.asarray(64.0), mu2=jnp.asarray(mu**2))
+
+
+def exact_sampled_and_gaussian(sigma, rate, direction, eps, mu=1.0):
+    """The Gaussian's delta at eps less the step's loss, over the step's outcome."""
+    step, rate = 1 / mp.mpf(sigma), mp.mpf(rate)
+
+    def integrand(u):
+        mixed = 1 - rate + rate * mp.exp(u * step - step * step / 2)
+        loss, density = (mp.log(mixed), mixed) if direction == "forward" else (-mp.log(mixed), 1)
+        return mp.npdf(u) * density * exact_gaussian(mu, eps - loss)
+
+    with mp.workdps(30):
+        return mp.quad(integrand, mp.linspace(-14, 20, 69))
+
+
 def exact_gaussian(mu, eps):
     mu, eps = mp.mpf(mu), mp.mpf(eps)
     return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
@@ -90,13 +110,13 @@ def bracket(make, eps, *, c, period, nodes, quadrature=256, cover=64, smooth=Fal
     effort = Effort(nodes, quadrature, cover, smooth)
 
     def run(eps, c, period, cut):
-        spectrum = make()
+        made = make()
         above, below = c * jnp.array([1.05, 1.3, 2.0, 4.0]), c * jnp.array([0.3, 1.0, 3.0])
-        k_above = spectrum.real(above, cut, 1024)
-        k_below = spectrum.real_swapped(below, cut, 1024)
+        k_above = made.real(above, cut, 1024)
+        k_below = made.real_swapped(below, cut, 1024)
         plan = Plan(c, period, cut, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), above, k_above, below, k_below)
-        made = contour.build(spectrum, plan, effort)
-        sums = contour.evaluate(made, contour.aliases(made, spectrum), spectrum, eps, jnp.zeros(()))
+        line = contour.build(made, plan, effort)
+        sums = contour.evaluate(line, contour.aliases(line, made), made, eps, jnp.zeros(()))
         return sums.lower, sums.upper
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
@@ -132,6 +152,16 @@ CASES = {
         exact_gaussian(1.0, 4.0),
         {"eps": 4.0, "c": 11.0, "period": 30.0, "nodes": 256},
     ),
+    "cancellation, sampled": (
+        lambda: sampled_and_gaussian(0.5, 0.3, "forward"),
+        exact_sampled_and_gaussian(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 3.0, "period": 40.0, "nodes": 256},
+    ),
+    "cancellation, sampled, add": (
+        lambda: sampled_and_gaussian(0.5, 0.3, "reverse"),
+        exact_sampled_and_gaussian(0.5, 0.3, "reverse", 2.0),
+        {"eps": 2.0, "c": 8.0, "period": 40.0, "nodes": 256},
+    ),
     "smoothing": (
         lambda: binary_response(0.2, 100),
         exact_binary_response(0.2, 100, 7.0),
@@ -158,7 +188,13 @@ CASES = {
 def errorless_nodes(*arguments):
     """The contour's nodes as if M were computed exactly."""
     nodes = along_line(*arguments)
-    return dataclasses.replace(nodes, log_abs_raised=nodes.log_abs)
+    return dataclasses.replace(nodes, excess=0 * nodes.excess)
+
+
+def errorless_line(*arguments):
+    """One step's sum as if its rule were exact."""
+    line = sampled_gaussian.tilted_line(*arguments)
+    return line._replace(error=0 * line.error, rule=0 * line.rule, drift=0 * line.drift)
 
 
 # What leaves each source out of the sum: (module, name, replacement).
@@ -168,8 +204,10 @@ SABOTAGE = {
     "truncation, raised line": [(contour, "log_fallen", lambda *a: jnp.asarray(NEVER))],
     "truncation, raised line, add": [(contour, "log_fallen", lambda *a: jnp.asarray(NEVER))],
     "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "cancellation, sampled": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "cancellation, sampled, add": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: jnp.asarray(NEVER))],
-    "quadrature": [(contour, "along_line", errorless_nodes)],
+    "quadrature": [(spectrum, "tilted_line", errorless_line)],
     # the ends of the line are charged more than the mass beyond them, so both must go
     "tail cut": [
         (Spectrum, "log_kept", lambda self, cut: jnp.zeros(())),
@@ -209,19 +247,64 @@ def compiled(function, *numbers):
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("sigma, rate", [(0.5, 0.3), (10.0, 0.5), (0.7, 1e-3), (0.5, 1 - 1e-6)])
 def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, rate, direction):
-    order, frequency = 1.5, [0.0, 0.7, 9.0]
+    order, frequency = 1.5, [0.7, 9.0]
 
     def run(c, mu, q, t):
         line = sampled_gaussian.tilted_line(c, mu, q, jnp.asarray(NO_CUT), direction, 64)
-        ratio = jax.vmap(lambda x: exponential_sums.ratios(line, x, jnp.ones(()), 1)[0])(t)
-        return ratio, line.log_m, line.error
+        log_abs, angle, error = jax.vmap(lambda x: log_ratios(line, x, 2))(t)
+        return jnp.exp(jax.lax.complex(log_abs, angle)), error * jnp.exp(log_abs), line.log_m, line.error
 
-    ratio, log_m, error = compiled(run, order, 1 / sigma, rate, np.array(frequency))
+    ratio, bound, log_m, error = compiled(run, order, 1 / sigma, rate, np.array(frequency))
     base = exact_m(sigma, rate, direction, order)
     assert abs(mp.log(base) - log_m) <= error + ROUNDING
-    for t, value in zip(frequency, ratio, strict=True):
+    assert (ratio[:, 0] == 1).all() and (bound[:, 0] == 0).all()
+    for t, value, off in zip(frequency, ratio[:, 1], bound[:, 1], strict=True):
         exact = exact_m(sigma, rate, direction, mp.mpc(order, t)) / base
-        assert abs(exact - mp.mpc(complex(value))) <= error + ROUNDING
+        assert abs(exact - mp.mpc(complex(value))) <= off
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("sigma, rate, order, step", [(1.0, 1e-5, 5.0, 0.5), (2.0, 1e-4, 30.0, 3.0)])
+def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small(sigma, rate, order, step, direction):
+    """It is taken 1e6 times over, and the sum of the weights times e^{itL} is rounded at 1."""
+    nodes = (1, 3, 10, 40)
+
+    def run(c, mu, q, h):
+        line = sampled_gaussian.tilted_line(c, mu, q, jnp.asarray(NO_CUT), direction, 512)
+        usual = jnp.log(jnp.abs(jnp.sum(line.weight * jnp.exp(1j * h * line.loss))))
+        return *log_ratios(line, h, 41), usual
+
+    log_abs, angle, error, usual = compiled(run, order, 1 / sigma, rate, step)
+    base = exact_m(sigma, rate, direction, order)
+    exact = {n: mp.log(exact_m(sigma, rate, direction, mp.mpc(order, n * step)) / base) for n in nodes}
+    for n in nodes:
+        off = abs(mp.mpc(log_abs[n], angle[n]) - exact[n])
+        assert off <= error[n] <= 3e-17 + 1e-12 * abs(exact[n])
+    assert abs(usual - exact[1].real) > 1e-12 * abs(exact[1])
+
+
+def test_a_charge_of_the_ratios_left_out_is_noticed():
+    """Weights and losses are moved by half of what `Line` says of them: the ratio moves, within what is charged."""
+    c, step, count = 5.0, 0.5, 65
+
+    def run(c, mu, q, h):
+        line = sampled_gaussian.tilted_line(c, mu, q, jnp.asarray(NO_CUT), "forward", 512)
+        share = jnp.where(jnp.real(line.loss) > 0.1, 0.5 * line.drift[0], 0.0) / jnp.sum(
+            jnp.where(jnp.real(line.loss) > 0.1, jnp.abs(line.weight) * jnp.abs(line.loss), 0.0)
+        )
+        moved = line._replace(weight=line.weight * (1 + share))
+        later = line._replace(loss=line.loss + 0.5 * line.drift[1] / jnp.sum(jnp.abs(line.weight)))
+        there = [jnp.stack(ratios_less_one(one, h, count)) for one in (line, moved, later)]
+        errors = [log_ratios(one, h, count)[2] for one in (line, line._replace(drift=0 * line.drift))]
+        log_abs = log_ratios(line, h, count)[0]
+        return jnp.stack(there), jnp.stack(errors) * jnp.exp(log_abs)
+
+    (plain, moved, later), (charged, bare) = compiled(run, c, 1.0, 0.01, step)
+    for other in (moved, later):
+        off = np.hypot(*(other - plain))[1:]
+        assert (off <= charged[1:]).all()
+        assert (off[:8] > 0.03 * charged[1:9]).all()  # of the size of the charge
+    assert (bare[1:] < charged[1:]).all()
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])

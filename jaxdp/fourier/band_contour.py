@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp.fourier import labels
 from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
-from jaxdp.fourier.exponential_sums import less_one_error, ratios, ratios_less_one, rounding_units
+from jaxdp.fourier.exponential_sums import log_ratios, ratios
 from jaxdp.fourier.labels import Label, SoftLine, Step
 from jaxdp.fourier.plan import Plan, conversion
 from jaxdp.fourier.spectrum import Nodes, Spectrum
@@ -24,6 +24,7 @@ from jaxdp.rounding import ULP as _ULP
 from jaxdp.special import log_expm1
 
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
+_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
 _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
@@ -261,18 +262,18 @@ def _counted(steps: Steps, x: jax.Array) -> jax.Array:
 def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Effort) -> Nodewise:
     """prod A^T."""
     end = h * effort.nodes
-    line, size, error, angle = _ratio(steps, within, c, h, effort.nodes + 1)
+    line, size, angle, error = _log_ratios(steps, within, c, h, effort.nodes + 1)
     fallen = jax.vmap(lambda step, label, tilted: labels.log_fallen(step, label, c, tilted, end))(
         steps.step, within, line
     )
     fallen = _counted(steps, jnp.minimum(fallen, 0.0))
     return Nodewise(
         _counted(steps, line.log_m),
-        _counted(steps, 4 * (jnp.abs(line.log_m) + 12)),
-        _counted(steps, jnp.log(size)),
-        _counted(steps, jnp.log(size + error)),
+        _counted(steps, 4 * (jnp.abs(line.log_m) + 12) + line.error / _ULP),
+        _counted(steps, size),
+        _counted(steps, size + jnp.log1p(error)),
         _counted(steps, angle),
-        _counted(steps, 1 + jnp.abs(jnp.log(size)) + jnp.abs(angle)),
+        _counted(steps, jnp.abs(size) + jnp.abs(angle)),
         jnp.fmin(_covered(steps, within, line, c, end, h, effort.cover), fallen - jnp.log(end))
         + _counted(steps, jnp.log1p(line.error)),
     )
@@ -281,15 +282,16 @@ def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Eff
 def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Array, effort: Effort) -> Nodewise:
     """F(B, A) = prod (B + A)^T - prod B^T, whose coefficients are all positive."""
     count, end, live = effort.nodes + 1, h * effort.nodes, steps.times > 0
-    line_a, size_a, error_a, angle_a = _ratio(steps, within, c, h, count)
-    line_b, log_b, error_b, angle_b = _log_ratio(steps, below, c, h, count)
+    line_a = _lines(steps, within, c)
+    ratio, error_a = jax.vmap(lambda line: ratios(line, jnp.zeros(()), h, count))(line_a)
+    size_a = jnp.maximum(jnp.abs(ratio), _LEAST_RATIO)
+    line_b, log_b, angle_b, error_b = _log_ratios(steps, below, c, h, count)
     ratio = jnp.where(live, line_a.log_m - line_b.log_m, -jnp.inf)
     lift = _lift(steps.times, ratio)[0]
     scale = jnp.exp(ratio + lift)
     both = _counted(steps, jnp.log1p(scale))
     log_both = log_expm1(both)
-    size_b = jnp.exp(log_b)
-    share, turn = scale[:, None] * size_a / size_b, angle_a - angle_b
+    share, turn = scale[:, None] * size_a * jnp.exp(-log_b), jnp.angle(ratio) - angle_b
     grown, swung = log_one_plus(share * jnp.cos(turn), share * jnp.sin(turn))
     under = _counted(steps, log_b)
     log_abs, phase = log_expm1_complex(_counted(steps, grown), _counted(steps, swung))
@@ -297,8 +299,9 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     # by, which moves F by its derivative in log A, at most (1 + sum T log(1 + |A/B|)) F
     most = _counted(steps, jnp.log1p(share))
     plain = under + log_expm1(most) - log_both
-    larger = _counted(steps, jnp.log1p(scale[:, None] * (size_a + error_a) / (size_b + error_b)))
-    more = jnp.maximum(_counted(steps, jnp.log1p(error_b / size_b)) + log_expm1(larger) - log_expm1(most), 0.0)
+    error_a = (error_a + 2 * _LEAST_RATIO) / size_a
+    larger = _counted(steps, jnp.log1p(share * (1 + error_a) / (1 + error_b)))
+    more = jnp.maximum(_counted(steps, jnp.log1p(error_b)) + log_expm1(larger) - log_expm1(most), 0.0)
     raised = plain + more
     # b is relative to the true B(c), which the computed one stands for in the share
     loudest = 4 * jnp.max(jnp.where(live, jnp.abs(line_a.log_m) + jnp.abs(line_b.log_m), 0.0)) + 64
@@ -338,7 +341,7 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
     units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 4 * some.size + 32
     log_abs = jnp.real(value) + some.log_abs
     log_raised = jnp.real(value) + some.log_raised + units * _ULP
-    nodes = Nodes(log_abs, jnp.maximum(log_raised, log_abs), jnp.imag(value) + some.phase)
+    nodes = Nodes(log_abs, jnp.maximum(log_raised - log_abs, 0.0), jnp.imag(value) + some.phase)
     real, imag, errors = node_weights(nodes, c, t, jnp.zeros(1))
     log_m = jnp.real(base) + some.log_m
     nothing = jnp.zeros(())
@@ -357,35 +360,14 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
     )
 
 
-def _ratio(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
-    """(lines, modulus of m(c + it)/m(c) at the nodes, bound of its error, angle)."""
-    lines = jax.vmap(lambda s, x: labels.soft_line(s, x, c))(steps.step, label)
-    ratio = jax.vmap(lambda line: ratios(line, jnp.zeros(()), h, count))(lines)
-    t = h * jnp.arange(count)
-    mass = jnp.sum(jnp.abs(lines.weight), axis=-1)[:, None]
-    moment = jnp.sum(jnp.abs(lines.weight) * jnp.abs(lines.loss), axis=-1)[:, None]
-    units = rounding_units(lines.weight.shape[-1], count)
-    floor = 1e-100
-    error = lines.error[:, None] + _ULP * (mass * units + 8 * t * moment + 8) + floor
-    return lines, jnp.maximum(jnp.abs(ratio), floor), error, jnp.angle(ratio)
+def _lines(steps: Steps, label: Label, c: jax.Array) -> SoftLine:
+    return jax.vmap(lambda s, x: labels.soft_line(s, x, c))(steps.step, label)
 
 
-def _log_ratio(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
-    """(lines, log|m(c + it)/m(c)| at the nodes, bound of the ratio's error, angle), the ratio to the true m(c).
-
-    The error is small where the ratio is close to 1, as it is for steps that are taken often.
-    """
-    lines = jax.vmap(lambda s, x: labels.soft_line(s, x, c))(steps.step, label)
-    re, im = jax.vmap(lambda line: ratios_less_one(line, h, count))(lines)
-    t = h * jnp.arange(count)
-    rounded = jax.vmap(lambda line: less_one_error(line, t))(lines)
-    rounded = rounded + 32 * _ULP * (jnp.abs(re) + jnp.abs(im)) + t * lines.drift[:, 1:]
-    # |e^{itL} - 1| is at most 2, too
-    mass = jnp.sum(jnp.abs(lines.weight), axis=-1)
-    moved = jnp.minimum(t * lines.drift[:, :1], (2 * lines.error * (1 + mass))[:, None])
-    floor = 1e-100
-    log_abs, angle = log_one_plus(re, im)
-    return lines, jnp.maximum(log_abs, np.log(floor)), lines.quadrature[:, None] + moved + rounded + 2 * floor, angle
+def _log_ratios(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
+    """(lines, log|m(c + it)/m(c)| at the nodes, angle, error over modulus), the ratio to the true m(c)."""
+    lines = _lines(steps, label, c)
+    return lines, *jax.vmap(lambda line: log_ratios(line, h, count))(lines)
 
 
 def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:
@@ -399,10 +381,8 @@ def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -
     beyond = power * (jnp.log(v) - jnp.log(far)) - jnp.log(far) - jnp.log(power + 1)
     width = (far + step - end) / cover
     left = end + width * jnp.arange(cover)
-    ratio = jax.vmap(lambda line: ratios(line, end + 0.5 * width, width, cover))(lines)
-    units = 32 + rounding_units(lines.weight.shape[-1], cover) + 8 * far * jnp.abs(lines.loss)
-    noise = lines.error + _ULP * jnp.sum(jnp.abs(lines.weight) * units, -1)
-    reach = jnp.minimum(jnp.abs(ratio) + noise[:, None] + 0.5 * width * deviation[:, None], 1.0)
+    ratio, error = jax.vmap(lambda line: ratios(line, end + 0.5 * width, width, cover))(lines)
+    reach = jnp.minimum(jnp.abs(ratio) + error + 0.5 * width * deviation[:, None], 1.0)
     live = (steps.times > 0)[:, None]
     log_abs = jnp.sum(jnp.where(live, steps.times[:, None] * jnp.log(reach), 0.0), axis=0)
     near = jax.nn.logsumexp(log_abs + jnp.log(width + step) - 2 * jnp.log(left))

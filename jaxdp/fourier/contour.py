@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.fourier.exponential_sums import discrete_log_m, split
+from jaxdp.fourier.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, conversion, log_alias, plan_delta, plan_epsilon
 from jaxdp.fourier.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.fourier.truncation import log_fallen, log_tail
-from jaxdp.precision import exact_product
 from jaxdp.roots import Seen, proved_ends
 from jaxdp.rounding import ULP as _ULP
 from jaxdp.validate import SMALLEST
@@ -84,7 +83,7 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     c, step = plan.c, 2 * jnp.pi / plan.period
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
-    nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
+    nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end, effort.cover)
     extra, mixing = jnp.zeros(1), jnp.zeros(())
     if effort.smooth:
@@ -94,8 +93,10 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     units = 16 + 2 * spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
         log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
-        # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T
-        units = units + jnp.sum(jnp.where(part.times > 0, part.times * 4 * (jnp.abs(line.log_m) + 12), 0.0))
+        # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
+        # nodes are relative to the true m(c)
+        own = 4 * (jnp.abs(line.log_m) + 12) + line.error * 2.0**53
+        units = units + jnp.sum(jnp.where(part.times > 0, part.times * own, 0.0))
     t = step * jnp.arange(effort.nodes + 1)
     real, imag, errors = node_weights(nodes, c, t, extra)
     tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
@@ -135,10 +136,10 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
     reach = size * jnp.sqrt(norm)
     # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
-    excess = jnp.maximum(nodes.log_abs_raised - nodes.log_abs, 0.0)
-    raised = jnp.exp(jnp.clip(log_abs + excess, -745.0, 600.0))
-    slack = jnp.where(excess < 1, jnp.exp(log_abs) * jnp.expm1(jnp.minimum(excess, 1.0)), raised)
-    units = 32 + 1.5 * sum(split(t.shape[0])) + 2 * jnp.abs(phase)
+    raised = jnp.exp(jnp.clip(log_abs + nodes.excess, -745.0, 600.0))
+    slack = jnp.where(nodes.excess < 1, jnp.exp(log_abs) * jnp.expm1(jnp.minimum(nodes.excess, 1.0)), raised)
+    columns, rows = split(t.shape[0])
+    units = 32 + 1.5 * (sum(blocks_of(columns)) + rows) + 2 * jnp.abs(phase)
     own = jnp.sum(half * jnp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
     return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP])
 
@@ -171,7 +172,7 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     cosine, sine = jnp.cos(along * eps), jnp.sin(along * eps)
 
     waves = jnp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
-    real_waves, imag_waves = exact_product(contour.real, waves), exact_product(contour.imag, waves)
+    real_waves, imag_waves = in_blocks(contour.real, waves), in_blocks(contour.imag, waves)
     real, imag = real_waves[..., 0] + imag_waves[..., 1], imag_waves[..., 0] - real_waves[..., 1]
     real_t, imag_t = real_waves[..., 2] + imag_waves[..., 3], imag_waves[..., 2] - real_waves[..., 3]
     cosine, sine = jnp.cos(down * eps), jnp.sin(down * eps)
@@ -180,13 +181,14 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
     own, moment = contour.errors
     head = head_units * _ULP  # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
-    raised = jnp.where(head < 0.25, 1 + 2 * head, jnp.inf)
+    raised = 1 + 2 * jnp.minimum(head, 0.25)
     nodes = own + 4 * jnp.abs(eps) * moment
+    tail = jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD * raised
+    rounding = front * (nodes * raised + 2 * head * jnp.abs(total))
     return Raw(
         front * total,
         front * (turned - c * total),
-        jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD * raised,
-        front * jnp.where(head < 0.25, nodes * raised + 2 * head * jnp.abs(total), jnp.inf),
+        *(jnp.where(head < 0.25, bound, jnp.inf) for bound in (tail, rounding)),
     )
 
 
@@ -275,26 +277,28 @@ def _left_alias(
     return jnp.fmax(low, 0.0), jnp.fmin(high, first * (known.m0 + rounded))
 
 
-def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon at delta in [0, 1]."""
+def epsilon_bounds(
+    spectrum: Spectrum, delta: jax.Array, known: jax.Array, effort: Effort
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon at delta in [0, 1]. known: an upper bound of epsilon, or inf."""
     spare = delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1)
     ref = jnp.log(jnp.where(inside, spare, 0.5))
-    plan = plan_epsilon(spectrum, ref + jnp.log1p(-1e-9), effort.quadrature)
+    plan = plan_epsilon(spectrum, ref + jnp.log1p(-1e-9), effort.quadrature, known)
     contour = build(spectrum, plan, effort)
     target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
 
-    known = aliases(contour, spectrum)
+    left_and_right = aliases(contour, spectrum)
     # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
     enough = -jnp.expm1(contour.log_kept) <= 1e-9 * jnp.exp(ref)
     ceiling = jnp.where(
         enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf
     )
-    ceiling = jnp.minimum(ceiling, spectrum.top)
+    ceiling = jnp.minimum(jnp.minimum(ceiling, known), spectrum.top)
     search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
 
     def look(eps: jax.Array) -> Seen:
-        return seen(jax.vmap(lambda e: evaluate(contour, known, spectrum, e, ref))(eps), target)
+        return seen(jax.vmap(lambda e: evaluate(contour, left_and_right, spectrum, e, ref))(eps), target)
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)

@@ -42,7 +42,7 @@ def _of_line(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> 
     """(ref, period, the sum over the contour in units of e^ref)."""
     c, step = plan.c, 2 * jnp.pi / plan.period
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
-    nodes = along_line(spectrum, lines, c, jnp.zeros(()), step, effort.nodes + 1)
+    nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     t = step * jnp.arange(effort.nodes + 1)
     extra = jnp.zeros(())
     if effort.smooth:

@@ -7,77 +7,73 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.precision import exact_product
+from jaxdp.fourier.complex_logarithms import log_one_plus
 from jaxdp.rounding import ULP
+
+_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 
 
 class Line(NamedTuple):
-    """One step, tilted to c: m(c + it) / m(c) = sum weight exp(i t loss), up to ``error``."""
+    """One step, tilted to c: m(c + it) / m(c) - 1 = sum weight (exp(i t loss) - 1), Im loss >= 0, t >= 0."""
 
     log_m: jax.Array  # log m(c)
     weight: jax.Array  # complex (size,)
     loss: jax.Array  # complex (size,)
-    error: jax.Array  # relative to m(c), every t >= 0
+    error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
+    rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
+    drift: jax.Array  # (2,) sum |weight| times: its relative error and |loss|, the error of loss; both count t times
     tail: jax.Array  # mass of P beyond the cut
     spread: jax.Array  # upper bound of the tilted standard deviation of L
     variation: jax.Array  # total variation of the tilted density of L (inf: not known)
-    drift: jax.Array  # sum |weight| times the error of loss, beyond 8 units of 2^-53 of itself
 
 
 def discrete_log_m(
     z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """log m(z) at real z of a finite law, and what it may be off by: the tilted mean of its weights' errors.
+    """log m(z) at real z of a finite law, and what it may be off by.
 
     blur: error of each loss. A log weight is off by as much, and rounded at its own size and the loss's.
     """
+    log_m, _, _, error = _tilted(z, loss, log_weight, blur)
+    return log_m, error
+
+
+def _tilted(
+    z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """log m(z), the weights tilted to z, the relative error of each, and their mean: the error of m(z)."""
     exponents = log_weight + z * loss
     log_m = jax.nn.logsumexp(exponents)
     live = log_weight > -jnp.inf
     size = jnp.where(live, jnp.abs(log_weight) + (1 + jnp.abs(z)) * jnp.abs(loss) + jnp.abs(log_m) + 8, 0.0)
     off = 4 * ULP * size + (1 + jnp.abs(z)) * blur
-    error = jnp.sum(jnp.where(live, jnp.exp(exponents - log_m) * off, 0.0)) + loss.shape[-1] * ULP
+    weight = jnp.where(live, jnp.exp(exponents - log_m), 0.0)
+    error = jnp.sum(weight * off) + loss.shape[-1] * ULP
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
     unsure = jnp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0))
-    return log_m, jnp.where(unsure, jnp.inf, error)
+    return log_m, weight, off, jnp.where(unsure, jnp.inf, error)
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
     """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
-    log_m, error = discrete_log_m(c, loss, log_weight, blur)
-    weight = jnp.exp(log_weight + c * loss - log_m)
+    log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
     mean = jnp.sum(weight * loss)
     spread = jnp.sqrt(jnp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
+    drift = jnp.sum(weight * jnp.stack([(2 * off + error) * jnp.abs(loss), blur]), axis=-1)
     nothing = jnp.zeros_like(log_m)
-    drift = jnp.sum(weight * blur)
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, spread, jnp.full_like(log_m, jnp.inf), drift)
-
-
-def ratios(line: Line, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
-    """m(c + it)/m(c) at t = start + step (0..count-1), as one complex matrix product.
-
-    The nodes are equally spaced, so exp(i t L) factors into exp(i anchor L) exp(i offset L): two small
-    tables of powers instead of count x size exponentials.
-    """
-    inner, outer = split(count)
-    first = jnp.exp(1j * start * line.loss) * line.weight
-    a, b = _powers(first, 1j * (step * inner) * line.loss, outer)
-    x, y = _powers(jnp.ones_like(first), 1j * step * line.loss, inner)
-    # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
-    left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
-    both = _in_blocks(left, jnp.concatenate([x, y], axis=1))
-    return jax.lax.complex(both[:outer], both[outer:]).reshape(-1)[:count]
+    return Line(
+        log_m, weight + 0j, loss + 0j, error, nothing, drift, nothing, spread, jnp.full_like(log_m, jnp.inf)
+    )
 
 
 def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1), Im L >= 0: real and imaginary part.
 
     Its error (`less_one_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as the
-    power's logarithm is small: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1 it is the sum of
-    weight (p x + p + x).
+    power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
+    two small tables instead of count x size exponentials, it is the sum of weight (p x + p + x), one matrix product.
     """
     inner, outer = split(count)
-    size = line.loss.shape[0]
     w_re, w_im = jnp.real(line.weight), jnp.imag(line.weight)
 
     def weighted(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -85,23 +81,54 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
 
     a, b = weighted(*_powers_less_one(1j * (step * inner) * line.loss, outer))
     x, y = _powers_less_one(1j * step * line.loss, inner)
+    # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
     left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
-    both = _in_blocks(left, jnp.concatenate([x, y], axis=1))
-    alone = _in_blocks(jnp.concatenate([a, b, *weighted(x, y)]), jnp.ones((1, size)))[:, 0]
+    both = in_blocks(left, jnp.concatenate([x, y], axis=1).T)
+    alone = in_blocks(jnp.concatenate([a, b, *weighted(x, y)]), jnp.ones((line.loss.shape[0], 1)))[:, 0]
     down, along = alone[: 2 * outer].reshape(2, outer, 1), alone[2 * outer :].reshape(2, 1, inner)
     total = both.reshape(2, outer, inner) + (down + along)
     return total[0].reshape(-1)[:count], total[1].reshape(-1)[:count]
 
 
+def ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) at t = start + step (0..count-1), start >= 0, relative to the computed m(c), and its error."""
+    turned = line._replace(weight=line.weight * jnp.exp(1j * start * line.loss))
+    re, im = ratios_less_one(turned, step, count)
+    size, away = line.loss.shape[0], step * jnp.arange(count)
+    parts = jnp.stack([jnp.real(turned.weight), jnp.imag(turned.weight)])
+    first = in_blocks(parts, jnp.ones((size, 1)))[:, 0]
+    mass, moved = jnp.sum(jnp.abs(line.weight)), jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss))
+    rounded = ULP * ((24 + 1.5 * sum(blocks_of(size))) * mass + 8 * start * moved) + less_one_error(line, away)
+    return jax.lax.complex(re + first[0], im + first[1]), line.error + rounded + (start + away) * line.drift[1]
+
+
 def less_one_error(line: Any, t: jax.Array) -> jax.Array:
     """By how much `ratios_less_one` may be off at its nodes t by rounding, its weights and losses taken as they are."""
-    size, count = line.loss.shape[0], t.shape[0]
-    runs = sum(sum(split(part)) for part in split(count))
-    blocks = max(sum(_blocks(size)), sum(_blocks(2 * size)))
+    size = line.loss.shape[0]
+    both, alone = sum(blocks_of(2 * size)), sum(blocks_of(size))
+    weight, loss = jnp.abs(line.weight), jnp.abs(line.loss)
+    mass, moved = jnp.sum(weight), t * jnp.sum(weight * loss)
+    # of the terms p x and p + x: |p x| <= a b L^2 with a + b = t, and |p x| <= |p| + |x| <= t L
+    product = jnp.minimum(0.25 * t * t * jnp.sum(weight * loss * loss), moved)
+    small = 1.5 * ((both + 4) * product + (alone + 4) * moved) + 40 * moved
+    return ULP * jnp.minimum(small, (400 + 12 * (both + alone)) * mass + 4 * moved)
+
+
+def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, and the error of the ratio over its modulus.
+
+    The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
+    """
+    re, im = ratios_less_one(line, step, count)
+    t = step * jnp.arange(count)
+    log_abs, angle = log_one_plus(re, im)
+    log_abs = jnp.maximum(log_abs, jnp.log(_LEAST_RATIO))
     mass = jnp.sum(jnp.abs(line.weight))
-    moved = t * jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss))
-    small, large = (160 + 4 * blocks + 24 * runs) * moved, (400 + 12 * blocks + 72 * runs) * mass + 4 * moved
-    return ULP * jnp.minimum(small, large)
+    # |e^{itL} - 1| is at most t |L|, and at most 2
+    moved = jnp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
+    rounded = less_one_error(line, t) + 32 * ULP * (jnp.abs(re) + jnp.abs(im))
+    error = line.rule + 2 * _LEAST_RATIO + moved + rounded
+    return log_abs, angle, jnp.where(t > 0, error, 0.0) * jnp.exp(-log_abs)
 
 
 def split(count: int) -> tuple[int, int]:
@@ -110,78 +137,44 @@ def split(count: int) -> tuple[int, int]:
     return inner, -(-count // inner)
 
 
-def rounding_units(size: int, count: int) -> float:
-    """Units of 2^-53, relative to sum |weight|, by which `ratios` may be off besides the phases."""
-    return 40 + 1.5 * sum(_blocks(2 * size)) + 6 * sum(sum(split(part)) for part in split(count))
-
-
-def _blocks(terms: int) -> tuple[int, int]:
+def blocks_of(terms: int) -> tuple[int, int]:
     """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
-    blocks = max(1, min(32, terms // 128)) if terms > 256 else 1
+    blocks = max(1, min(32, terms // 32))
     return -(-terms // blocks), blocks
 
 
-def _in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
-    """left right^T, the sums taken in blocks (the terms are padded with zeros)."""
-    terms, blocks = _blocks(left.shape[1])
-    if blocks == 1:
-        return exact_product(left, right.T)
-    padding = ((0, 0), (0, terms * blocks - left.shape[1]))
-    left, right = (jnp.pad(x, padding).reshape(-1, blocks, terms) for x in (left, right))
-    return jnp.sum(exact_product(jnp.moveaxis(left, 1, 0), jnp.transpose(right, (1, 2, 0))), axis=0)
-
-
-def _powers(first: jax.Array, exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of first x e^{k exponent}, k = 0..count-1, shape (count, size).
-
-    k = row x inner + column: two short runs of repeated multiplication and one more product, because rounding grows
-    with the length of a run.
-    """
-    inner, outer = split(count)
-    a, b = _run(first, jnp.exp(inner * exponent), outer)
-    x, y = _run(jnp.ones_like(first), jnp.exp(exponent), inner)
-    re = a[:, None] * x - b[:, None] * y
-    im = a[:, None] * y + b[:, None] * x
-    return re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]
-
-
-def _run(first: jax.Array, base: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The same by repeated multiplication.
-
-    A loop, because an unrolled product is fused and computed again for every row.
-    """
-    base_re, base_im = jnp.real(base), jnp.imag(base)
-
-    def turn(state: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
-        re, im = state
-        return (re * base_re - im * base_im, re * base_im + im * base_re), state
-
-    _, table = jax.lax.scan(turn, (jnp.real(first), jnp.imag(first)), None, length=count)
-    return table
+def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The matrix product (..., rows, terms) x (terms, columns), its sums taken as `blocks_of` says, padded with 0."""
+    size = right.shape[0]
+    terms, blocks = blocks_of(size)
+    missing = terms * blocks - size
+    left = jnp.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, missing)]).reshape(*left.shape[:-1], blocks, terms)
+    right = jnp.pad(right, ((0, missing), (0, 0))).reshape(blocks, terms, right.shape[1])
+    return jnp.sum(jnp.einsum("...rbt,btc->b...rc", left, right, precision=jax.lax.Precision.HIGHEST), axis=0)
 
 
 def _powers_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of e^{k exponent} - 1, k = 0..count-1: (1 + a)(1 + x) - 1 = a x + a + x."""
+    """Real and imaginary part of e^{k exponent} - 1, k = 0..count-1, shape (count, size).
+
+    k = row x inner + column, two small tables: (1 + a)(1 + x) - 1 = a x + a + x.
+    """
     inner, outer = split(count)
-    a, b = (part[:, None] for part in _run_less_one(inner * exponent, outer))
-    x, y = _run_less_one(exponent, inner)
+    a, b = (part[:, None] for part in _multiples_less_one(inner * exponent, outer))
+    x, y = _multiples_less_one(exponent, inner)
     re, im = a * x - b * y + (a + x), a * y + b * x + (b + y)
     return re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]
 
 
-def _run_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The same step by step."""
-    fall, turn = jnp.real(exponent), jnp.imag(exponent)
-    half = jnp.sin(0.5 * turn)
-    base_re, base_im = jnp.expm1(fall) * jnp.cos(turn) - 2 * half * half, jnp.exp(fall) * jnp.sin(turn)
+def _multiples_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The same, each from its own exponent, without cancellation.
 
-    def advance(state: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
-        re, im = state
-        return (
-            re * base_re - im * base_im + (re + base_re),
-            re * base_im + im * base_re + (im + base_im),
-        ), state
+    A loop, because the compiler would fuse the table into what is made of it and compute it again for every row.
+    """
 
-    nothing = jnp.zeros_like(fall)
-    _, table = jax.lax.scan(advance, (nothing, nothing), None, length=count)
+    def turn(k: jax.Array, _: None) -> tuple[Any, Any]:
+        fall, angle = k * jnp.real(exponent), k * jnp.imag(exponent)
+        half = jnp.sin(0.5 * angle)
+        return k + 1, (jnp.expm1(fall) * jnp.cos(angle) - 2 * half * half, jnp.exp(fall) * jnp.sin(angle))
+
+    _, table = jax.lax.scan(turn, jnp.zeros(()), None, length=count)
     return table

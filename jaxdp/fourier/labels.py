@@ -57,14 +57,14 @@ class Label(NamedTuple):
 
 
 class SoftLine(NamedTuple):
-    """A labelled step tilted to c, as weights and losses; what `ratios` and the tail of the contour need."""
+    """A labelled step tilted to c, as weights and losses; what `log_ratios` and the tail of the contour need."""
 
     log_m: jax.Array
     weight: jax.Array
     loss: jax.Array
     error: jax.Array
-    quadrature: jax.Array  # what of it is the rule's own error, at any t
-    drift: jax.Array  # at t the errors of the weights and of the losses move m(c + it)/m(c) by at most t times this
+    rule: jax.Array  # these two as in `jaxdp.fourier.exponential_sums.Line`
+    drift: jax.Array
     log_edge: jax.Array  # |the integrand| along the upper edge, per cell, relative to m(c)
     rest: jax.Array  # the ends and what lies left of the line, relative to m(c)
 

@@ -46,7 +46,7 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     c, period = plan.c, count * spacing
     step = 2 * jnp.pi / period
     # the second half of the period is the conjugate of the first
-    nodes = along_line(spectrum, [], c, jnp.zeros(()), step, count // 2 + 1)
+    nodes = along_line(spectrum, [], c, step, count // 2 + 1)
     t = step * jnp.arange(count // 2 + 1)
     ends = (jnp.arange(t.shape[0]) == 0) | (jnp.arange(t.shape[0]) == count // 2)
     fold = jnp.where(ends, 1.0, 2.0) / count
@@ -62,7 +62,7 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     cos_l, sin_l = jnp.cos(turn), jnp.sin(turn)
     second = (fade * (real * cos_l + imag * sin_l), fade * (imag * cos_l - real * sin_l))
     reach = jnp.exp(nodes.log_abs) * fold / jnp.sqrt(norm)
-    slack = jnp.expm1(jnp.clip(nodes.log_abs_raised - nodes.log_abs, 0.0, 600.0))
+    slack = jnp.expm1(jnp.minimum(nodes.excess, 600.0))
     own = jnp.sum(reach * (slack + (48 + count / 4 + 2 * jnp.abs(nodes.phase)) * _ULP))
     errors = jnp.stack([own, jnp.sum(reach * t) * _ULP, jnp.sum(reach) * _ULP])
     log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))

@@ -105,8 +105,10 @@ def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
 
 # The planning loops below hold the only rough evaluation of K, because its size is most of what there is to compile:
 # what a round looks at is chosen by its number.
-def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
+def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: jax.Array) -> Plan:
     """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone.
+
+    ceiling: a known upper bound of eps. Where it is far below the Chernoff bound's, so is the abscissa that serves.
 
     Rounds: the orders that tell the variance; zooms on the least Chernoff bound; the saddle, coarse and fine.
     """
@@ -124,6 +126,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int) -> Plan:
         return (k - log_delta + constant + rounding) / c
 
     def level_of(eps: jax.Array) -> jax.Array:
+        eps = jnp.minimum(eps, ceiling)
         return jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
 
     def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -106,7 +106,8 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
 
 def _best_shift(v, c, mu, q, step, log_m, direction):
     """(y, strip error): the line whose strip theorem gives the smallest error, of a few heights."""
-    top = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
+    # a strip of eight cells leaves e^-50; a wider one makes the weights' moduli larger, and their rounding
+    top = jnp.minimum(jnp.minimum(1.0, 0.45 * jnp.pi / mu), 8 * step)
     if direction == "forward":
         # |A(u + is)| <= A(u): the edge carries at most e^{2 y^2} m(c)
         return top, (1 + jnp.exp(2 * top * top)) / jnp.expm1(jnp.minimum(2 * jnp.pi * top / step, 600.0))
@@ -210,10 +211,14 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     if direction == "reverse":
         beyond, slopes = add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
         raw = raw + beyond
-    units = 16 + 8 * (jnp.abs(phase) + v * v) + (c + 1) * _loss_units(loss, v, mu, q, direction)
-    raw = raw + ULP * jnp.sum(jnp.abs(weight) * units)
+    rule = raw
+    own, modulus = _loss_units(loss, v, mu, q, direction), jnp.abs(weight)
+    units = 16 + 3 * v * v + jnp.abs(phase) + jnp.abs(re - top) + (c + 1) * own
+    raw = raw + ULP * jnp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
-    error = jnp.where(raw < 0.25, 2 * raw + 1e-20, jnp.inf)
+    error = jnp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, jnp.inf)
+    rule = 2 * rule * (1 + error) + 1e-20
+    drift = jnp.sum(modulus * jnp.stack([(2 * ULP * units + error) * jnp.abs(loss), 2 * ULP * own]), axis=-1)
     reach2 = jnp.sum(jnp.abs(weight) * jnp.abs(loss - mean) ** 2)
     spread = jnp.sqrt(jnp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
     if direction == "reverse":
@@ -222,8 +227,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
         spread = jnp.fmin(spread, cells)
     else:
         variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
-    error = jnp.where(total > 0, error, jnp.inf)
-    return Line(log_m, weight, loss, error, tail, spread, variation, jnp.zeros_like(log_m))
+    return Line(log_m, weight, loss, error, rule, drift, tail, spread, variation)
 
 
 def _loss_units(loss, v, mu, q, direction):

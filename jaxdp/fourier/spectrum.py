@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.exponential_sums import Line, discrete_line, discrete_log_m, ratios, rounding_units
+from jaxdp.fourier.exponential_sums import Line, discrete_line, discrete_log_m, log_ratios
 from jaxdp.fourier.sampled_gaussian import real_log_m, tail_mass, tilted_line
 from jaxdp.rounding import ULP as _ULP
 
@@ -137,44 +137,33 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """K(c + it) - K(c) at equally spaced t, as log modulus and phase, and the log modulus raised by its error."""
+    """K(c + it) - K(c) at equally spaced t: log modulus and phase; excess: M is off by e^excess - 1 of its modulus."""
 
     log_abs: jax.Array
-    log_abs_raised: jax.Array
+    excess: jax.Array
     phase: jax.Array
 
 
-def along_line(
-    spectrum: Spectrum, lines: list[Line], c: jax.Array, start: jax.Array, step: jax.Array, count: int
-) -> Nodes:
-    """K on the vertical line through c, relative to K(c), with an a-priori error per node.
+def along_line(spectrum: Spectrum, lines: list[Line], c: jax.Array, step: jax.Array, count: int) -> Nodes:
+    """K on the vertical line through c at t = step (0..count-1), relative to the true K(c), with an error per node.
 
-    Each m is off by at most error + rounding, so |M| is off by at most prod(|m| + e)^T - prod|m|^T.
+    Each m is off by at most e, so M is off by at most prod (|m| + e)^T - prod |m|^T.
     """
-    t = start + step * jnp.arange(count)
+    t = step * jnp.arange(count)
     z = jax.lax.complex(jnp.full_like(t, c), t)
     base = spectrum.closed(jnp.asarray(c, jnp.complex128))
     value = spectrum.closed(z) - base
     log_abs, phase = jnp.real(value), jnp.imag(value)
     turned = jnp.abs(phase)
-    units = spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16
-    raised = log_abs + units * _ULP
+    excess = (spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16) * _ULP
     for part, line in zip(spectrum.parts, lines, strict=True):
-        ratio = jax.vmap(lambda one: ratios(one, start, step, count))(line)
-        size = line.weight.shape[-1]
-        modulus = jnp.maximum(jnp.abs(ratio), 1e-250)
-        mass = jnp.sum(jnp.abs(line.weight), axis=-1)[:, None]
-        moment = jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss), axis=-1)[:, None]
-        wobble = line.error[:, None] + _ULP * (mass * rounding_units(size, count) + 8 * t * moment + 8)
-        wobble = wobble + t * line.drift[:, None]
+        size, angle, error = jax.vmap(lambda one: log_ratios(one, step, count))(line)
         times = part.times[:, None]
-        live = times > 0
-        log_abs = log_abs + jnp.sum(jnp.where(live, times * jnp.log(modulus), 0.0), axis=0)
-        raised = raised + jnp.sum(
-            jnp.where(live, times * (jnp.log(modulus + wobble) + 4 * _ULP * (1 + jnp.abs(jnp.log(modulus)))), 0.0),
-            axis=0,
+        size, angle, error = (jnp.where(times > 0, times * x, 0.0) for x in (size, angle, jnp.log1p(error)))
+        log_abs, phase, turned = (
+            total + jnp.sum(x, axis=0)
+            for total, x in ((log_abs, size), (phase, angle), (turned, jnp.abs(angle)))
         )
-        angle = jnp.where(live, times * jnp.angle(ratio), 0.0)
-        phase, turned = phase + jnp.sum(angle, axis=0), turned + jnp.sum(jnp.abs(angle), axis=0)
+        excess = excess + jnp.sum(error + 4 * _ULP * jnp.abs(size), axis=0)
     # phases of many parts may be larger than their sum, which is what `node_weights` charges
-    return Nodes(log_abs, raised + 2 * _ULP * jnp.maximum(turned - jnp.abs(phase), 0.0), phase)
+    return Nodes(log_abs, excess + 2 * _ULP * jnp.maximum(turned - jnp.abs(phase), 0.0), phase)

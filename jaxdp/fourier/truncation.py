@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.fourier.decay import log_decay
-from jaxdp.fourier.exponential_sums import Line, ratios, rounding_units
+from jaxdp.fourier.exponential_sums import Line, ratios
 from jaxdp.fourier.spectrum import Spectrum
-from jaxdp.rounding import ULP as _ULP
 
 _NEGLIGIBLE = 50.0
 _LEAST = 64  # covering points of the least effort
@@ -84,13 +83,8 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     left = end + width * jnp.arange(cover)
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
-        ratio = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
-        noise = line.error + _ULP * jnp.sum(
-            jnp.abs(line.weight) * (32 + rounding_units(line.weight.shape[-1], cover) + 8 * far * jnp.abs(line.loss)),
-            -1,
-        )
-        noise = noise + far * line.drift
-        reach = jnp.abs(ratio) + noise[:, None] + 0.5 * width * line.spread[:, None]
+        ratio, error = jax.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
+        reach = jnp.abs(ratio) + error + 0.5 * width * line.spread[:, None]
         bound = jnp.log(jnp.minimum(reach, 1.0))
         log_abs = log_abs + jnp.sum(jnp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)
     share = jnp.log(width + step) - 2 * jnp.log(left)

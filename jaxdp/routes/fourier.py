@@ -38,6 +38,7 @@ _SAMPLED_LADDER = (
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 _BANDED_LADDER = (
     *_SAMPLED_LADDER[:3],
+    Effort(1024, 1024, 256, False, bands=4),
     Effort(1024, 2048, 256, False, bands=8),
     Effort(8192, 4096, 512, False, bands=14),
     Effort(65536, 4096, 512, False, bands=14),
@@ -55,6 +56,9 @@ _TRACED_LAST = _SAMPLED_LADDER[3]
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
+# A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
+# plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
+_REPEATS, _LOWER = 3, 0.99
 _FEW = 16  # points of a costly effort, at most, that go one by one: a batch of them would be compiled for nothing
 _MARGIN = 0.9  # of the gap asked for, at which a point stops climbing
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
@@ -66,13 +70,18 @@ _ROUGH = 100.0  # times the gap suffices where there is only the first: it has a
 
 
 @kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly)
-def _sampled_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
-    solve = bands.epsilon_bounds if effort.bands else contour.epsilon_bounds
-    return solve(spectrum(stacks, direction), delta, effort)
+def _sampled_epsilon(
+    stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    if effort.bands:
+        return bands.epsilon_bounds(spectrum(stacks, direction), delta, effort)
+    return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
 @kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly)
-def _sampled_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
+def _sampled_delta(
+    stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
     solve = bands.delta_bounds if effort.bands else contour.delta_bounds
     return solve(spectrum(stacks, direction), eps, effort)
 
@@ -100,39 +109,65 @@ def climb(
     simple: Callable[..., Any] | None = None,
     paired: bool = False,
     started: tuple[Any, Any] | None = None,
+    repeats: int = 1,
 ) -> tuple[Any, Any]:
     """Bounds of every point, each at the cheapest effort that closes its gap; the best of all tries counts.
 
     floor: a point whose upper bound is not above it needs no better one. started: what the cheapest effort gave, if it
     was called before (with an infinite floor). simple: a lower bound that costs little, asked for where the cheapest
     effort left a gap. paired: the second half of the rows are pairs that those of the first half dominate; a gap
-    that is small beside what lies between the two is closed.
+    that is small beside what lies between the two is closed. repeats: times that an effort is made, at most, each with
+    a plan for the upper bound that the last one gave, as long as that falls.
     """
     finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
     lower, upper = started or (np.zeros(target.shape), np.full(target.shape, np.inf))
     rows = np.arange(target.size)
+
+    def unfinished() -> np.ndarray:
+        return _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
+
     for effort in ladder:
-        if started and effort is ladder[0]:
-            rows = rows[:0]
-        step, at_once = _rows_at_once(effort, finite)
-        if Effort.costly(effort) and rows.size <= _FEW:
-            step = 1
-
-        def answer(some: np.ndarray, effort: Effort = effort) -> tuple[Any, Any]:
-            return solve(jax.tree_util.tree_map(lambda x: x[some], params), target[some], effort=effort)
-
-        pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
-        for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, at_once), strict=True):
-            lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
-        rows = _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
+        planned = np.full(target.shape, np.inf)
+        for again in range(repeats):
+            if again or not (started and effort is ladder[0]):
+                planned = upper.copy()
+                _tighten(solve, effort, params, target, rows, lower, upper, _rows_at_once(effort, finite))
+            left = unfinished()
+            rows = left[upper[left] < _LOWER * planned[left]]
+            if rows.size == 0:
+                break
+        rows = left
         if rows.size and simple is not None and effort is ladder[0]:
             more = simple(stacks=jax.tree_util.tree_map(operator.itemgetter(rows), params), target=target[rows])
             if more is not None:
                 lower[rows] = np.fmin(np.fmax(lower[rows], more), upper[rows])
-                rows = _unfinished(lower, upper, _allowed(lower, upper, gap) if paired else gap, floor)
+                rows = unfinished()
         if rows.size == 0:
             break
     return lower, upper
+
+
+def _tighten(
+    solve: Callable[..., tuple[Any, Any]],
+    effort: Effort,
+    params: Any,
+    target: np.ndarray,
+    rows: np.ndarray,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    at_once: tuple[int, int],
+) -> None:
+    """Bounds of the given rows by one effort, in place: the better of each side. What is known helps to plan."""
+    step, threads = at_once
+    if Effort.costly(effort) and rows.size <= _FEW:
+        step = 1
+
+    def answer(some: np.ndarray) -> tuple[Any, Any]:
+        return solve(jax.tree_util.tree_map(lambda x: x[some], params), target[some], upper[some], effort=effort)
+
+    pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
+    for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, threads), strict=True):
+        lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
 
 
 def _allowed(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
@@ -242,7 +277,8 @@ class _Contours(Climb):
             solve = functools.partial(self.solve, direction=self.direction)
             simple = functools.partial(lower_next_to_supremum, self.verb, direction=self.direction)
             some, begun = jax.tree_util.tree_map(operator.itemgetter(rows), (params, started))
-            more = climb(solve, self.ladder, some, target[rows], gap, floor[rows], simple, paired, begun)
+            often = _REPEATS if self.verb == "epsilon" and self.solve is _sampled_epsilon else 1
+            more = climb(solve, self.ladder, some, target[rows], gap, floor[rows], simple, paired, begun, often)
             lower[rows], upper[rows] = more
         return lower, upper
 
@@ -312,25 +348,27 @@ def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) 
     def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
             made = spectrum(params, direction)
-            lower, upper = solve(made, target, efforts[0])
+            lower, upper = solve(made, target, jnp.asarray(jnp.inf), efforts[0])
             more_lower, more_upper = jax.lax.cond(
                 upper - lower <= 1e-6 * upper,
                 lambda: (lower, upper),
-                lambda: solve(made, target, efforts[1]),
+                lambda: solve(made, target, upper, efforts[1]),
             )
             lower = jnp.maximum(lower, more_lower) if exact else jnp.zeros_like(lower)
             return lower, jnp.minimum(upper, more_upper)
 
         return run
 
-    return implicit_epsilon(point(contour.epsilon_bounds), log_delta), explicit_delta(
-        point(contour.delta_bounds), log_delta
-    )
+    def delta_bounds(made: Any, eps: Any, known: Any, effort: Effort) -> tuple[Any, Any]:
+        return contour.delta_bounds(made, eps, effort)
+
+    return implicit_epsilon(point(contour.epsilon_bounds), log_delta), explicit_delta(point(delta_bounds), log_delta)
 
 
 @canary("contour of the sampled Gaussian")
 def _canary() -> tuple[Any, Any, float]:
     """One DP-SGD epsilon, exact to 20 digits, by the cheapest effort as it is compiled for a single point."""
     stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
-    _, upper = _sampled_epsilon.run_unchecked(stacks, np.array([1e-8]), direction="forward", effort=_SAMPLED_LADDER[0])
+    points = stacks, np.array([1e-8]), np.array([np.inf])
+    _, upper = _sampled_epsilon.run_unchecked(*points, direction="forward", effort=_SAMPLED_LADDER[0])
     return upper, np.array([27.81331522523486904152]), 1e-8

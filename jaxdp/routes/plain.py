@@ -15,14 +15,18 @@ from jaxdp.precision import canary, kernel
 
 
 @kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly)
-def plain_epsilon(stacks: tuple[Stack, ...], delta: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one point."""
-    return contour.epsilon_bounds(spectrum(stacks, direction), delta, effort)
+def plain_epsilon(
+    stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
+    return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
 @kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly)
-def plain_delta(stacks: tuple[Stack, ...], eps: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one point."""
+def plain_delta(
+    stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    """Certified (lower, upper) delta of one point. known: not needed, taken to be called like `plain_epsilon`."""
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
 
 
@@ -33,5 +37,5 @@ def _canary() -> tuple[Any, Any, float]:
     stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
     effort = Effort(256, 1, 1, False, True)
     delta = np.array([0.007786793109874420442849])
-    _, upper = plain_epsilon.run_unchecked(stacks, delta, direction="forward", effort=effort)
+    _, upper = plain_epsilon.run_unchecked(stacks, delta, np.array([np.inf]), direction="forward", effort=effort)
     return upper, np.array([20.0]), 1e-9

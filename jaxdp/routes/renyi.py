@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.fourier.exponential_sums import ratios
 from jaxdp.fourier.sampled_gaussian import tilted_line
 from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.mechanisms.composition import Stack
@@ -70,7 +69,7 @@ def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
         c, t = jnp.real(w), jnp.imag(w)
         make = jax.vmap(tilted_line, in_axes=(None, 0, 0, None, None, None))
         lines = make(c, part.mu, part.rate, jnp.asarray(jnp.inf), side, _SIZE)
-        ratio = jax.vmap(lambda one: ratios(one, jnp.abs(t), jnp.ones(()), 1)[0])(lines)
+        ratio = jnp.sum(lines.weight * jnp.exp(1j * jnp.abs(t) * lines.loss), axis=-1)
         value = lines.log_m + jnp.log(jnp.where(t < 0, jnp.conj(ratio), ratio))
         return jnp.sum(jnp.where(part.times > 0, part.times * value, 0.0))
 
