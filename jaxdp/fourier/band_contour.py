@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp.fourier import labels
 from jaxdp.fourier.complex_logarithms import log_expm1_complex, log_one_plus
 from jaxdp.fourier.contour import Contour, Effort, node_weights, table
-from jaxdp.fourier.exponential_sums import log_ratios, ratios
+from jaxdp.fourier.exponential_sums import LEAST_RATIO, log_ratios, ratios
 from jaxdp.fourier.labels import Label, SoftLine, Step
 from jaxdp.fourier.plan import Plan, conversion
 from jaxdp.fourier.spectrum import Nodes, Spectrum
@@ -24,7 +24,6 @@ from jaxdp.rounding import ULP as _ULP
 from jaxdp.special import log_expm1
 
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
-_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
 _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
@@ -283,15 +282,15 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     """F(B, A) = prod (B + A)^T - prod B^T, whose coefficients are all positive."""
     count, end, live = effort.nodes + 1, h * effort.nodes, steps.times > 0
     line_a = _lines(steps, within, c)
-    ratio, error_a = jax.vmap(lambda line: ratios(line, jnp.zeros(()), h, count))(line_a)
-    size_a = jnp.maximum(jnp.abs(ratio), _LEAST_RATIO)
+    value_a, error_a = jax.vmap(lambda line: ratios(line, jnp.zeros(()), h, count))(line_a)
+    size_a = jnp.maximum(jnp.abs(value_a), LEAST_RATIO)
     line_b, log_b, angle_b, error_b = _log_ratios(steps, below, c, h, count)
     ratio = jnp.where(live, line_a.log_m - line_b.log_m, -jnp.inf)
     lift = _lift(steps.times, ratio)[0]
     scale = jnp.exp(ratio + lift)
     both = _counted(steps, jnp.log1p(scale))
     log_both = log_expm1(both)
-    share, turn = scale[:, None] * size_a * jnp.exp(-log_b), jnp.angle(ratio) - angle_b
+    share, turn = scale[:, None] * size_a * jnp.exp(-log_b), jnp.angle(value_a) - angle_b
     grown, swung = log_one_plus(share * jnp.cos(turn), share * jnp.sin(turn))
     under = _counted(steps, log_b)
     log_abs, phase = log_expm1_complex(_counted(steps, grown), _counted(steps, swung))
@@ -299,7 +298,7 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     # by, which moves F by its derivative in log A, at most (1 + sum T log(1 + |A/B|)) F
     most = _counted(steps, jnp.log1p(share))
     plain = under + log_expm1(most) - log_both
-    error_a = (error_a + 2 * _LEAST_RATIO) / size_a
+    error_a = (error_a + 2 * LEAST_RATIO) / size_a
     larger = _counted(steps, jnp.log1p(share * (1 + error_a) / (1 + error_b)))
     more = jnp.maximum(_counted(steps, jnp.log1p(error_b)) + log_expm1(larger) - log_expm1(most), 0.0)
     raised = plain + more

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxdp.fourier.complex_logarithms import log_one_plus
 from jaxdp.rounding import ULP
 
-_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
+LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 
 
 class Line(NamedTuple):
@@ -22,7 +22,6 @@ class Line(NamedTuple):
     error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
     rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
     drift: jax.Array  # (2,) sum |weight| times: its relative error and |loss|, the error of loss; both count t times
-    tail: jax.Array  # mass of P beyond the cut
     spread: jax.Array  # upper bound of the tilted standard deviation of L
     variation: jax.Array  # total variation of the tilted density of L (inf: not known)
 
@@ -61,9 +60,7 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     spread = jnp.sqrt(jnp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
     drift = jnp.sum(weight * jnp.stack([(2 * off + error) * jnp.abs(loss), blur]), axis=-1)
     nothing = jnp.zeros_like(log_m)
-    return Line(
-        log_m, weight + 0j, loss + 0j, error, nothing, drift, nothing, spread, jnp.full_like(log_m, jnp.inf)
-    )
+    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, jnp.full_like(log_m, jnp.inf))
 
 
 def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -122,12 +119,12 @@ def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.A
     re, im = ratios_less_one(line, step, count)
     t = step * jnp.arange(count)
     log_abs, angle = log_one_plus(re, im)
-    log_abs = jnp.maximum(log_abs, jnp.log(_LEAST_RATIO))
+    log_abs = jnp.maximum(log_abs, jnp.log(LEAST_RATIO))
     mass = jnp.sum(jnp.abs(line.weight))
     # |e^{itL} - 1| is at most t |L|, and at most 2
     moved = jnp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
     rounded = less_one_error(line, t) + 32 * ULP * (jnp.abs(re) + jnp.abs(im))
-    error = line.rule + 2 * _LEAST_RATIO + moved + rounded
+    error = line.rule + 2 * LEAST_RATIO + moved + rounded
     return log_abs, angle, jnp.where(t > 0, error, 0.0) * jnp.exp(-log_abs)
 
 

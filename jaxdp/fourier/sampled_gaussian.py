@@ -9,8 +9,8 @@ With u = x / sigma, w = u / sigma - 1/(2 sigma^2), A = 1 - q + q e^w and g the s
 The integral is taken by the midpoint rule on the line Im u = y (remove, replace) or -y (add), where
 |exp(i t L)| <= 1 for every t >= 0: the step need not shrink with t. `error` bounds the rule's error
 relative to m(c) for ALL t >= 0; the argument stands in notebooks/proofs/contour_certificate.md.
-In the forward and replace directions the line ends at ``cut``: the mass of P beyond it is reported as
-``tail`` (charged like mass at infinity), and what remains is an honest, smaller integral.
+In the forward and replace directions the line ends at ``cut``: the mass of P beyond it (`tail_mass`) is charged like
+mass at infinity, and what remains is an honest, smaller integral.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.fourier import add_direction
 from jaxdp.fourier.exponential_sums import Line
@@ -36,8 +35,6 @@ from jaxdp.fourier.mixture import (
 )
 from jaxdp.rounding import ULP
 
-_HEIGHTS = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
-_STRIDE = 4
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -104,23 +101,13 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     return jnp.where(2 * jnp.abs(y) * mu <= 0.5 * jnp.pi, jnp.minimum(humps, cells * (1 + 1e-9)), humps)
 
 
-def _best_shift(v, c, mu, q, step, log_m, direction):
-    """(y, strip error): the line whose strip theorem gives the smallest error, of a few heights."""
-    # a strip of eight cells leaves e^-50; a wider one makes the weights' moduli larger, and their rounding
-    top = jnp.minimum(jnp.minimum(1.0, 0.45 * jnp.pi / mu), 8 * step)
-    if direction == "forward":
-        # |A(u + is)| <= A(u): the edge carries at most e^{2 y^2} m(c)
-        return top, (1 + jnp.exp(2 * top * top)) / jnp.expm1(jnp.minimum(2 * jnp.pi * top / step, 600.0))
-    heights = top * _HEIGHTS
-    sign = -1.0 if direction == "reverse" else 1.0
-    kernel_weight = 1 / jnp.expm1(jnp.minimum(2 * jnp.pi * heights / step, 600.0))
-    # every few nodes tell which height is best; all of them bound its error
-    few = v[::_STRIDE]
-    scouted = jax.vmap(lambda y: jnp.sum(exp_or_inf(_edge_height(few, sign * y, c, mu, q, log_m, direction))))(heights)
-    cell = step * (v.shape[0] / few.shape[0]) / ROOT_2PI
-    best = jnp.argmin((2 + 2 * cell * scouted) * kernel_weight)
-    edge = _edge_mass(v, sign * heights[best], c, mu, q, step, log_m, direction)
-    return heights[best], (2 + edge) * kernel_weight[best]
+def _height(ends: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
+    """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
+    if direction == "reverse":
+        steep = 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * jnp.sum(ends), 1e-9))
+        return jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), steep)
+    top = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
+    return top if direction == "forward" else jnp.minimum(top, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
 
 
 def real_log_m(
@@ -138,20 +125,16 @@ def real_log_m(
     top = jnp.max(height)
     log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / ROOT_2PI)
     cell = step / ROOT_2PI
+    y = _height(at[-2:], c, mu, direction)
     if direction == "reverse":
-        # strip |Im u| <= 2y: |A|^{-c} grows off the axis, by little where the integrand lives if y is small
-        y = jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * (low + high), 1e-9)))
+        # strip |Im u| <= 2y: |A|^{-c} grows off the axis
         growth = add_direction.growth(at, log_a, y, c, mu, q)
         grown = (everywhere + 0.5 * gained(at, step) + growth)[:-1]  # low is the left end of the first cell
         edge = jnp.sum(exp_or_inf(grown - log_m))
         edge = edge * cell * jnp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
         at_ends = at_ends + 6e-14 * c + growth[-2:]
     else:
-        y = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
-        growth = jnp.zeros_like(c)
-        if direction == "replace":
-            y = jnp.minimum(y, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
-            growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5)))
+        growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5))) if direction == "replace" else jnp.zeros_like(c)
         edge = jnp.exp(2 * y * y + growth)
         at_ends = at_ends + growth
     strip = 2 * edge / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
@@ -184,11 +167,10 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     ends = interval(c, mu, q, cut, direction)
     low, step, v = exact_nodes(*ends, size)
     high = low + size * step
-    # log m(c) to a few digits on the real line, enough to weigh the heights
     at = jnp.concatenate([v, jnp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
-    rough = jax.nn.logsumexp(on_axis[:-2]) + jnp.log(step / ROOT_2PI)
-    y, strip = _best_shift(v, c, mu, q, step, rough, direction)
+    # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
+    y = jnp.minimum(_height(at[-2:], c, mu, direction), 8 * step)
     signed = -y if direction == "reverse" else y
     heights = jnp.concatenate([jnp.full_like(at, 1.0), jnp.full(2, 2.0)])
     re, phase, loss_re, loss_im = _exponent(jnp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
@@ -200,10 +182,10 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
     loss = jax.lax.complex(loss_re, loss_im)
     log_m = top + jnp.log(total) + jnp.log(step / ROOT_2PI)
+    # |A(u + is)| <= A(u): forward the edge carries at most e^{2 y^2} m(c)
+    edge = jnp.exp(2 * y * y) if direction == "forward" else _edge_mass(v, signed, c, mu, q, step, log_m, direction)
+    strip = (2 + edge) / jnp.expm1(jnp.minimum(2 * jnp.pi * y / step, 600.0))
     sides = _side_error(*at_ends, y, step, log_m)
-    uncut_end = interval(c, mu, q, jnp.full_like(cut, jnp.inf), direction)[1]
-    cut_off = (direction != "reverse") & (ends[1] < uncut_end)
-    tail = jnp.where(cut_off, tail_mass(mu, q, ends[1]), 0.0)
     mean = jnp.sum(weight * loss)
     strip_loss = 20 * (mu * y) ** 2
     variance = jnp.real(jnp.sum(weight * (loss - mean) ** 2))
@@ -227,7 +209,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
         spread = jnp.fmin(spread, cells)
     else:
         variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
-    return Line(log_m, weight, loss, error, rule, drift, tail, spread, variation)
+    return Line(log_m, weight, loss, error, rule, drift, spread, variation)
 
 
 def _loss_units(loss, v, mu, q, direction):
