@@ -27,10 +27,12 @@ import numpy as np
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
 # the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
-# for large kernels alone. The user's own choice, in XLA_FLAGS, counts. A release may not know an option, so each is
-# probed alone and dropped when it is refused.
+# for large kernels alone. Programs of few points, which run for milliseconds, are not optimised: a contour's compile in
+# less than half the time, for which the first number waits. The user's own choice, in XLA_FLAGS, counts. A release may
+# not know an option: where all together are refused, each is probed alone.
+_LEVEL = "xla_backend_optimization_level"
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
-_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
+_SAVE_TIME: dict[str, Any] = {_LEVEL: 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 _BATCH_BYTES = 192 * 2**20
 _SMALLEST_BATCH = 8  # One point and eight are one program: eight points of a usual kernel cost milliseconds.
@@ -52,13 +54,18 @@ def exact_product(left: Any, right: Any) -> jax.Array:
 
 
 @functools.cache
-def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
-    """Options for our own jit calls on this platform, or None where none exists. large: with those of large kernels."""
+def compiler_options(platform: str, large: bool = True, few: bool = False) -> dict[str, Any] | None:
+    """Options for our own jit calls on this platform, or None where none exists.
+
+    large: with those of large kernels. few: of programs for few points.
+    """
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
     wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
+    if few and _LEVEL in wanted:
+        wanted[_LEVEL] = 0
     if not _is_known(wanted):
         wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
     return wanted or None
@@ -130,17 +137,18 @@ class Kernel:
         self._jitted: dict[Any, Any] = {}
         _kernels.add(self)
 
-    def _compiled(self, where: str) -> Callable:
-        if where in self._jitted:
-            return self._jitted[where]
+    def _compiled(self, where: str, few: bool) -> Callable:
+        _require_reductions(where, self.large, few)
+        if (where, few) in self._jitted:
+            return self._jitted[where, few]
 
         def batched(static_items, *args):
             self.traces += 1
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
                 return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
-        return self._jitted.setdefault(where, made)  # one for all threads
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large, few))
+        return self._jitted.setdefault((where, few), made)  # one for all threads
 
     def _chunk(self) -> int:
         return 1 << max(0, min(13, int(np.log2(max(1.0, _BATCH_BYTES / (8 * self.working_set))))))
@@ -154,10 +162,11 @@ class Kernel:
             # One program, whether a caller names a default or leaves it out.
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
-            compiled, traced = self._compiled(platform()), self.traces
-            smallest = 1 if self.costly is not None and self.costly(**static) else _SMALLEST_BATCH
+            where, traced = platform(), self.traces
+            costly = self.costly is not None and self.costly(**static)
             pieces = []
-            for start, stop, padded in _pieces(size, smallest, self._chunk(), platform() == "cpu"):
+            for start, stop, padded in _pieces(size, 1 if costly else _SMALLEST_BATCH, self._chunk(), where == "cpu"):
+                compiled = self._compiled(where, few=padded <= _SMALLEST_BATCH and not costly)
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
         if self.traces != traced and memory_maps() > 0.5:
@@ -166,7 +175,7 @@ class Kernel:
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
-        ensure_canary(self.point.__module__, self.large)
+        ensure_canary(self.point.__module__)
         size = jax.tree_util.tree_leaves(args)[0].shape[0]
         if size == 0:
             ones = jax.tree_util.tree_map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
@@ -264,15 +273,14 @@ def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) ->
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
-_passed: set[tuple[str, str, bool]] = set()
+_passed: set[tuple[Any, ...]] = set()
 _checking = threading.RLock()  # of several threads one checks, the others wait
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
     """Register a check: a function returning (computed, exact, relative tolerance).
 
-    It runs once per process and backend, before the first number of any kernel of its own module leaves, after the
-    reductions that a compiler has got wrong.
+    It runs once per process and backend, before the first number of any kernel of its own module leaves.
     """
 
     def register(check: Callable) -> Callable:
@@ -282,20 +290,29 @@ def canary(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def ensure_canary(module: str, large: bool = False) -> None:
-    """Run the checks that guard ``module``'s kernels, compiled as large ones or not; BackendError when one fails."""
+def ensure_canary(module: str) -> None:
+    """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
     where = platform()
-    if (where, module, large) in _passed:
+    if (where, module) in _passed:
         return
     with _checking:
-        if (where, "", large) not in _passed:
-            _require("reductions of log1p and expm1", where, *_check_reductions(compiler_options(where, large)))
-            _passed.add((where, "", large))
-        if not _passed & {(where, module, True), (where, module, False)}:
-            for name, check in list(_CANARIES):
-                if check.__module__ == module:
-                    _require(name, where, *check())
-        _passed.add((where, module, large))
+        if (where, module) in _passed:
+            return
+        for name, check in list(_CANARIES):
+            if check.__module__ == module:
+                _require(name, where, *check())
+        _passed.add((where, module))
+
+
+def _require_reductions(where: str, large: bool, few: bool) -> None:
+    """Check, once, that a kernel's options compile the reductions right that a release is known to get wrong."""
+    if (where, large, few) in _passed:
+        return
+    with _checking:
+        if (where, large, few) not in _passed:
+            options = compiler_options(where, large, few)
+            _require("reductions of log1p and expm1", where, *_check_reductions(options))
+            _passed.add((where, large, few))
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:

@@ -3,10 +3,13 @@
 This file also runs on a jaxlib that is known to miscompile (.ci/run), where it must pass as well.
 """
 
+import functools
 import json
 import math
 import pathlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting, precision
 from jaxdp.hockey_stick import clones, gaussian
+from jaxdp.mechanisms.composition import normal_form
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.routes import fourier
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
@@ -109,6 +113,21 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     assert fourier._sampled_epsilon.large and not clones.clones_epsilon_bounds.large
 
 
+def test_only_programs_of_few_points_are_not_optimised(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    many, few = (compiler_options.__wrapped__("cpu", True, choice) for choice in (False, True))
+    assert (many.pop(precision._LEVEL), few.pop(precision._LEVEL)) == (1, 0) and many == few
+    monkeypatch.setenv("XLA_FLAGS", f"--{precision._LEVEL}=2")
+    assert precision._LEVEL not in compiler_options.__wrapped__("cpu", True, True)
+
+    @kernel()
+    def doubled(x):
+        return 2 * x
+
+    doubled(np.arange(8.0)), doubled(np.arange(64.0))
+    assert set(doubled._jitted) == {(platform(), True), (platform(), False)}
+
+
 def test_options_probed_inside_a_trace_are_those_probed_outside():
     inside = []
     jax.make_jaxpr(lambda x: inside.append(compiler_options.__wrapped__("cpu")) or x)(1.0)
@@ -125,9 +144,10 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
     assert right == (jax.lib.__version__ != "0.10.2")
 
 
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("large", [False, True])
-def test_our_compilation_passes_also_where_the_plain_one_does_not(large):
-    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large))
+def test_our_compilation_passes_also_where_the_plain_one_does_not(large, few):
+    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large, few))
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
@@ -474,6 +494,41 @@ def test_a_static_argument_left_out_shares_the_program_of_its_default():
     assert raised_to.traces == 1
     assert raised_to(np.array([3.0]), power=3) == 27.0
     assert raised_to.traces == 2
+
+
+def _equations(jaxpr) -> int:
+    """Of all nested computations, each where it is called; a call of a jnp function is no equation of its own."""
+    own = sum(equation.primitive.name not in ("pjit", "jit") for equation in jaxpr.eqns)
+    return own + sum(_equations(inner) for inner in _inner(jaxpr))
+
+
+def _sampled(direction: str, effort=fourier._SAMPLED_LADDER[0]) -> Callable[[], Any]:
+    """What a contour's program consists of: K on the axis to plan and to bound, on the line, the tail, the search."""
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
+    stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
+    point = functools.partial(fourier._sampled_epsilon.point, direction=direction, effort=effort)
+    return lambda: jax.make_jaxpr(point)(stacks, 1e-7, np.inf)
+
+
+# name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
+# asks for a first number about a millisecond.
+PROGRAMS = {
+    "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 750),
+    # the moment on the axis thrice (roughly, from above, of the swapped pair), on the line once, for the tail once
+    "sampled Gaussian, remove": (_sampled("forward"), 3550),
+    "sampled Gaussian, add": (_sampled("reverse"), 4350),
+    "sampled Gaussian, replace": (_sampled("replace"), 3850),
+    # two labels, and twice the contour: for the lowest band and for all others
+    "sampled Gaussian in bands": (_sampled("forward", fourier._BANDED_LADDER[3]), 8100),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
+    make, most = PROGRAMS[name]
+    with x64(), jax.numpy_rank_promotion("allow"):
+        found = _equations(make().jaxpr)
+    assert 0.9 * most < found <= most
 
 
 # name: (first call of a process, programs that it may trace)
