@@ -19,6 +19,14 @@ from jaxdp.mechanisms.basic import (
 )
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.discrete_gaussian import DiscreteGaussian
+from jaxdp.mechanisms.local_randomizers import (
+    FiniteRandomizer,
+    HadamardResponse,
+    LocalHashing,
+    LocalLaplace,
+    SubsetSelection,
+    UnaryEncoding,
+)
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.precision import BackendError
@@ -33,9 +41,13 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "DiscretePair",
+    "FiniteRandomizer",
     "FixedSizeSampled",
     "Gaussian",
+    "HadamardResponse",
     "Laplace",
+    "LocalHashing",
+    "LocalLaplace",
     "LocalRandomizer",
     "Mechanism",
     "NoisyIteration",
@@ -43,6 +55,8 @@ __all__ = [
     "PureDP",
     "RandomizedResponse",
     "Shuffled",
+    "SubsetSelection",
+    "UnaryEncoding",
     "UnsupportedMechanismError",
     "calibrate",
     "compose",

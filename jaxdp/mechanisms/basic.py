@@ -13,8 +13,10 @@ from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, who
 from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
+from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.renyi.laplace import laplace_renyi
 from jaxdp.rounding import ULP
+from jaxdp.shuffle.law import NamedSets
 from jaxdp.special import log_complement
 
 
@@ -100,26 +102,21 @@ class Laplace(Mechanism):
 
 
 @record
-class RandomizedResponse(Mechanism):
-    """k-ary randomized response: the truth with probability e^eps / (e^eps + k - 1), else uniform.
+class RandomizedResponse(NamedSetRandomizer):
+    """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else another category.
 
-    K(z) = log[ (e^{eps (z+1)} + e^{-eps z} + k - 2) / (e^eps + k - 1) ]. epsilon is that of replacing one person's
-    value, the natural relation; in every other relation the record states the same guarantee.
+    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. epsilon is that of replacing
+    one person's value, the natural relation; in every other relation the record states the same guarantee.
+
+    Assumes, when shuffled: what `Shuffled` assumes.
     """
 
     epsilon: Any = field(NONNEGATIVE)
     num_categories: Any = field(whole(2), default=2)
-    symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
-        pair = self.finite_pair()
-        end = jnp.where(jnp.real(z) < -0.5, -self.epsilon, self.epsilon)
-        return end * z + log_sum_exp(pair.log_p + z[..., None] * (pair.loss - end[..., None]))
-
     def lattice(self) -> tuple[Any, Any]:
-        """(offset, spacing) of the losses: +-eps for two categories, {eps, 0, -eps} for more."""
+        """(offset, spacing) of the losses: +-epsilon for two categories, {epsilon, 0, -epsilon} for more."""
         two = jnp.asarray(self.num_categories) <= 2
         return jnp.where(two, self.epsilon, 0.0), jnp.where(two, 2.0, 1.0) * self.epsilon
 
@@ -127,9 +124,15 @@ class RandomizedResponse(Mechanism):
         """The outcomes "own value", "the other value", "any third"."""
         return finite.randomized_response_pair(self.epsilon, self.num_categories)
 
-    def max_loss(self) -> Any:
-        """The local epsilon."""
-        return self.epsilon
+    def named_sets(self) -> NamedSets:
+        """A report names one category."""
+        k = jnp.asarray(self.num_categories) + 0.0 * jnp.asarray(self.epsilon)
+        one, zero = 1 / k, jnp.zeros_like(k)
+        third = k > 2
+        named = jnp.stack(
+            [one, one, jnp.maximum(k - 3, 0.0) / k, zero, zero, zero, jnp.where(third, one, 0.0), zero]
+        )
+        return NamedSets(jnp.asarray(self.epsilon), named, third, one, zero)
 
 
 @record

@@ -6,18 +6,18 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
-from jaxdp.hockey_stick.clones_law import FINE, FINEST, REST, USUAL_REACH, clones_law, clones_laws
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
-from jaxdp.mechanisms.basic import ApproximateDP, RandomizedResponse, log_sum_exp
-from jaxdp.renyi.shuffled import clones_renyi_bounds
+from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
+from jaxdp.mechanisms.local_randomizers import KnownRandomizer
+from jaxdp.renyi.excess import log_power_excess
+from jaxdp.shuffle import bounds, rounds
 
-_FEW_ROUNDS = 8  # the usual law's bounds of 2 to 10 rounds, n >= 1e3, delta <= 1e-9, were 2e-6 to 1.4e-5 apart
-_SHARED_REACH = 10.0  # where the finest law is as close as it need be: two rounds at delta = 1e-15
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
+_TRACED_POINTS = 96  # of a third of the grid of epsilon, where the law of a round is made under a trace
+_TRACED_DEPTH = 14.0  # -log of the delta that such a grid is made for
 
 
 @record
@@ -62,29 +62,45 @@ class LossLaw(Mechanism):
         """The largest loss that has mass."""
         return jnp.max(jnp.where(self.log_weights > -jnp.inf, self.losses, 0.0))
 
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Log-sum-exp over the losses."""
+        return log_sum_exp(self.log_weights + jnp.asarray(z)[..., None] * self.losses)
+
+    def renyi_divergence(self, order: Any) -> Any:
+        """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0: small divergences keep their digits."""
+        live = self.log_weights > -jnp.inf
+        loss = jnp.where(live, self.losses, 0.0)
+        terms = jnp.where(live & (loss != 0), self.log_weights - loss + log_power_excess(loss, order), -jnp.inf)
+        value = jnp.logaddexp(0.0, jax.nn.logsumexp(terms)) / (order - 1)
+        value = jnp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), jnp.maximum(self.max_loss(), 0.0))
+        return jnp.where(self.infinity > 0, jnp.inf, value)
+
 
 @record
 class Shuffled(Mechanism):
     """num_users people each run the randomizer once; the reports are uniformly shuffled. Relation: replace_one.
 
-    randomizer: `LocalRandomizer` or `RandomizedResponse`. num_users: whole number >= 1, any shape.
-    bound: for a LocalRandomizer "clones" (default; Feldman, McMillan, Talwar 2021, Theorem 3.2, published,
-    every adaptive sequence of randomizers), "stronger" (clone rate 2/(e^eps0 + 1), proved by us in
-    notebooks/proofs/stronger_clones.md) or "closed_form" (their Theorem 3.1); with delta > 0 each is extended to
-    approximate local DP. For RandomizedResponse "blanket" (default; the k-ary privacy blanket, an upper
-    bound for every data set), or any of the above, which use its epsilon alone.
+    randomizer: `LocalRandomizer` (all randomizers with its guarantee) or a named one: `RandomizedResponse`,
+    `UnaryEncoding`, `SubsetSelection`, `LocalHashing`, `HadamardResponse`, `LocalLaplace`, `FiniteRandomizer`.
+    num_users: whole number >= 1, any shape. bound, the theorem that gives the upper bounds:
 
-    Composed, a round is the clones pair between two finite ones (notebooks/proofs/clones_law.md): of 56 random points
-    (2 to 3000 rounds, n 20 to 1e8, delta 1e-3 to 1e-18) 55 had epsilons within 1e-6, one 1.1e-6. Two rounds at 1e-50
-    to 1e-289 have 2e-6 to 7e-6, and bounds far apart where rounds with the largest loss decide (eps0 = 14, n = 1e9,
-    1e-150); delta just at a loss of two users has 1e-5; eps0 above 300 has no lower bound. Lower bounds are those of
-    the clones pair, the worst that Theorem 3.2 allows for, not of one randomizer; "blanket" and "closed_form" have none
-    in composition, where the clones pair stands for them.
+    * "blanket", the default for named randomizers: the privacy blanket of that randomizer;
+    * "clones", the default for `LocalRandomizer`: Feldman, McMillan, Talwar 2021, Theorem 3.2, published;
+    * "stronger": clone rate 2/(e^epsilon + 1), proved in notebooks/proofs/stronger_clones.md, not peer reviewed;
+    * "closed_form": their Theorem 3.1.
 
-    Assumes: the randomizer belongs to the slot and may depend on earlier outputs, not on who reports.
+    All but "blanket" use the randomizer's epsilon (and delta, by their Theorem 3.8) alone. Lower bounds are those of a data
+    set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
+
+    Accuracy: the numerical error of upper bounds of epsilon is below 1e-6 (relative) where n r (1-r) >= 1e4, r the mass of
+    the blanket's or clones' outcomes that tell the two inputs apart; smaller groups: docs in notebooks/proofs/shuffle.md.
+
+    Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
+    independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
+    outputs, not on who reports); nothing else is seen.
     """
 
-    randomizer: LocalRandomizer | RandomizedResponse
+    randomizer: Any
     num_users: Any = field(whole(1))
     bound: str | None = static_field(default=None)
     symmetric: ClassVar[bool] = True
@@ -93,82 +109,69 @@ class Shuffled(Mechanism):
 
     def chosen_bound(self) -> str:
         """The bound in use, the randomizer's default when none was named."""
-        return self.bound or ("blanket" if isinstance(self.randomizer, RandomizedResponse) else "clones")
+        return self.bound or ("blanket" if isinstance(self.randomizer, KnownRandomizer) else "clones")
 
     def check_structure(self) -> None:
         """A supported randomizer and a known bound."""
-        if not isinstance(self.randomizer, (LocalRandomizer, RandomizedResponse)):
+        if not isinstance(self.randomizer, (LocalRandomizer, KnownRandomizer)):
             kind = type(self.randomizer).__name__
-            message = f"randomizer must be a LocalRandomizer or a RandomizedResponse, got {kind}. {validate.LOCAL}"
+            known = "a named one such as RandomizedResponse"
+            message = f"randomizer must be a LocalRandomizer or {known}, got {kind}. {validate.LOCAL}"
             raise UnsupportedMechanismError(message) if isinstance(self.randomizer, Mechanism) else TypeError(message)
         validate.choice("bound", self.chosen_bound(), BOUNDS)
-        if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, RandomizedResponse):
+        if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, KnownRandomizer):
             raise UnsupportedMechanismError(
-                'bound "blanket" needs the randomizer itself: it is available for RandomizedResponse. '
-                'Use "clones" or "stronger" for a LocalRandomizer.'
+                'bound "blanket" needs the randomizer itself: it is available for the named ones such as '
+                'RandomizedResponse. Use "clones" or "stronger" for a LocalRandomizer.'
             )
 
     def max_loss(self) -> Any:
         """The local epsilon."""
-        return self.randomizer.epsilon
+        return self.randomizer.max_loss()
 
-    def rate(self) -> str:
-        """Which clone rate the pair uses in composition (the k-RR blanket composes through the clones pair)."""
-        return "stronger" if self.chosen_bound() == "stronger" else "clones"
+    def is_exact(self, direction: str) -> bool:
+        """False: in composition a round is a finite pair that dominates it."""
+        return False
+
+    def upper_law(self, points: int, depth: Any) -> LossLaw:
+        """A finite pair that dominates the round, for one parameter point."""
+        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.max_loss(), jnp.float64)
+        bound = self.chosen_bound()
+        if bound == "blanket":
+            laws = self.randomizer.upper_laws()
+            first = jax.tree_util.tree_map(lambda a: a[0], laws)
+
+            def upper(epsilon: Any) -> Any:
+                return jnp.max(jax.vmap(lambda made: bounds.contour_delta.point(made, users, epsilon).upper)(laws))
+        else:
+            rate = "stronger" if bound == "stronger" else "clones"
+            first = bounds.clones_law.point(eps0, bound=rate)
+
+            def upper(epsilon: Any) -> Any:
+                return bounds.clones_point("delta", eps0, users, epsilon, rate).upper
+
+        grid = rounds.grids.point(first, users, depth, points=points)
+        made = LossLaw(*rounds.upper_pair.point(grid, jax.vmap(upper)(grid)))
+        # with a positive local delta the additive term has no mass at infinity to stand for: all of it
+        leaks = jnp.asarray(getattr(self.randomizer, "delta", 0.0)) > 0
+        return LossLaw(made.losses, made.log_weights, jnp.where(leaks, 1.0, made.infinity))
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
-        """(losses, log weights under P, 0) of a finite pair that dominates the round; losses are rounded up.
-
-        The same in every direction.
-        """
-        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
-        law = clones_law.point(users, eps0, USUAL_REACH, rate=self.rate())
-        return law.losses, law.log_weights, jnp.zeros_like(law.losses)
-
-    def bracket(self, fine: bool, reach: Any = None) -> tuple[Mechanism, Mechanism] | None:
-        """Finite laws that dominate the clones pair and that it dominates; None where that is not the bound."""
-        if self.chosen_bound() not in ("clones", "stronger"):
-            return None  # (the blanket and Theorem 3.1 are composed through a pair that is not theirs)
-        # (points share a law where they can: each takes seconds)
-        spread: Any = USUAL_REACH
-        if reach is not None:
-            spread = _SHARED_REACH * np.sqrt(2.0) ** np.maximum(np.ceil(2.0 * np.log2(reach / _SHARED_REACH)), 0.0)
-        parts = self.num_users, self.randomizer.epsilon, self._local_delta(), spread
-        users, eps0, local_delta, spread = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in parts))
-        points = (x.reshape(-1) for x in (users, eps0, spread))
-        law = clones_laws(*points, rate=self.rate(), mesh=FINEST if fine else FINE, closed=not fine)
-        outer, log_outer, inner, log_inner = (x.reshape((*users.shape, -1)) for x in law)
-        leaks = local_delta > 0  # an additive term, which the pair does not have: nothing is known
-        infinity = np.where(leaks, 1.0, REST if fine else 0.0)
-        nothing = np.where(leaks[..., None], 0.0, inner)
-        return LossLaw(outer, log_outer, infinity), LossLaw(nothing, log_inner, np.zeros(users.shape))
-
-    def hopeless(self, runs: Any) -> Any:
-        """For few rounds (see ``_FEW_ROUNDS``)."""
-        return runs <= _FEW_ROUNDS
-
-    def refinable(self, direction: str) -> bool:
-        """True: there is a law of more cells, which lie where the point needs them."""
-        return True
+        """(losses, log weights under P, 0) of a finite pair that dominates the round, the same in every direction."""
+        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).atoms(direction)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the finite pair of ``atoms``."""
-        loss, log_weight, _ = self.atoms()
-        return log_sum_exp(log_weight + jnp.asarray(z)[..., None] * loss)
+        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).log_mgf(z)
 
     def renyi_divergence(self, order: Any) -> Any:
-        """Upper bound of R_order of the clones pair (infinite when the local delta is positive)."""
-        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.randomizer.epsilon, jnp.float64)
-        value = clones_renyi_bounds.point(users, eps0, order, rate=self.rate()).upper
-        return jnp.where(self._local_delta() > 0, jnp.inf, value)
+        """Upper bound of R_order (infinite when the local delta is positive), by a finite pair that dominates."""
+        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).renyi_divergence(order)
 
     def infinity_mass(self) -> Any:
-        """With a positive local delta the round's additive term has no mass at infinity to stand for: all of it."""
-        return jnp.where(self._local_delta() > 0, 1.0, 0.0)
+        """Mass at infinity of the finite pair of ``atoms``."""
+        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).infinity
 
     def reverse_infinity_mass(self) -> Any:
         """As ``infinity_mass``."""
         return self.infinity_mass()
-
-    def _local_delta(self) -> Any:
-        return jnp.asarray(getattr(self.randomizer, "delta", 0.0))

@@ -10,7 +10,7 @@ from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.routes.base import Route
 from jaxdp.routes.fourier import fourier_route
 from jaxdp.routes.gaussian import gaussian_route
-from jaxdp.routes.shuffled import shuffled_route
+from jaxdp.routes.shuffled import rounds_route, shuffled_route
 
 
 def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[int, ...]) -> list[Route]:
@@ -21,4 +21,5 @@ def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[
     stacks = normal_form(mechanism, shape)
     if is_gaussian(mechanism):
         return [gaussian_route(stacks) for _ in directions]
-    return [fourier_route(stacks, direction) for direction in directions]
+    route = rounds_route if any(isinstance(record, Shuffled) for record, _ in stacks) else fourier_route
+    return [route(stacks, direction) for direction in directions]

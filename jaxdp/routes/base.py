@@ -44,11 +44,14 @@ class Route:
     traced_delta: Point
 
 
-def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:
+def implicit_epsilon(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
     """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
 
     log_delta(params, eps) is a differentiable formula for log delta; the root finder is never
-    differentiated. Both bounds get the same derivative. It is 0 where epsilon is 0 or infinite.
+    differentiated. Both bounds get the same derivative. It is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or
+    `jax.jacfwd` where log_delta has loops whose length is not known.
     Compiled as a unit: traced eagerly (a bare jax.grad) it would run one operation at a time.
     """
 
@@ -62,7 +65,7 @@ def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Poi
         lower, upper = solve(params, target)
         live = (upper > 0) & jnp.isfinite(upper)
         eps = jnp.where(live, upper, 1.0)
-        by_params, by_eps = jax.grad(log_delta, argnums=(0, 1))(params, eps)
+        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, eps)
         by_params = jax.tree_util.tree_map(lambda g: _finite(-g / by_eps, live), by_params)
         by_target = _finite(1 / (jnp.where(target > 0, target, 1.0) * by_eps), live)
         tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
@@ -71,7 +74,9 @@ def implicit_epsilon(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Poi
     return jax.jit(solve)
 
 
-def explicit_delta(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point:
+def explicit_delta(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
     """delta bounds with the derivative of the differentiable formula."""
 
     @jax.custom_jvp
@@ -81,7 +86,7 @@ def explicit_delta(bounds: Point, log_delta: Callable[[Any, Any], Any]) -> Point
     @solve.defjvp
     def jvp(primals: Any, tangents: Any) -> Any:
         lower, upper = solve(*primals)
-        by_params, by_eps = jax.grad(log_delta, argnums=(0, 1))(*primals)
+        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(*primals)
         by_params = jax.tree_util.tree_map(lambda g: _finite(upper * g), by_params)
         tangent = _directional(by_params, tangents[0]) + _finite(upper * by_eps) * tangents[1]
         return (lower, upper), (tangent, tangent)

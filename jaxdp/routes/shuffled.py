@@ -1,4 +1,4 @@
-"""One shuffled round: direct, all-positive sums instead of the contour."""
+"""Shuffled rounds: one round from its law of X, several from finite pairs around each round."""
 
 from __future__ import annotations
 
@@ -10,145 +10,181 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.hockey_stick.approximate_local import additive_term, approximate_delta_upper, approximate_epsilon_upper
-from jaxdp.hockey_stick.clones import clones_delta_bounds, clones_delta_smooth, clones_epsilon_bounds
-from jaxdp.hockey_stick.krr import krr_delta_bounds, krr_delta_smooth, krr_epsilon_bounds
+from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.basic import RandomizedResponse
-from jaxdp.mechanisms.composition import spread
-from jaxdp.mechanisms.shuffled import Shuffled
+from jaxdp.mechanisms.composition import Stack, spread
+from jaxdp.mechanisms.local_randomizers import KnownRandomizer
+from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.precision import kernel
 from jaxdp.roots import crossing
-from jaxdp.routes.base import Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.base import Climb, Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.fourier import fourier_route
+from jaxdp.shuffle import approximate_local, bounds, contour, counts, law, rounds
 from jaxdp.shuffle.closed_form import clones_closed_form_point
+from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.two_point import two_point_delta, two_point_directions, two_point_epsilon
 from jaxdp.validate import is_traced
 
-# Parameters of every route here: (num_users, eps0, third), third the local delta or the number of categories.
-Params = tuple[Any, Any, Any]
+_LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
+_TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
+
+
+@kernel(working_set=100_000)
+def upper_laws(randomizer: KnownRandomizer) -> Law:
+    """Laws of X for the upper bound, leading axes (batch, pairs of inputs)."""
+    return randomizer.upper_laws()
+
+
+@kernel(working_set=100_000)
+def lower_laws(randomizer: KnownRandomizer) -> Law:
+    """Laws of X for the lower bound, leading axes (batch, data sets)."""
+    return randomizer.lower_laws()
+
+
+def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
+    """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
+    randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
+    bound = mechanism.chosen_bound()
+    if isinstance(randomizer, KnownRandomizer):
+        lower = _worst(verb, lower_laws(randomizer), users, target, _LOWER_GAP).lower
+        if isinstance(randomizer, RandomizedResponse):
+            exact = _TWO_POINT[verb](users, eps0, target)
+            two = randomizer.num_categories == 2
+            lower = np.where(two, np.maximum(lower, exact.lower), lower)
+        if bound == "blanket":
+            upper = _worst(verb, upper_laws(randomizer), users, target, gap).upper
+            return Bounds(np.fmin(lower, upper), upper)
+        local_delta = np.zeros(users.shape)
+    else:
+        lower = _TWO_POINT[verb](users, eps0, target).lower
+        local_delta = randomizer.delta
+    if bound == "closed_form":
+        solve = _closed_form_epsilon if verb == "epsilon" else _closed_form_delta
+        upper = solve((users, eps0, local_delta), target)
+    else:
+        upper = approximate_local.clones_upper(verb, users, eps0, local_delta, target, bound, gap)
+    return Bounds(np.fmin(lower, upper), upper)
+
+
+def _worst(verb: str, laws: Law, users: np.ndarray, target: np.ndarray, gap: float) -> Bounds:
+    """The largest bounds over the laws of each row."""
+    pairs = laws.first.shape[1]
+    flat = jax.tree_util.tree_map(lambda a: a.reshape((-1, *a.shape[2:])), laws)
+    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gap)
+    return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
+
+
+def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
+    """delta at an epsilon of any sign, from a symmetric profile: H_a = 1 - a + a H_{1/a}."""
+    xp = jnp if is_traced(epsilon) else np
+    lower, upper = delta(xp.abs(epsilon))
+    a, least = xp.exp(xp.minimum(epsilon, 0.0)), -xp.expm1(xp.minimum(epsilon, 0.0))
+    negative = epsilon < 0
+    return (
+        xp.where(negative, (least + a * lower) * (1 - 1e-15), lower),
+        xp.where(negative, xp.minimum((least + a * upper) * (1 + 1e-15), 1.0), upper),
+    )
+
+
+class _OneRound(Climb):
+    def __init__(self, verb: str):
+        self.verb = verb
+
+    def start(self, params: Any, target: Any, gap: float) -> None:
+        return None
+
+    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
+        if self.verb == "epsilon":
+            return one_round("epsilon", params, target, gap)
+        return _both_sides(lambda e: one_round("delta", params, e, gap), target)
 
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
     flat: Any = spread(mechanism, shape)
-    users, randomizer = flat.num_users, flat.randomizer
-    bound = mechanism.chosen_bound()
-    if bound == "blanket":
-        return _krr_route((users, randomizer.epsilon, randomizer.num_categories))
-    local_delta = jnp.zeros_like(users) if isinstance(randomizer, RandomizedResponse) else randomizer.delta
-    params = (users, randomizer.epsilon, local_delta)
+    local_delta = getattr(flat.randomizer, "delta", 0.0)
     clean = not is_traced(local_delta) and not np.any(np.asarray(local_delta) > 0)
+    return Route(flat, _OneRound("epsilon"), _OneRound("delta"), *_traced(mechanism.chosen_bound(), clean))
+
+
+# ---- the same for one traced point ----
+
+
+def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool) -> tuple[Any, Any]:
+    randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
+    if bound == "blanket":
+        upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
+        return jnp.minimum(_worst_point(verb, randomizer.lower_laws(), users, target).lower, upper), upper
+    known = isinstance(randomizer, KnownRandomizer)
+    lower = jnp.zeros(()) if known else _TWO_POINT[verb].point(users, eps0, target).lower
+    local_delta = jnp.zeros(()) if known else randomizer.delta
     if bound == "closed_form":
-        return _closed_form_route(params)
-    if clean:
-        return _clones_route((users, randomizer.epsilon, np.zeros(np.shape(users))), bound)
-    return _approximate_route(params, bound)
+        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point((users, eps0, local_delta), target)
+        return jnp.minimum(lower, upper), upper
+    if clean or verb == "delta":
+        upper = bounds.clones_point(verb, eps0, users, target, bound).upper
+        if not clean:
+            upper = approximate_local.delta_upper(upper, users, eps0, local_delta, target, bound)
+        return jnp.minimum(lower, upper), upper
+
+    def exact(d: Any) -> Any:
+        return bounds.clones_point("epsilon", eps0, users, d, bound).upper
+
+    upper = approximate_local.epsilon_upper(exact, users, eps0, local_delta, target, bound, jax.lax.fori_loop)
+    return jnp.minimum(lower, upper), upper
 
 
-def _clones_route(params: Params, rate: str) -> Route:
-    return Route(
-        params,
-        lambda p, d: clones_epsilon_bounds(p[0], p[1], d, rate=rate),
-        lambda p, e: _negative_side(lambda x: clones_delta_bounds(p[0], p[1], x, rate=rate), e),
-        *_clones_points(rate),
-    )
+def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
+    short, long = (bounds.contour_delta, bounds.long_delta) if verb == "delta" else (bounds.contour_epsilon, bounds.long_epsilon)
+
+    def one(made: Law) -> Bounds:
+        first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
+        return Bounds(jnp.maximum(first.lower, second.lower), jnp.minimum(first.upper, second.upper))
+
+    found = jax.vmap(one)(laws)
+    return Bounds(jnp.max(found.lower), jnp.max(found.upper))
+
+
+def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
+    """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
+    randomizer, users = mechanism.randomizer, jax.lax.stop_gradient(mechanism.num_users)
+    if bound == "blanket":
+        each = jax.vmap(lambda made: _estimate(made, users, epsilon))(randomizer.upper_laws())
+        return jnp.max(each)
+    eps0 = randomizer.max_loss()
+    close = contour.evaluate(law.clones(eps0, bound), users, epsilon)
+    slow = counts.evaluate(eps0, users, epsilon, bound=bound, wanted=~_is_close(close))
+    clean = jnp.where(_is_close(close), close.estimate, slow.estimate)
+    local_delta = getattr(randomizer, "delta", 0.0)
+    extra = approximate_local.additive_term(users, eps0, jnp.asarray(local_delta), epsilon, bound)
+    return jnp.where(extra > 0, jnp.logaddexp(clean, jnp.log(jnp.where(extra > 0, extra, 1.0))), clean)
+
+
+def _is_close(seen: Any) -> Any:
+    return jax.lax.stop_gradient(seen.upper - seen.lower) < 1e-5
+
+
+def _estimate(made: Law, users: Any, epsilon: Any) -> Any:
+    close = contour.evaluate(made, users, epsilon)
+    slow = contour.evaluate_long(made, users, epsilon, jnp.where(_is_close(close), 1.0, bounds.LONG_SUMS[0]))
+    return jnp.where(_is_close(close), close.estimate, slow.estimate)
 
 
 @functools.cache
-def _clones_points(rate: str) -> tuple[Point, Point]:
-    def log_delta(p: Params, eps: Any) -> Any:
-        value = clones_delta_smooth.point(p[0], p[1], eps, rate=rate)
-        return jnp.log(jnp.where(value > 0, value, 1.0))
+def _traced(bound: str, clean: bool) -> tuple[Point, Point]:
+    if bound == "closed_form":
+        return _closed_form_points()
 
-    def eps_point(p: Params, d: Any) -> tuple[Any, Any]:
-        return tuple(clones_epsilon_bounds.point(p[0], p[1], d, rate=rate))
+    def log_delta(mechanism: Shuffled, epsilon: Any) -> Any:
+        return _log_delta(mechanism, epsilon, bound)
 
-    def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
-        return _negative_side(lambda x: clones_delta_bounds.point(p[0], p[1], x, rate=rate), e)
+    def delta_point(p: Shuffled, e: Any) -> tuple[Any, Any]:
+        return _both_sides(lambda x: _point("delta", p, x, bound, clean), e)
 
-    return implicit_epsilon(eps_point, log_delta), explicit_delta(delta_point, log_delta)
-
-
-def _negative_side(bounds: Callable[[Any], Any], eps: Any) -> tuple[Any, Any]:
-    """delta at a negative eps from the symmetric pair's value at -eps: H_a = 1 - a + a H_{1/a}."""
-    xp = jnp if is_traced(eps) else np
-    lower, upper = bounds(xp.abs(eps))
-    a = xp.exp(xp.minimum(eps, 0.0))
-    floor = -xp.expm1(xp.minimum(eps, 0.0))
-    negative = eps < 0
     return (
-        xp.where(negative, (floor + a * lower) * (1 - 1e-15), lower),
-        xp.where(negative, xp.minimum((floor + a * upper) * (1 + 1e-15), 1.0), upper),
+        implicit_epsilon(lambda p, d: _point("epsilon", p, d, bound, clean), log_delta, jax.jacfwd),
+        explicit_delta(delta_point, log_delta, jax.jacfwd),
     )
-
-
-# Points whose bounds lie further apart than this are solved again with many more blocks, at twenty times the cost.
-_KRR_GAP = 1e-6
-_KRR_FINE = {"size": 1024, "inner_size": 512}
-
-
-def _krr_route(params: Params) -> Route:
-    def climb(solve: Callable[..., Any]) -> Point:
-        def run(p: Params, target: Any) -> tuple[Any, Any]:
-            lower, upper = (np.array(side) for side in solve(p, target))
-            with np.errstate(invalid="ignore"):
-                rows = np.flatnonzero(upper - lower > _KRR_GAP * upper)
-            if rows.size:
-                more_lower, more_upper = solve(tuple(x[rows] for x in p), target[rows], **_KRR_FINE)
-                lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
-            return lower, upper
-
-        return run
-
-    def delta_batch(p: Params, e: Any, **sizes: int) -> tuple[Any, Any]:
-        return _negative_side(lambda x: krr_delta_bounds(*p, x, **sizes), e)
-
-    return Route(
-        params,
-        climb(lambda p, d, **sizes: krr_epsilon_bounds(*p, d, **sizes)),
-        climb(delta_batch),
-        *_krr_points(),
-    )
-
-
-@functools.cache
-def _krr_points() -> tuple[Point, Point]:
-    def log_delta(p: Params, eps: Any) -> Any:
-        value = krr_delta_smooth.point(p[0], p[1], p[2], eps)
-        return jnp.log(jnp.where(value > 0, value, 1.0))
-
-    def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
-        return _negative_side(lambda x: krr_delta_bounds.point(*p, x), e)
-
-    solve = implicit_epsilon(lambda p, d: tuple(krr_epsilon_bounds.point(*p, d)), log_delta)
-    return solve, explicit_delta(delta_point, log_delta)
-
-
-def _approximate_route(params: Params, rate: str) -> Route:
-    """Approximate local DP: upper bounds; the additive term hides the truth from below, so lower is 0."""
-
-    def epsilon_batch(p: Params, d: Any) -> tuple[Any, Any]:
-        upper = approximate_epsilon_upper(*p, d, rate=rate)
-        return np.zeros_like(upper), upper
-
-    def delta_batch(p: Params, e: Any) -> tuple[Any, Any]:
-        upper = approximate_delta_upper(*p, np.abs(e), rate=rate)
-        return _negative_side(lambda _: (np.zeros_like(upper), upper), e)
-
-    return Route(params, epsilon_batch, delta_batch, *_approximate_points(rate))
-
-
-@functools.cache
-def _approximate_points(rate: str) -> tuple[Point, Point]:
-    def log_delta(p: Params, eps: Any) -> Any:
-        clean = clones_delta_smooth.point(p[0], p[1], eps, rate=rate)
-        total = clean + additive_term(p[0], p[1], p[2], eps, rate)
-        return jnp.log(jnp.where(total > 0, total, 1.0))
-
-    def delta_point(p: Params, e: Any) -> tuple[Any, Any]:
-        upper = approximate_delta_upper.point(*p, jnp.abs(e), rate=rate)
-        return _negative_side(lambda _: (jnp.zeros_like(upper), upper), e)
-
-    solve = implicit_epsilon(lambda p, d: (jnp.zeros(()), approximate_epsilon_upper.point(*p, d, rate=rate)), log_delta)
-    return solve, explicit_delta(delta_point, log_delta)
 
 
 # How much of delta goes to Theorem 3.1, the rest to the local delta: any split is valid, the best is kept.
@@ -156,20 +192,19 @@ _SPLITS = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999])
 
 
 @kernel(working_set=64)
-def _closed_form_epsilon(params: Params, delta: Any) -> tuple[Any, Any]:
+def _closed_form_epsilon(params: tuple[Any, Any, Any], delta: Any) -> Any:
     users, eps0, local_delta = params
     clean = clones_closed_form_point.point(eps0, users, delta)
     shares = delta * _SPLITS
     tried = jax.vmap(lambda d: clones_closed_form_point.point(eps0, users, d))(shares)
-    extra = additive_term(users, eps0, local_delta, tried, "clones")
+    extra = approximate_local.additive_term(users, eps0, local_delta, tried, "clones")
     split = jnp.min(jnp.where(extra <= delta - shares, tried, jnp.inf))
     whole = jnp.where(local_delta <= delta, eps0, jnp.inf)
-    upper = jnp.where(local_delta > 0, jnp.where(delta >= 1, 0.0, jnp.minimum(split, whole)), clean)
-    return jnp.zeros_like(upper), upper
+    return jnp.where(local_delta > 0, jnp.where(delta >= 1, 0.0, jnp.minimum(split, whole)), clean)
 
 
 @kernel(working_set=64)
-def _closed_form_delta(params: Params, eps: Any) -> tuple[Any, Any]:
+def _closed_form_delta(params: tuple[Any, Any, Any], eps: Any) -> Any:
     users, eps0, local_delta = params
 
     def side(log_delta: Any) -> tuple[Any, Any]:
@@ -177,33 +212,128 @@ def _closed_form_delta(params: Params, eps: Any) -> tuple[Any, Any]:
 
     _, log_delta = crossing(side, jnp.asarray(-745.0), jnp.zeros(()), jnp.asarray(-10.0), rtol=1e-12, max_steps=200)
     clean = jnp.where(eps >= eps0, 0.0, jnp.exp(log_delta))
-    extra = additive_term(users, eps0, local_delta, eps, "clones")
-    upper = jnp.minimum(jnp.where(eps >= eps0, jnp.minimum(extra, local_delta), clean + extra), 1.0)
-    return jnp.zeros_like(upper), jnp.where(jnp.isnan(upper) | (eps < 0), 1.0, upper)
-
-
-def _closed_form_route(params: Params) -> Route:
-    """Theorem 3.1; delta is its inverse, found by a bracketed search. A formula has no lower bound: 0."""
-    return Route(params, _closed_form_epsilon, _closed_form_delta, *_closed_form_points())
+    upper = approximate_local.delta_upper(clean, users, eps0, local_delta, eps, "clones")
+    return jnp.where(jnp.isnan(upper) | (eps < 0), 1.0, upper)
 
 
 @functools.cache
 def _closed_form_points() -> tuple[Point, Point]:
-    def smooth(p: Params, eps: Any) -> Any:
+    def parameters(p: Shuffled) -> tuple[Any, Any, Any]:
+        return p.num_users, p.randomizer.max_loss(), jnp.asarray(getattr(p.randomizer, "delta", 0.0))
+
+    def smooth(p: Shuffled, eps: Any) -> Any:
         # d eps / d(parameters) at fixed delta is all that is used: the formula itself, read as a level set
-        _, delta = _closed_form_delta.point(jax.lax.stop_gradient(p), jax.lax.stop_gradient(eps))
-        value = clones_closed_form_point.point(p[1], p[0], jax.lax.stop_gradient(delta))
-        slope = jax.lax.stop_gradient(_log_slope(p, delta))
+        users, eps0, _ = parameters(p)
+        delta = _closed_form_delta.point(jax.lax.stop_gradient(parameters(p)), jax.lax.stop_gradient(eps))
+        value = clones_closed_form_point.point(eps0, users, jax.lax.stop_gradient(delta))
+        slope = jax.lax.stop_gradient(_log_slope(eps0, users, delta))
         return jnp.log(jax.lax.stop_gradient(jnp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
 
-    return implicit_epsilon(_closed_form_epsilon.point, smooth), explicit_delta(_closed_form_delta.point, smooth)
+    def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
+        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(parameters(p), target)
+        known = isinstance(p.randomizer, KnownRandomizer)
+        lower = 0.0 if known else _TWO_POINT[verb].point(p.num_users, p.randomizer.max_loss(), target).lower
+        return jnp.minimum(lower, upper), upper
+
+    return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
+        lambda p, e: _both_sides(lambda x: solve("delta", p, x), e), smooth, jax.jacfwd
+    )
 
 
-def _log_slope(p: Params, delta: Any) -> Any:
+def _log_slope(eps0: Any, users: Any, delta: Any) -> Any:
     """-d eps / d log delta of the closed form, > 0."""
 
     def at(x: Any) -> Any:
-        return clones_closed_form_point.point(p[1], p[0], jnp.exp(x))
+        return clones_closed_form_point.point(eps0, users, jnp.exp(x))
 
     slope = -jax.grad(at)(jnp.log(jnp.where(delta > 0, delta, 0.5)))
     return jnp.where(slope > 0, slope, 1.0)
+
+
+# ---- composition ----
+
+
+class _Rounds(Climb):
+    """The upper pairs' composition from above, that of the lower pairs from below."""
+
+    def __init__(self, verb: str, direction: str):
+        self.verb, self.direction = verb, direction
+
+    def start(self, params: Any, target: Any, gap: float) -> None:
+        return None
+
+    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
+        single = np.all([np.sum(times, axis=1) == 1 for _, times in params], axis=0) & (len(params) == 1)
+        lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
+        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
+            if rows.size:
+                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
+                lower[rows], upper[rows] = solve(some, target[rows], gap, floor[rows])
+        return lower, upper
+
+    def _single(self, params: Any, target: Any, gap: float, floor: Any) -> tuple[Any, Any]:
+        record, times = params[0]
+        place = np.argmax(times == 1, axis=1)
+        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
+        return _OneRound(self.verb).finish(flat, target, gap, floor, None)
+
+    def _composed(self, params: Any, target: Any, gap: float, floor: Any) -> tuple[Any, Any]:
+        runs = sum(np.sum(times, axis=1) for _, times in params)
+        depth = -np.log(np.clip(target, 1e-300, 1.0)) if self.verb == "epsilon" else np.full(target.shape, 14.0)
+        depth = depth / np.maximum(runs, 1.0)
+        def side(lower: bool) -> tuple[Any, Any]:
+            stacks = tuple(_finite(record, times, depth, lower) for record, times in params)
+            route = fourier_route(stacks, self.direction)
+            solve: Any = route.epsilon if self.verb == "epsilon" else route.delta
+            return solve.finish(stacks, target, max(gap, _LOWER_GAP) if lower else gap, floor, None)
+
+        upper = side(False)[1]
+        return np.fmin(side(True)[0], upper), upper
+
+
+def _finite(record: Any, times: Any, depth: np.ndarray, lower: bool) -> Stack:
+    """The stack, shuffled rounds replaced by finite laws that dominate them, or that they dominate (lower)."""
+    if not isinstance(record, Shuffled):
+        return record, times
+    flat: Any = jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
+    each = np.repeat(depth, times.shape[1])
+    made = _lower_law(flat, each) if lower else _upper_law(flat, each)
+    return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in made)), times
+
+
+def _grid(flat: Shuffled, depth: np.ndarray, points: int) -> np.ndarray:
+    randomizer = flat.randomizer
+    if isinstance(randomizer, KnownRandomizer):
+        made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(randomizer))
+    else:
+        made = bounds.clones_law(randomizer.epsilon, bound="clones" if flat.bound is None else "stronger")
+    return rounds.grids(made, flat.num_users, depth, points=points)
+
+
+def _profile(flat: Shuffled, grid: np.ndarray) -> Bounds:
+    tiled = jax.tree_util.tree_map(lambda a: np.repeat(a, grid.shape[1], axis=0), flat)
+    return Bounds(*(side.reshape(grid.shape) for side in one_round("delta", tiled, grid.ravel(), 1e-7)))
+
+
+def _upper_law(flat: Shuffled, depth: np.ndarray) -> Any:
+    grid = _grid(flat, depth, rounds.POINTS)
+    return rounds.upper_pair(grid, _profile(flat, grid).upper)
+
+
+def _lower_law(flat: Shuffled, depth: np.ndarray) -> Any:
+    grid = _grid(flat, depth, rounds.COARSE)
+    size = grid.shape[1]
+    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
+    if isinstance(flat.randomizer, KnownRandomizer):
+        one = jax.tree_util.tree_map(lambda a: np.repeat(a[:, 0], size, axis=0), lower_laws(flat.randomizer))
+        both = [bounds.bounds("delta", side, users, epsilon, _LOWER_GAP) for side in (one, one.swapped())]
+    else:
+        both = two_point_directions(users, np.repeat(flat.randomizer.epsilon, size), epsilon)
+    return rounds.lower_pair(grid, *(Bounds(*(side.reshape(grid.shape) for side in each)) for each in both))
+
+
+def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
+    """The route of a composition in which some mechanisms are shuffled rounds."""
+    traced = fourier_route(stacks, direction) if is_traced(stacks) else None
+    points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
+    return Route(stacks, _Rounds("epsilon", direction), _Rounds("delta", direction), *points)

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.shuffle import checks, door
+from jaxdp.shuffle.approximate_local import additive_term
 
 
 def approximate_ldp(
@@ -41,17 +42,8 @@ def approximate_ldp(
     validate.broadcast(central_epsilon=epsilon, central_delta=delta, eps0=local, delta0=extra, n=users)
 
     def total(epsilon, delta, local, extra, users):
-        small = np.exp(-local)
-        if term == "published":
-            taken, factor = 0.0, (1.0 + 0.5 * small) * users
-        else:
-            kappa = (1.0 if bound == "clones" else 2.0) * (1.0 + 2.0 * small) / (1.0 + small)
-            taken, factor = local, 1.0 / (1.0 + small) + (users - 1.0) * kappa
-        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            # e^eps delta0 e^-eps0 as one exponential: each factor alone may overflow or underflow.
-            grown = np.exp(epsilon - taken + np.log(extra)) + np.exp(np.log(extra) - taken) + 1e-307
-            term_value = np.where(extra > 0, grown * factor * (1.0 + 1e-12), 0.0)
-        value = np.fmin(np.where(extra > 0, np.nextafter(delta + term_value, np.inf), delta), 1.0)
+        taken = additive_term(users, local, extra, epsilon, bound, published=term == "published")
+        value = np.fmin(np.where(extra > 0, np.nextafter(delta + taken, np.inf), delta), 1.0)
         return epsilon.copy(), np.where(epsilon >= local, np.minimum(value, extra), value)
 
     return door.batched(total, epsilon, delta, local, extra, users)

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.hockey_stick.clones import clones_delta_bounds
 from jaxdp.shuffle import checks, door
+from jaxdp.shuffle.bounds import clones_bounds
 
 _STEPS = 48
 _LARGEST_USERS = 2.0**50
 
 
 def _within(users, eps0, epsilon, delta, bound):
-    return clones_delta_bounds(users, eps0, epsilon, rate=bound).upper <= delta
+    return clones_bounds("delta", eps0, users, epsilon, bound).upper <= delta
 
 
 def local_epsilon_for(central_epsilon: Any, n: Any, delta: Any, *, bound: str = "clones") -> Any:
@@ -25,7 +25,7 @@ def local_epsilon_for(central_epsilon: Any, n: Any, delta: Any, *, bound: str = 
     and the true maximum is at most 1e-9 relative plus the bound's own gap above it. delta = 1 gives inf, delta = 0
     gives central_epsilon. Arguments broadcast: central_epsilon >= 0, n whole >= 1, delta in [0, 1].
     bound: "clones" or "stronger". Reference: Feldman, McMillan, Talwar 2021, Theorem 5.2.
-    Delta rises with eps0: notebooks/proofs/clones_kernel.md, section 2.
+    Delta rises with eps0: notebooks/proofs/shuffle.md, section 2.
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     epsilon = validate.nonnegative("central_epsilon", central_epsilon)

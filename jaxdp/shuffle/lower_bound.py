@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxdp.hockey_stick.two_point import two_point_epsilon_bounds
 from jaxdp.precision import kernel
 from jaxdp.shuffle import checks, door
-from jaxdp.special import raised
+from jaxdp.shuffle.two_point import two_point_epsilon
 
 
 @kernel(working_set=4096)
 def lower_bound_point(eps0, num_users, delta):
     """One point of `lower_bound_epsilon`."""
-    return two_point_epsilon_bounds.point(num_users, eps0, raised(delta)[0]).lower
+    return two_point_epsilon.point(num_users, eps0, delta).lower
 
 
 def lower_bound_epsilon(eps0: Any, n: Any, delta: Any) -> Any:

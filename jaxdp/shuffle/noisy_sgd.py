@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.hockey_stick import gaussian
-from jaxdp.hockey_stick.approximate_local import approximate_epsilon_upper
 from jaxdp.precision import kernel
 from jaxdp.shuffle import checks, door
+from jaxdp.shuffle.approximate_local import clones_upper
 
 _SPLITS = 24
 _MU_ERROR = 2.0**-51
@@ -53,7 +53,7 @@ def noisy_sgd_one_pass_epsilon(
             mu = np.maximum(scale / noise * 2.0, _LEAST_MU)
         eps0, delta0 = _splits(mu, users, target)
         spread = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
-        found = approximate_epsilon_upper(*(array.reshape(-1) for array in spread), rate=bound)
+        found = clones_upper("epsilon", *(array.reshape(-1) for array in spread), bound)
         return found.reshape(eps0.shape).min(axis=1)
 
     return door.batched(best, noise, scale, users, target)

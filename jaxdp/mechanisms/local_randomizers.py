@@ -1,0 +1,319 @@
+"""Local randomizers: what each person runs before a shuffler mixes the reports."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, field, whole
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.shuffle import law
+from jaxdp.shuffle.law import Law, NamedSets
+
+_LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
+
+
+class KnownRandomizer(Mechanism):
+    """A local randomizer whose report probabilities are known, so that shuffling has a bound of its own ("blanket").
+
+    ``upper_laws`` and ``lower_laws`` return the laws of X, stacked on a leading axis, of one parameter point: every pair
+    of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
+    """
+
+    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    symmetric: ClassVar[bool] = True
+
+    def upper_laws(self) -> Law:
+        """Laws of X whose largest delta bounds that of the shuffled mechanism from above."""
+        raise UnsupportedMechanismError(f"{type(self).__name__} does not define upper_laws.")
+
+    def lower_laws(self) -> Law:
+        """Laws of X each of whose deltas is that of one pair of neighbouring data sets."""
+        raise UnsupportedMechanismError(f"{type(self).__name__} does not define lower_laws.")
+
+
+def _stack(*laws: Law) -> Law:
+    return Law(*(jnp.stack([jnp.asarray(part) for part in parts]) for parts in zip(*laws, strict=True)))
+
+
+class NamedSetRandomizer(KnownRandomizer):
+    """A randomizer whose report names a set of inputs, those e^epsilon times as likely to send it as the others.
+
+    A subclass has a field ``epsilon`` and writes ``named_sets``. Not shuffled, its loss is epsilon, -epsilon or 0.
+    """
+
+    epsilon: Any
+
+    def named_sets(self) -> NamedSets:
+        """How likely a report names which of three inputs, for one parameter point."""
+        raise UnsupportedMechanismError(f"{type(self).__name__} does not define named_sets.")
+
+    def upper_laws(self) -> Law:
+        """One law: all pairs of inputs have the same."""
+        return _stack(self.named_sets().blanket())
+
+    def lower_laws(self) -> Law:
+        """All others hold a third input where there is one; all others hold the other input."""
+        sets = self.named_sets()
+        same = sets.homogeneous(False)
+        turned = same.swapped()
+        other = Law(*(jnp.where(sets.third, a, b) for a, b in zip(same, turned, strict=True)))
+        return _stack(sets.homogeneous(sets.third), other)
+
+    def finite_pair(self) -> finite.FinitePair:
+        """The three losses epsilon, -epsilon and 0 with their masses."""
+        sets = self.named_sets()
+        high, low = sets.levels()
+        only, neither, both = (jnp.sum(sets.named[i] + sets.named[i + 4]) for i in (0, 2, 3))
+        equal = low * neither + high * both
+        p = jnp.stack([high * only, low * only, equal])
+        q = jnp.stack([low * only, high * only, equal])
+        loss = jnp.stack([self.epsilon, -self.epsilon, jnp.zeros_like(high)]) + jnp.zeros_like(high)
+        log_p, log_q = (jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0)), -jnp.inf) for x in (p, q))
+        return finite.FinitePair(log_p, log_q, loss, jnp.zeros_like(loss))
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
+        pair = self.finite_pair()
+        end = jnp.where(jnp.real(z) < -0.5, -self.epsilon, self.epsilon)
+        terms = pair.log_p + z[..., None] * pair.loss - end[..., None] * z[..., None]
+        shift = jnp.max(jnp.real(terms), axis=-1, keepdims=True)
+        return end * z + jnp.log(jnp.sum(jnp.exp(terms - shift), axis=-1)) + shift[..., 0]
+
+    def lattice(self) -> tuple[Any, Any]:
+        """(offset, spacing) of the losses {epsilon, 0, -epsilon}."""
+        return jnp.zeros_like(jnp.asarray(self.epsilon)), jnp.asarray(self.epsilon)
+
+    def max_loss(self) -> Any:
+        """The local epsilon."""
+        return self.epsilon
+
+
+def _eight(first_four: list[Any], last_four: list[Any], third: Any) -> Any:
+    """mu of the eight classes; without a third input the two halves are joined."""
+    one, other = jnp.stack(first_four), jnp.stack(last_four)
+    return jnp.concatenate([jnp.where(third, one, one + other), jnp.where(third, other, 0.0)])
+
+
+@record
+class UnaryEncoding(NamedSetRandomizer):
+    """One of k values as k bits, one of them 1, each bit flipped on its own (one-time basic RAPPOR; OUE).
+
+    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. optimized True: a 1 stays
+    with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang, Blocki, Li, Jha 2017); False: both
+    bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric; Erlingsson, Pihur, Korolova 2014, the permanent
+    bits reported once).
+
+    Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not compose,
+    and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled` assumes.
+    """
+
+    epsilon: Any = field(NONNEGATIVE)
+    num_categories: Any = field(whole(2))
+    optimized: bool = static_field(default=True)
+
+    def named_sets(self) -> NamedSets:
+        """A report names the inputs whose bits are 1."""
+        eps0 = jnp.asarray(self.epsilon)
+        flipped = eps0 if self.optimized else eps0 / 2
+        one, zero = jnp.exp(-flipped) / (1 + jnp.exp(-flipped)), 1 / (1 + jnp.exp(-flipped))
+        third = jnp.asarray(self.num_categories) > 2
+        pair = jnp.stack([one * zero, one * zero, zero * zero, one * one])
+        named = _eight(list(pair * zero), list(pair * one), third)
+        return NamedSets(eps0, named, third, one, jnp.exp(-self.num_categories * (flipped + jnp.log1p(jnp.exp(-flipped)))))
+
+
+@record
+class SubsetSelection(NamedSetRandomizer):
+    """A random subset of w of the k categories, e^epsilon times as likely if it holds one's own (Ye, Barg 2018).
+
+    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. subset_size: w, whole, 1 <= w <= k - 1; None:
+    the one of the two whole numbers next to k/(e^epsilon + 1) whose frequency estimates have the least variance.
+
+    Assumes: subsets of the same likelihood are equally likely. When shuffled, also what `Shuffled` assumes.
+    """
+
+    epsilon: Any = field(NONNEGATIVE)
+    num_categories: Any = field(whole(2))
+    subset_size: Any = field(whole(1), default=None)
+
+    def derived(self) -> dict[str, tuple[Any, Domain]]:
+        """The subset must leave out a category."""
+        if self.subset_size is None:
+            return {}
+        return {"num_categories - subset_size": (self.num_categories - self.subset_size, whole(1))}
+
+    def size(self) -> Any:
+        """w: the field, or the size of least variance."""
+        if self.subset_size is not None:
+            return jnp.asarray(self.subset_size)
+        k, odds = jnp.asarray(self.num_categories), jnp.exp(jnp.minimum(jnp.asarray(self.epsilon), law.LARGEST_EPS0))
+
+        def variance(w: Any) -> Any:
+            total = w * odds + k - w
+            own, other = w * odds / total, w * ((w - 1) * odds + k - w) / ((k - 1) * total)
+            return other * (1 - other) / (own - other) ** 2
+
+        low = jnp.clip(jnp.floor(k / (odds + 1)), 1.0, k - 1)
+        high = jnp.minimum(low + 1, k - 1)
+        return jnp.where(variance(high) < variance(low), high, low)
+
+    def named_sets(self) -> NamedSets:
+        """A report names the categories in it."""
+        k, w = jnp.asarray(self.num_categories), self.size()
+        third = k > 2
+        safe = jnp.where(third, k - 2, 1.0)
+        pairs = k * (k - 1)
+        one, none, both = w * (k - w) / pairs, (k - w) * (k - w - 1) / pairs, w * (w - 1) / pairs
+        # given the first two, the chance that a third one is in
+        named = [jnp.clip((w - inside) / safe, 0.0, 1.0) for inside in (1, 1, 0, 2)]
+        pair = [one, one, none, both]
+        without = [x * jnp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)]
+        within = [x * y for x, y in zip(pair, named, strict=True)]
+        joined = jnp.where(third, jnp.concatenate([jnp.stack(without), jnp.stack(within)]), jnp.stack(pair + [0.0 * k] * 4))
+        return NamedSets(jnp.asarray(self.epsilon), joined, third, w / k, jnp.zeros_like(k))
+
+
+@record
+class LocalHashing(NamedSetRandomizer):
+    """One's value hashed to g buckets, the bucket sent by g-ary randomized response with the hash function (OLH, BLH).
+
+    epsilon: local guarantee, nats, >= 0. num_buckets: g, whole, >= 2; None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li,
+    Jha 2017); 2: BLH. collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h is
+    drawn from, in [0, 1]; 0 is safe for every family, 1/g holds for uniformly random functions. Lower bounds are those of
+    a family that attains it.
+
+    Assumes: everybody draws a hash function of their own, independently of all data, and it is part of the report.
+    When shuffled, also what `Shuffled` assumes.
+    """
+
+    epsilon: Any = field(NONNEGATIVE)
+    num_buckets: Any = field(whole(2), default=None)
+    collision_probability: Any = field(PROBABILITY, default=0.0)
+
+    def buckets(self) -> Any:
+        """g: the field, or that of optimal local hashing."""
+        if self.num_buckets is not None:
+            return jnp.asarray(self.num_buckets)
+        return jnp.round(jnp.exp(jnp.minimum(jnp.asarray(self.epsilon), law.LARGEST_EPS0))) + 1
+
+    def named_sets(self) -> NamedSets:
+        """A report (hash function, bucket) names the inputs that the function sends to the bucket."""
+        g, met = self.buckets(), jnp.asarray(self.collision_probability)
+        one, zero = (1 - met) / g, jnp.zeros_like(met / g)
+        named = jnp.stack([one, one, (g - 2 + met) / g, met / g, zero, zero, zero, zero])
+        return NamedSets(jnp.asarray(self.epsilon) + zero, named, zero > 0, 1 / g + zero, zero)
+
+
+@record
+class HadamardResponse(NamedSetRandomizer):
+    """A report from one's own half of the reports, given by a row of a Hadamard matrix, e^epsilon times as likely.
+
+    epsilon: local guarantee, nats, >= 0, any shape (Acharya, Sun, Zhang 2019, with sets of half the size).
+
+    Assumes: each input's set holds half of the reports, two sets share a quarter. When shuffled, also what `Shuffled`
+    assumes.
+    """
+
+    epsilon: Any = field(NONNEGATIVE)
+
+    def named_sets(self) -> NamedSets:
+        """A report names the inputs whose set holds it."""
+        eps0 = jnp.asarray(self.epsilon)
+        zero = jnp.zeros_like(eps0)
+        named = jnp.where(jnp.arange(8) < 4, 0.25, 0.0) + zero
+        return NamedSets(eps0, named, zero > 0, zero + 0.5, zero)
+
+
+@record
+class LocalLaplace(KnownRandomizer):
+    """A number in [0, 1] plus Laplace noise of scale 1/epsilon.
+
+    epsilon: local guarantee, nats, >= 0, any shape. That the inputs 0 and 1 are the worst pair is proved in
+    notebooks/proofs/shuffle.md, section 4; the density is cut into 2048 cells, rounded to the safe side.
+
+    Assumes: inputs are in [0, 1]. When shuffled, also what `Shuffled` assumes.
+    """
+
+    epsilon: Any = field(NONNEGATIVE)
+
+    def upper_laws(self) -> Law:
+        """One law: the inputs 0 and 1."""
+        return _stack(law.laplace_blanket(jnp.asarray(self.epsilon), _LAPLACE_CELLS))
+
+    def lower_laws(self) -> Law:
+        """The inputs 0 and 1, in both orders, where all others hold 1."""
+        one = law.laplace_homogeneous(jnp.asarray(self.epsilon), _LAPLACE_CELLS)
+        return _stack(one, one.swapped())
+
+    def finite_pair(self) -> finite.FinitePair:
+        """That of Laplace noise of scale 1/epsilon."""
+        return finite.laplace_pair(1 / jnp.maximum(jnp.asarray(self.epsilon), 1e-100))
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """log[e^{z e} (z+1)/(2z+1) + e^{-(z+1) e} z/(2z+1)], e = epsilon (Zhu, Dong, Wang 2022, Lemma 33)."""
+        from jaxdp.mechanisms.basic import Laplace  # noqa: PLC0415  # basic imports this module
+
+        return Laplace(1 / jnp.maximum(jnp.asarray(self.epsilon), 1e-100)).log_mgf(z)
+
+    def max_loss(self) -> Any:
+        """The local epsilon."""
+        return self.epsilon
+
+
+@record
+class FiniteRandomizer(KnownRandomizer):
+    """Any local randomizer with finitely many inputs and reports, given by its table of probabilities.
+
+    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised). All
+    ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is then
+    infinite below its probability. Only for `Shuffled`: unshuffled, give the two worst rows as a `DiscretePair`.
+    """
+
+    probabilities: Any = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
+    event_ndim: ClassVar[dict[str, int]] = {"probabilities": 2}
+
+    def check_structure(self) -> None:
+        """At least two inputs and two reports."""
+        shape = np.shape(self.probabilities)
+        if len(shape) < 2 or shape[-1] < 2 or shape[-2] < 2:
+            raise ValueError(f"probabilities must have shape (..., inputs >= 2, outputs >= 2), got {shape}.")
+
+    def derived(self) -> dict[str, tuple[Any, Domain]]:
+        """Every row must sum to 1."""
+        xp = jnp if isinstance(self.probabilities, jax.Array) else np
+        sums = xp.sum(xp.asarray(self.probabilities), axis=-1)
+        worst = xp.where(xp.max(sums, -1) - 1 > 1 - xp.min(sums, -1), xp.max(sums, -1), xp.min(sums, -1))
+        one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy="Normalise the rows.")
+        return {"the sum of each row of probabilities": (worst, one)}
+
+    def _laws(self, held: Any) -> Law:
+        inputs = np.shape(self.probabilities)[-2]
+        person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
+        held = jnp.broadcast_to(jnp.asarray(held), person.shape)
+        return jax.vmap(lambda i, j, k: law.finite_laws(self.probabilities, i, j, k))(person, other, held)
+
+    def upper_laws(self) -> Law:
+        """All ordered pairs of inputs, with the least probability of each report as the blanket."""
+        return self._laws(-1)
+
+    def lower_laws(self) -> Law:
+        """All ordered pairs of inputs; all others hold the input that tells these two apart the most."""
+        table = jnp.asarray(self.probabilities)
+        inputs = table.shape[0]
+        person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
+        apart = (table[person] - table[other])[:, None, :] ** 2 / jnp.maximum(table[None], 1e-12)
+        return self._laws(jnp.argmax(jnp.sum(apart, axis=-1), axis=-1))
+
+    def max_loss(self) -> Any:
+        """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
+        table = jnp.asarray(self.probabilities)
+        least, most = jnp.min(table, axis=-2), jnp.max(table, axis=-2)
+        ratio = jnp.log(jnp.where(most > 0, most, 1.0)) - jnp.log(jnp.where(least > 0, least, 1.0))
+        return jnp.max(jnp.where(most > 0, jnp.where(least > 0, ratio, jnp.inf), 0.0), axis=-1)
+
+

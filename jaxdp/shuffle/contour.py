@@ -1,0 +1,382 @@
+r"""E[(X_1 + ... + X_n)_+] from one contour integral with weight 1/z^2, certified from both sides.
+
+    delta(eps) = (1/n) e^K(c) (h/pi) sum' Re[phi(jh)^n / (c + ijh)^2] + ...,   K(z) = n log E e^{zX},  phi(t) = M(c+it)/M(c)
+
+What is charged: the alias terms, the part beyond the last node, rounding. Proofs: notebooks/proofs/shuffle.md, sections
+5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.search import Evaluation
+from jaxdp.special import log_one_plus, polynomial
+
+NODES = 12  # beside the one on the real axis
+_REACH = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
+_ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
+_UNIT = 1e-15  # nine units of rounding of one node's phase and modulus
+_X0 = 0.125  # how close to a multiple of pi counts as a peak, see `_peaks`
+_RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
+_BLOCK = 64
+_PERIOD = 30.0  # of the long sum, in standard deviations
+_LEAST = 1e-300
+
+_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
+_SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
+
+
+def _exp_excess(u: Any) -> Any:
+    """e^u - 1 - u, accurate relative to itself."""
+    small = jnp.abs(u) < 0.5
+    near = jnp.where(small, u, 0.0)
+    return jnp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), jnp.expm1(u) - u)
+
+
+def _sin_excess(u: Any, sine: Any) -> Any:
+    """sin u - u, given sin u: accurate relative to itself where |u| < 1, to a unit of u elsewhere."""
+    small = jnp.abs(u) < 1.0
+    near = jnp.where(small, u, 0.0)
+    square = near * near
+    return jnp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u)
+
+
+class Sum(NamedTuple):
+    """The sum at one epsilon: its atoms x (scaled), their masses and velocities -dx/d eps, and what goes with them.
+
+    rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
+    certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
+    which no other number of users exceeds. users: n.
+    """
+
+    x: Any
+    mass: Any
+    velocity: Any
+    rest: Any
+    mean: Any
+    log_factor: Any
+    certain: Any
+    certain_slope: Any
+    single: Any
+    users: Any
+
+
+def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
+    """The sum of ``users`` reports at one epsilon."""
+    odds = jnp.exp(epsilon)
+    live = law.base > 0
+    base = jnp.where(live, law.base, 1.0)
+    excess = jnp.where(
+        law.loss > 0,
+        law.first * -jnp.expm1(epsilon - law.loss),
+        law.second * odds * jnp.expm1(law.loss - epsilon),
+    )  # R_x - e^eps R_x', without the subtraction
+    gives_away = ~live & (excess > 0)
+    x = jnp.where(live, excess / base, 0.0)
+    scale = jnp.maximum(jnp.max(jnp.abs(x)), _LEAST)
+    return Sum(
+        x / scale,
+        jnp.where(live, law.base, 0.0),
+        jnp.where(live, odds * law.second / base, 0.0) / scale,
+        law.rest,
+        (-jnp.expm1(epsilon) - jnp.sum(jnp.where(live, 0.0, excess))) / scale,
+        jnp.log(scale / users),
+        jnp.sum(jnp.where(gives_away, excess, 0.0)),
+        -jnp.sum(jnp.where(gives_away, odds * law.second, 0.0)),
+        jnp.sum(jnp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
+        users,
+    )
+
+
+def _log_moment(s: Sum, c: Any) -> Any:
+    """log E e^{cX} at real c, any shape; the mean enters in closed form."""
+    u = c[..., None] * s.x
+    total = c * s.mean + jnp.sum(s.mass * _exp_excess(u), axis=-1)
+    direct = s.rest + jnp.sum(s.mass * jnp.exp(u), axis=-1)
+    return jnp.where(total > -0.5, log_one_plus(jnp.maximum(total, -0.5)), jnp.log(direct))
+
+
+class Tilt(NamedTuple):
+    """The sum tilted to c: log E e^{cX}, the atoms' weights and that of 0, mean and deviation of the tilted sum."""
+
+    c: Any
+    log_moment: Any
+    weights: Any
+    rest: Any
+    mean: Any
+    deviation: Any
+
+
+def _tilt(s: Sum, c: Any) -> Tilt:
+    log_moment = _log_moment(s, c)
+    u = c * s.x
+    weights, rest = s.mass * jnp.exp(u - log_moment), s.rest * jnp.exp(-log_moment)
+    mean = (s.mean + jnp.sum(s.mass * s.x * jnp.expm1(u))) * jnp.exp(-log_moment)
+    variance = jnp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
+    return Tilt(c, log_moment, weights, rest, s.users * mean, jnp.sqrt(s.users * variance))
+
+
+def saddle(s: Sum) -> Tilt:
+    """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
+    spread = s.users * jnp.sum(s.mass * s.x * s.x)
+    drift = -s.users * s.mean
+    start = (drift + jnp.sqrt(drift * drift + 8 * spread)) / (2 * spread)
+
+    def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        c, _, count = state
+        t = _tilt(s, c)
+        excess = c * t.mean - 2
+        rise = excess / jnp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
+        rise = jnp.clip(rise, -1.5, 1.5)
+        return c * jnp.exp(-rise), jnp.abs(rise), count + 1
+
+    def unfinished(state: tuple[Any, Any, Any]) -> Any:
+        return (state[1] > 1e-3) & (state[2] < 60)
+
+    c, _, _ = jax.lax.while_loop(unfinished, step, (start, jnp.ones_like(start), jnp.zeros((), jnp.int32)))
+    return _tilt(s, c)
+
+
+class _Nodes(NamedTuple):
+    """Sums over nodes t = h j of Re[phi^n g / z^2], of its error and modulus, and of the slope's integrand."""
+
+    value: Any
+    error: Any
+    modulus: Any
+    slope: Any
+
+
+def _nodes(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> _Nodes:
+    """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
+    at = h * index
+    half = 0.5 * s.x * at[:, None]
+    sine, cosine = jnp.sin(half), jnp.cos(half)
+    re = -2 * jnp.sum(t.weights * sine * sine, axis=-1)
+    # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
+    double = 2 * sine * cosine
+    growth = jnp.expm1(t.c * s.x) * double
+    bent = _sin_excess(2 * half, double)
+    unit = jnp.exp(-t.log_moment)
+    im = (at * s.mean + jnp.sum(s.mass * (growth + bent), axis=-1)) * unit
+    off = (at * jnp.abs(s.mean) + jnp.sum(s.mass * (jnp.abs(growth) + jnp.abs(bent)), axis=-1)) * unit
+    square, real = 2 * re + re * re + im * im, 1 + re
+    size = real * real + im * im + _LEAST
+    near = jnp.abs(square) < 0.25  # next to 1 only its difference from 1 has its digits
+    log_size = 0.5 * jnp.where(near, jnp.log1p(jnp.where(near, square, 0.0)), jnp.log(size))
+    angle = jnp.arctan2(im, real)
+    n, c = s.users, t.c
+    inverse = 1 / (c * c + at * at)
+    variances = variances[:, None]
+    modulus = jnp.where(index == 0, 0.5, 1.0) * inverse * jnp.exp(n * log_size - 0.5 * variances * at * at)
+    phase = n * angle + variances * c * at
+    cosine_n, sine_n = jnp.cos(phase), jnp.sin(phase)
+    rounding = _UNIT * n * (off / jnp.sqrt(size) + jnp.abs(angle) + jnp.abs(log_size))
+    value = modulus * ((c * c - at * at) * cosine_n + 2 * c * at * sine_n) * inverse
+    # d/d eps: n M'/M / z^2 with M' = -z sum velocity mass e^{zx}
+    turn = jnp.exp(t.c * s.x) * s.mass * s.velocity * (unit * n)
+    along, across = jnp.sum(turn * (1 - 2 * sine * sine), axis=-1), jnp.sum(turn * double, axis=-1)
+    along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
+    along, across = along * c + across * at, across * c - along * at  # times c - it
+    slope = modulus * (along * cosine_n - across * sine_n)
+    return _Nodes(
+        jnp.sum(value, axis=-1),
+        jnp.sum(modulus * jnp.minimum(rounding, 2.0), axis=-1),
+        jnp.sum(modulus, axis=-1),
+        -jnp.sum(slope, axis=-1),
+    )
+
+
+class _Alias(NamedTuple):
+    """What the sum over nodes has too much, in units of e^K: a part that is known, and a bound of the rest."""
+
+    known: Any
+    error: Any
+    bound: Any
+
+
+_STEPS = np.array([0.25, 0.5, 1.0, 1.5])
+
+
+def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
+    deviation = jnp.sqrt(t.deviation**2 + variance)
+    n, c = s.users, t.c
+    log_total = n * t.log_moment + 0.5 * variance * c * c
+    shift = period / deviation**2 * _STEPS
+    left = c - shift
+    left = jnp.where(jnp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
+    points = jnp.concatenate([c + shift, left])
+    growth = n * _log_moment(s, points) + 0.5 * variance * points * points - log_total
+    distance = jnp.abs(points - c) * period
+    bound = jnp.exp(growth - distance) / (math.e * jnp.abs(points) * -jnp.expm1(-distance))
+    bound = jnp.where(jnp.isnan(bound), jnp.inf, bound) * (1 + 1e-9)
+    right = jnp.min(bound[:4])
+    right = jnp.where((variance == 0) & (period >= n * jnp.max(s.x)), 0.0, right)
+    plain = jnp.min(jnp.where(left > 0, bound[4:], jnp.inf))
+    remainder = jnp.min(jnp.where(left < 0, bound[4:], jnp.inf))
+    q = jnp.exp(-c * period)
+    parts = jnp.stack([period / -jnp.expm1(-c * period), n * s.mean]) * q / -jnp.expm1(-c * period) * jnp.exp(-log_total)
+    error = _ROUNDING * (1 + jnp.abs(log_total)) * jnp.sum(jnp.abs(parts))
+    subtract = remainder + error < plain
+    return _Alias(
+        jnp.where(subtract, jnp.sum(parts), 0.0),
+        jnp.where(subtract, error, 0.0),
+        right + jnp.where(subtract, remainder, plain),
+    )
+
+
+def _atoms(s: Sum, t: Tilt) -> tuple[Any, Any]:
+    """All atoms and their tilted weights, 0 included; atoms without mass stand at 0."""
+    weights = jnp.append(t.weights, t.rest)
+    return jnp.where(weights > 0, jnp.append(s.x, 0.0), 0.0), weights
+
+
+def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
+    """Bound of sum_{jh >= first} h |phi|^n/|z|^2 from three atoms: the two outermost and the heaviest other.
+
+    inf where its conditions do not hold (notebooks/proofs/shuffle.md, section 7).
+    """
+    x, w = _atoms(s, t)
+    place = jnp.arange(x.shape[0])
+    top, bottom = jnp.argmax(x), jnp.argmin(x)
+    middle = jnp.argmax(jnp.where((place == top) | (place == bottom), -1.0, w))
+    up, down = x[top] - x[middle], x[middle] - x[bottom]
+    swap = up > down
+    w0, w1, w2 = w[middle], w[jnp.where(swap, bottom, top)], w[jnp.where(swap, top, bottom)]
+    short, long = jnp.minimum(up, down), jnp.maximum(up, down)
+    d = jnp.abs(2 * x[middle] - x[top] - x[bottom])
+    blur = 1e-15  # of d: a few units of atoms of size at most 1
+    n, c, deviation = s.users, t.c, t.deviation
+    k1, k2, k3 = 2 * n * w0 * w1, 2 * n * w0 * w2, 2 * n * w1 * w2
+    variance = 0.5 * (k1 * short**2 + k2 * long**2 + k3 * (short + long) ** 2)
+    eta = _RHO * 2 * math.pi**2 * n**2 * w0 * w1 * w2 * (w0 + w1 + w2) / variance
+    fall = _RHO * deviation**2
+    near = h * jnp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -jnp.expm1(-fall * h * first))
+    floor = math.pi / (2 * c) * jnp.exp(-jnp.minimum(k1, k2) * math.sin(_X0) ** 2)
+    least, most = jnp.maximum(d - blur, 0.0), d + blur
+    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-eta * least**2) + (1 - 2 * _X0 / math.pi) ** -2 / 24 * (
+        most**2 + most * jnp.sqrt(math.pi / eta)
+    )
+    peaks = (jnp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
+    total = near + floor + peaks
+    return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)
+
+
+class _Recurrence(NamedTuple):
+    """For pairs of atoms: |phi(t)|^n <= exp(-fall (t - the nearest multiple of 2 pi/distance)^2)."""
+
+    fall: Any
+    distance: Any
+
+
+def _pairs(s: Sum, t: Tilt) -> _Recurrence:
+    """The pairs among the heaviest atoms (notebooks/proofs/shuffle.md, section 7)."""
+    x, w = _atoms(s, t)
+    w, places = jax.lax.top_k(w, min(6, w.shape[0]))
+    x = x[places]
+    distance = jnp.abs(x[:, None] - x[None, :]).ravel()
+    fall = 2 * s.users * (w[:, None] * w[None, :]).ravel() * (distance / math.pi) ** 2
+    return _Recurrence(fall, distance)
+
+
+def _recurring(pairs: _Recurrence, c: Any, h: Any, first: Any) -> tuple[Any, Any]:
+    """For each pair: bounds of sum_{jh >= first} h |phi|^n/|z|^2 up to the first recurrence, and of all recurrences."""
+    fall = jnp.maximum(pairs.fall, _LEAST)
+    near = h * jnp.exp(-fall * first**2) / ((c * c + first**2) * -jnp.expm1(-2 * fall * h * first))
+    return near, (jnp.sqrt(math.pi / fall) + h) * pairs.distance**2 / 8
+
+
+def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
+    """Bounds in units of e^K, turned into bounds of log delta."""
+    scale = log_total + s.log_factor
+    certain = jnp.log(jnp.where(s.certain > 0, s.certain, 1.0))
+
+    def total(value: Any, sign: float) -> Any:
+        log_value = jnp.where(value > 0, scale + jnp.log(jnp.where(value > 0, value, 1.0)), -jnp.inf)
+        both = jnp.where(s.certain > 0, jnp.logaddexp(log_value, certain), log_value)
+        return both + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
+
+    single = jnp.log(s.single)
+    high = jnp.where(jnp.isnan(upper), jnp.inf, total(upper, 1.0))
+    high = jnp.minimum(high, single)
+    low = jnp.where(jnp.isnan(lower), -jnp.inf, total(lower, -1.0))
+    alone = s.users == 1
+    low = jnp.where(alone, single - 1e-13 * s.x.shape[0], jnp.minimum(low, high))
+    middle = jnp.where(alone, single, total(estimate, 0.0))
+    rate = (jnp.exp(jnp.minimum(scale, 600.0)) * slope + s.certain_slope) / jnp.exp(jnp.maximum(middle, -600.0))
+    rate = jnp.where(scale < -600.0, slope / jnp.where(estimate > 0, estimate, 1.0), rate)
+    return Evaluation(high, low, middle, rate)
+
+
+def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) -> tuple[Any, Any, Any]:
+    """(upper, lower, estimate) of E[(S + G)_+] e^-K for one variance of G; rounding is charged to the sum of moduli."""
+    alias = _alias(s, t, 2 * math.pi / h, variance)
+    value = h / math.pi * sums.value
+    size = jnp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
+    share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + jnp.abs(s.log_factor))
+    error = h / math.pi * (sums.error + share * sums.modulus) + alias.error
+    exact = value - alias.known
+    beyond = tail / math.pi
+    return exact + beyond + error, exact - beyond - alias.bound - error, exact
+
+
+def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
+    """Bounds of log delta(epsilon) with 13 nodes; close where users x rest x (1 - rest) is large."""
+    s = sum_at(law, users, epsilon)
+    t = saddle(s)
+    h = _REACH / (NODES * t.deviation)
+    plain = jnp.zeros(1)
+    sums = jax.tree_util.tree_map(lambda a: a[0], _nodes(s, t, h, jnp.arange(NODES + 1.0), plain))
+    tail = _peaks(s, t, h, (NODES + 1) * h)
+    bounds = _charged(s, t, h, sums, tail, jnp.zeros(()))
+    return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
+
+
+def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evaluation:
+    """Bounds of log delta(epsilon) with up to most_nodes nodes (data, not a size), for every law.
+
+    With a pair of atoms whose recurrences are negligible the plain sum goes on to where that pair has decayed. Otherwise
+    a Gaussian G of deviation s is added: E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
+    """
+    s = sum_at(law, users, epsilon)
+    t = saddle(s)
+    h = 2 * math.pi / (_PERIOD * t.deviation)
+    last = most_nodes * h
+    pairs = _pairs(s, t)
+    reach = jnp.sqrt(45.0 / jnp.maximum(pairs.fall, _LEAST))
+    _, recurrences = _recurring(pairs, t.c, h, last)
+    recurrences = jnp.where(reach <= last, recurrences, jnp.inf)
+    best = jnp.argmin(recurrences)
+    width = 8.5 / last
+    smooth = recurrences[best] / math.pi > 0.6 * width**2 / t.deviation
+    blocks = jnp.ceil(jnp.where(smooth, last, reach[best]) / (h * _BLOCK))
+    variances = jnp.where(smooth, width**2, 0.0) * jnp.array([1.0, 4.0])
+
+    def add(state: tuple[Any, _Nodes]) -> tuple[Any, _Nodes]:
+        block, total = state
+        more = _nodes(s, t, h, block * _BLOCK + jnp.arange(float(_BLOCK)), variances)
+        return block + 1, jax.tree_util.tree_map(jnp.add, total, more)
+
+    nothing = _Nodes(*(jnp.zeros(2) for _ in range(4)))
+    _, sums = jax.lax.while_loop(lambda state: state[0] < blocks, add, (jnp.zeros(()), nothing))
+    first = blocks * _BLOCK * h
+    near, recurrences = _recurring(pairs, t.c, h, first)
+    beyond = jnp.min(near + recurrences)
+    out = []
+    for i in range(2):
+        fall = jnp.maximum(0.5 * variances[i], _LEAST)
+        gaussian = h * jnp.exp(-fall * first**2) / ((t.c**2 + first**2) * -jnp.expm1(-2 * fall * h * first))
+        mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
+        bounds = _charged(s, t, h, mine, jnp.minimum(gaussian, beyond), variances[i])
+        grown = jnp.exp(0.5 * variances[i] * t.c**2)
+        out.append([grown * value for value in bounds])
+    (upper, lower, estimate), (upper_2, _, estimate_2) = out
+    lower = jnp.where(smooth, 2 * lower - upper_2, lower)
+    estimate = jnp.where(smooth, (4 * estimate - estimate_2) / 3, estimate)
+    return _evaluation(s, users * t.log_moment, upper, lower, estimate, h / math.pi * sums.slope[0])

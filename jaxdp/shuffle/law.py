@@ -1,0 +1,154 @@
+"""Laws of X: what one report contributes to delta(eps) = (1/n) E[(X_1 + ... + X_n)_+] of a shuffled round.
+
+A report y contributes X = (R_x(y) - e^eps R_x'(y)) / m(y) with "probability" m(y), and 0 with the rest. For an upper bound
+m is a measure below the report law of every input (a privacy blanket); for the exact delta of the data set in which all
+others hold x0, m is the report law of x0. Proofs: notebooks/proofs/shuffle.md, sections 1 to 4.
+
+Every function here is for one parameter point and runs in a float64 scope.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+LARGEST_EPS0 = 300.0  # e^(2 eps0) must not overflow; above it nothing but eps0 itself is returned
+
+
+class Law(NamedTuple):
+    """Outcomes of one report, those of equal likelihood ratios joined; one axis, the outcomes.
+
+    first, second: probabilities under R_x and R_x'. base: under m; where it is 0, an outcome of positive ``first``
+    gives the person away. loss: log(first / second), on its own because a quotient would lose its digits.
+    rest: 1 - sum(base), a scalar.
+    """
+
+    first: Any
+    second: Any
+    base: Any
+    loss: Any
+    rest: Any
+
+    def largest_loss(self) -> Any:
+        """The local epsilon of this pair of inputs: the largest loss that has mass."""
+        return jnp.max(jnp.where(self.first > 0, self.loss, -jnp.inf))
+
+    def swapped(self) -> Law:
+        """The law of the inputs in the other order."""
+        return Law(self.second, self.first, self.base, -self.loss, self.rest)
+
+
+def clones(eps0: Any, bound: str) -> Law:
+    """Two outcomes, the clones of a pair of eps0-DP reports (notebooks/proofs/shuffle.md, section 2).
+
+    bound: "clones", clone rate e^-eps0 (Feldman, McMillan, Talwar 2021, Theorem 3.2), or "stronger", 2/(e^eps0 + 1).
+    """
+    truth, lie = 1 / (1 + jnp.exp(-eps0)), jnp.exp(-eps0) / (1 + jnp.exp(-eps0))
+    rate, rest = (jnp.exp(-eps0), -jnp.expm1(-eps0)) if bound == "clones" else (2 * lie, jnp.tanh(eps0 / 2))
+    one_each = jnp.ones(2)
+    return Law(
+        jnp.stack([truth, lie]),
+        jnp.stack([lie, truth]),
+        rate / 2 * one_each,
+        jnp.stack([eps0, -eps0]) * one_each,
+        rest,
+    )
+
+
+# Which of (x, x', x0) a report names.
+_NAMED = np.array([[a, b, c] for c in (0, 1) for a, b in ((1, 0), (0, 1), (0, 0), (1, 1))], bool)
+
+
+class NamedSets(NamedTuple):
+    """A randomizer whose report y names a set of inputs: R_x(y) = mu(y) e^eps0 / Z if y names x, mu(y) / Z if not.
+
+    Z = 1 + (e^eps0 - 1) share. named: mu of the reports by which of the inputs (x, x', x0) they name: first the four that
+    do not name x0 (only x, only x', neither, both), then the four that do. third: whether there is such a third input;
+    if not, the last four are 0. share: mu of the reports that name a given input; every: of those that name all inputs.
+    """
+
+    eps0: Any
+    named: Any
+    third: Any
+    share: Any
+    every: Any
+
+    def levels(self) -> tuple[Any, Any]:
+        """e^eps0 / Z and 1 / Z; nothing overflows."""
+        high = 1 / (self.share + (1 - self.share) * jnp.exp(-self.eps0))
+        return high, high * jnp.exp(-self.eps0)
+
+    def blanket(self) -> Law:
+        """The law for upper bounds: m is mu / Z, and e^eps0 mu / Z for the reports that name all inputs."""
+        high, low = self.levels()
+        place = jnp.arange(8)
+        all_named = jnp.where(place == jnp.where(self.third, 7, 3), self.every, 0.0)
+        mu = jnp.maximum(self.named - all_named, 0.0)
+        # of the reports that name all inputs, x and x' are as likely as the blanket says, as of those that name neither
+        certain = jnp.where(place == 2, high * self.every, 0.0)
+        first, second = (mu * jnp.where(_NAMED[:, i], high, low) + certain for i in (0, 1))
+        rest = -jnp.expm1(-self.eps0) * high * jnp.maximum(self.share - self.every, 0.0)
+        return Law(first, second, low * mu + certain, self._losses(), rest)
+
+    def homogeneous(self, third: Any) -> Law:
+        """The exact law where all others hold the same input: x0 where ``third`` is True, x' where it is False."""
+        high, low = self.levels()
+        first, second, held = (self.named * jnp.where(_NAMED[:, i], high, low) for i in range(3))
+        return Law(first, second, jnp.where(third, held, second), self._losses(), jnp.zeros_like(high))
+
+    def _losses(self) -> Any:
+        return self.eps0 * (_NAMED[:, 0].astype(float) - _NAMED[:, 1])
+
+
+def laplace_blanket(eps0: Any, cells: int) -> Law:
+    """A number in [0, 1] plus Laplace noise of scale 1/eps0, inputs 0 and 1: each cell's mass moved to its two ends.
+
+    The blanket has the density of the farther input, and in a cell X is linear in e^L or e^-L, L the loss. A cell of
+    width w (in L/2) sends the share 1/(1 + e^w) to its end of larger |L|: that keeps its mass and the mean of X, so the
+    law is larger in convex order. Outcomes: L >= 0 from 0 up, then their mirror images.
+    """
+    half = cells // 2
+    width = eps0 / cells
+    cell = 0.5 * jnp.exp(-eps0 / 2 - width * jnp.arange(half)) * -jnp.expm1(-width)
+    outward = cell / (1 + jnp.exp(width))
+    nothing = jnp.zeros(1)
+    base = jnp.concatenate([cell - outward, nothing]) + jnp.concatenate([nothing, outward])
+    base = base.at[-1].add(0.5 * jnp.exp(-eps0))  # what lies beyond the input
+    loss = 2 * width * jnp.arange(half + 1)
+    near = base * jnp.exp(loss)
+    return Law(
+        jnp.concatenate([near, base]),
+        jnp.concatenate([base, near]),
+        jnp.concatenate([base, base]),
+        jnp.concatenate([loss, -loss]),
+        -jnp.expm1(-eps0 / 2),
+    )
+
+
+def laplace_homogeneous(eps0: Any, cells: int) -> Law:
+    """The same randomizer where all others hold 1: the report told by its cell only, which is smaller in convex order."""
+    place = jnp.arange(cells) / cells
+    width = eps0 / cells
+    cell = 0.5 * jnp.exp(-eps0 * place) * -jnp.expm1(-width)
+    first = jnp.concatenate([jnp.full(1, 0.5), cell, 0.5 * jnp.exp(-eps0)[None]])
+    loss = jnp.concatenate([eps0[None], eps0 * (1 - 2 * place) - width, -eps0[None]])
+    second = first[::-1]
+    return Law(first, second, second, loss, jnp.zeros_like(eps0))
+
+
+def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
+    """The law of a matrix of report probabilities (inputs, outputs) for the inputs person, other, or of the blanket.
+
+    held: the input that all others hold; -1 for the blanket, the least probability of each report over all inputs.
+    """
+    table = jnp.asarray(probabilities)
+    table = table / jnp.sum(table, axis=-1, keepdims=True)
+    first, second = table[person], table[other]
+    base = jnp.where(held < 0, jnp.min(table, axis=0), table[held])
+    live = (first > 0) & (second > 0)
+    loss = jnp.log(jnp.where(live, first, 1.0)) - jnp.log(jnp.where(live, second, 1.0))
+    loss = jnp.where(live, loss, jnp.where(first > 0, jnp.inf, -jnp.inf))
+    rest = jnp.where(held < 0, jnp.maximum(1 - jnp.sum(base), 0.0), 0.0)
+    return Law(first, second, base, loss, rest)
