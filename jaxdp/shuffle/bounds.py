@@ -144,11 +144,14 @@ _KERNELS = {
 }
 
 
-def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, floor: Any = None) -> Bounds:
-    """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out."""
+def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
+    """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
+
+    gap: relative distance of the bounds at which work stops. sums: sizes of the long sums that may be tried.
+    """
     short, long, _ = _KERNELS[verb]
     lower, upper = (np.array(side) for side in short(made, users, target))
-    for nodes in LONG_SUMS[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
+    for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
         rows = _wide(lower, upper, gap)
         if not rows.size:
             break

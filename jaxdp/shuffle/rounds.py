@@ -6,7 +6,7 @@ lowered by what convexity alone allows delta to lie below a chord. Proofs: noteb
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxdp.special import normal_quantiles
 
 POINTS, COARSE = 640, 160  # of each third of the grid's bulk; the second for lower bounds, which need not be close
 _WIDE, _FAR = 64, 96
+_LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
 
 
@@ -36,40 +37,50 @@ def grids(law: Law, users: Any, depth: Any, *, points: int = POINTS) -> Any:
     spread = jnp.minimum(spread, cap)
     tilt = jnp.sqrt(2 * depth)
     quantiles = normal_quantiles(points, 3.0)
-    near = jnp.abs(jnp.concatenate([quantiles, quantiles + tilt, quantiles + tilt / 2]))
+    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt, quantiles + tilt / 2])
     wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
     far = jnp.exp(jnp.linspace(jnp.log(1e-3), 0.0, _FAR + 1))[:-1]
-    steps = spread * jnp.concatenate([near, (12.0 + 2 * tilt) * wide])
-    inside = jnp.sort(jnp.minimum(jnp.concatenate([steps, cap * wide, cap * far]), cap * (1 - 1e-9)))
-    apart = inside + jnp.arange(1.0, inside.shape[0] + 1) * jnp.minimum(spread * 1e-9, cap * 1e-13)
-    return jnp.concatenate([jnp.zeros(1), jnp.minimum(apart, cap * (1 - 1e-12)), cap[None]])
+    steps = jnp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
+    # points closer than that are one: a slope of a narrow cell is nothing but the errors of its two ends
+    least = _LEAST_CELL * spread
+    steps = jnp.minimum(jnp.round(jnp.abs(steps) / least) * least, cap * (1 - 1e-4))
+    return jnp.concatenate([jnp.zeros(1), jnp.sort(steps), cap[None]])
 
 
-def _slopes(grid: Any, value: Any) -> tuple[Any, Any]:
-    """Slopes of the chords in e^epsilon, and what rounding may have taken from or added to each; 0 in empty cells."""
+class _Cells(NamedTuple):
+    """Widths in e^epsilon of the cells of a grid, 1 for those of none, and which have some."""
+
+    width: Any
+    some: Any
+
+    def slope(self, left: Any, right: Any) -> Any:
+        """(right - left)/width of every cell."""
+        return (right - left) / self.width
+
+
+def _cells(grid: Any) -> _Cells:
     width = jnp.exp(grid[:-1]) * jnp.expm1(grid[1:] - grid[:-1])
-    some = width > 0
-    width = jnp.where(some, width, 1.0)
-    slope = jnp.where(some, (value[1:] - value[:-1]) / width, 0.0)
-    error = jnp.where(some, _UNITS * jnp.abs(slope), 0.0)
-    return slope, error
+    return _Cells(jnp.where(width > 0, width, 1.0), width > 0)
+
+
+def _masses(slope: Any, error: Any, sign: float) -> Any:
+    """Masses under Q at the right ends of cells from nondecreasing slopes, rounded by the errors of both slopes."""
+    following = jnp.append(slope[1:], 0.0)
+    return jnp.maximum(following - slope + sign * (error + jnp.append(error[1:], 0.0)), 0.0)
 
 
 @kernel(working_set=16 * POINTS)
 def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
 
-    grid: as from `grids`; delta: upper bounds there, nonincreasing.
+    grid: as from `grids`; delta: upper bounds there.
     """
     delta = jax.lax.cummin(delta)
-    slope, error = _slopes(grid, delta)
-    # an empty cell has no slope of its own: the one left of it
-    live = grid[1:] > grid[:-1]
-    slope = jnp.where(live, slope, -jnp.inf)
-    slope = jax.lax.cummax(slope)  # convex from the left ...
-    slope = jnp.where(jnp.isfinite(slope), slope, 0.0)
-    following = jnp.append(slope[1:], 0.0)
-    mass = jnp.maximum(following - slope, 0.0) + error + jnp.append(error[1:], 0.0)
+    cells = _cells(grid)
+    slope = cells.slope(delta[:-1], delta[1:])
+    # convex and nowhere smaller: seen from the right end, each slope at most those on its right
+    slope = jax.lax.cummin(jnp.where(cells.some, slope, 0.0), reverse=True)
+    mass = _masses(slope, _UNITS * jnp.abs(slope), 1.0)
     return _symmetric(grid[1:], mass, mass, jnp.minimum(delta[-1], 1.0), up=True)
 
 
@@ -88,25 +99,29 @@ def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> 
 
 
 def _below(grid: Any, delta: Bounds) -> Any:
-    """Masses under Q at the grid's points after the first whose profile is nowhere above the true one."""
+    """Masses under Q at the right ends of cells whose profile is nowhere above the true one."""
     upper = jax.lax.cummin(delta.upper)
-    lower = jnp.flip(jax.lax.cummax(jnp.flip(jnp.maximum(delta.lower, 0.0))))  # the truth is nonincreasing
-    width = jnp.exp(grid[:-1]) * jnp.expm1(grid[1:] - grid[:-1])
-    safe = jnp.where(width > 0, width, 1.0)
-    chord = (lower[1:] - lower[:-1]) / safe
-    # By convexity the slope in a cell lies between chords left and right of it; outermost: -1 and 0.
-    before = jnp.append(-1.0, (lower[1:-1] - upper[:-2]) / safe[:-1])
-    after = jnp.append((upper[2:] - lower[1:-1]) / safe[1:], 0.0)
+    lower = jax.lax.cummax(jnp.maximum(delta.lower, 0.0), reverse=True)  # the truth is nonincreasing
+    cells = _cells(grid)
+    place = jnp.arange(cells.some.shape[0])
+    # By convexity the slope in a cell lies between those of the cells left and right of it; outermost: -1 and 0.
+    left = jax.lax.cummax(jnp.where(cells.some, place, -1))
+    left = jnp.append(-1, left[:-1])
+    right = jax.lax.cummin(jnp.where(cells.some, place, place.size), reverse=True)
+    right = jnp.append(right[1:], place.size)
+    least = jnp.where(left >= 0, cells.slope(upper[:-1], lower[1:])[left], -1.0)
+    most = jnp.where(right < place.size, cells.slope(lower[:-1], upper[1:])[jnp.minimum(right, place.size - 1)], 0.0)
     # how far the corner of the two lines through the chord's ends lies below the chord
-    left, right = jnp.maximum(chord - before, 0.0), jnp.maximum(after - chord, 0.0)
-    total = jnp.where(left + right > 0, left + right, 1.0)
-    deep = jnp.where(width > 0, left * right / total * width, 0.0) + 1e-15 * (upper[:-1] + upper[1:])
+    chord = cells.slope(lower[:-1], lower[1:])
+    falls, rises = jnp.maximum(chord - least, 0.0), jnp.maximum(most - chord, 0.0)
+    total = jnp.where(falls + rises > 0, falls + rises, 1.0)
+    deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (upper[:-1] + upper[1:])
     value = jnp.maximum(lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep)), 0.0)
-    slope, error = _slopes(grid, value)
-    # convex, and nowhere larger when anchored on the right
-    slope = jax.lax.cummax(jnp.where(width > 0, slope, -jnp.inf))
+    slope = cells.slope(value[:-1], value[1:])
+    # convex and nowhere larger: seen from the right end, each slope at least those on its left
+    slope = jax.lax.cummax(jnp.where(cells.some, slope, -jnp.inf))
     slope = jnp.where(jnp.isfinite(slope), slope, 0.0)
-    return jnp.maximum(jnp.append(slope[1:], 0.0) - slope - error - jnp.append(error[1:], 0.0), 0.0)
+    return _masses(slope, _UNITS * jnp.abs(slope), -1.0)
 
 
 @kernel(working_set=16 * POINTS)
