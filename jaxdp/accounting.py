@@ -21,6 +21,7 @@ from jaxdp.routes import choose_routes
 from jaxdp.routes.base import Climb, Route
 from jaxdp.routes.gaussian import composed_mu, mu_error
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
+from jaxdp.routes.shuffled import dominating
 from jaxdp.special import raised
 
 
@@ -173,7 +174,8 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
             with jax.numpy_rank_promotion("allow"):
                 result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
         else:
-            result = kernel(stacks, np.broadcast_to(value, shape).reshape(size), direction=direction)
+            flat = np.broadcast_to(value, shape).reshape(size)
+            result = kernel(dominating(stacks, np.abs(flat)), flat, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     if verb == "log_mgf":
         return results[0][()]

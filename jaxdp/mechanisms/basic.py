@@ -105,8 +105,8 @@ class Laplace(Mechanism):
 class RandomizedResponse(NamedSetRandomizer):
     """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else another category.
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. epsilon is that of replacing
-    one person's value, the natural relation; in every other relation the record states the same guarantee.
+    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. epsilon is that of
+    replacing one person's value, the natural relation; in every other relation the record states the same guarantee.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """

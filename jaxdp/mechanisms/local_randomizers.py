@@ -20,8 +20,8 @@ _LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their
 class KnownRandomizer(Mechanism):
     """A local randomizer whose report probabilities are known, so that shuffling has a bound of its own ("blanket").
 
-    ``upper_laws`` and ``lower_laws`` return the laws of X, stacked on a leading axis, of one parameter point: every pair
-    of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
+    ``upper_laws`` and ``lower_laws`` return the laws of X, stacked on a leading axis, of one parameter point: every
+    pair of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
     """
 
     relations: ClassVar[tuple[str, ...]] = ("replace_one",)
@@ -104,12 +104,13 @@ class UnaryEncoding(NamedSetRandomizer):
     """One of k values as k bits, one of them 1, each bit flipped on its own (one-time basic RAPPOR; OUE).
 
     epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. optimized True: a 1 stays
-    with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang, Blocki, Li, Jha 2017); False: both
-    bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric; Erlingsson, Pihur, Korolova 2014, the permanent
-    bits reported once).
+    with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang, Blocki, Li, Jha 2017); False:
+    both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric; Erlingsson, Pihur, Korolova 2014, the
+    permanent bits reported once).
 
-    Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not compose,
-    and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled` assumes.
+    Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not
+    compose, and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled`
+    assumes.
     """
 
     epsilon: Any = field(NONNEGATIVE)
@@ -124,7 +125,9 @@ class UnaryEncoding(NamedSetRandomizer):
         third = jnp.asarray(self.num_categories) > 2
         pair = jnp.stack([one * zero, one * zero, zero * zero, one * one])
         named = _eight(list(pair * zero), list(pair * one), third)
-        return NamedSets(eps0, named, third, one, jnp.exp(-self.num_categories * (flipped + jnp.log1p(jnp.exp(-flipped)))))
+        return NamedSets(
+            eps0, named, third, one, jnp.exp(-self.num_categories * (flipped + jnp.log1p(jnp.exp(-flipped))))
+        )
 
 
 @record
@@ -172,9 +175,13 @@ class SubsetSelection(NamedSetRandomizer):
         # given the first two, the chance that a third one is in
         named = [jnp.clip((w - inside) / safe, 0.0, 1.0) for inside in (1, 1, 0, 2)]
         pair = [one, one, none, both]
-        without = [x * jnp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)]
+        without = [
+            x * jnp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)
+        ]
         within = [x * y for x, y in zip(pair, named, strict=True)]
-        joined = jnp.where(third, jnp.concatenate([jnp.stack(without), jnp.stack(within)]), jnp.stack(pair + [0.0 * k] * 4))
+        joined = jnp.where(
+            third, jnp.concatenate([jnp.stack(without), jnp.stack(within)]), jnp.stack(pair + [0.0 * k] * 4)
+        )
         return NamedSets(jnp.asarray(self.epsilon), joined, third, w / k, jnp.zeros_like(k))
 
 
@@ -182,10 +189,10 @@ class SubsetSelection(NamedSetRandomizer):
 class LocalHashing(NamedSetRandomizer):
     """One's value hashed to g buckets, the bucket sent by g-ary randomized response with the hash function (OLH, BLH).
 
-    epsilon: local guarantee, nats, >= 0. num_buckets: g, whole, >= 2; None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li,
-    Jha 2017); 2: BLH. collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h is
-    drawn from, in [0, 1]; 0 is safe for every family, 1/g holds for uniformly random functions. Lower bounds are those of
-    a family that attains it.
+    epsilon: local guarantee, nats, >= 0. num_buckets: g, whole, >= 2; None: round(e^epsilon) + 1 (OLH; Wang, Blocki,
+    Li, Jha 2017); 2: BLH. collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h
+    is drawn from, in [0, 1]; 0 is safe for every family, 1/g holds for uniformly random functions. Lower bounds are
+    those of a family that attains it.
 
     Assumes: everybody draws a hash function of their own, independently of all data, and it is part of the report.
     When shuffled, also what `Shuffled` assumes.
@@ -315,5 +322,3 @@ class FiniteRandomizer(KnownRandomizer):
         least, most = jnp.min(table, axis=-2), jnp.max(table, axis=-2)
         ratio = jnp.log(jnp.where(most > 0, most, 1.0)) - jnp.log(jnp.where(least > 0, least, 1.0))
         return jnp.max(jnp.where(most > 0, jnp.where(least > 0, ratio, jnp.inf), 0.0), axis=-1)
-
-

@@ -67,7 +67,10 @@ class LossLaw(Mechanism):
         return log_sum_exp(self.log_weights + jnp.asarray(z)[..., None] * self.losses)
 
     def renyi_divergence(self, order: Any) -> Any:
-        """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0: small divergences keep their digits."""
+        """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
+
+        Every term is positive, so that small divergences keep their digits.
+        """
         live = self.log_weights > -jnp.inf
         loss = jnp.where(live, self.losses, 0.0)
         terms = jnp.where(live & (loss != 0), self.log_weights - loss + log_power_excess(loss, order), -jnp.inf)
@@ -89,11 +92,12 @@ class Shuffled(Mechanism):
     * "stronger": clone rate 2/(e^epsilon + 1), proved in notebooks/proofs/stronger_clones.md, not peer reviewed;
     * "closed_form": their Theorem 3.1.
 
-    All but "blanket" use the randomizer's epsilon (and delta, by their Theorem 3.8) alone. Lower bounds are those of a data
-    set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
+    All but "blanket" use the randomizer's epsilon (and delta, by their Theorem 3.8) alone. Lower bounds are those of a
+    data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
 
-    Accuracy: the numerical error of upper bounds of epsilon is below 1e-6 (relative) where n r (1-r) >= 1e4, r the mass of
-    the blanket's or clones' outcomes that tell the two inputs apart; smaller groups: docs in notebooks/proofs/shuffle.md.
+    Accuracy: the numerical error of upper bounds of epsilon is below 1e-6 (relative) where n r (1-r) >= 1e4, r the
+    mass of the blanket's or clones' outcomes that tell the two inputs apart; smaller groups: docs in
+    notebooks/proofs/shuffle.md.
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
@@ -133,7 +137,7 @@ class Shuffled(Mechanism):
         """False: in composition a round is a finite pair that dominates it."""
         return False
 
-    def upper_law(self, points: int, depth: Any) -> LossLaw:
+    def upper_law(self, depth: Any = _TRACED_DEPTH, order: Any = 0.0) -> LossLaw:
         """A finite pair that dominates the round, for one parameter point."""
         users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.max_loss(), jnp.float64)
         bound = self.chosen_bound()
@@ -150,7 +154,7 @@ class Shuffled(Mechanism):
             def upper(epsilon: Any) -> Any:
                 return bounds.clones_point("delta", eps0, users, epsilon, rate).upper
 
-        grid = rounds.grids.point(first, users, depth, points=points)
+        grid = rounds.grids.point(first, users, depth, order, points=_TRACED_POINTS)
         made = LossLaw(*rounds.upper_pair.point(grid, jax.vmap(upper)(grid)))
         # with a positive local delta the additive term has no mass at infinity to stand for: all of it
         leaks = jnp.asarray(getattr(self.randomizer, "delta", 0.0)) > 0
@@ -158,19 +162,19 @@ class Shuffled(Mechanism):
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
         """(losses, log weights under P, 0) of a finite pair that dominates the round, the same in every direction."""
-        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).atoms(direction)
+        return self.upper_law().atoms(direction)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the finite pair of ``atoms``."""
-        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).log_mgf(z)
+        return self.upper_law().log_mgf(z)
 
     def renyi_divergence(self, order: Any) -> Any:
         """Upper bound of R_order (infinite when the local delta is positive), by a finite pair that dominates."""
-        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).renyi_divergence(order)
+        return self.upper_law(0.0, order).renyi_divergence(order)
 
     def infinity_mass(self) -> Any:
         """Mass at infinity of the finite pair of ``atoms``."""
-        return self.upper_law(_TRACED_POINTS, _TRACED_DEPTH).infinity
+        return self.upper_law().infinity
 
     def reverse_infinity_mass(self) -> Any:
         """As ``infinity_mass``."""

@@ -49,10 +49,10 @@ def implicit_epsilon(
 ) -> Point:
     """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
 
-    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never
-    differentiated. Both bounds get the same derivative. It is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or
-    `jax.jacfwd` where log_delta has loops whose length is not known.
-    Compiled as a unit: traced eagerly (a bare jax.grad) it would run one operation at a time.
+    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. Both
+    bounds get the same derivative. It is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where
+    log_delta has loops whose length is not known. Compiled as a unit: traced eagerly (a bare jax.grad) it would run
+    one operation at a time.
     """
 
     @jax.custom_jvp

@@ -123,7 +123,9 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     lower = jnp.zeros(()) if known else _TWO_POINT[verb].point(users, eps0, target).lower
     local_delta = jnp.zeros(()) if known else randomizer.delta
     if bound == "closed_form":
-        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point((users, eps0, local_delta), target)
+        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(
+            (users, eps0, local_delta), target
+        )
         return jnp.minimum(lower, upper), upper
     if clean or verb == "delta":
         upper = bounds.clones_point(verb, eps0, users, target, bound).upper
@@ -139,7 +141,9 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
 
 
 def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
-    short, long = (bounds.contour_delta, bounds.long_delta) if verb == "delta" else (bounds.contour_epsilon, bounds.long_epsilon)
+    short, long = (
+        (bounds.contour_delta, bounds.long_delta) if verb == "delta" else (bounds.contour_epsilon, bounds.long_epsilon)
+    )
 
     def one(made: Law) -> Bounds:
         first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
@@ -285,6 +289,7 @@ class _Rounds(Climb):
         runs = sum(np.sum(times, axis=1) for _, times in params)
         depth = -np.log(np.clip(target, 1e-300, 1.0)) if self.verb == "epsilon" else np.full(target.shape, 14.0)
         depth = depth / np.maximum(runs, 1.0)
+
         def side(lower: bool) -> tuple[Any, Any]:
             stacks = tuple(_finite(record, times, depth, lower) for record, times in params)
             route = fourier_route(stacks, self.direction)
@@ -305,13 +310,13 @@ def _finite(record: Any, times: Any, depth: np.ndarray, lower: bool) -> Stack:
     return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in made)), times
 
 
-def _grid(flat: Shuffled, depth: np.ndarray, points: int) -> np.ndarray:
+def _grid(flat: Shuffled, depth: np.ndarray, points: int, order: Any = 0.0) -> np.ndarray:
     randomizer = flat.randomizer
     if isinstance(randomizer, KnownRandomizer):
         made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(randomizer))
     else:
         made = bounds.clones_law(randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
-    return rounds.grids(made, flat.num_users, depth, points=points)
+    return rounds.grids(made, flat.num_users, depth, np.broadcast_to(order, depth.shape), points=points)
 
 
 def _profile(flat: Shuffled, grid: np.ndarray) -> np.ndarray:
@@ -320,7 +325,7 @@ def _profile(flat: Shuffled, grid: np.ndarray) -> np.ndarray:
     if flat.chosen_bound() != "blanket":
         return one_round("delta", tiled, grid.ravel(), 1e-7).upper.reshape(grid.shape)
     lower, upper = (np.array(side).reshape(grid.shape) for side in _blanket(tiled, grid.ravel(), ()))
-    # Long sums take most of the time: where they are needed at every fourth point, with chords between (delta is convex).
+    # Long sums take most of the time: they are made at every fourth point, with chords between (delta is convex).
     wide = upper - lower > _PROFILE_GAP * upper
     known = ~wide | (np.arange(grid.shape[1]) % 4 == 0)
     known[:, -1] = True
@@ -338,8 +343,8 @@ def _blanket(flat: Shuffled, epsilon: np.ndarray, sums: tuple[int, ...]) -> Boun
     return _worst("delta", upper_laws(flat.randomizer), flat.num_users, epsilon, _PROFILE_GAP, sums)
 
 
-def _upper_law(flat: Shuffled, depth: np.ndarray) -> Any:
-    grid = _grid(flat, depth, rounds.POINTS)
+def _upper_law(flat: Shuffled, depth: np.ndarray, order: Any = 0.0, points: int = rounds.POINTS) -> Any:
+    grid = _grid(flat, depth, points, order)
     losses, weights, infinity = rounds.upper_pair(grid, _profile(flat, grid))
     # with a positive local delta the additive term has no mass at infinity to stand for: all of it
     leaks = np.asarray(getattr(flat.randomizer, "delta", 0.0)) > 0
@@ -356,6 +361,19 @@ def _lower_law(flat: Shuffled, depth: np.ndarray) -> Any:
     else:
         both = two_point_directions(users, np.repeat(flat.randomizer.epsilon, size), epsilon)
     return rounds.lower_pair(grid, *(Bounds(*(side.reshape(grid.shape) for side in each)) for each in both))
+
+
+def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
+    """Concrete stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order."""
+    made = []
+    for record, times in stacks:
+        if isinstance(record, Shuffled):
+            flat: Any = jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
+            orders = np.repeat(np.where(np.isfinite(order), order, 1e9), times.shape[1])
+            law = _upper_law(flat, np.zeros(orders.shape), orders, rounds.MANY)
+            record = LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in law))
+        made.append((record, times))
+    return tuple(made)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:

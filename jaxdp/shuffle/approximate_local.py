@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.rounding import ULP
 from jaxdp.shuffle import bounds
 from jaxdp.validate import is_traced
 
@@ -44,7 +45,7 @@ def delta_upper(clean: Any, users: Any, eps0: Any, delta0: Any, epsilon: Any, bo
     xp = jnp if is_traced(clean, users, eps0, delta0, epsilon) else np
     extra = additive_term(users, eps0, delta0, epsilon, bound)
     extra = xp.where(epsilon >= eps0, xp.minimum(extra, delta0), extra)
-    return xp.minimum((clean + extra) * xp.where(extra > 0, 1.0 + 2.0**-52, 1.0), 1.0)
+    return xp.minimum((clean + extra) * xp.where(extra > 0, 1.0 + 2 * ULP, 1.0), 1.0)
 
 
 def epsilon_upper(
@@ -52,8 +53,8 @@ def epsilon_upper(
 ) -> Any:
     """Upper bound of the smallest epsilon with total delta <= delta; inf where none is known.
 
-    clean: delta -> upper bound of epsilon of the pair without delta0. The total falls and rises again with epsilon. e is
-    accepted when clean(delta - A(e)) is at most e; e starts at 0, where A is least, and follows clean upwards.
+    clean: delta -> upper bound of epsilon of the pair without delta0. The total falls and rises again with epsilon. e
+    is accepted when clean(delta - A(e)) is at most e; e starts at 0, where A is least, and follows clean upwards.
     loop: `jax.lax.fori_loop`, or the same for concrete arrays.
     """
     xp = jnp if is_traced(users, eps0, delta0, delta) else np

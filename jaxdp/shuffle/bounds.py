@@ -47,7 +47,10 @@ def _delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
-    """Epsilon by the normal approximation: delta = deviation/n (density(z) - z tail(z)), z = n (e^eps - 1)/deviation."""
+    """Epsilon by the normal approximation.
+
+    delta = deviation/n (density(z) - z tail(z)), z = n (e^eps - 1)/deviation.
+    """
     live = made.base > 0
     base = jnp.where(live, made.base, 1.0)
 

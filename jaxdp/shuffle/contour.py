@@ -1,6 +1,7 @@
 r"""E[(X_1 + ... + X_n)_+] from one contour integral with weight 1/z^2, certified from both sides.
 
-    delta(eps) = (1/n) e^K(c) (h/pi) sum' Re[phi(jh)^n / (c + ijh)^2] + ...,   K(z) = n log E e^{zX},  phi(t) = M(c+it)/M(c)
+    delta(eps) = (1/n) e^K(c) (h/pi) sum' Re[phi(jh)^n / (c + ijh)^2] + ...,   K(z) = n log E e^{zX},  phi(t) =
+    M(c+it)/M(c)
 
 What is charged: the alias terms, the part beyond the last node, rounding. Proofs: notebooks/proofs/shuffle.md, sections
 5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
@@ -221,7 +222,9 @@ def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
     plain = jnp.min(jnp.where(left > 0, bound[4:], jnp.inf))
     remainder = jnp.min(jnp.where(left < 0, bound[4:], jnp.inf))
     q = jnp.exp(-c * period)
-    parts = jnp.stack([period / -jnp.expm1(-c * period), n * s.mean]) * q / -jnp.expm1(-c * period) * jnp.exp(-log_total)
+    parts = (
+        jnp.stack([period / -jnp.expm1(-c * period), n * s.mean]) * q / -jnp.expm1(-c * period) * jnp.exp(-log_total)
+    )
     error = _ROUNDING * (1 + jnp.abs(log_total)) * jnp.sum(jnp.abs(parts))
     subtract = remainder + error < plain
     return _Alias(
@@ -260,9 +263,9 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     near = h * jnp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -jnp.expm1(-fall * h * first))
     floor = math.pi / (2 * c) * jnp.exp(-jnp.minimum(k1, k2) * math.sin(_X0) ** 2)
     least, most = jnp.maximum(d - blur, 0.0), d + blur
-    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-eta * least**2) + (1 - 2 * _X0 / math.pi) ** -2 / 24 * (
-        most**2 + most * jnp.sqrt(math.pi / eta)
-    )
+    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-eta * least**2) + (
+        1 - 2 * _X0 / math.pi
+    ) ** -2 / 24 * (most**2 + most * jnp.sqrt(math.pi / eta))
     peaks = (jnp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
     total = near + floor + peaks
     return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)
@@ -341,8 +344,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evaluation:
     """Bounds of log delta(epsilon) with up to most_nodes nodes (data, not a size), for every law.
 
-    With a pair of atoms whose recurrences are negligible the plain sum goes on to where that pair has decayed. Otherwise
-    a Gaussian G of deviation s is added: E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
+    With a pair of atoms whose recurrences are negligible the plain sum goes on to where that pair has decayed.
+    Otherwise a Gaussian G of deviation s is added: E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
     """
     s = sum_at(law, users, epsilon)
     t = saddle(s)

@@ -2,9 +2,9 @@ r"""The clones pair summed over the number of clones, one by one: for the laws t
 
     delta(eps) = sum_j Bin(j; n-1, r) [gain b_j(x-1) - (e^eps - 1) T_j],   gain = (e^eps0 - e^eps)/(e^eps0 + 1),
 
-b_j(i) = P[Bin(j, 1/2) = i], T_j = P[Bin(j, 1/2) >= x], x = floor(tau (j+1)) + 1 (Feldman, McMillan, Talwar 2021, appendix
-F). Going down in j, T changes by half a probability, so a count costs a few operations (notebooks/proofs/shuffle.md,
-section 9).
+b_j(i) = P[Bin(j, 1/2) = i], T_j = P[Bin(j, 1/2) >= x], x = floor(tau (j+1)) + 1 (Feldman, McMillan, Talwar 2021,
+appendix F). Going down in j, T changes by half a probability, so a count costs a few operations
+(notebooks/proofs/shuffle.md, section 9).
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ def evaluate(eps0: Any, users: Any, epsilon: Any, *, bound: str, wanted: Any = T
     width = _WIDTH * jnp.sqrt(users * share * t.rest) + _MORE
     high = jnp.minimum(jnp.ceil(users * share + width), users)
     low = jnp.maximum(jnp.floor(users * share - width), 1.0)
-    missed = jnp.logaddexp(
-        _log_missed(high + 1, users, share, t.rest), _log_missed(low - 1, users, share, t.rest)
-    )
+    missed = jnp.logaddexp(_log_missed(high + 1, users, share, t.rest), _log_missed(low - 1, users, share, t.rest))
     missed = jnp.where(low <= 1, _log_missed(high + 1, users, share, t.rest), missed)
     log_missed = users * t.log_moment + s.log_factor - 1 - jnp.log(t.c) + jnp.minimum(missed, 0.0)
 

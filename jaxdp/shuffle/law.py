@@ -1,8 +1,8 @@
 """Laws of X: what one report contributes to delta(eps) = (1/n) E[(X_1 + ... + X_n)_+] of a shuffled round.
 
-A report y contributes X = (R_x(y) - e^eps R_x'(y)) / m(y) with "probability" m(y), and 0 with the rest. For an upper bound
-m is a measure below the report law of every input (a privacy blanket); for the exact delta of the data set in which all
-others hold x0, m is the report law of x0. Proofs: notebooks/proofs/shuffle.md, sections 1 to 4.
+A report y contributes X = (R_x(y) - e^eps R_x'(y)) / m(y) with "probability" m(y), and 0 with the rest. For an upper
+bound m is a measure below the report law of every input (a privacy blanket); for the exact delta of the data set in
+which all others hold x0, m is the report law of x0. Proofs: notebooks/proofs/shuffle.md, sections 1 to 4.
 
 Every function here is for one parameter point and runs in a float64 scope.
 """
@@ -64,9 +64,10 @@ _NAMED = np.array([[a, b, c] for c in (0, 1) for a, b in ((1, 0), (0, 1), (0, 0)
 class NamedSets(NamedTuple):
     """A randomizer whose report y names a set of inputs: R_x(y) = mu(y) e^eps0 / Z if y names x, mu(y) / Z if not.
 
-    Z = 1 + (e^eps0 - 1) share. named: mu of the reports by which of the inputs (x, x', x0) they name: first the four that
-    do not name x0 (only x, only x', neither, both), then the four that do. third: whether there is such a third input;
-    if not, the last four are 0. share: mu of the reports that name a given input; every: of those that name all inputs.
+    Z = 1 + (e^eps0 - 1) share. named: mu of the reports by which of the inputs (x, x', x0) they name: first the four
+    that do not name x0 (only x, only x', neither, both), then the four that do. third: whether there is such a third
+    input; if not, the last four are 0. share: mu of the reports that name a given input; every: of those that name all
+    inputs.
     """
 
     eps0: Any
@@ -128,7 +129,10 @@ def laplace_blanket(eps0: Any, cells: int) -> Law:
 
 
 def laplace_homogeneous(eps0: Any, cells: int) -> Law:
-    """The same randomizer where all others hold 1: the report told by its cell only, which is smaller in convex order."""
+    """The same randomizer where all others hold 1.
+
+    Only the cell of a report is told, which is smaller in convex order.
+    """
     place = jnp.arange(cells) / cells
     width = eps0 / cells
     cell = 0.5 * jnp.exp(-eps0 * place) * -jnp.expm1(-width)

@@ -1,7 +1,8 @@
 """Finite pairs around one shuffled round, for composition: from certified values of delta on a grid of epsilon.
 
-Upper pair: the piecewise linear function of e^epsilon through upper bounds of delta. Lower pair: one through lower bounds,
-lowered by what convexity alone allows delta to lie below a chord. Proofs: notebooks/proofs/shuffle.md, section 11.
+Upper pair: the piecewise linear function of e^epsilon through upper bounds of delta. Lower pair: one through lower
+bounds, lowered by what convexity alone allows delta to lie below a chord. Proofs: notebooks/proofs/shuffle.md, section
+11.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from jaxdp.precision import kernel
 from jaxdp.shuffle.law import Law
 from jaxdp.special import normal_quantiles
 
-POINTS, COARSE = 640, 160  # of each third of the grid's bulk; the second for lower bounds, which need not be close
+# Points of each third of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
+POINTS, COARSE, MANY = 640, 320, 1280
 _WIDE, _FAR = 64, 96
 _LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
 
 
 @kernel(static=("points",), working_set=4 * POINTS)
-def grids(law: Law, users: Any, depth: Any, *, points: int = POINTS) -> Any:
-    """Epsilons from 0 to the largest loss, close where a composition with tail e^-depth per round's share looks.
+def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS) -> Any:
+    """Epsilons from 0 to the largest loss, close where a composition of rounds looks.
 
-    depth: nats that each round contributes to -log delta of the composition. Cells are smallest where the loss is, under
-    no tilt and under the one that the sum asks for, in steps that go with the density to the power -1/3.
+    depth: nats that each round contributes to -log delta of the composition. order: that of the moment to be computed,
+    or 0. Cells are smallest where the loss is, under no tilt and under the one that depth and order ask for, in steps
+    that go with the density to the power -1/3.
     """
     live = law.base > 0
     base = jnp.where(live, law.base, 1.0)
@@ -35,7 +38,7 @@ def grids(law: Law, users: Any, depth: Any, *, points: int = POINTS) -> Any:
     cap = law.largest_loss()
     cap = jnp.where(jnp.isfinite(cap), cap, 60.0)
     spread = jnp.minimum(spread, cap)
-    tilt = jnp.sqrt(2 * depth)
+    tilt = jnp.minimum(jnp.sqrt(2 * depth) + order * spread, cap / spread)
     quantiles = normal_quantiles(points, 3.0)
     near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt, quantiles + tilt / 2])
     wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
@@ -115,7 +118,9 @@ def _below(grid: Any, delta: Bounds) -> Any:
     chord = cells.slope(lower[:-1], lower[1:])
     falls, rises = jnp.maximum(chord - least, 0.0), jnp.maximum(most - chord, 0.0)
     total = jnp.where(falls + rises > 0, falls + rises, 1.0)
-    deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (upper[:-1] + upper[1:])
+    deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
+        upper[:-1] + upper[1:]
+    )
     value = jnp.maximum(lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep)), 0.0)
     slope = cells.slope(value[:-1], value[1:])
     # convex and nowhere larger: seen from the right end, each slope at least those on its left

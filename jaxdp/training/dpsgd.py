@@ -38,8 +38,8 @@ class DPSGD:
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), natural
-    relation add_or_remove; all iterates may be released. clip_norm is the norm bound of one record's contribution: under
-    replace_one two sums differ by up to 2 C, which is accounted for.
+    relation add_or_remove; all iterates may be released. clip_norm is the norm bound of one record's contribution:
+    under replace_one two sums differ by up to 2 C, which is accounted for.
 
     Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
     (scaling, momentum) runs without an error and takes away the bound C. Anything may stand after it (Adam, momentum,
