@@ -90,25 +90,25 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any 
     return Bounds(jnp.where(good, jnp.minimum(low, high), 0.0), jnp.where(good, high, jnp.inf))
 
 
-@kernel(working_set=_WORKING_SET)
+@kernel(working_set=_WORKING_SET, large=True)
 def contour_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
     """Bounds of delta with 13 nodes."""
     return _delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
 
 
-@kernel(working_set=_WORKING_SET)
+@kernel(working_set=_WORKING_SET, large=True)
 def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
     """Bounds of epsilon with 13 nodes."""
     return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
 
 
-@kernel(working_set=20_000)
+@kernel(working_set=20_000, large=True)
 def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
     """Bounds of delta with as many nodes as it takes, up to most_nodes."""
     return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
-@kernel(working_set=20_000)
+@kernel(working_set=20_000, large=True)
 def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
@@ -118,7 +118,7 @@ def _countable(made: Law, users: Any) -> Any:
     return users * (1 - made.rest) * made.rest <= _MOST_COUNTS
 
 
-@kernel(static=("bound",), working_set=_COUNTS_SET)
+@kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
 def counts_delta(eps0: Any, users: Any, epsilon: Any, *, bound: str) -> Bounds:
     """Bounds of delta of the clones pair, summed over the number of clones."""
     made = law.clones(eps0, bound)
@@ -127,7 +127,7 @@ def counts_delta(eps0: Any, users: Any, epsilon: Any, *, bound: str) -> Bounds:
     return Bounds(jnp.where(wanted, bounds.lower, 0.0), jnp.where(wanted, bounds.upper, 1.0))
 
 
-@kernel(static=("bound",), working_set=_COUNTS_SET)
+@kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
 def counts_epsilon(eps0: Any, users: Any, delta: Any, *, bound: str) -> Bounds:
     """Bounds of epsilon of the clones pair, summed over the number of clones."""
     made = law.clones(eps0, bound)

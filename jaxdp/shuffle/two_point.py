@@ -100,7 +100,7 @@ def _inside(users: Any, eps0: Any) -> tuple[Any, Any, Any]:
     return inside, jnp.where(inside, users, 1.0), jnp.where(inside, eps0, 1.0)
 
 
-@kernel(working_set=4096)
+@kernel(working_set=4096, large=True)
 def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
     """Bounds of delta(epsilon) of the two directions."""
     inside, n, local = _inside(users, eps0)
@@ -111,7 +111,7 @@ def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, B
     return Bounds(lower[0], upper[0]), Bounds(lower[1], upper[1])
 
 
-@kernel(working_set=4096)
+@kernel(working_set=4096, large=True)
 def two_point_delta(users: Any, eps0: Any, epsilon: Any) -> Bounds:
     """Bounds of delta(epsilon) of shuffled two-point randomized response, the larger direction."""
     inside, n, local = _inside(users, eps0)
@@ -121,7 +121,7 @@ def two_point_delta(users: Any, eps0: Any, epsilon: Any) -> Bounds:
     return Bounds(jnp.where(inside, jnp.exp(seen.lower), 0.0), upper)
 
 
-@kernel(working_set=4096)
+@kernel(working_set=4096, large=True)
 def two_point_epsilon(users: Any, eps0: Any, delta: Any) -> Bounds:
     """Bounds of the smallest epsilon with delta(epsilon) <= delta, shuffled two-point randomized response."""
     delta, _ = raised(delta)
