@@ -27,7 +27,7 @@ LONG_SUMS = (2048, 32768)  # nodes
 _LONG_OUTCOMES = 64  # laws of more outcomes get the first long sum only
 _MOST_COUNTS = 2e8  # variance of the number of clones up to which counts are summed one by one
 _WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
-_COUNTS_SET = 400_000  # batches of 64: all points of a batch take as many steps as the longest
+_COUNTS_SET = 390_000  # batches of 32: all points of a batch take as many steps as the longest
 _SLACK = 2e-13  # rounding of log(delta)
 Evaluate = Callable[[Any], Evaluation]
 
@@ -38,8 +38,8 @@ def _delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
     safe = jnp.where(inside, epsilon, 0.5 * jnp.minimum(largest, LARGEST_EPS0))
     single = contour.sum_at(made, users, epsilon).single
     seen = evaluate(safe)
-    upper = jnp.maximum(jnp.exp(seen.upper), LEAST_DELTA)
-    upper = jnp.where(inside, jnp.minimum(upper, 1.0), jnp.where(epsilon >= largest, 0.0, jnp.minimum(single, 1.0)))
+    upper = jnp.where(inside, jnp.minimum(jnp.exp(seen.upper), single), single)
+    upper = jnp.where(epsilon >= largest, 0.0, jnp.clip(upper, LEAST_DELTA, 1.0))
     good = (epsilon >= 0) & ~jnp.isnan(upper) & (users >= 1)
     lower = jnp.where(inside & good & ~jnp.isnan(seen.lower), jnp.exp(seen.lower), 0.0)
     upper = jnp.where(good, upper, 1.0)

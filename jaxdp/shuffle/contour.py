@@ -307,7 +307,8 @@ def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, s
 
     single = jnp.log(s.single)
     high = jnp.where(jnp.isnan(upper), jnp.inf, total(upper, 1.0))
-    high = jnp.minimum(high, single)
+    # (an infinite one stays: it tells the search that nothing is certified)
+    high = jnp.where((s.users == 1) | (high < jnp.inf), jnp.minimum(high, single), jnp.inf)
     low = jnp.where(jnp.isnan(lower), -jnp.inf, total(lower, -1.0))
     alone = s.users == 1
     low = jnp.where(alone, single - 1e-13 * s.x.shape[0], jnp.minimum(low, high))

@@ -22,7 +22,7 @@ from jaxdp.shuffle.law import clones
 from jaxdp.shuffle.search import Evaluation
 from jaxdp.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, log_one_plus, polynomial, stirling_error
 
-_WIDTH = 8.0  # of the window, in tilted standard deviations on either side
+_WIDTH = 7.0  # of the window, in tilted standard deviations on either side
 _MORE = 20.0  # counts on either side, for laws like Poisson's
 _EXPONENT = 38.0  # the integrand of a tail is followed until it has fallen by so many nats
 _POINTS = 32
