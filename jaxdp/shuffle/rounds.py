@@ -17,8 +17,8 @@ from jaxdp.precision import kernel
 from jaxdp.shuffle.law import Law
 from jaxdp.special import normal_quantiles
 
-# Points of each third of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
-POINTS, COARSE, MANY = 640, 320, 1280
+# Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
+POINTS, COARSE, MANY = 1200, 400, 2048
 _WIDE, _FAR = 64, 96
 _LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
@@ -40,7 +40,7 @@ def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS)
     spread = jnp.minimum(spread, cap)
     tilt = jnp.minimum(jnp.sqrt(2 * depth) + order * spread, cap / spread)
     quantiles = normal_quantiles(points, 3.0)
-    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt, quantiles + tilt / 2])
+    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt])
     wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
     far = jnp.exp(jnp.linspace(jnp.log(1e-3), 0.0, _FAR + 1))[:-1]
     steps = jnp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
