@@ -34,7 +34,9 @@ _LEVEL = "xla_backend_optimization_level"
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {_LEVEL: 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
-_BATCH_BYTES = 192 * 2**20
+# What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
+_BATCH = {"cpu": (192 * 2**20, 2**13)}
+_ON_ACCELERATOR = (2**32, 2**20)
 _SMALLEST_BATCH = 8  # One point and eight are one program: eight points of a usual kernel cost milliseconds.
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -150,8 +152,9 @@ class Kernel:
         made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large, few))
         return self._jitted.setdefault((where, few), made)  # one for all threads
 
-    def _chunk(self) -> int:
-        return 1 << max(0, min(13, int(np.log2(max(1.0, _BATCH_BYTES / (8 * self.working_set))))))
+    def _chunk(self, where: str) -> int:
+        room, most = _BATCH.get(where, _ON_ACCELERATOR)
+        return min(most, 1 << int(np.log2(max(1.0, room / (8 * self.working_set)))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
@@ -165,7 +168,7 @@ class Kernel:
             where, traced = platform(), self.traces
             costly = self.costly is not None and self.costly(**static)
             pieces = []
-            for start, stop, padded in _pieces(size, 1 if costly else _SMALLEST_BATCH, self._chunk(), where == "cpu"):
+            for start, stop, padded in _pieces(size, 1 if costly else _SMALLEST_BATCH, self._chunk(where), where == "cpu"):
                 compiled = self._compiled(where, few=padded <= _SMALLEST_BATCH and not costly)
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
