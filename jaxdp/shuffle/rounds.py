@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.bounds import Bounds
 from jaxdp.precision import kernel
 from jaxdp.shuffle.law import Law
 from jaxdp.special import normal_quantiles
+from jaxdp.validate import SMALLEST
 
 # Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
 POINTS, COARSE, MANY = 1200, 400, 2048
 _WIDE, _FAR = 64, 96
-_LEAST_CELL = 1e-3  # of a round's standard deviation
+_LEAST_SPREAD, _LEAST_CAP = 1e-4, 1e-5  # least width of a cell: of the loss's deviation, of its largest value
+_REACHES = (1, 2, 4, 8, 16, 32, 64, 1, 2, 4, 8)
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
 
 
@@ -38,16 +41,18 @@ def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS)
     cap = law.largest_loss()
     cap = jnp.where(jnp.isfinite(cap), cap, 60.0)
     spread = jnp.minimum(spread, cap)
-    tilt = jnp.minimum(jnp.sqrt(2 * depth) + order * spread, cap / spread)
-    quantiles = normal_quantiles(points, 3.0)
-    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt])
+    tilt = jnp.sqrt(2 * depth)
+    quantiles, positive = normal_quantiles(points, 3.0), normal_quantiles(2 * points, 3.0)[points:]
+    near = jnp.abs(jnp.concatenate([positive, quantiles + tilt, quantiles + tilt / 2]))
     wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
     far = jnp.exp(jnp.linspace(jnp.log(1e-3), 0.0, _FAR + 1))[:-1]
-    steps = jnp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
-    # points closer than that are one: a slope of a narrow cell is nothing but the errors of its two ends
-    least = _LEAST_CELL * spread
-    steps = jnp.minimum(jnp.round(jnp.abs(steps) / least) * least, cap * (1 - 1e-4))
-    return jnp.concatenate([jnp.zeros(1), jnp.sort(steps), cap[None]])
+    steps = spread * jnp.concatenate([near, (12.0 + 2 * tilt) * wide])
+    inside = jnp.sort(jnp.concatenate([steps, cap * wide, cap * far]))
+    # no narrow cells: their slopes would be differences of the bounds' errors
+    place, least = jnp.arange(1.0, inside.shape[0] + 1), jnp.minimum(_LEAST_SPREAD * spread, _LEAST_CAP * cap)
+    apart = jax.lax.cummax(jnp.maximum(inside - place * least, 0.0)) + place * least
+    apart = jnp.minimum(apart, cap - (inside.shape[0] + 1 - place) * least)
+    return jnp.concatenate([jnp.zeros(1), apart, cap[None]])
 
 
 class _Cells(NamedTuple):
@@ -72,18 +77,28 @@ def _masses(slope: Any, error: Any, sign: float) -> Any:
     return jnp.maximum(following - slope + sign * (error + jnp.append(error[1:], 0.0)), 0.0)
 
 
+def _below_chords(grid: Any, value: Any) -> Any:
+    """Upper bounds of a convex function of e^epsilon, lowered to chords between points further left and right."""
+    place = np.arange(grid.shape[0])
+    for reach in _REACHES:
+        left, right = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1])
+        start, end = grid[left], grid[right]
+        far, near = jnp.expm1(grid - start), jnp.exp(grid - start) * jnp.expm1(end - grid)
+        chord = (value[left] * near + value[right] * far) / jnp.maximum(jnp.expm1(end - start), SMALLEST)
+        value = jnp.where((left < place) & (place < right), jnp.minimum(value, chord * (1 + _UNITS)), value)
+    return value
+
+
 @kernel(working_set=16 * POINTS)
 def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
 
     grid: as from `grids`; delta: upper bounds there.
     """
-    delta = jax.lax.cummin(delta)
-    cells = _cells(grid)
-    slope = cells.slope(delta[:-1], delta[1:])
-    # convex and nowhere smaller: seen from the right end, each slope at most those on its right
-    slope = jax.lax.cummin(jnp.where(cells.some, slope, 0.0), reverse=True)
-    mass = _masses(slope, _UNITS * jnp.abs(slope), 1.0)
+    delta = _below_chords(grid, jax.lax.cummin(delta))
+    slope, error = _slopes(grid, delta)
+    # Summed from the right, clipped masses only make slopes steeper, and the profile larger.
+    mass = jnp.maximum(jnp.append(slope[1:], 0.0) - slope, 0.0) + error + jnp.append(error[1:], 0.0)
     return _symmetric(grid[1:], mass, mass, jnp.minimum(delta[-1], 1.0), up=True)
 
 
@@ -93,12 +108,9 @@ def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> 
     rest = 1 - infinity - jnp.sum(under_p) - jnp.sum(turned)
     rest = jnp.maximum(rest + (1e-15 if up else -1e-15) * losses.shape[0], 0.0)
     masses = jnp.concatenate([under_p, turned, rest[None]])
-    masses = masses * (1 + (4e-16 if up else -4e-16))
-    return (
-        jnp.concatenate([losses, -losses, jnp.zeros(1)]),
-        jnp.where(masses > 0, jnp.log(jnp.where(masses > 0, masses, 1.0)), -jnp.inf),
-        infinity,
-    )
+    logs = jnp.log(jnp.where(masses > 0, masses, 1.0))
+    logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # four units of rounding of the logarithm and its input
+    return jnp.concatenate([losses, -losses, jnp.zeros(1)]), jnp.where(masses > 0, logs, -jnp.inf), infinity
 
 
 def _below(grid: Any, delta: Bounds) -> Any:
@@ -122,14 +134,25 @@ def _below(grid: Any, delta: Bounds) -> Any:
         upper[:-1] + upper[1:]
     )
     value = jnp.maximum(lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep)), 0.0)
-    slope = cells.slope(value[:-1], value[1:])
-    # convex and nowhere larger: seen from the right end, each slope at least those on its left
-    slope = jax.lax.cummax(jnp.where(cells.some, slope, -jnp.inf))
-    slope = jnp.where(jnp.isfinite(slope), slope, 0.0)
-    return _masses(slope, _UNITS * jnp.abs(slope), -1.0)
+    slope = jnp.minimum(_hull_slopes(grid, value), 0.0)
+    error = _UNITS * jnp.abs(slope)
+    return jnp.maximum(jnp.append(slope[1:], 0.0) - slope - error - jnp.append(error[1:], 0.0), 0.0)
 
 
-@kernel(working_set=16 * POINTS)
+def _hull_slopes(grid: Any, value: Any) -> Any:
+    """Slopes in e^epsilon, cell by cell, of the largest convex function below the values.
+
+    The largest over the points left of the cell of the least slope from there to a point right of it.
+    """
+    place = np.arange(grid.shape[0])
+    later = place[:, None] < place[None, :]
+    width = jnp.exp(grid[:, None]) * jnp.expm1(jnp.where(later, grid[None, :] - grid[:, None], 1.0))
+    slope = jnp.where(later, (value[None, :] - value[:, None]) / width, jnp.inf)
+    least = jax.lax.cummin(slope, axis=1, reverse=True)[:, 1:]
+    return jnp.max(jnp.where(place[:, None] <= place[None, :-1], least, -jnp.inf), axis=0)
+
+
+@kernel(working_set=2_000_000)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
