@@ -152,13 +152,25 @@ def _hull_slopes(grid: Any, value: Any) -> Any:
     return jnp.max(jnp.where(place[:, None] <= place[None, :-1], least, -jnp.inf), axis=0)
 
 
+def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
+    """The masses under Q without so many of the smallest losses that the pair's total mass, zero losses aside, is at most 1.
+
+    Under P: sum of mass e^loss at one side's positive losses and of the other side's mass. Less mass, smaller profile.
+    """
+    total = [jnp.sum(mass) for mass in sides]
+    room = (1 - jnp.maximum(*(jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
+    share = jnp.minimum(jnp.maximum(room, 0.0) / jnp.maximum(total[0] + total[1], SMALLEST), 1.0)
+    larger = [jnp.append(jax.lax.cumsum(mass[::-1])[::-1][1:], 0.0) for mass in sides]
+    return [jnp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
+
+
 @kernel(working_set=2_000_000)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
     delta: bounds of its profile; turned: of that of its swap.
     """
-    sides = [_below(grid, each) for each in (delta, turned)]
+    sides = _within_one(grid, [_below(grid, each) for each in (delta, turned)])
     at_zero = [jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides]  # equal for a pair
     least = jnp.minimum(*at_zero) * (1 - 1e-12)
     shares = [jnp.where(total > 0, least / jnp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
