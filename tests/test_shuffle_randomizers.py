@@ -69,10 +69,11 @@ def krr_table(eps0, k):
 
 
 def unary_table(eps0, k, optimized):
-    p, q = (0.5, 1 / (math.exp(eps0) + 1)) if optimized else (1 - 1 / (1 + math.exp(eps0 / 2)), 1 / (1 + math.exp(eps0 / 2)))
+    q = 1 / (math.exp(eps0 if optimized else eps0 / 2) + 1)
+    p = 0.5 if optimized else 1 - q
     reports = list(itertools.product((0, 1), repeat=k))
     one = np.where(np.eye(k) > 0, p, q)
-    return np.array([[math.prod(c if b else 1 - c for b, c in zip(y, row, strict=True)) for y in reports] for row in one])
+    return np.array([[np.prod(np.where(np.array(y) > 0, row, 1 - row)) for y in reports] for row in one])
 
 
 def subset_table(eps0, k, w):

@@ -22,8 +22,7 @@ from jaxdp.validate import SMALLEST
 # Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
 POINTS, COARSE, MANY = 1200, 400, 2048
 _WIDE, _FAR = 64, 96
-_LEAST_SPREAD, _LEAST_CAP = 1e-4, 1e-5  # least width of a cell: of the loss's deviation, of its largest value
-_REACHES = (1, 2, 4, 8, 16, 32, 64, 1, 2, 4, 8)
+_LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
 
 
@@ -41,18 +40,16 @@ def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS)
     cap = law.largest_loss()
     cap = jnp.where(jnp.isfinite(cap), cap, 60.0)
     spread = jnp.minimum(spread, cap)
-    tilt = jnp.sqrt(2 * depth)
-    quantiles, positive = normal_quantiles(points, 3.0), normal_quantiles(2 * points, 3.0)[points:]
-    near = jnp.abs(jnp.concatenate([positive, quantiles + tilt, quantiles + tilt / 2]))
+    tilt = jnp.minimum(jnp.sqrt(2 * depth) + order * spread, cap / spread)
+    quantiles = normal_quantiles(points, 3.0)
+    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt])
     wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
     far = jnp.exp(jnp.linspace(jnp.log(1e-3), 0.0, _FAR + 1))[:-1]
-    steps = spread * jnp.concatenate([near, (12.0 + 2 * tilt) * wide])
-    inside = jnp.sort(jnp.concatenate([steps, cap * wide, cap * far]))
-    # no narrow cells: their slopes would be differences of the bounds' errors
-    place, least = jnp.arange(1.0, inside.shape[0] + 1), jnp.minimum(_LEAST_SPREAD * spread, _LEAST_CAP * cap)
-    apart = jax.lax.cummax(jnp.maximum(inside - place * least, 0.0)) + place * least
-    apart = jnp.minimum(apart, cap - (inside.shape[0] + 1 - place) * least)
-    return jnp.concatenate([jnp.zeros(1), apart, cap[None]])
+    steps = jnp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
+    # points closer than that are one: a slope of a narrow cell is nothing but the errors of its two ends
+    least = _LEAST_CELL * spread
+    steps = jnp.minimum(jnp.round(jnp.abs(steps) / least) * least, cap * (1 - 1e-4))
+    return jnp.concatenate([jnp.zeros(1), jnp.sort(steps), cap[None]])
 
 
 class _Cells(NamedTuple):
@@ -77,28 +74,18 @@ def _masses(slope: Any, error: Any, sign: float) -> Any:
     return jnp.maximum(following - slope + sign * (error + jnp.append(error[1:], 0.0)), 0.0)
 
 
-def _below_chords(grid: Any, value: Any) -> Any:
-    """Upper bounds of a convex function of e^epsilon, lowered to chords between points further left and right."""
-    place = np.arange(grid.shape[0])
-    for reach in _REACHES:
-        left, right = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1])
-        start, end = grid[left], grid[right]
-        far, near = jnp.expm1(grid - start), jnp.exp(grid - start) * jnp.expm1(end - grid)
-        chord = (value[left] * near + value[right] * far) / jnp.maximum(jnp.expm1(end - start), SMALLEST)
-        value = jnp.where((left < place) & (place < right), jnp.minimum(value, chord * (1 + _UNITS)), value)
-    return value
-
-
 @kernel(working_set=16 * POINTS)
 def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
 
     grid: as from `grids`; delta: upper bounds there.
     """
-    delta = _below_chords(grid, jax.lax.cummin(delta))
-    slope, error = _slopes(grid, delta)
-    # Summed from the right, clipped masses only make slopes steeper, and the profile larger.
-    mass = jnp.maximum(jnp.append(slope[1:], 0.0) - slope, 0.0) + error + jnp.append(error[1:], 0.0)
+    delta = jax.lax.cummin(delta)
+    cells = _cells(grid)
+    slope = cells.slope(delta[:-1], delta[1:])
+    # convex and nowhere smaller: seen from the right end, each slope at most those on its right
+    slope = jax.lax.cummin(jnp.where(cells.some, slope, 0.0), reverse=True)
+    mass = _masses(slope, _UNITS * jnp.abs(slope), 1.0)
     return _symmetric(grid[1:], mass, mass, jnp.minimum(delta[-1], 1.0), up=True)
 
 
@@ -109,7 +96,7 @@ def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> 
     rest = jnp.maximum(rest + (1e-15 if up else -1e-15) * losses.shape[0], 0.0)
     masses = jnp.concatenate([under_p, turned, rest[None]])
     logs = jnp.log(jnp.where(masses > 0, masses, 1.0))
-    logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # four units of rounding of the logarithm and its input
+    logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # units of rounding of the logarithm and of the mass
     return jnp.concatenate([losses, -losses, jnp.zeros(1)]), jnp.where(masses > 0, logs, -jnp.inf), infinity
 
 
@@ -133,10 +120,11 @@ def _below(grid: Any, delta: Bounds) -> Any:
     deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
         upper[:-1] + upper[1:]
     )
-    value = jnp.maximum(lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep)), 0.0)
+    value = lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep))
+    # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
+    value = jnp.where(jnp.append(value[1:] < 0, False), 0.0, jnp.maximum(value, 0.0))
     slope = jnp.minimum(_hull_slopes(grid, value), 0.0)
-    error = _UNITS * jnp.abs(slope)
-    return jnp.maximum(jnp.append(slope[1:], 0.0) - slope - error - jnp.append(error[1:], 0.0), 0.0)
+    return _masses(slope, _UNITS * jnp.abs(slope), -1.0)
 
 
 def _hull_slopes(grid: Any, value: Any) -> Any:
@@ -145,26 +133,26 @@ def _hull_slopes(grid: Any, value: Any) -> Any:
     The largest over the points left of the cell of the least slope from there to a point right of it.
     """
     place = np.arange(grid.shape[0])
-    later = place[:, None] < place[None, :]
-    width = jnp.exp(grid[:, None]) * jnp.expm1(jnp.where(later, grid[None, :] - grid[:, None], 1.0))
-    slope = jnp.where(later, (value[None, :] - value[:, None]) / width, jnp.inf)
+    width = jnp.exp(grid[:, None]) * jnp.expm1(jnp.maximum(grid[None, :] - grid[:, None], 0.0))
+    apart = (place[:, None] < place[None, :]) & (width > 0)
+    slope = jnp.where(apart, (value[None, :] - value[:, None]) / jnp.where(apart, width, 1.0), jnp.inf)
     least = jax.lax.cummin(slope, axis=1, reverse=True)[:, 1:]
     return jnp.max(jnp.where(place[:, None] <= place[None, :-1], least, -jnp.inf), axis=0)
 
 
 def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
-    """The masses under Q without so many of the smallest losses that the pair's total mass, zero losses aside, is at most 1.
+    """The masses under Q without so many of the smallest losses that a law of total mass 1 has them.
 
-    Under P: sum of mass e^loss at one side's positive losses and of the other side's mass. Less mass, smaller profile.
+    Under P: the sum of mass e^loss of one side and of the mass of the other. Less mass is a smaller profile.
     """
     total = [jnp.sum(mass) for mass in sides]
     room = (1 - jnp.maximum(*(jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
     share = jnp.minimum(jnp.maximum(room, 0.0) / jnp.maximum(total[0] + total[1], SMALLEST), 1.0)
-    larger = [jnp.append(jax.lax.cumsum(mass[::-1])[::-1][1:], 0.0) for mass in sides]
+    larger = [jnp.append(jax.lax.cumsum(mass, reverse=True)[1:], 0.0) for mass in sides]
     return [jnp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
 
 
-@kernel(working_set=2_000_000)
+@kernel(working_set=1_000_000)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
