@@ -76,3 +76,14 @@ def compiled_programs_leave_room():
     if precision.memory_maps() > 0.3:
         precision.forget_compiled()
         jax.clear_caches()
+
+
+@pytest.fixture
+def one_batch_size(monkeypatch):
+    """Every batch in pieces padded to one size, so that each kernel is compiled once however many rows a test needs."""
+
+    def pieces(size, largest, sparing):
+        padded = min(64, largest)
+        return [(start, min(start + padded, size), padded) for start in range(0, size, padded)]
+
+    monkeypatch.setattr(precision, "_pieces", pieces)

@@ -4,6 +4,7 @@ This file also runs on a jaxlib that is known to miscompile (.ci/run), where it 
 """
 
 import functools
+import functools
 import json
 import math
 import pathlib
@@ -18,10 +19,12 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting, precision
-from jaxdp.hockey_stick import clones, gaussian
+from jaxdp.hockey_stick import gaussian
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.routes import fourier
+from jaxdp.shuffle import bounds as shuffle_bounds
+from jaxdp.shuffle.lower_bound import lower_bound_point
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 
 pytestmark = pytest.mark.as_users_compile
@@ -77,7 +80,7 @@ def test_a_backend_that_returns_nan_is_refused(fresh_canaries):
         _double(np.array([4.0]))
 
 
-@pytest.mark.parametrize("module", ["jaxdp.routes.gaussian", "jaxdp.hockey_stick.clones"])
+@pytest.mark.parametrize("module", ["jaxdp.routes.gaussian", "jaxdp.shuffle.bounds"])
 def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, module):
     precision.ensure_canary(module)
     honest = precision.Kernel.run_unchecked
@@ -110,7 +113,7 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
     assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
-    assert fourier._sampled_epsilon.large and not clones.clones_epsilon_bounds.large
+    assert fourier._sampled_epsilon.large and not lower_bound_point.large
 
 
 def test_only_programs_of_few_points_are_not_optimised(monkeypatch):
@@ -293,7 +296,7 @@ def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
     users, eps0, delta, exact = (
         np.resize([float(c[key]) for c in cases], rows) for key in ("n", "eps0", "delta", "eps")
     )
-    upper = clones.clones_epsilon_upper(users, eps0, delta)
+    upper = shuffle_bounds.clones_bounds("epsilon", eps0, users, delta, "clones").upper
     assert np.all(upper >= exact * (1 - 1e-15))
     assert np.all(upper <= exact * (1 + GAP))
 
@@ -338,7 +341,7 @@ def _inner(jaxpr):
 
 KERNELS = {
     "Gaussian": lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5),
-    "clones": lambda: jax.make_jaxpr(clones.clones_epsilon_bounds.point)(1e4, 1.0, 1e-6),
+    "clones": lambda: jax.make_jaxpr(functools.partial(shuffle_bounds.counts_epsilon.point, bound="clones"))(1.0, 1e4, 1e-6),
     "contour": lambda: jax.make_jaxpr(
         lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), q), 1e-5, relation="remove")
     )(0.1),

@@ -1,6 +1,5 @@
 """Shuffle kernels against exact values: golden cases, exact rationals for small n, independent high precision."""
 
-import functools
 import json
 import math
 from fractions import Fraction
@@ -13,33 +12,25 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.hockey_stick.approximate_local import approximate_delta_upper, approximate_epsilon_upper
-from jaxdp.hockey_stick.clones import (
-    clones_delta_bounds,
-    clones_delta_slopes,
-    clones_delta_smooth,
-    clones_epsilon_bounds,
-    clones_epsilon_upper,
-)
-from jaxdp.hockey_stick.half_binomial import log_pmf_and_tail_ratio
-from jaxdp.hockey_stick.two_point import two_point_delta_bounds, two_point_epsilon_bounds
 from jaxdp.precision import compiler_options
+from jaxdp.shuffle import bounds, contour, counts, law
+from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 
-GAP = 2e-6  # promised relative excess of epsilon at the default size
-LOWER_GAP = 1e-5  # the lower side takes the next left end: about three times the upper side's excess
-DELTA_GAP = 2e-9  # windows summed count by count: cut (1e-9) plus rounding
-TWO_POINT_GAP = 1e-6  # no blocks: rounding margin times the search tolerance
+pytestmark = pytest.mark.usefixtures("one_batch_size")
+
+GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
+DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
 GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
+
+
+def pair(verb, bound):
+    """Bounds of the clones pair as a function of users, eps0 and the target."""
+    return lambda users, eps0, target: bounds.clones_bounds(verb, eps0, users, target, bound)
+
+
 KERNELS = {
-    "clones": (
-        functools.partial(clones_epsilon_bounds, rate="clones"),
-        functools.partial(clones_delta_bounds, rate="clones"),
-    ),
-    "stronger": (
-        functools.partial(clones_epsilon_bounds, rate="stronger"),
-        functools.partial(clones_delta_bounds, rate="stronger"),
-    ),
-    "2rr": (two_point_epsilon_bounds, two_point_delta_bounds),
+    **{bound: (pair("epsilon", bound), pair("delta", bound)) for bound in ("clones", "stronger")},
+    "2rr": (two_point_epsilon, two_point_delta),
 }
 
 
@@ -59,20 +50,29 @@ def test_golden_file_has_every_family_used_here():
 @pytest.mark.parametrize("family", KERNELS)
 def test_golden_epsilon_is_enclosed_and_the_excess_is_small(family):
     cases = cases_of(family, "eps")
-    bounds = KERNELS[family][0](column(cases, "n"), column(cases, "eps0"), column(cases, "delta"))
+    found = KERNELS[family][0](column(cases, "n"), column(cases, "eps0"), column(cases, "delta"))
     exact = column(cases, "eps")
-    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
-    assert (bounds.upper - exact <= (TWO_POINT_GAP if family == "2rr" else GAP) * exact).all()
-    assert (exact - bounds.lower <= LOWER_GAP * exact).all()
+    assert (found.lower <= exact).all() and (exact <= found.upper).all()
+    assert (found.upper - found.lower <= GAP * exact).all()
 
 
 @pytest.mark.parametrize("family", ["clones", "2rr"])
 def test_golden_delta_is_enclosed(family):
     cases = cases_of(family, "delta_at_eps")
-    bounds = KERNELS[family][1](column(cases, "n"), column(cases, "eps0"), column(cases, "eps"))
+    found = KERNELS[family][1](column(cases, "n"), column(cases, "eps0"), column(cases, "eps"))
     exact = column(cases, "delta")
-    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
-    assert (bounds.upper - bounds.lower <= DELTA_GAP * exact).all()
+    assert (found.lower <= exact).all() and (exact <= found.upper).all()
+    assert (found.upper - found.lower <= DELTA_GAP * exact).all()
+
+
+def test_golden_two_point_values_are_the_lower_ends_of_the_public_verbs():
+    cases = cases_of("2rr", "eps")
+    users, eps0, delta, exact = (column(cases, key) for key in ("n", "eps0", "delta", "eps"))
+    for lower in (
+        jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users), delta).lower,
+        jaxdp.shuffle.lower_bound_epsilon(eps0, users, delta),
+    ):
+        assert (lower <= exact).all() and (exact - lower <= GAP * exact).all()
 
 
 def exact_clones_delta(n, local, central, rate):
@@ -101,19 +101,20 @@ def test_delta_equals_the_definition_in_exact_rationals(rate):
     eps0 = np.concatenate([10.0 ** rng.uniform(-3, 1, 12), [15.0]])
     epsilon = eps0 * rng.uniform(0, 1, 13)
     epsilon[::5] = 0.0
-    bounds = clones_delta_bounds(users, eps0, epsilon, rate=rate)
+    found = KERNELS[rate][1](users, eps0, epsilon)
     exact = np.array([
         float(exact_clones_delta(int(n), as_fraction_exp(a), as_fraction_exp(b), rate))
         for n, a, b in zip(users, eps0, epsilon, strict=True)
     ])
-    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
-    assert (bounds.upper - bounds.lower <= DELTA_GAP * exact).all()
+    assert (found.lower <= exact).all() and (exact <= found.upper).all()
+    assert (found.upper - found.lower <= DELTA_GAP * exact).all()
 
 
 @pytest.mark.parametrize("delta", [1e-40, 1e-150, 1e-300])
 def test_deep_targets_agree_with_forty_digit_arithmetic(delta):
     users, eps0 = 400, 1.0
-    upper = float(clones_epsilon_upper(np.array([users]), np.array([eps0]), np.array([delta]))[0])
+    found = KERNELS["clones"][0](np.array([float(users)]), np.array([eps0]), np.array([delta]))
+    upper = float(found.upper[0])
     with mpmath.workdps(40):
         at, below = (mpmath_clones_delta(users, eps0, e) for e in (upper, upper * (1 - 1e-7)))
     assert at <= delta
@@ -134,76 +135,118 @@ def mpmath_clones_delta(n, eps0, epsilon):
     return total
 
 
-def test_a_delta_below_the_smallest_double_is_not_reported_as_zero():
-    far = np.array([1e6]), np.array([1.0]), np.array([0.9])
-    assert 0 < clones_delta_bounds(*far).upper < 1e-300
-    assert 0 < two_point_delta_bounds(*far).upper < 1e-300
+ONE = np.ones(1)
 
 
-def test_edges_are_exact():
-    one = np.ones(1)
-    assert clones_epsilon_bounds(one * 1000, one, one * 0) == (1.0, 1.0)
-    assert clones_epsilon_bounds(one * 1000, one * 0, one * 1e-9) == (0.0, 0.0)
-    assert clones_epsilon_bounds(one * 1000, one, one) == (0.0, 0.0)
-    assert clones_delta_bounds(one * 1000, one, one) == (0.0, 0.0)
-    assert clones_delta_bounds(one * 1000, one, one * (1 - 1e-9)).upper > 0
+def both(family, verb, *point):
+    """Bounds at one point."""
+    return [float(side[0]) for side in KERNELS[family][("epsilon", "delta").index(verb)](*(x * ONE for x in point))]
 
 
-@pytest.mark.parametrize("point", [(0.0, 1.0), (2.5, 1.0), (np.nan, 1.0), (10.0, -1.0), (10.0, np.nan), (np.inf, 1.0)])
-def test_invalid_points_give_the_vacuous_bound_never_nan(point):
-    users, eps0 = (np.array([value]) for value in point)
-    assert clones_delta_bounds(users, eps0, np.array([0.1])).upper == 1.0
-    assert clones_epsilon_bounds(users, eps0, np.array([0.1])).upper == np.inf
-    assert two_point_epsilon_bounds(users, eps0, np.array([0.1])).lower == 0.0
+@pytest.mark.parametrize("family", ["clones", "stronger"])
+def test_a_delta_below_the_smallest_double_is_not_reported_as_zero(family):
+    assert 0 < both(family, "delta", 1e6, 1.0, 0.9)[1] < 1e-300, "an upper bound of 0 means pure DP"
+
+
+@pytest.mark.parametrize("family", KERNELS)
+def test_edges_are_exact(family):
+    assert both(family, "epsilon", 1000, 1.0, 0.0) == [1.0, 1.0]
+    assert both(family, "epsilon", 1000, 0.0, 1e-9) == [0.0, 0.0]
+    assert both(family, "epsilon", 1000, 1.0, 1.0) == [0.0, 0.0]
+    assert both(family, "delta", 1000, 1.0, 1.0) == [0.0, 0.0]
+    assert both(family, "delta", 1000, 1.0, 1 - 1e-9)[1] > 0
+
+
+@pytest.mark.parametrize("users", [0.0, 0.5, np.nan])
+@pytest.mark.parametrize("family", ["clones", "stronger"])
+def test_invalid_numbers_of_users_give_the_vacuous_bound_never_nan(family, users):
+    assert both(family, "delta", users, 1.0, 0.1) == [0.0, 1.0]
+    assert both(family, "epsilon", users, 1.0, 0.1) == [0.0, np.inf]
 
 
 def test_huge_numbers_of_users_and_levels_stay_ordered():
-    users = np.array([1e9, 1e10, 1e12, 1e14, 1e15])
-    bounds = clones_epsilon_bounds(users, np.full(5, 8.0), np.full(5, 1e-12))
-    assert (np.diff(bounds.upper) < 0).all() and (bounds.lower <= bounds.upper).all()
-    floor = two_point_epsilon_bounds(users, np.full(5, 8.0), np.full(5, 1e-12)).lower
-    stronger = clones_epsilon_bounds(users, np.full(5, 8.0), np.full(5, 1e-12), rate="stronger").upper
-    assert (floor <= stronger).all() and (stronger <= bounds.upper).all()
+    users, eps0, delta = np.array([1e9, 1e10, 1e12, 1e14, 1e15]), np.full(5, 8.0), np.full(5, 1e-12)
+    low, stronger, clones = (KERNELS[family][0](users, eps0, delta) for family in ("2rr", "stronger", "clones"))
+    assert (np.diff(clones.upper) < 0).all() and (clones.lower <= clones.upper).all()
+    assert (low.lower <= stronger.upper).all() and (stronger.upper <= clones.upper).all()
 
 
-def test_fewer_blocks_stay_on_the_safe_side_and_are_visibly_wider():
-    users, eps0, delta = np.array([1e8]), np.array([2.0]), np.array([1e-9])
-    fine = clones_epsilon_bounds(users, eps0, delta)
-    coarse = clones_epsilon_bounds(users, eps0, delta, size=128)
-    assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper
-    assert coarse.upper - coarse.lower > 4 * (fine.upper - fine.lower)
+def mpmath_tail(users, eps0, epsilon):
+    with mpmath.workdps(400):  # 1 - e^-600 has its digits
+        return mpmath.log(mpmath_clones_delta(users, eps0, epsilon))
 
 
-SLOPE_GAP = 1e-6  # promised accuracy of the derivatives
-NUMBER = 60
+# users, eps0, epsilon: one, two and three people, a few hundred, levels from 1e-6 to 300, epsilon at 0 and next to eps0
+FEW = [
+    (n, eps0, share * eps0)
+    for n in (1, 2, 3, 60)
+    for eps0 in (1e-6, 0.02, 1.0, 7.0, 40.0, 300.0)
+    for share in (0.0, 0.1, 0.6, 1 - 1e-6, 1 - 1e-12)
+]
 
 
-def test_slopes_agree_with_high_precision_differences():
-    eps0, epsilon = 1.5, 0.4
-    _, by_epsilon, by_eps0 = clones_delta_slopes(np.array([NUMBER]), np.array([eps0]), np.array([epsilon]))
-    with mpmath.workdps(40):
-        exact_epsilon = mpmath.diff(lambda e: mpmath_clones_delta(NUMBER, eps0, e), epsilon, h=mpmath.mpf(10) ** -12)
-        exact_eps0 = mpmath.diff(lambda e: mpmath_clones_delta(NUMBER, e, epsilon), eps0, h=mpmath.mpf(10) ** -12)
-    assert float(by_epsilon[0]) == pytest.approx(float(exact_epsilon), rel=SLOPE_GAP)
-    assert float(by_eps0[0]) == pytest.approx(float(exact_eps0), rel=SLOPE_GAP)
+def test_few_users_at_every_level_agree_with_forty_digit_arithmetic():
+    users, eps0, epsilon = np.array(FEW, float).T
+    lower, upper = KERNELS["clones"][1](users, eps0, epsilon)
+    for i, (n, local, central) in enumerate(FEW):
+        exact = mpmath_tail(n, local, central)
+        below = mpmath.log(mpmath.mpf(lower[i])) if lower[i] > 0 else -mpmath.inf
+        assert below <= exact <= mpmath.log(mpmath.mpf(upper[i]))
+        assert local >= 40 or upper[i] <= bounds.LEAST_DELTA or upper[i] - lower[i] <= DELTA_GAP * upper[i]
 
 
-def test_smooth_delta_differentiates_under_a_trace():
-    with jax.enable_x64(True):
-        slopes = jax.jit(jax.grad(clones_delta_smooth.point, argnums=(1, 2)), compiler_options=compiler_options("cpu"))
-        by_eps0, by_epsilon = slopes(1e5, 4.0, 0.1)
-    _, slope_epsilon, slope_eps0 = clones_delta_slopes(np.array([1e5]), np.array([4.0]), np.array([0.1]))
-    assert float(by_eps0) == pytest.approx(slope_eps0[0], rel=1e-12)  # same numbers, other compilation
-    assert float(by_epsilon) == pytest.approx(slope_epsilon[0], rel=1e-12)
+def test_a_sum_over_counts_that_overflows_is_no_small_bound():
+    """Chances of 21 clones at eps0 = 40 are e^-840 of that of none: the sum was NaN, and NaN was taken for 0."""
+    users = np.array([10.0, 50, 100, 150, 1000, 1e5])
+    for bound in ("clones", "stronger"):
+        lower, upper = KERNELS[bound][1](users, np.full(6, 40.0), np.full(6, 24.0))
+        alone = -math.expm1(-16.0) / (1 + math.exp(-40.0))
+        assert (lower >= alone * (1 - 1e-10)).all() and (upper >= alone * (1 - 1e-10)).all()
 
 
-def test_approximate_epsilon_passes_its_own_total():
-    users, eps0, delta = np.full(4, 1e5), np.full(4, 4.0), np.full(4, 1e-6)
-    delta0 = np.array([0.0, 1e-14, 1e-13, 1e-12])
-    epsilon = approximate_epsilon_upper(users, eps0, delta0, delta)
-    assert (approximate_delta_upper(users, eps0, delta0, epsilon) <= delta).all()
-    assert (np.diff(epsilon) > 0).all()
-    assert approximate_epsilon_upper(users[:1], eps0[:1], np.array([1e-5]), delta[:1]) == np.inf
+def random_points(count, seed=2):
+    rng = np.random.default_rng(seed)
+    users, eps0 = np.floor(10 ** rng.uniform(0, 9, count)), 10 ** rng.uniform(-2, 1.3, count)
+    return users, eps0, 10 ** rng.uniform(-12, -0.5, count)
+
+
+@pytest.mark.parametrize("bound", ["clones", "stronger"])
+def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
+    users, eps0, delta = random_points(1000)
+    few = users * np.exp(-eps0) < 1e5  # the time of the sum over counts goes with the root
+    users, eps0, delta = users[few], eps0[few], delta[few]
+    laws = bounds.clones_law(eps0, bound=bound)
+    one, other = bounds.contour_epsilon(laws, users, delta), bounds.counts_epsilon(eps0, users, delta, bound=bound)
+    assert few.sum() > 500
+    assert (one.lower <= other.upper).all() and (other.lower <= one.upper).all()
+    large = users * (1 - laws.rest) * laws.rest > 1e4
+    assert large.sum() > 20 and (one.upper - one.lower <= 100 * GAP * one.upper)[large].all()
+
+
+def test_negative_epsilon_is_the_swapped_pair():
+    mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(np.array([1.0, 2.0, 0.3])), np.array([1000.0, 2.0, 10.0]))
+    epsilon = np.array([0.05, 1.0, 0.1])
+    ahead, behind = (jaxdp.delta_bounds(mechanism, sign * epsilon) for sign in (1, -1))
+    for one, other in zip(ahead, behind, strict=True):
+        np.testing.assert_allclose(other, -np.expm1(-epsilon) + np.exp(-epsilon) * one, rtol=1e-14)
+    assert (jaxdp.delta(mechanism, -60.0) >= 1 - 1e-15).all() and (jaxdp.delta(mechanism, -60.0) <= 1).all()
+
+
+@pytest.mark.parametrize("route", ["contour", "counts", "long"])
+def test_slopes_in_epsilon_are_those_of_differences(route):
+    evaluate = {
+        "contour": lambda a, n, e: contour.evaluate(law.clones(a, "clones"), n, e),
+        "counts": lambda a, n, e: counts.evaluate(a, n, e, bound="clones"),
+        "long": lambda a, n, e: contour.evaluate_long(law.clones(a, "clones"), n, e, 2048.0),
+    }[route]
+    step = 1e-6
+    eps0, users, epsilon = np.full(3, 1.5), np.full(3, 1e5), np.array([0.02, 0.02 - step, 0.02 + step])
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        seen = jax.jit(jax.vmap(evaluate), compiler_options=compiler_options("cpu"))(eps0, users, epsilon)
+        seen = jax.tree_util.tree_map(np.asarray, seen)
+    difference = (seen.estimate[2] - seen.estimate[1]) / (2 * step)
+    # the slope of an estimate that no bound rests on, Newton's: the difference has the curvature's error, too
+    assert float(seen.slope[0]) == pytest.approx(float(difference), rel=1e-4)
 
 
 def tail_ratio(count, x):
@@ -218,15 +261,15 @@ def tail_ratio(count, x):
         return (count - x + 1) * mpmath.quad(integrand, mpmath.linspace(0, reach, 8))
 
 
-@pytest.mark.parametrize("count", [10**4, 10**7, 10**10, 10**13])
+@pytest.mark.parametrize("count", [10**4, 10**8, 10**13])
 def test_tails_of_many_coins_keep_their_digits(count):
     deviation = math.isqrt(count) // 2
     for deviations in (0, 4, 20):
         x = count // 2 + 2 + deviations * deviation
         with jax.enable_x64(True):
-            _, ratio = log_pmf_and_tail_ratio(jnp.full(16, float(count)), jnp.full(16, float(x)), nodes=20)
+            ratio = counts._tail_ratio(jnp.asarray(float(count)), jnp.asarray(float(x)))
         exact = tail_ratio(count, x)
-        assert abs(mpmath.mpf(float(ratio[0])) / exact - 1) < 2e-13  # 5e-13 is what a term is charged
+        assert abs(mpmath.mpf(float(ratio)) / exact - 1) < 2e-13  # 4e-12 is what the start is charged
 
 
 def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():
@@ -235,6 +278,6 @@ def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():
     mu = 2 * math.tanh(eps0 / 2) / math.sqrt(mean)
     for deviations in (1.0, 3.0):
         epsilon = deviations * mu
-        lower, upper = clones_delta_bounds(np.array([users]), np.array([eps0]), np.array([epsilon]))
+        lower, upper = KERNELS["clones"][1](np.array([users]), np.array([eps0]), np.array([epsilon]))
         exact = jaxdp.delta(jaxdp.Gaussian(1 / mu), epsilon=epsilon)
         assert abs(lower[0] / exact - 1) < 1e-5 and abs(upper[0] / exact - 1) < 1e-5

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxdp.hockey_stick.clones import clones_delta_bounds
+from jaxdp.shuffle.bounds import clones_bounds
 
 CASES = 3000
 ROUNDING = 1e-12  # of an enumerated sum of at most 16 products
@@ -39,7 +39,7 @@ def attack(scale):
     eps0 = np.maximum(level(first), level(second))
     epsilon = eps0 * rng.uniform(0, 1, CASES)
     value = divergence_of_two_users(first, second, np.exp(epsilon))
-    bound = clones_delta_bounds(np.full(CASES, 2.0), scale * eps0, epsilon, rate="stronger", size=128).upper
+    bound = clones_bounds("delta", scale * eps0, np.full(CASES, 2.0), epsilon, "stronger").upper
     return value - bound
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from jaxdp import shuffle
-from jaxdp.hockey_stick.approximate_local import additive_term
-from jaxdp.hockey_stick.clones import clones_delta_bounds, clones_epsilon_upper
+from jaxdp.shuffle.approximate_local import additive_term
+from jaxdp.shuffle.bounds import clones_bounds
 
 EPS0 = np.array([0.5, 1.0, 2.0, 4.0])
 USERS, DELTA = 1e5, 1e-6
 
 
 def exact(rate):
-    return clones_epsilon_upper(np.full(4, USERS), EPS0, np.full(4, DELTA), rate=rate)
+    return clones_bounds("epsilon", EPS0, np.full(4, USERS), np.full(4, DELTA), rate).upper
 
 
 def test_bounds_are_ordered_from_the_lower_bound_to_the_closed_form():
@@ -47,13 +47,13 @@ def test_renyi_curve_of_girgis_lies_above_the_exact_golden_values():
 def test_local_epsilon_for_is_the_largest_that_passes():
     answer = shuffle.local_epsilon_for(1.0, 1e6, 1e-6)
     assert answer == pytest.approx(9.3696, abs=1e-3)  # Theorem 5.2 in closed form gives 6.71
-    at = clones_delta_bounds(np.full(2, 1e6), np.array([answer, answer * (1 + 1e-5)]), np.ones(2)).upper
+    at = clones_bounds("delta", np.array([answer, answer * (1 + 1e-5)]), np.full(2, 1e6), np.ones(2), "clones").upper
     assert at[0] <= 1e-6 < at[1]
 
 
 def test_num_users_for_is_the_smallest_that_passes():
     answer = shuffle.num_users_for(0.1, 1.0, 1e-6)
-    at = clones_delta_bounds(np.array([answer, answer - 1]), np.ones(2), np.full(2, 0.1)).upper
+    at = clones_bounds("delta", np.ones(2), np.array([answer, answer - 1]), np.full(2, 0.1), "clones").upper
     assert at[0] <= 1e-6 < at[1]
     assert shuffle.num_users_for(1.0, 1.0, 0.0) == 1
     assert shuffle.num_users_for(0.5, 1.0, 0.0) == np.inf

@@ -26,6 +26,7 @@ _WIDTH = 7.0  # of the window, in tilted standard deviations on either side
 _MORE = 20.0  # counts on either side, for laws like Poisson's
 _EXPONENT = 38.0  # the integrand of a tail is followed until it has fallen by so many nats
 _POINTS = 32
+_ROOM = 600.0  # nats by which the terms may rise above the first one, on top of the 709 above 1
 _STEP_ROUNDING = 2e-15  # relative, of all numbers carried from one count to the next: eighteen units of rounding
 _START_ROUNDING = 4e-12
 
@@ -108,23 +109,25 @@ def evaluate(eps0: Any, users: Any, epsilon: Any, *, bound: str, wanted: Any = T
     x = threshold(start)
     log_weight = log_binomial_pmf(start, trials, rate, rest)
     log_pmf = _log_half_pmf(x - 1, start)
-    unit = log_weight + log_pmf
+    unit = log_weight + log_pmf + _ROOM
 
-    # weight, pmf and tail in units of those at the start, and the sums of both parts and of the slope's terms
+    # Both times the chance of the count, in units of e^unit: the chances alone could underflow where these do not. And the
+    # sums of both parts and of the slope's terms.
     def down(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        j, x, weight, pmf, tail, gains, losses = state
-        gains, losses = gains + weight * pmf, losses + weight * tail
+        j, x, pmf, tail, gains, losses = state
+        gains, losses = gains + pmf, losses + tail
         half = pmf * (j - x + 1) / j
         after = threshold(j - 1)
         moved = after < x
         tail = jnp.maximum(jnp.where(moved, tail + half, tail - half), 0.0)
         pmf = jnp.where(moved, 2 * pmf * (x - 1) / j, 2 * half)
-        return j - 1, after, weight * (j / (users - j)) * (rest / rate), pmf, tail, gains, losses
+        ratio = (j / (users - j)) * (rest / rate)
+        return j - 1, after, pmf * ratio, tail * ratio, gains, losses
 
     zero = jnp.zeros_like(users + epsilon)
-    one = zero + 1
+    first = zero + math.exp(-_ROOM)
     last = jnp.where(wanted, low - 1, start + 1)
-    state = (start + zero, x + zero, one, one, _tail_ratio(start, x) + zero, zero, zero)
+    state = (start + zero, x + zero, first, first * _tail_ratio(start, x), zero, zero)
     state = jax.lax.while_loop(lambda state: state[0] >= last, down, state)
     gains, losses = state[-2:]
     steps = start - last + 1
@@ -133,7 +136,8 @@ def evaluate(eps0: Any, users: Any, epsilon: Any, *, bound: str, wanted: Any = T
     start_error = _START_ROUNDING + 1e-15 * (jnp.abs(log_weight) + jnp.abs(log_pmf))
 
     def log_of(value: Any) -> Any:
-        return jnp.where(value > 0, unit + jnp.log(jnp.where(value > 0, value, 1.0)), -jnp.inf)
+        # NaN, of sums that overflow, stays NaN
+        return jnp.where(value <= 0, -jnp.inf, unit + jnp.log(jnp.where(value <= 0, 1.0, value)))
 
     single = jnp.log(s.single)
     upper = jnp.logaddexp(log_of(net + slack) + start_error, log_missed)

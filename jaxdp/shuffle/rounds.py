@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.bounds import Bounds
 from jaxdp.precision import kernel
 from jaxdp.shuffle.law import Law
 from jaxdp.special import normal_quantiles
+from jaxdp.validate import SMALLEST
 
 # Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
 POINTS, COARSE, MANY = 1200, 400, 2048
@@ -93,12 +95,9 @@ def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> 
     rest = 1 - infinity - jnp.sum(under_p) - jnp.sum(turned)
     rest = jnp.maximum(rest + (1e-15 if up else -1e-15) * losses.shape[0], 0.0)
     masses = jnp.concatenate([under_p, turned, rest[None]])
-    masses = masses * (1 + (4e-16 if up else -4e-16))
-    return (
-        jnp.concatenate([losses, -losses, jnp.zeros(1)]),
-        jnp.where(masses > 0, jnp.log(jnp.where(masses > 0, masses, 1.0)), -jnp.inf),
-        infinity,
-    )
+    logs = jnp.log(jnp.where(masses > 0, masses, 1.0))
+    logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # units of rounding of the logarithm and of the mass
+    return jnp.concatenate([losses, -losses, jnp.zeros(1)]), jnp.where(masses > 0, logs, -jnp.inf), infinity
 
 
 def _below(grid: Any, delta: Bounds) -> Any:
@@ -121,21 +120,45 @@ def _below(grid: Any, delta: Bounds) -> Any:
     deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
         upper[:-1] + upper[1:]
     )
-    value = jnp.maximum(lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep)), 0.0)
-    slope = cells.slope(value[:-1], value[1:])
-    # convex and nowhere larger: seen from the right end, each slope at least those on its left
-    slope = jax.lax.cummax(jnp.where(cells.some, slope, -jnp.inf))
-    slope = jnp.where(jnp.isfinite(slope), slope, 0.0)
+    value = lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep))
+    # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
+    value = jnp.where(jnp.append(value[1:] < 0, False), 0.0, jnp.maximum(value, 0.0))
+    slope = jnp.minimum(_hull_slopes(grid, value), 0.0)
     return _masses(slope, _UNITS * jnp.abs(slope), -1.0)
 
 
-@kernel(working_set=16 * POINTS)
+def _hull_slopes(grid: Any, value: Any) -> Any:
+    """Slopes in e^epsilon, cell by cell, of the largest convex function below the values.
+
+    The largest over the points left of the cell of the least slope from there to a point right of it.
+    """
+    place = np.arange(grid.shape[0])
+    width = jnp.exp(grid[:, None]) * jnp.expm1(jnp.maximum(grid[None, :] - grid[:, None], 0.0))
+    apart = (place[:, None] < place[None, :]) & (width > 0)
+    slope = jnp.where(apart, (value[None, :] - value[:, None]) / jnp.where(apart, width, 1.0), jnp.inf)
+    least = jax.lax.cummin(slope, axis=1, reverse=True)[:, 1:]
+    return jnp.max(jnp.where(place[:, None] <= place[None, :-1], least, -jnp.inf), axis=0)
+
+
+def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
+    """The masses under Q without so many of the smallest losses that a law of total mass 1 has them.
+
+    Under P: the sum of mass e^loss of one side and of the mass of the other. Less mass is a smaller profile.
+    """
+    total = [jnp.sum(mass) for mass in sides]
+    room = (1 - jnp.maximum(*(jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
+    share = jnp.minimum(jnp.maximum(room, 0.0) / jnp.maximum(total[0] + total[1], SMALLEST), 1.0)
+    larger = [jnp.append(jax.lax.cumsum(mass, reverse=True)[1:], 0.0) for mass in sides]
+    return [jnp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
+
+
+@kernel(working_set=1_000_000)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
     delta: bounds of its profile; turned: of that of its swap.
     """
-    sides = [_below(grid, each) for each in (delta, turned)]
+    sides = _within_one(grid, [_below(grid, each) for each in (delta, turned)])
     at_zero = [jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides]  # equal for a pair
     least = jnp.minimum(*at_zero) * (1 - 1e-12)
     shares = [jnp.where(total > 0, least / jnp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
