@@ -96,8 +96,8 @@ class Shuffled(Mechanism):
     data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
 
     Accuracy: the numerical error of upper bounds of epsilon is below 1e-6 (relative) where n r (1-r) >= 1e4, r the
-    mass of the blanket's or clones' outcomes that tell the two inputs apart; smaller groups: docs in
-    notebooks/proofs/shuffle.md.
+    mass of the blanket's or clones' outcomes that tell the two inputs apart; smaller groups:
+    notebooks/proofs/shuffle.md, section 7.
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier

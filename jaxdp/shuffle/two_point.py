@@ -7,7 +7,7 @@ directions have the form of one clone count, with Bin(n-1, w) for Bin(j, 1/2):
     delta = b (k1 - k2 R),  k1 = (E0-E)/(E0+1),  k2 = E-1,  R = tail beyond the threshold / b,
 
 b the probability of the last count on the other side of it (the likelihood ratio is linear in the count, and
-x Bin(x;n,w) = n w Bin(x-1;n-1,w)).
+x Bin(x;n,w) = n w Bin(x-1;n-1,w)). Proof: notebooks/proofs/shuffle.md, section 3.
 """
 
 from __future__ import annotations
