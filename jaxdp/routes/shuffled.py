@@ -313,7 +313,10 @@ def _finite(record: Any, times: Any, depth: np.ndarray, lower: bool) -> Stack:
 def _grid(flat: Shuffled, depth: np.ndarray, points: int, order: Any = 0.0) -> np.ndarray:
     randomizer = flat.randomizer
     if isinstance(randomizer, KnownRandomizer):
-        made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(randomizer))
+        laws = upper_laws(randomizer)
+        # of the pairs of inputs the one with the largest loss, where delta of all pairs ends
+        largest = np.argmax(np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1), axis=-1)
+        made = jax.tree_util.tree_map(lambda a: a[np.arange(largest.size), largest], laws)
     else:
         made = bounds.clones_law(randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
     return rounds.grids(made, flat.num_users, depth, np.broadcast_to(order, depth.shape), points=points)

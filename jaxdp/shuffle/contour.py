@@ -254,7 +254,7 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     w0, w1, w2 = w[middle], w[jnp.where(swap, bottom, top)], w[jnp.where(swap, top, bottom)]
     short, long = jnp.minimum(up, down), jnp.maximum(up, down)
     d = jnp.abs(2 * x[middle] - x[top] - x[bottom])
-    blur = 1e-15  # of d: a few units of atoms of size at most 1
+    blur = 6e-15  # of d: units of rounding of atoms of size at most 1
     n, c, deviation = s.users, t.c, t.deviation
     k1, k2, k3 = 2 * n * w0 * w1, 2 * n * w0 * w2, 2 * n * w1 * w2
     variance = 0.5 * (k1 * short**2 + k2 * long**2 + k3 * (short + long) ** 2)
@@ -326,7 +326,7 @@ def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) ->
     share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + jnp.abs(s.log_factor))
     error = h / math.pi * (sums.error + share * sums.modulus) + alias.error
     exact = value - alias.known
-    beyond = tail / math.pi
+    beyond = tail / math.pi * (1 + 1e-9)  # the rounding of the exponentials in it
     return exact + beyond + error, exact - beyond - alias.bound - error, exact
 
 

@@ -152,7 +152,11 @@ def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
     first, second = table[person], table[other]
     base = jnp.where(held < 0, jnp.min(table, axis=0), table[held])
     live = (first > 0) & (second > 0)
-    loss = jnp.log(jnp.where(live, first, 1.0)) - jnp.log(jnp.where(live, second, 1.0))
+    logs = [jnp.log(jnp.where(live, side, 1.0)) for side in (first, second)]
+    # the logarithms' rounding, up for upper bounds: from the largest loss on delta is 0
+    blur = 4e-16 * (1 + jnp.abs(logs[0]) + jnp.abs(logs[1]))
+    loss = logs[0] - logs[1]
+    loss = jnp.where(loss > 0, loss + jnp.where(held < 0, blur, -blur), loss)
     loss = jnp.where(live, loss, jnp.where(first > 0, jnp.inf, -jnp.inf))
     rest = jnp.where(held < 0, jnp.maximum(1 - jnp.sum(base), 0.0), 0.0)
     return Law(first, second, base, loss, rest)

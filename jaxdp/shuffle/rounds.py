@@ -92,8 +92,10 @@ def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
 def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> tuple[Any, Any, Any]:
     """Masses under Q at positive losses, for the pair and for its swap; what is missing of 1 has loss 0."""
     under_p = mass * jnp.exp(losses)
-    rest = 1 - infinity - jnp.sum(under_p) - jnp.sum(turned)
-    rest = jnp.maximum(rest + (1e-15 if up else -1e-15) * losses.shape[0], 0.0)
+    rest = 1 - infinity - jnp.sum(under_p) - jnp.sum(turned) + (1e-15 if up else -1e-15) * losses.shape[0]
+    # more finite mass than 1 - infinity would have to be carried into the composed mass at infinity: give up instead
+    infinity = jnp.where((rest < 0) & (infinity > 0), 1.0, infinity)
+    rest = jnp.maximum(rest, 0.0)
     masses = jnp.concatenate([under_p, turned, rest[None]])
     logs = jnp.log(jnp.where(masses > 0, masses, 1.0))
     logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # units of rounding of the logarithm and of the mass
@@ -152,7 +154,7 @@ def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
     return [jnp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
 
 
-@kernel(working_set=1_000_000)
+@kernel(working_set=1_000_000, costly=lambda: True)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 

@@ -39,7 +39,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
     """
     ones, zeros = jnp.maximum(x - 1.0, 0.0), jnp.maximum(trials - x, 0.0)
 
-    fall = jnp.maximum(ones - zeros * odds, 0.0)
+    fall = ones - zeros * odds  # below 0 where the threshold is the first count above the mean
 
     def exponent(s: Any) -> Any:
         # ones log(1-s) + zeros log(1 + odds s) with the linear parts, which nearly cancel, taken together:
