@@ -20,7 +20,7 @@ from jaxdp.special import normal_quantiles
 from jaxdp.validate import SMALLEST
 
 # Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
-POINTS, COARSE, MANY = 1200, 400, 2048
+POINTS, COARSE, MANY = 1200, 200, 2048
 _WIDE, _FAR = 64, 96
 _LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
