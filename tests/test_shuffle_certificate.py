@@ -1,0 +1,152 @@
+"""Every error term of the shuffle kernels is needed: without it a bound is on the wrong side of an exact value.
+
+The production constants make most terms smaller than rounding, so each is looked at with constants that make it visible.
+"""
+
+import inspect
+
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+from jaxdp.precision import compiler_options
+from jaxdp.shuffle import bounds, contour, counts, law
+
+SIZE = 64
+
+
+def without(module, name, *changes):
+    """The function of a module with parts of its text replaced."""
+    source = inspect.getsource(getattr(module, name))
+    for old, new in changes:
+        assert source.count(old) == 1, f"{name} no longer has one {old!r}"
+        source = source.replace(old, new)
+    space = dict(vars(module))
+    exec("from __future__ import annotations\n" + source, space)  # noqa: S102  # text of this package
+    return space[name]
+
+
+def evaluated(function, *arguments):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        run = jax.jit(jax.vmap(function), compiler_options=compiler_options("cpu"))
+        return jax.tree_util.tree_map(np.asarray, run(*jax.tree_util.tree_map(jnp.asarray, arguments)))
+
+
+def points(variance, deviations):
+    """eps0, users, epsilon with about that variance of the number of clones, epsilon so many deviations from the mean."""
+    rng = np.random.default_rng(0)
+    eps0 = rng.uniform(0.3, 4, SIZE)
+    rate = np.exp(-eps0)
+    users = np.floor(variance * 10 ** rng.uniform(0, 0.5, SIZE) / (rate * (1 - rate)))
+    z = rng.uniform(*deviations, SIZE)
+    loss = 2 * np.arctanh(np.minimum(z * np.tanh(eps0 / 2) / np.sqrt(users * rate), 0.9))
+    return eps0, users, np.minimum(loss, 0.9 * eps0)
+
+
+def contour_of(eps0, users, epsilon):
+    return contour.evaluate(law.clones(eps0, "clones"), users, epsilon)
+
+
+def counts_of(eps0, users, epsilon):
+    return counts.evaluate(eps0, users, epsilon, bound="clones")
+
+
+def wrong(found, eps0, users, epsilon):
+    """How many upper bounds of log delta are below the sum over counts, and how many lower ones above."""
+    exact = bounds.counts_delta(eps0, users, epsilon, bound="clones")
+    return int(np.sum(found.upper < np.log(exact.lower))), int(np.sum(found.lower > np.log(exact.upper)))
+
+
+TAIL = "near + floor + peaks"
+ALIAS = "right + jnp.where(subtract, remainder, plain)"
+# term: (constants that make it visible, function, its text, the text without the term, variance of the counts)
+TERMS = {
+    "peaks of the tail": ({}, "_peaks", TAIL, "near + floor", 2000),
+    "near part of the tail": ({"_REACH": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
+    "alias on the right": ({"_REACH": 18.0}, "_alias", ALIAS, "jnp.where(subtract, remainder, plain)", 3000),
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_without_a_term_of_the_contour_a_bound_is_wrong(term, monkeypatch):
+    constants, name, old, new, variance = TERMS[term]
+    where = points(variance, (0.1, 5.0))
+    for constant, value in constants.items():
+        monkeypatch.setattr(contour, constant, value)
+    honest = evaluated(contour_of, *where)
+    assert np.isfinite(honest.lower).sum() > 20 and wrong(honest, *where) == (0, 0)
+    monkeypatch.setattr(contour, name, without(contour, name, (old, new)))
+    assert sum(wrong(evaluated(contour_of, *where), *where)) > 10
+
+
+def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeypatch):
+    where = points(200, (0.1, 5.0))
+    monkeypatch.setattr(counts, "_WIDTH", 1.0)
+    monkeypatch.setattr(counts, "_MORE", 0.0)
+    few = evaluated(counts_of, *where)
+    monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", ("log_missed)\n", "-jnp.inf)\n")))
+    sabotaged = evaluated(counts_of, *where)
+    monkeypatch.undo()
+    assert wrong(few, *where) == (0, 0)
+    assert wrong(sabotaged, *where)[0] == SIZE
+
+
+@pytest.mark.parametrize("pairs_of_atoms", [True, False])
+def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms, monkeypatch):
+    """Two people: |phi| comes back to 1; the smoothing that the recurrences ask for is what makes the bound hold."""
+    rng = np.random.default_rng(1)
+    eps0, users = rng.uniform(0.3, 4, SIZE), np.full(SIZE, 2.0)
+    where = eps0, users, eps0 * rng.uniform(0.05, 0.9, SIZE)
+
+    def long(a, n, e):
+        return contour.evaluate_long(law.clones(a, "clones"), n, e, 512.0)
+
+    if not pairs_of_atoms:
+        recurring = contour._recurring
+        monkeypatch.setattr(contour, "_recurring", lambda *given: (recurring(*given)[0], 0.0 * recurring(*given)[1]))
+    failures = sum(wrong(evaluated(long, *where), *where))
+    assert failures == 0 if pairs_of_atoms else failures > 10
+
+
+def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():
+    """Far from every other error the interval is rounding alone: it holds the same sum in forty digits."""
+    eps0, users, epsilon = points(1e9, (0.5, 8.0))
+    found = evaluated(contour_of, eps0, users, epsilon)
+    assert (found.upper - found.lower < 1e-8).all()
+    with jax.enable_x64(True):
+        tilt = [
+            contour.saddle(contour.sum_at(law.clones(jnp.asarray(a), "clones"), jnp.asarray(n), jnp.asarray(e)))
+            for a, n, e in zip(eps0[:6], users[:6], epsilon[:6], strict=True)
+        ]
+        atoms = [
+            contour.sum_at(law.clones(jnp.asarray(a), "clones"), jnp.asarray(n), jnp.asarray(e)).x
+            for a, n, e in zip(eps0[:6], users[:6], epsilon[:6], strict=True)
+        ]
+    for i in range(6):
+        exact = nodes_in_high_precision(eps0[i], users[i], epsilon[i], float(tilt[i].c), float(tilt[i].deviation), atoms[i])
+        assert found.lower[i] <= exact <= found.upper[i]
+        rounding = abs(float(exact - mpmath.mpf(float(found.estimate[i]))))
+        assert rounding < found.upper[i] - found.lower[i]
+
+
+def nodes_in_high_precision(eps0, users, epsilon, c, deviation, atoms):
+    """log of the sum over the same nodes, times the scale, with the same abscissa and step."""
+    with mpmath.workdps(50):
+        a, e = mpmath.exp(mpmath.mpf(float(eps0))), mpmath.exp(mpmath.mpf(float(epsilon)))
+        r, n = 1 / a, mpmath.mpf(float(users))
+        x = [2 * (a - e) / (r * (a + 1)), -2 * (a * e - 1) / (r * (a + 1))]
+        scale = max(map(abs, x))
+        x = [one / scale for one in x]
+        h = mpmath.mpf(contour._REACH / (contour.NODES * deviation))
+        total = mpmath.mpf(0)
+        for j in range(contour.NODES + 1):
+            z = mpmath.mpc(c, h * j)
+            moment = 1 - r + r / 2 * (mpmath.exp(z * x[0]) + mpmath.exp(z * x[1]))
+            total += mpmath.re(mpmath.exp(n * mpmath.log(moment)) / z**2) * (mpmath.mpf(1) / 2 if j == 0 else 1)
+        period = 2 * mpmath.pi / h
+        q = mpmath.exp(-c * period)
+        known = q / (1 - q) ** 2 * period - q / (1 - q) * n * (e - 1) / scale  # of the alias on the left
+        return mpmath.log((h / mpmath.pi * total - known) * scale / n)

@@ -1,0 +1,83 @@
+"""Renyi divergence of shuffled rounds against exact values, derivatives, traced verbs, and the closed form of k-RR."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.precision import compiler_options
+from jaxdp.shuffle import krr_epsilon_closed_form
+
+pytestmark = pytest.mark.usefixtures("one_batch_size")
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
+RENYI_GAP = 1e-4  # of the worst golden case; most are within 1e-6
+SLOPE_GAP = 1e-5  # of a central difference with step 1e-4
+
+
+def column(cases, key):
+    return np.array([float(case[key]) for case in cases])
+
+
+def test_golden_renyi_divergence_is_bounded_and_the_excess_is_small():
+    cases = [case for case in GOLDEN if case["family"] == "renyi_clones"][::4]
+    users, eps0, order, exact = (column(cases, key) for key in ("n", "eps0", "alpha", "value"))
+    upper = jaxdp.renyi(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users), order)
+    rounded = np.array([1e-11 if case.get("digits") else 0.0 for case in cases])  # golden values of 11 digits
+    assert (exact <= upper * (1 + rounded)).all()
+    assert (upper - exact <= RENYI_GAP * exact).all()
+    assert (np.sort((upper - exact) / exact)[: len(exact) // 2] <= 1e-6).all()
+
+
+def test_renyi_grows_with_the_order_up_to_eps0():
+    order = np.array([1.01, 1.5, 2.0, 8.0, 64.0, 1e4])
+    for randomizer in (jaxdp.LocalRandomizer(1.0),):
+        values = jaxdp.renyi(jaxdp.Shuffled(randomizer, 1e5), order)
+        assert (np.diff(values) > 0).all() and values[0] > 0 and values[-1] <= 1.0
+
+
+def test_golden_krr_delta_is_bounded_and_below_the_closed_form():
+    cases = [case for case in GOLDEN if case["family"] == "krr"]
+    users, eps0, kinds, delta, exact = (column(cases, key) for key in ("n", "eps0", "k", "delta", "eps"))
+    lower, upper = jaxdp.delta_bounds(jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, kinds), users), exact)
+    assert (delta * (1 - 1e-9) <= upper).all() and (lower <= upper).all()
+    assert (exact <= krr_epsilon_closed_form(eps0, kinds, users, delta)).all()
+
+
+def test_closed_form_of_krr_is_above_the_blanket_on_random_points():
+    rng = np.random.default_rng(1)
+    users, kinds = np.floor(10 ** rng.uniform(6, 9, 60)), np.floor(2 * 10 ** rng.uniform(0, 2.5, 60))
+    eps0, delta = 10 ** rng.uniform(-2, 0.7, 60), 10 ** rng.uniform(-12, -0.5, 60)
+    closed = krr_epsilon_closed_form(eps0, kinds, users, delta)
+    holds = closed < eps0
+    upper = jaxdp.epsilon(jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, kinds), users), delta)
+    assert holds.sum() >= 20 and (closed[holds] >= upper[holds]).all()
+
+
+TRACED = {
+    "clones": lambda x: jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1e5),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(name):
+    eps0, step = np.array([1.0, 2.0]), 1e-4
+
+    def epsilon(x):
+        return jaxdp.epsilon(TRACED[name](x), 1e-6)
+
+    with jax.enable_x64(True):
+        run = jax.jit(jax.vmap(jax.value_and_grad(epsilon)), compiler_options=compiler_options("cpu"))
+        values, slopes = map(np.asarray, run(eps0))
+    np.testing.assert_allclose(values, epsilon(eps0), rtol=1e-6)
+    difference = (epsilon(eps0 + step) - epsilon(eps0 - step)) / (2 * step)
+    np.testing.assert_allclose(slopes, difference, rtol=SLOPE_GAP)
+
+
+def test_a_traced_verb_without_x64_says_so():
+    if not jax.config.jax_enable_x64:
+        with pytest.raises(RuntimeError, match="x64"):
+            jax.jit(lambda x: jaxdp.epsilon(TRACED["clones"](x), 1e-6))(1.0)
