@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import decimal
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp.calibration import calibrate
-from jaxdp.cli_mechanisms import MECHANISMS, add_options, build, parse_range
+from jaxdp.cli_mechanisms import MECHANISMS, add_options, build, chosen, parse_range
 from jaxdp.sweep import sweep
 
 _RANGE_HELP = (
@@ -111,12 +112,13 @@ def _verb(arguments: argparse.Namespace) -> None:
     target_name = "delta" if arguments.verb == "epsilon" else "epsilon"
     axes = _axes(arguments) | {target_name: parse_range(target_name, arguments.target)}
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    columns: dict[str, list[Any]] = {name: [] for name in (*_names(arguments, axes), "lower", arguments.verb)}
-    for bound in _bounds(arguments):
+    columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), "lower", arguments.verb)}
+    for case in _cases(arguments):
         points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
-        mechanism = build(arguments.mechanism, points | {"bound": bound})
+        mechanism = build(arguments.mechanism, points | case)
         lower, upper = bounds_of(mechanism, points[target_name], relation=arguments.relation)
-        rows = points | {"bound": [bound] * upper.size, "lower": lower, arguments.verb: upper}
+        rows = points | {name: [value] * upper.size for name, value in case.items()}
+        rows |= {"lower": lower, arguments.verb: upper}
         for name, column in columns.items():
             column.extend(np.asarray(rows[name]).tolist())
     _print(arguments, columns, arguments.verb)
@@ -130,19 +132,19 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     axes = _axes(arguments, solved_for=wanted)
     axes |= {name: parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
     points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
-    columns: dict[str, list[Any]] = {name: [] for name in (*_names(arguments, axes), wanted)}
+    columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), wanted)}
     bracket = _bracket(arguments.bracket)
-    for bound in _bounds(arguments):
-        fixed = points | {"bound": bound}
+    for case in _cases(arguments):
         values = calibrate(
-            functools.partial(_at, arguments.mechanism, fixed, wanted),
+            functools.partial(_at, arguments.mechanism, points | case, wanted),
             epsilon=points["epsilon"],
             delta=points["delta"],
             bracket=bracket,
             relation=arguments.relation,
         )
         # in full: a value rounded for display might miss the target
-        rows = points | {"bound": [bound] * values.size, wanted: [repr(float(v)) for v in values]}
+        rows = points | {name: [value] * values.size for name, value in case.items()}
+        rows |= {wanted: [repr(float(v)) for v in values]}
         for name, column in columns.items():
             column.extend(np.asarray(rows[name]).tolist())
     if arguments.json:
@@ -167,23 +169,24 @@ def _at(mechanism: str, fixed: dict[str, Any], name: str, value: Any) -> Any:
 class _Grid:
     """The function that a sweep evaluates: a verb of one mechanism, from named values."""
 
-    def __init__(self, mechanism: str, verb: str, relation: str | None) -> None:
-        self.mechanism, self.verb, self.relation = mechanism, verb, relation
+    def __init__(self, mechanism: str, verb: str, relation: str | None, fixed: dict[str, str]) -> None:
+        self.mechanism, self.verb, self.relation, self.fixed = mechanism, verb, relation, fixed
 
     def __call__(self, **values: Any) -> dict[str, Any]:
         verb = jaxdp.epsilon if self.verb == "epsilon" else jaxdp.delta
         target = values["delta" if self.verb == "epsilon" else "epsilon"]
-        return {self.verb: verb(build(self.mechanism, {"bound": None} | values), target, relation=self.relation)}
+        return {self.verb: verb(build(self.mechanism, self.fixed | values), target, relation=self.relation)}
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
     verb, target = ("epsilon", "delta") if arguments.delta is not None else ("delta", "epsilon")
     axes: dict[str, Any] = _axes(arguments) | {target: parse_range(target, getattr(arguments, target))}
-    if MECHANISMS[arguments.mechanism].bounds:
-        axes["bound"] = _bounds(arguments)
+    static = chosen(arguments)
+    fixed = {name: values[0] for name, values in static.items() if name == "randomizer" and len(values) == 1}
+    axes |= {name: values for name, values in static.items() if name not in fixed}
     _make_folders(arguments.out, arguments.plot)
     dataset = sweep(
-        _Grid(arguments.mechanism, verb, arguments.relation),
+        _Grid(arguments.mechanism, verb, arguments.relation, fixed),
         batch_size=arguments.batch_size,
         progress=not arguments.quiet and sys.stderr.isatty(),
         path=arguments.out,
@@ -191,8 +194,9 @@ def _sweep(arguments: argparse.Namespace) -> None:
     )
     if arguments.plot:
         _picture(dataset, arguments.plot)
-    frame = dataset.to_dataframe().reset_index()
-    varying = [name for name in (*axes, verb) if name == verb or len(axes[name]) > 1 or name in ("bound", target)]
+    frame = dataset.to_dataframe().reset_index().assign(**fixed)
+    always = (*static, target, verb)
+    varying = [name for name in (*axes, *fixed, verb) if name in always or len(axes[name]) > 1]
     _print(arguments, {name: frame[name].tolist() for name in varying}, verb)
     for name in filter(None, (arguments.out, arguments.plot)):
         print(f"written: {name}", file=sys.stderr)
@@ -254,12 +258,13 @@ def _axes(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.n
         solved = option.name == solved_for
         if solved and text is not None:
             raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
-        if (solved or text is not None) and option.bounds and not set(option.bounds) & set(_bounds(arguments)):
+        given = chosen(arguments).get("randomizer", [])
+        if (solved or text is not None) and option.randomizers and not set(option.randomizers) & set(given):
             raise ValueError(
-                f"{option.flag} is not used with --bound {arguments.bound}: leave it out, or ask for --bound "
-                f"{' or '.join(option.bounds)}."
+                f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
+                f"{' or '.join(option.randomizers)}."
             )
-        if solved or (text is None and option.default):
+        if solved or (text is None and option.default is not None):
             continue
         if text is None:
             raise ValueError(f"{option.flag} is needed unless it is solved for.")
@@ -267,19 +272,10 @@ def _axes(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.n
     return axes
 
 
-def _bounds(arguments: argparse.Namespace) -> list[Any]:
-    allowed = MECHANISMS[arguments.mechanism].bounds
-    if not allowed:
-        return [None]
-    names = arguments.bound.split(",")
-    for name in names:
-        if name not in allowed:
-            raise ValueError(f"bound must be one of {', '.join(map(repr, allowed))}, got {name!r}.")
-    return names
-
-
-def _names(arguments: argparse.Namespace, axes: dict[str, Any]) -> list[str]:
-    return [*axes, *(["bound"] if MECHANISMS[arguments.mechanism].bounds else [])]
+def _cases(arguments: argparse.Namespace) -> list[dict[str, str]]:
+    """Every combination of randomizer and bound, one empty one for mechanisms that have neither."""
+    static = chosen(arguments)
+    return [dict(zip(static, values, strict=True)) for values in itertools.product(*static.values())]
 
 
 def _print(arguments: argparse.Namespace, columns: dict[str, list[Any]], upper: str) -> None:

@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 
 import jaxdp
+from jaxdp.mechanisms.shuffled import BOUNDS
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One numeric parameter: ``--name``, whole or real, with a default or required; bounds: those that use it."""
+    """One numeric parameter: ``--name``, whole or real, with a default or required.
+
+    default: None makes the option required; "" leaves the value to the record. randomizers: those that use it, all
+    when empty.
+    """
 
     name: str
     help: str
     whole: bool = False
     default: str | None = None
     aliases: tuple[str, ...] = ()
-    bounds: tuple[str, ...] = ()
+    randomizers: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -41,7 +46,7 @@ class Entry:
     help: str
     options: tuple[Option, ...]
     build: Callable[[Mapping[str, Any]], Any]
-    bounds: tuple[str, ...] = ()
+    shuffles: bool = False
 
 
 _EPS0 = Option("eps0", "local epsilon, nats, >= 0")
@@ -53,15 +58,34 @@ _RATE = Option("sampling_probability", "Poisson sampling probability, in [0, 1]"
 _STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
 
 
+RANDOMIZERS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "local": ("any (eps0, delta0)-DP randomizer", lambda v: jaxdp.LocalRandomizer(v["eps0"], v["delta0"])),
+    "krr": ("k-ary randomized response", lambda v: jaxdp.RandomizedResponse(v["eps0"], v["num_categories"])),
+    "unary": ("optimized unary encoding, OUE", lambda v: jaxdp.UnaryEncoding(v["eps0"], v["num_categories"])),
+    "symmetric-unary": (
+        "symmetric unary encoding, one-time basic RAPPOR",
+        lambda v: jaxdp.UnaryEncoding(v["eps0"], v["num_categories"], optimized=False),
+    ),
+    "subset": (
+        "subset selection",
+        lambda v: jaxdp.SubsetSelection(v["eps0"], v["num_categories"], v.get("subset_size")),
+    ),
+    "hashing": (
+        "optimal local hashing, OLH",
+        lambda v: jaxdp.LocalHashing(v["eps0"], v.get("num_buckets"), v["collision_probability"]),
+    ),
+    "binary-hashing": (
+        "binary local hashing, BLH",
+        lambda v: jaxdp.LocalHashing(v["eps0"], 2.0, v["collision_probability"]),
+    ),
+    "hadamard": ("Hadamard response", lambda v: jaxdp.HadamardResponse(v["eps0"])),
+    "laplace": ("Laplace noise on a number in [0, 1]", lambda v: jaxdp.LocalLaplace(v["eps0"])),
+}
+"""Name on the command line: (description, record from values)."""
+
+
 def _shuffle(v: Mapping[str, Any]) -> Any:
-    randomizer: Any
-    if v["bound"] == "blanket":
-        if np.any(np.asarray(v["delta0"]) != 0):
-            raise ValueError("delta0 must be 0 with bound 'blanket', which is exact for randomized response.")
-        randomizer = jaxdp.RandomizedResponse(v["eps0"], v["num_categories"])
-    else:
-        randomizer = jaxdp.LocalRandomizer(v["eps0"], v["delta0"])
-    return jaxdp.Shuffled(randomizer, v["num_users"], v["bound"])
+    return jaxdp.Shuffled(RANDOMIZERS[v["randomizer"]][1](v), v["num_users"], v["bound"])
 
 
 def _dpsgd(v: Mapping[str, Any]) -> Any:
@@ -81,12 +105,34 @@ MECHANISMS = {
         (
             _EPS0,
             _USERS,
-            dataclasses.replace(_DELTA0, bounds=("clones", "stronger", "closed_form")),
-            dataclasses.replace(_CATEGORIES, bounds=("blanket",)),
+            dataclasses.replace(_DELTA0, randomizers=("local",)),
+            dataclasses.replace(_CATEGORIES, randomizers=("krr", "unary", "symmetric-unary", "subset")),
+            Option(
+                "subset_size",
+                "subset size w, 1 <= w <= k - 1 (default: that of least variance)",
+                whole=True,
+                default="",
+                aliases=("--w",),
+                randomizers=("subset",),
+            ),
+            Option(
+                "num_buckets",
+                "number of buckets g >= 2 (default: round(e^eps0) + 1)",
+                whole=True,
+                default="",
+                aliases=("--g",),
+                randomizers=("hashing",),
+            ),
+            Option(
+                "collision_probability",
+                "least collision probability of two values under the hash family, in [0, 1]; 0 is safe for all",
+                default="0",
+                randomizers=("hashing", "binary-hashing"),
+            ),
             _STEPS,
         ),
         _shuffle,
-        ("clones", "stronger", "closed_form", "blanket"),
+        shuffles=True,
     ),
     "rr": Entry(
         "k-ary randomized response, not shuffled",
@@ -116,16 +162,40 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool 
     for option in entry.options:
         needed = option.default is None and not solved_for
         text = option.help + (f" (default {option.default})" if option.default else "")
-        text += f" (bound {', '.join(option.bounds)})" if option.bounds else ""
+        text += f" (randomizer {', '.join(option.randomizers)})" if option.randomizers else ""
         names = (option.flag, *option.aliases)
         parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
-    if entry.bounds:
+    if entry.shuffles:
+        known = "; ".join(f"{name}: {text}" for name, (text, _) in RANDOMIZERS.items())
+        parser.add_argument(
+            "--randomizer",
+            help=f"what each person runs, comma separated (default local; krr with --bound blanket). {known}",
+        )
         parser.add_argument(
             "--bound",
-            default=entry.bounds[0],
-            help=f"theorems, comma separated: {', '.join(entry.bounds)} "
-            f"(default {entry.bounds[0]}; blanket is exact for k-ary randomized response)",
+            help=f"theorems of the upper bound, comma separated: {', '.join(BOUNDS)} (default clones for local, "
+            "blanket, the privacy blanket, for the other randomizers)",
         )
+
+
+def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Randomizers and bounds in use, by option name; empty for mechanisms that have neither."""
+    if not MECHANISMS[arguments.mechanism].shuffles:
+        return {}
+    bounds = _listed("bound", arguments.bound, BOUNDS)
+    randomizers = _listed("randomizer", arguments.randomizer, tuple(RANDOMIZERS))
+    randomizers = randomizers or ["krr" if "blanket" in bounds else "local"]
+    if not bounds and "local" in randomizers and len(randomizers) > 1:
+        raise ValueError("bound must be given with --randomizer local and others: its default is not theirs, got none.")
+    return {"randomizer": randomizers, "bound": bounds or ["clones" if "local" in randomizers else "blanket"]}
+
+
+def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
+    names = [] if text is None else text.split(",")
+    for each in names:
+        if each not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {each!r}.")
+    return names
 
 
 def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:

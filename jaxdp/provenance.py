@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,26 @@ def note(verb: str, mechanism: Any, relation: str) -> None:
     if calls is None:
         return
     call = {"verb": verb, "mechanism": type(mechanism).__name__, "relation": relation}
-    bound = getattr(mechanism, "bound", None)
-    calls.append(call | ({"bound": str(bound)} if bound is not None else {}))
+    rounds = list(_shuffled(mechanism))
+    for key, values in (
+        ("bound", [each.chosen_bound() for each in rounds]),
+        ("randomizer", [type(each.randomizer).__name__ for each in rounds]),
+    ):
+        if values:
+            call[key] = ", ".join(dict.fromkeys(values))
+    calls.append(call)
+
+
+def _shuffled(value: Any) -> Iterator[Any]:
+    """The shuffled rounds in a mechanism, wherever they stand inside compositions."""
+    if hasattr(value, "chosen_bound"):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for each in dataclasses.fields(value):
+            yield from _shuffled(getattr(value, each.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _shuffled(part)
 
 
 @contextlib.contextmanager
@@ -34,4 +53,5 @@ def observe() -> Iterator[list[dict[str, str]]]:
 def summary(calls: list[dict[str, str]]) -> dict[str, str]:
     """One attribute per key, the distinct values joined by commas in the order of first use."""
     keys = dict.fromkeys(key for call in calls for key in call)
-    return {key: ", ".join(dict.fromkeys(call[key] for call in calls if key in call)) for key in keys}
+    parts = {key: (part for call in calls if key in call for part in call[key].split(", ")) for key in keys}
+    return {key: ", ".join(dict.fromkeys(parts[key])) for key in keys}

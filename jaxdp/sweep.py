@@ -45,6 +45,7 @@ _LABELS = {
     "order": ("Renyi order", "1"),
     "false_positive_rate": ("false positive rate", "1"),
     "bound": ("amplification theorem", ""),
+    "randomizer": ("local randomizer", ""),
     "lower": ("certified lower bound", ""),
     "upper": ("certified upper bound", ""),
     "renyi": ("Renyi divergence", "nats"),
@@ -79,7 +80,8 @@ def sweep(
 
     Every axis value is tried once before a long run, so that an invalid one is rejected at the start. An error inside
     a chunk is re-raised with a note naming the chunk; finished chunks stay on disk.
-    The attributes hold version, accuracy and, where verbs were called by fn, verb, mechanism, relation and bound.
+    The attributes hold version, accuracy and, where verbs were called by fn, verb, mechanism and relation; where
+    rounds were shuffled, also the bounds and randomizers in use.
     Raises ValueError for bad axes, a wrong result shape, or a path that holds another computation, TypeError for a fn
     that accepts single numbers only, ImportError (naming the extra) without xarray.
     """

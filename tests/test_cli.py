@@ -11,7 +11,7 @@ import xarray
 import jaxdp
 from jaxdp import cli
 from jaxdp.cli import main
-from jaxdp.cli_mechanisms import MECHANISMS, parse_range
+from jaxdp.cli_mechanisms import MECHANISMS, RANDOMIZERS, chosen, parse_range
 
 
 def run(capsys, *arguments):
@@ -106,6 +106,7 @@ def test_the_shuffle_sweep_of_the_readme_gives_the_certified_bound_of_each_theor
     )  # fmt: skip
     assert status == 0, err
     with xarray.open_dataset(data) as dataset:
+        assert (dataset.attrs["randomizer"], dataset.attrs["bound"]) == ("LocalRandomizer", "clones, stronger")
         assert dataset.epsilon.sizes == {"eps0": 2, "num_users": 3, "delta": 1, "bound": 2}
         np.testing.assert_array_equal(dataset.num_users, [1e3, 1e6, 1e9])
         eps0, users = np.meshgrid(dataset.eps0, dataset.num_users, indexing="ij")
@@ -116,22 +117,97 @@ def test_the_shuffle_sweep_of_the_readme_gives_the_certified_bound_of_each_theor
         assert (dataset.epsilon.sel(bound="stronger") <= dataset.epsilon.sel(bound="clones")).all()
 
 
+NAMED = [
+    ("krr --k 5", lambda e: jaxdp.RandomizedResponse(e, 5.0)),
+    ("unary --k 5", lambda e: jaxdp.UnaryEncoding(e, 5.0)),
+    ("symmetric-unary --k 5", lambda e: jaxdp.UnaryEncoding(e, 5.0, optimized=False)),
+    ("subset --k 5", lambda e: jaxdp.SubsetSelection(e, 5.0)),
+    ("subset --k 5 --subset-size 3", lambda e: jaxdp.SubsetSelection(e, 5.0, 3.0)),
+    ("hashing", lambda e: jaxdp.LocalHashing(e)),
+    ("hashing --g 7 --collision-probability 0.1", lambda e: jaxdp.LocalHashing(e, 7.0, 0.1)),
+    ("binary-hashing", lambda e: jaxdp.LocalHashing(e, 2.0)),
+    ("hadamard", jaxdp.HadamardResponse),
+    ("laplace", jaxdp.LocalLaplace),
+]
+
+
+@pytest.mark.parametrize(("given", "randomizer"), NAMED, ids=[given for given, _ in NAMED])
+def test_a_named_randomizer_is_accounted_by_its_blanket(capsys, given, randomizer):
+    arguments = f"epsilon shuffle --eps0 1 --num-users 1e6 --delta 1e-6 --randomizer {given}".split()
+    (row,) = records(capsys, *arguments)
+    bounds = jaxdp.epsilon_bounds(jaxdp.Shuffled(randomizer(1.0), 10**6), 1e-6)
+    assert (row["lower"], row["epsilon"]) == pytest.approx(bounds, rel=1e-9)
+    assert (row["randomizer"], row["bound"]) == (given.split()[0], "blanket")
+
+
+def test_the_names_tested_are_all_randomizers():
+    assert {given.split()[0] for given, _ in NAMED} == set(RANDOMIZERS) - {"local"}
+
+
+def test_the_bound_and_the_randomizer_in_use_are_printed(capsys):
+    status, out, err = run(capsys, *"epsilon shuffle --eps0 1 --n 1e5 --delta 1e-6 --bound clones,stronger".split())
+    assert status == 0, err
+    head, *rows = (line.split() for line in out.splitlines())
+    places = head.index("randomizer"), head.index("bound")
+    assert [[row[i] for i in places] for row in rows] == [["local", "clones"], ["local", "stronger"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "randomizer", "bound"),
+    [
+        ("", ["local"], ["clones"]),
+        ("--bound blanket", ["krr"], ["blanket"]),
+        ("--bound clones,blanket", ["krr"], ["clones", "blanket"]),
+        ("--randomizer krr", ["krr"], ["blanket"]),
+        ("--randomizer krr,laplace", ["krr", "laplace"], ["blanket"]),
+        ("--randomizer krr --bound clones", ["krr"], ["clones"]),
+        ("--randomizer local,krr --bound clones", ["local", "krr"], ["clones"]),
+    ],
+)
+def test_the_bound_follows_the_randomizer_and_the_blanket_alone_means_randomized_response(given, randomizer, bound):
+    arguments = cli._parser().parse_args(f"epsilon shuffle --eps0 1 --n 100 --delta 1e-6 {given}".split())
+    assert chosen(arguments) == {"randomizer": randomizer, "bound": bound}
+
+
 @pytest.mark.parametrize("verb", ["epsilon", "sweep", "delta"])
-def test_an_option_that_the_bound_does_not_use_is_refused_and_named(capsys, verb, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "randomizer", "users"),
+    [
+        ("--num-categories 4", "local", "krr or unary or symmetric-unary or subset"),
+        ("--delta0 0", "krr", "local"),
+        ("--num-categories 4", "hashing,laplace", "krr or unary or symmetric-unary or subset"),
+        ("--subset-size 2", "unary", "subset"),
+        ("--num-buckets 2", "binary-hashing", "hashing"),
+        ("--collision-probability 0.5", "hadamard", "hashing or binary-hashing"),
+    ],
+)
+def test_an_option_that_the_randomizer_does_not_use_is_refused_and_named(capsys, verb, option, randomizer, users):
     target = ["--epsilon", 1] if verb == "delta" else ["--delta", 1e-6]
-    given = [verb, "shuffle", "--eps0", 1, "--n", 100, *target]
-    status, out, err = run(capsys, *given, "--num-categories", 4)
+    given = [verb, "shuffle", "--eps0", 1, "--n", 100, *target, "--randomizer", randomizer, *option.split()]
+    status, out, err = run(capsys, *given)
     assert (status, out) == (2, "")
-    assert "--num-categories is not used with --bound clones: leave it out, or ask for --bound blanket" in err
-    status, _, err = run(capsys, *given, "--bound", "blanket", "--delta0", 0)
-    assert status == 2
-    assert "--delta0 is not used with --bound blanket: leave it out, or ask for --bound clones or stronger" in err
+    name = option.split()[0]
+    assert f"{name} is not used with --randomizer {randomizer}: leave it out, or ask for --randomizer {users}." in err
 
 
-def test_an_option_that_one_of_several_bounds_uses_is_accepted():
-    given = "epsilon shuffle --eps0 1 --n 100 --delta 1e-6 --bound clones,blanket --k 4".split()
+def test_an_option_that_one_of_several_randomizers_uses_is_accepted():
+    given = "epsilon shuffle --eps0 1 --n 100 --delta 1e-6 --randomizer krr,laplace --k 4".split()
     axes = cli._axes(cli._parser().parse_args(given))
     assert axes == {"eps0": [1.0], "num_users": [100.0], "num_categories": [4.0]}
+
+
+def test_a_sweep_over_randomizers_says_which_ones_and_which_bound(capsys, tmp_path):
+    data = tmp_path / "named.nc"
+    given = "sweep shuffle --randomizer krr,hadamard --eps0 1,2 --n 1e6 --delta 1e-6 --k 16 --quiet --out".split()
+    status, out, err = run(capsys, *given, data)
+    assert status == 0, err
+    assert "hadamard" in out and "blanket" in out
+    with xarray.open_dataset(data) as dataset:
+        assert dataset.attrs["bound"] == "blanket"
+        assert dataset.attrs["randomizer"] == "RandomizedResponse, HadamardResponse"
+        found = dataset.epsilon.sel(randomizer="krr").squeeze()
+        expected = jaxdp.epsilon(jaxdp.Shuffled(jaxdp.RandomizedResponse(np.array([1.0, 2.0]), 16), 10**6), 1e-6)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_solving_for_what_is_given_or_not_used_is_refused(capsys):
@@ -140,7 +216,7 @@ def test_solving_for_what_is_given_or_not_used_is_refused(capsys):
     assert status == 2 and "--noise-multiplier must be left out: it is what is solved for, got '2'" in err
     given = ["calibrate", "shuffle", "--eps0", 1, "--n", 100, "--bracket", "2:9"]
     status, _, err = run(capsys, *given, "--solve-for", "k", *wanted)
-    assert status == 2 and "--num-categories is not used with --bound clones" in err
+    assert status == 2 and "--num-categories is not used with --randomizer local" in err
 
 
 @pytest.mark.parametrize("name", ["noise-multiplier", "noise_multiplier", "--noise-multiplier", "sigma", "--sigma"])
@@ -198,6 +274,11 @@ def test_a_malformed_range_is_a_sentence(text):
         ("epsilon gaussian --sigma nan --delta 1e-6", "noise_multiplier must be finite and > 0, got nan"),
         ("epsilon gaussian --sigma 1 --steps 1.5 --delta 1e-6", "times must be a whole number"),
         ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --bound best", "bound must be one of 'clones'"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer kr", "randomizer must be one of 'local', 'krr'"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local,krr", "bound must be given with"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local --bound blanket", "needs the randomizer"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer krr --k 1", "num_categories must be"),
+        ("epsilon shuffle --eps0 1 --n 9 --delta 1e-6 --randomizer subset --k 3 --w 3", "num_categories - subset_size"),
         ("calibrate gaussian --solve-for sigmas --bracket 1:2 --epsilon 1 --delta 1e-6", "solve-for must be one of"),
         ("calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6", "--noise-multiplier is needed"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket 1 --epsilon 1 --delta 1e-6", "bracket must be"),
