@@ -14,7 +14,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 if hasattr(os, "sched_setaffinity"):
@@ -36,7 +36,7 @@ GAP = 1e-6
 
 
 class Timed(NamedTuple):
-    """CPU seconds of the first call, least of two more, and the answer."""
+    """CPU seconds of the first call and of a second one, and the answer."""
 
     first: float
     warm: float
@@ -44,13 +44,12 @@ class Timed(NamedTuple):
 
 
 def timed(call: Callable[[], Any]) -> Timed:
-    """Three calls."""
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        answer = call()
-        seconds.append(time.process_time() - start)
-    return Timed(seconds[0], min(seconds[1:]), answer)
+    """Two calls."""
+    start = time.process_time()
+    call()
+    middle = time.process_time()
+    answer = call()
+    return Timed(middle - start, time.process_time() - middle, answer)
 
 
 def random_points(size: int, seed: int, users: tuple[float, float]) -> dict[str, np.ndarray]:
@@ -113,31 +112,26 @@ NAMED: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
 }
 
 
-def one_round(size: int) -> tuple[list[str], list[str]]:
-    """Table rows: batches of random points and the grid of clones; the named randomizers."""
+def any_randomizer(size: int) -> Iterator[str]:
+    """Table rows: batches of random points and the grid, clones and stronger."""
     large = random_points(size, 0, (5, 9))
     heavy = large["n"] * np.exp(-large["eps0"]) * -np.expm1(-large["eps0"]) >= 1e4
     eps0, n = (a.ravel() for a in np.meshgrid(np.linspace(0.1, 8, 100), np.rint(np.geomspace(1e3, 1e9, 40))))
-    rows = [
-        clones_row("clones, n 1e5 to 1e9", large, "clones")[0],
-        clones_row("the same, n r (1-r) >= 1e4", {k: v[heavy] for k, v in large.items()}, "clones")[0],
-        clones_row("stronger, n 1e5 to 1e9", large, "stronger")[0],
-        clones_row(
-            "clones, grid 100 eps0 x 40 n, 1e3 to 1e9, delta 1e-6",
-            {"eps0": eps0, "n": n, "delta": np.full(n.shape, 1e-6)},
-            "clones",
-        )[0],
-    ]
-    small = random_points(size // 8, 2, (3, 5))
-    rows.append(clones_row("clones, n 1e3 to 1e5", small, "clones")[0])
-    named = []
+    grid = {"eps0": eps0, "n": n, "delta": np.full(n.shape, 1e-6)}
+    yield clones_row("clones, n 1e5 to 1e9", large, "clones")[0]
+    yield clones_row("of these n r (1-r) >= 1e4", {k: v[heavy] for k, v in large.items()}, "clones")[0]
+    yield clones_row("stronger, n 1e5 to 1e9", large, "stronger")[0]
+    yield clones_row("clones, n 1e3 to 1e5", random_points(size // 8, 2, (3, 5)), "clones")[0]
+    yield clones_row("clones, grid 100 eps0 x 40 n, 1e3 to 1e9, delta 1e-6", grid, "clones")[0]
+
+
+def named(size: int) -> Iterator[str]:
+    """Table rows of the named randomizers: many people, then few."""
+    large, small = random_points(size, 0, (5, 9)), random_points(size, 2, (3, 5))
     for name, make in NAMED.items():
-        count = size // 64 if "Laplace" in name else size
-        some = {key: values[:count] for key, values in large.items()}
-        named.append(named_row(f"{name}; n 1e5 to 1e9", make, some))
-        some = {key: values[: count // 16] for key, values in small.items()}
-        named.append(named_row(f"{name}; n 1e3 to 1e5", make, some))
-    return rows, named
+        count = size // 16 if "Laplace" in name else size
+        yield named_row(f"{name}; n 1e5 to 1e9", make, {k: v[:count] for k, v in large.items()})
+        yield named_row(f"{name}; n 1e3 to 1e5", make, {k: v[: count // 16] for k, v in small.items()})
 
 
 def baseline_delta(users: float, eps0: float, epsilon: float, deviations: float) -> float:
@@ -196,37 +190,33 @@ ROUNDS = [
 ]
 
 
-def compositions(quick: bool) -> list[str]:
-    """Rows: ten rounds, milliseconds a point alone and in a batch of 32 deltas, both bounds."""
-    rows = []
+def compositions(quick: bool) -> Iterator[str]:
+    """Rows: ten rounds, milliseconds a point alone and in a batch of 8 deltas, both bounds."""
     for name, make, users in ROUNDS[:1] if quick else ROUNDS:
         composed = jaxdp.repeat(jaxdp.Shuffled(make(), users), 10)
-        batch = timed(lambda composed=composed: jaxdp.epsilon_bounds(composed, np.geomspace(1e-9, 1e-5, 32)))
+        batch = timed(lambda composed=composed: jaxdp.epsilon_bounds(composed, np.geomspace(1e-9, 1e-5, 8)))
         alone = timed(lambda composed=composed: jaxdp.epsilon_bounds(composed, 1e-6))
         lower, upper = alone.answer
-        rows.append(
-            f"| {name} | {users:.0e} | {batch.first:.0f} | {1e3 * alone.warm:.0f} | {1e3 * batch.warm / 32:.0f} | "
+        yield (
+            f"| {name} | {users:.0e} | {batch.first:.1f} | {1e3 * alone.warm:.0f} | {1e3 * batch.warm / 8:.0f} | "
             f"{lower:.7g} | {upper:.7g} |"
         )
-    return rows
 
 
-def renyi(quick: bool) -> list[str]:
+def renyi(quick: bool) -> Iterator[str]:
     """Rows: Renyi divergence of one round at 16 orders, milliseconds an order alone and together."""
     orders = np.geomspace(1.5, 256, 16)
-    rows = []
     for name, make, users in ROUNDS[:1] if quick else ROUNDS[:4]:
         mechanism = jaxdp.Shuffled(make(), users)
         batch = timed(lambda m=mechanism: jaxdp.renyi(m, orders))
         alone = timed(lambda m=mechanism: jaxdp.renyi(m, 16.0))
-        rows.append(
-            f"| {name} | {users:.0e} | {batch.first:.0f} | {1e3 * alone.warm:.0f} | {1e3 * batch.warm / 16:.0f} | "
+        yield (
+            f"| {name} | {users:.0e} | {batch.first:.1f} | {1e3 * alone.warm:.0f} | {1e3 * batch.warm / 16:.0f} | "
             f"{float(alone.answer):.7g} |"
         )
-    return rows
 
 
-def golden_gaps() -> list[str]:
+def golden_gaps() -> Iterator[str]:
     """Rows: family, number of cases, least and largest (upper - exact)/exact."""
 
     def shuffled(make: Callable[[dict[str, float]], Any], bound: str | None) -> Callable[[dict[str, float]], float]:
@@ -244,17 +234,15 @@ def golden_gaps() -> list[str]:
         "krr": (shuffled(lambda c: jaxdp.RandomizedResponse(c["eps0"], c["k"]), None), "eps"),
         "renyi_clones": (divergence, "value"),
     }
-    rows = []
     for name, (ours, key) in families.items():
         cases = [c for c in GOLDEN if c["family"] == name and "kind" not in c and float(c[key]) > 0]
         numbers = [{k: float(v) for k, v in c.items() if k != "family"} for c in cases]
         exact = np.array([c[key] for c in numbers])
         gap = (np.array([ours(c) for c in numbers]) - exact) / exact
-        rows.append(f"| {name} | {len(cases)} | {gap.min():.1e} | {np.median(gap):.1e} | {gap.max():.1e} |")
-    return rows
+        yield f"| {name} | {len(cases)} | {gap.min():.1e} | {np.median(gap):.1e} | {gap.max():.1e} |"
 
 
-def first_calls() -> list[str]:
+def first_calls() -> Iterator[str]:
     """Rows: first answers of this process, in this order; later ones share compiled code with earlier ones."""
     krr = jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 10.0), 1e6)
     local = jaxdp.Shuffled(jaxdp.LocalRandomizer(2.0), 1e6)
@@ -267,28 +255,24 @@ def first_calls() -> list[str]:
         "then ten rounds of k-RR": lambda: jaxdp.epsilon_bounds(jaxdp.repeat(krr, 10), 1e-6),
         "then Renyi of k-RR, order 16": lambda: jaxdp.renyi(krr, 16.0),
     }
-    rows = []
     for name, call in calls.items():
         start = time.process_time()
         call()
-        rows.append(f"| {name} | {time.process_time() - start:.1f} |")
-    return rows
+        yield f"| {name} | {time.process_time() - start:.1f} |"
 
 
-def report(quick: bool) -> str:
-    """The page."""
-    size = 256 if quick else 4096
-    starts = first_calls()
-    rows, named = one_round(size)
+def report(quick: bool) -> Iterator[str]:
+    """The lines of the page, as they are measured."""
+    size = 64 if quick else 4096
     columns = (
         "points | bracket, us a point | gap: median | 99% | worst | verb, us a point | verb: median distance |\n"
         "|---|---|---|---|---|---|---|---|"
     )
-    lines = [
+    yield from [
         "# Shuffle amplification: accuracy and time",
         "",
         f"jax {jax.__version__}, scipy {scipy.__version__}, {platform.machine()}, {jax.default_backend()}, float64. "
-        "All times are CPU time of one thread; warm times are the least of two calls after the first.",
+        "All times are CPU time of one thread; warm times are those of a second call.",
         "",
         "## First answers",
         "",
@@ -296,7 +280,9 @@ def report(quick: bool) -> str:
         "",
         "| call | CPU s |",
         "|---|---|",
-        *starts,
+    ]
+    yield from first_calls()
+    yield from [
         "",
         "## One round",
         "",
@@ -307,25 +293,33 @@ def report(quick: bool) -> str:
         "n r (1-r)) take most of the time of a row.",
         "",
         f"| any randomizer | {columns}",
-        *rows,
+    ]
+    yield from any_randomizer(size)
+    yield from [
         "",
         f"| named randomizer | {columns}",
-        *named,
+    ]
+    yield from named(size // 4)
+    yield from [
         "",
         "## Against SciPy's sum",
         "",
         "Clones, n = 1e6, eps0 = 1, delta = 1e-6, brentq to 1e-6. SciPy's numbers are estimates without a certificate.",
         "",
-        *against_baseline(size),
+    ]
+    yield from against_baseline(size)
+    yield from [
         "",
         "## Ten composed rounds",
         "",
-        "`epsilon_bounds(repeat(round, 10), 1e-6)`; the batch is 32 deltas, 1e-9 to 1e-5. The lower bound is that of a "
+        "`epsilon_bounds(repeat(round, 10), 1e-6)`; the batch is 8 deltas, 1e-9 to 1e-5. The lower bound is that of a "
         "data set (all others hold one value; any randomizer: two-point randomized response).",
         "",
         "| round | n | first batch, s | alone, ms | in a batch, ms a point | lower | upper |",
         "|---|---|---|---|---|---|---|",
-        *compositions(quick),
+    ]
+    yield from compositions(quick)
+    yield from [
         "",
         "## Renyi divergence of one round",
         "",
@@ -333,7 +327,9 @@ def report(quick: bool) -> str:
         "",
         "| round | n | first batch, s | alone, ms | together, ms an order | order 16 |",
         "|---|---|---|---|---|---|",
-        *renyi(quick),
+    ]
+    yield from renyi(quick)
+    yield from [
         "",
         "## Against exact values",
         "",
@@ -341,10 +337,9 @@ def report(quick: bool) -> str:
         "",
         "| family | cases | least | median | largest |",
         "|---|---|---|---|---|",
-        *([] if quick else golden_gaps()),
-        "",
     ]
-    return "\n".join(lines)
+    yield from () if quick else golden_gaps()
+    yield ""
 
 
 def main() -> None:
@@ -352,11 +347,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few points and cases, printed and not written")
     quick = parser.parse_args().quick
-    page = report(quick)
-    print(page)
+    lines = []
+    for line in report(quick):
+        print(line, flush=True)
+        lines.append(line)
     if not quick:
         (ROOT / "results").mkdir(exist_ok=True)
-        (ROOT / "results" / "shuffle.md").write_text(page)
+        (ROOT / "results" / "shuffle.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -53,5 +53,5 @@ def observe() -> Iterator[list[dict[str, str]]]:
 def summary(calls: list[dict[str, str]]) -> dict[str, str]:
     """One attribute per key, the distinct values joined by commas in the order of first use."""
     keys = dict.fromkeys(key for call in calls for key in call)
-    parts = {key: (part for call in calls if key in call for part in call[key].split(", ")) for key in keys}
-    return {key: ", ".join(dict.fromkeys(parts[key])) for key in keys}
+    parts = {key: [part for call in calls for part in call.get(key, "").split(", ") if part] for key in keys}
+    return {key: ", ".join(dict.fromkeys(values)) for key, values in parts.items()}

@@ -80,6 +80,23 @@ def test_every_call_has_the_same_shape_so_that_a_jitted_function_is_traced_once(
     np.testing.assert_array_equal(dataset.value, 2 * np.arange(10.0))
 
 
+def test_attributes_name_the_default_bound_and_shuffled_rounds_inside_compositions():
+    def one(eps0):
+        return jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 4), 10**6)
+
+    dataset = sweep(lambda eps0: jaxdp.epsilon(one(eps0), 1e-6), eps0=[1.0, 2.0])
+    assert (dataset.attrs["bound"], dataset.attrs["randomizer"]) == ("blanket", "RandomizedResponse")
+    other = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6, "stronger")
+    with provenance.observe() as calls:
+        provenance.note("epsilon", jaxdp.compose(jaxdp.repeat(one(1.0), 3), jaxdp.Gaussian(2.0), other), "replace_one")
+        provenance.note("epsilon", other, "replace_one")
+        provenance.note("epsilon", jaxdp.Gaussian(1.0), "replace_one")
+    made_by = provenance.summary(calls)
+    assert made_by["bound"] == "blanket, stronger"
+    assert made_by["randomizer"] == "RandomizedResponse, LocalRandomizer"
+    assert "bound" not in provenance.summary(calls[2:])
+
+
 def test_bounds_and_dicts_become_several_variables():
     dataset = sweep(lambda sigma: jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6), sigma=SIGMA)
     assert set(dataset.data_vars) == {"lower", "upper"}
