@@ -174,8 +174,8 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
             with jax.numpy_rank_promotion("allow"):
                 result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
         else:
-            flat = np.broadcast_to(value, shape).reshape(size)
-            result = kernel(dominating(stacks, np.abs(flat)), flat, direction=direction)
+            orders = np.broadcast_to(value, shape).reshape(size)
+            result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     if verb == "log_mgf":
         return results[0][()]
