@@ -4,7 +4,6 @@ This file also runs on a jaxlib that is known to miscompile (.ci/run), where it 
 """
 
 import functools
-import functools
 import json
 import math
 import pathlib
@@ -341,7 +340,9 @@ def _inner(jaxpr):
 
 KERNELS = {
     "Gaussian": lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5),
-    "clones": lambda: jax.make_jaxpr(functools.partial(shuffle_bounds.counts_epsilon.point, bound="clones"))(1.0, 1e4, 1e-6),
+    "clones": lambda: jax.make_jaxpr(functools.partial(shuffle_bounds.counts_epsilon.point, bound="clones"))(
+        1.0, 1e4, 1e-6
+    ),
     "contour": lambda: jax.make_jaxpr(
         lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), q), 1e-5, relation="remove")
     )(0.1),

@@ -1,10 +1,9 @@
-"""Every error term of the shuffle kernels is needed: without it a bound is on the wrong side of an exact value.
+"""Every error term of the shuffle kernels is needed: without it a bound is wrong.
 
 The production constants make most terms smaller than rounding, so each is looked at with constants that make it visible.
 """
 
 import inspect
-
 
 import jax
 import jax.numpy as jnp

@@ -111,7 +111,7 @@ def evaluate(eps0: Any, users: Any, epsilon: Any, *, bound: str, wanted: Any = T
     log_pmf = _log_half_pmf(x - 1, start)
     unit = log_weight + log_pmf + _ROOM
 
-    # Both times the chance of the count, in units of e^unit: the chances alone could underflow where these do not. And the
+    # Both times the chance of the count, in units of e^unit: chances alone could underflow where these do not. And the
     # sums of both parts and of the slope's terms.
     def down(state: tuple[Any, ...]) -> tuple[Any, ...]:
         j, x, pmf, tail, gains, losses = state
