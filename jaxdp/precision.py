@@ -168,7 +168,8 @@ class Kernel:
             where, traced = platform(), self.traces
             costly = self.costly is not None and self.costly(**static)
             pieces = []
-            for start, stop, padded in _pieces(size, 1 if costly else _SMALLEST_BATCH, self._chunk(where), where == "cpu"):
+            smallest, largest = 1 if costly else _SMALLEST_BATCH, self._chunk(where)
+            for start, stop, padded in _pieces(size, smallest, largest, where == "cpu"):
                 compiled = self._compiled(where, few=padded <= _SMALLEST_BATCH and not costly)
                 piece = compiled(items, *_slice(args, start, stop, padded))
                 pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))

@@ -14,7 +14,7 @@ from jaxdp import accounting, diffusion, precision, training
 from jaxdp.domains import POSITIVE, field
 from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
-from jaxdp.mechanisms.sampled import Bracket
+from jaxdp.mechanisms.sampled import Bracket, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
 
 NAN, INF = np.nan, np.inf
@@ -93,7 +93,7 @@ EXAMPLES = {
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.
-INTERNAL = {Bracket, LossLaw}
+INTERNAL = {Bracket, JointlyConvex, LossLaw}
 # Only inside Shuffled, where it is in MORE_EXAMPLES.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}
@@ -114,6 +114,7 @@ class WithoutDomains(jaxdp.Mechanism):
 MORE_EXAMPLES = [
     (jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 3), 1000), {"num_users": (0.0,)}),
     (jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 1000, "closed_form"), {"num_users": (0.0,)}),
+    (jaxdp.Shuffled(jaxdp.FiniteRandomizer([[0.6, 0.4], [0.3, 0.7]]), 1000), {"num_users": (0.0,)}),
     (WithoutDomains(0.1, [0.5, 0.5]), {"scale": (INF,), "weights": (INF,)}),
 ]
 TABLE = [*EXAMPLES.values(), *MORE_EXAMPLES]

@@ -1,6 +1,6 @@
 """Every error term of the shuffle kernels is needed: without it a bound is wrong.
 
-The production constants make most terms smaller than rounding, so each is looked at with constants that make it visible.
+The production constants make most terms smaller than rounding: each is looked at with constants that make it visible.
 """
 
 import inspect
@@ -35,7 +35,7 @@ def evaluated(function, *arguments):
 
 
 def points(variance, deviations):
-    """eps0, users, epsilon with about that variance of the number of clones, epsilon so many deviations from the mean."""
+    """eps0, users, epsilon: about that variance of the number of clones, epsilon so many deviations from the mean."""
     rng = np.random.default_rng(0)
     eps0 = rng.uniform(0.3, 4, SIZE)
     rate = np.exp(-eps0)
@@ -125,7 +125,8 @@ def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():
             for a, n, e in zip(eps0[:6], users[:6], epsilon[:6], strict=True)
         ]
     for i in range(6):
-        exact = nodes_in_high_precision(eps0[i], users[i], epsilon[i], float(tilt[i].c), float(tilt[i].deviation), atoms[i])
+        place = float(tilt[i].c), float(tilt[i].deviation)
+        exact = nodes_in_high_precision(eps0[i], users[i], epsilon[i], *place, atoms[i])
         assert found.lower[i] <= exact <= found.upper[i]
         rounding = abs(float(exact - mpmath.mpf(float(found.estimate[i]))))
         assert rounding < found.upper[i] - found.lower[i]

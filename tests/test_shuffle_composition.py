@@ -44,7 +44,8 @@ def test_the_upper_pair_is_nowhere_below_the_round(depth):
     lower = truth.lower.reshape(grid.shape)
     made = profile(rounds.upper_pair(grid, truth.upper.reshape(grid.shape)), grid)
     assert (made >= lower * (1 - ROUNDING)).all()
-    assert (np.sort(made[:, 0] / np.maximum(lower[:, 0], 1e-300))[:6] <= 1 + 1e-3).all()  # not vacuous for most of the points
+    # not vacuous for most of the points
+    assert (np.sort(made[:, 0] / np.maximum(lower[:, 0], 1e-300))[:6] <= 1 + 1e-3).all()
 
 
 def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth():
@@ -117,7 +118,8 @@ def two_point_pair(users, local):
     """Counts of ones, all others 0 and one person 1 or 0, truth with probability local/(local + 1)."""
     truth, lie = local / (local + 1), 1 / (local + 1)
     others = [math.comb(users - 1, i) * lie**i * truth ** (users - 1 - i) for i in range(users)] + [0, 0]
-    return [(truth * others[i - 1] + lie * others[i], lie * others[i - 1] + truth * others[i]) for i in range(users + 1)]
+    pairs = zip([others[-1], *others], others[: users + 1], strict=False)
+    return [(truth * before + lie * here, lie * before + truth * here) for before, here in pairs]
 
 
 def composed_delta(one, times, central):

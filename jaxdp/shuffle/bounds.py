@@ -185,7 +185,8 @@ def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> B
 
 def _wide(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return np.flatnonzero(~((upper - lower <= gap * upper) | (lower == upper)))
+        close = (upper - lower <= gap * upper) & np.isfinite(upper)
+        return np.flatnonzero(~(close | (lower == upper)))
 
 
 def _intersect(lower: np.ndarray, upper: np.ndarray, rows: np.ndarray, more: Bounds) -> None:
