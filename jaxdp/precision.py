@@ -27,9 +27,9 @@ import numpy as np
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
 # the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
-# for large kernels alone. Programs of few points, which run for milliseconds, are not optimised: a contour's compile in
-# less than half the time, for which the first number waits. The user's own choice, in XLA_FLAGS, counts. A release may
-# not know an option: where all together are refused, each is probed alone.
+# for large kernels alone. Their programs of few points, which run for milliseconds, are not optimised: a contour's
+# compile in less than half the time, for which the first number waits. The user's own choice, in XLA_FLAGS, counts. A
+# release may not know an option: where all together are refused, each is probed alone.
 _LEVEL = "xla_backend_optimization_level"
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {_LEVEL: 1, **_FOR_LARGE}
@@ -37,7 +37,8 @@ _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_S
 # What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
 _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
-_SMALLEST_BATCH = 8  # One point and eight are one program: eight points of a usual kernel cost milliseconds.
+_SMALLEST_BATCH = 8  # Of a large kernel one point and eight are one program: eight points cost milliseconds.
+_WIDE = 64  # Numbers that describe a point, past which eight points may take much longer than one.
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -166,7 +167,8 @@ class Kernel:
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
             where, traced = platform(), self.traces
-            costly = self.costly is not None and self.costly(**static)
+            width = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree_util.tree_leaves(args))
+            costly = not self.large or width > _WIDE or (self.costly is not None and self.costly(**static))
             pieces = []
             smallest, largest = 1 if costly else _SMALLEST_BATCH, self._chunk(where)
             for start, stop, padded in _pieces(size, smallest, largest, where == "cpu"):
@@ -198,8 +200,9 @@ def kernel(
 
     static: names of keyword arguments that fix sizes (each value compiles once).
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
-    that compiling them sooner counts. costly: of the static arguments, whether one point takes so long that seven
-    more beside it, computed to share the program of eight, would be noticed.
+    that compiling them sooner counts: one point is computed with seven more, to share the program of eight, and that
+    program is not optimised. costly: of the static arguments, whether that would be noticed (a point of more than 32
+    numbers is costly in any case).
     """
     return lambda point: Kernel(point, static, working_set, large, costly)
 

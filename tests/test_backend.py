@@ -115,19 +115,20 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     assert fourier._sampled_epsilon.large and not lower_bound_point.large
 
 
-def test_only_programs_of_few_points_are_not_optimised(monkeypatch):
+def test_only_large_kernels_programs_of_few_points_are_not_optimised(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     many, few = (compiler_options.__wrapped__("cpu", True, choice) for choice in (False, True))
     assert (many.pop(precision._LEVEL), few.pop(precision._LEVEL)) == (1, 0) and many == few
     monkeypatch.setenv("XLA_FLAGS", f"--{precision._LEVEL}=2")
     assert precision._LEVEL not in compiler_options.__wrapped__("cpu", True, True)
 
-    @kernel()
     def doubled(x):
         return 2 * x
 
-    doubled(np.arange(8.0)), doubled(np.arange(64.0))
-    assert set(doubled._jitted) == {(platform(), True), (platform(), False)}
+    for is_large, programs in ((True, {True, False}), (False, {False})):
+        one = kernel(large=is_large)(doubled)
+        one(np.arange(8.0)), one(np.arange(64.0))
+        assert {is_few for _, is_few in one._jitted} == programs
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():
@@ -478,14 +479,14 @@ def test_a_batch_is_computed_in_few_pieces_of_few_sizes_with_little_padding():
             assert len(pieces) <= size / 512 + 13
 
 
-def test_one_point_and_eight_are_one_program_but_where_a_point_is_costly():
-    @kernel(static=("nodes",), costly=lambda nodes: nodes > 10)
+def test_one_point_and_eight_of_a_large_kernel_are_one_program_but_where_a_point_is_costly():
+    @kernel(static=("nodes",), large=True, costly=lambda nodes: nodes > 10)
     def shifted(x, *, nodes=1):
         return x + nodes
 
-    for nodes, programs in ((1, 1), (100, 3)):
-        shifted(np.arange(1.0), nodes=nodes)
-        shifted(np.arange(8.0), nodes=nodes)
+    for nodes, shape, programs in ((1, (), 1), (100, (), 3), (1, (100,), 5)):
+        for rows in (1, 8):
+            shifted(np.ones((rows, *shape)), nodes=nodes)
         assert shifted.traces == programs
 
 
