@@ -539,10 +539,10 @@ def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
 # name: (first call of a process, programs that it may trace)
 FIRST_CALLS = {
     "Gaussian": (lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5), 1),
-    "shuffle": (lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6), 1e-6), 1),
+    "shuffle": (lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6), 1e-6), 3),
     "shuffled randomized response": (
         lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 3), 1000), 1e-6),
-        2,
+        6,
     ),
     "DP-SGD": (
         lambda: jaxdp.epsilon(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000), 1e-5),
@@ -553,7 +553,11 @@ FIRST_CALLS = {
 
 @pytest.mark.parametrize("name", FIRST_CALLS)
 def test_a_first_call_traces_each_program_once(name, fresh_canaries):
-    """The canary's program is the one that answers. DP-SGD has one for each direction, k-RR a coarse and a fine one."""
+    """The canary's program is the one that answers.
+
+    DP-SGD has one for each direction. Shuffling has the law, the contour and the lower bound's; k-RR the laws of both
+    sides, the long sum, and the contour once for its own law and once for the canary's, of two outcomes.
+    """
     call, programs = FIRST_CALLS[name]
     precision.forget_compiled()
     before = {one: one.traces for one in precision._kernels}

@@ -49,10 +49,10 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     bound = mechanism.chosen_bound()
     if isinstance(randomizer, KnownRandomizer):
         lower = _worst(verb, lower_laws(randomizer), users, target, _LOWER_GAP, _LOWER_SUMS).lower
-        if isinstance(randomizer, RandomizedResponse):
-            exact = _TWO_POINT[verb](users, eps0, target)
-            two = randomizer.num_categories == 2
-            lower = np.where(two, np.maximum(lower, exact.lower), lower)
+        two = np.flatnonzero(randomizer.num_categories == 2) if isinstance(randomizer, RandomizedResponse) else ()
+        if len(two):
+            exact = _TWO_POINT[verb](users[two], eps0[two], target[two])
+            lower[two] = np.maximum(lower[two], exact.lower)
         if bound == "blanket":
             upper = _worst(verb, upper_laws(randomizer), users, target, gap).upper
             return Bounds(np.fmin(lower, upper), upper)
