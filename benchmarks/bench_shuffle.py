@@ -110,8 +110,8 @@ NAMED: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
     "OUE, k 2 to 1023": lambda p: jaxdp.UnaryEncoding(p["eps0"], p["k"]),
     "symmetric unary, k 2 to 1023": lambda p: jaxdp.UnaryEncoding(p["eps0"], p["k"], optimized=False),
     "subset selection, k 2 to 1023": lambda p: jaxdp.SubsetSelection(p["eps0"], p["k"]),
-    "OLH": lambda p: jaxdp.LocalHashing(p["eps0"]),
-    "BLH": lambda p: jaxdp.LocalHashing(p["eps0"], 2.0),
+    "OLH": lambda p: jaxdp.LocalHashing(p["eps0"], None, 0.0 * p["eps0"]),
+    "BLH": lambda p: jaxdp.LocalHashing(p["eps0"], 2.0 + 0.0 * p["eps0"], 0.0 * p["eps0"]),
     "Hadamard": lambda p: jaxdp.HadamardResponse(p["eps0"]),
     "Laplace on [0, 1]": lambda p: jaxdp.LocalLaplace(p["eps0"]),
 }
@@ -305,7 +305,7 @@ def report(quick: bool) -> Iterator[str]:
         "",
         f"| named randomizer | {columns}",
     ]
-    yield from named(size // 32)
+    yield from named(size // 64)
     yield from [
         "",
         "## Against SciPy's sum",
