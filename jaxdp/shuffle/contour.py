@@ -26,6 +26,7 @@ _ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
 _UNIT = 1e-15  # nine units of rounding of one node's phase and modulus
 _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `_peaks`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
+_FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
 _BLOCK = 64
 _PERIOD = 30.0  # of the long sum, in standard deviations
 _LEAST = 1e-300
@@ -263,9 +264,19 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     near = h * jnp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -jnp.expm1(-fall * h * first))
     floor = math.pi / (2 * c) * jnp.exp(-jnp.minimum(k1, k2) * math.sin(_X0) ** 2)
     least, most = jnp.maximum(d - blur, 0.0), d + blur
-    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-eta * least**2) + (
-        1 - 2 * _X0 / math.pi
-    ) ** -2 / 24 * (most**2 + most * jnp.sqrt(math.pi / eta))
+    # peaks of the k-th family stand (p - k short/d) apart from its place, p whole: the nearest ones one by one
+    sharp = eta * least**2
+    any_offset = 1 + jnp.sqrt(math.pi / sharp)
+    where = _FAMILIES * short / d
+    unsure = where * (2e-15 + blur / d)
+    ahead = jnp.maximum(jnp.stack([where - jnp.floor(where), jnp.ceil(where) - where]) - unsure, 0.0)
+    beyond = 1 + 0.5 * jnp.sqrt(math.pi / sharp)
+    offset = jnp.sum(jnp.exp(-sharp * ahead**2) + beyond * jnp.exp(-sharp * (1 + ahead) ** 2), axis=0)
+    offset = jnp.where(offset < any_offset, offset, any_offset)
+    families = jnp.sum(offset / _FAMILIES**2) + any_offset / _FAMILIES.size
+    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * (
+        most / (2 * math.pi)
+    ) ** 2 * families
     peaks = (jnp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
     total = near + floor + peaks
     return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)

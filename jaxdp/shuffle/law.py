@@ -84,9 +84,10 @@ class NamedSets(NamedTuple):
     def blanket(self) -> Law:
         """The law for upper bounds: m is mu / Z, and e^eps0 mu / Z for the reports that name all inputs."""
         high, low = self.levels()
+        # whether x0 is named does not matter: equal outcomes are joined, in the first four places
+        mu = jnp.concatenate([self.named[:4] + self.named[4:], jnp.zeros(4)])
         place = jnp.arange(8)
-        all_named = jnp.where(place == jnp.where(self.third, 7, 3), self.every, 0.0)
-        mu = jnp.maximum(self.named - all_named, 0.0)
+        mu = jnp.where(place == 3, jnp.maximum(mu - self.every, 0.0), mu)
         # of the reports that name all inputs, x and x' are as likely as the blanket says, as of those that name neither
         certain = jnp.where(place == 2, high * self.every, 0.0)
         first, second = (mu * jnp.where(_NAMED[:, i], high, low) + certain for i in (0, 1))
