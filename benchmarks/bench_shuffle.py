@@ -137,7 +137,7 @@ def named(size: int) -> Iterator[str]:
         made = upper_laws(make(large))
         apart = np.sum(np.where(made.first != made.second, made.base, 0.0), axis=(1, 2))
         heavy = np.flatnonzero(large["n"] * apart * (1 - apart) >= 1e4)
-        heavy = heavy[: 16 if "Laplace" in name else None]
+        heavy = heavy[: 4 if "Laplace" in name else None]
         yield named_row(f"{name}; n 1e5 to 1e9, n r (1-r) >= 1e4", make, {k: v[heavy] for k, v in large.items()})
         if name.startswith("k-RR"):
             yield named_row(f"{name}; n 1e5 to 1e9, all", make, {k: v[:32] for k, v in large.items()})
@@ -147,7 +147,7 @@ def named(size: int) -> Iterator[str]:
 def baseline_delta(users: float, eps0: float, epsilon: float, deviations: float) -> float:
     """delta(epsilon) of the clones pair over the counts within so many standard deviations of their mean."""
     local, central, rate = np.exp(eps0), np.exp(epsilon), np.exp(-eps0)
-    reach = deviations * np.sqrt(users * rate * (1 - rate))
+    reach = min(deviations * np.sqrt(users * rate * (1 - rate)), users)
     counts = np.arange(max(0, int(users * rate - reach)), min(int(users), int(users * rate + reach)))
     x = np.floor((local * central - 1) / ((local - 1) * (1 + central)) * (counts + 1)) + 1
     term = (local - central) / (local + 1) * stats.binom.pmf(x - 1, counts, 0.5)
