@@ -24,8 +24,9 @@ GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text(
 
 
 def pair(verb, bound):
-    """Bounds of the clones pair as a function of users, eps0 and the target."""
-    return lambda users, eps0, target: bounds.clones_bounds(verb, eps0, users, target, bound)
+    """Bounds of the clones pair as a function of users, eps0 and the target, delta as close as the counts make it."""
+    gap = DELTA_GAP if verb == "delta" else GAP
+    return lambda users, eps0, target: bounds.clones_bounds(verb, eps0, users, target, bound, gap)
 
 
 KERNELS = {

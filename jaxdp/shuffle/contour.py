@@ -266,17 +266,17 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     least, most = jnp.maximum(d - blur, 0.0), d + blur
     # peaks of the k-th family stand (p - k short/d) apart from its place, p whole: the nearest ones one by one
     sharp = eta * least**2
-    any_offset = 1 + jnp.sqrt(math.pi / sharp)
+    unplaced = most**2 + most * jnp.sqrt(math.pi / eta)
     where = _FAMILIES * short / d
     unsure = where * (2e-15 + blur / d)
     ahead = jnp.maximum(jnp.stack([where - jnp.floor(where), jnp.ceil(where) - where]) - unsure, 0.0)
     beyond = 1 + 0.5 * jnp.sqrt(math.pi / sharp)
-    offset = jnp.sum(jnp.exp(-sharp * ahead**2) + beyond * jnp.exp(-sharp * (1 + ahead) ** 2), axis=0)
-    offset = jnp.where(offset < any_offset, offset, any_offset)
-    families = jnp.sum(offset / _FAMILIES**2) + any_offset / _FAMILIES.size
-    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * (
-        most / (2 * math.pi)
-    ) ** 2 * families
+    placed = most**2 * jnp.sum(jnp.exp(-sharp * ahead**2) + beyond * jnp.exp(-sharp * (1 + ahead) ** 2), axis=0)
+    placed = jnp.where(placed < unplaced, placed, unplaced)  # NaN, at d = 0, is no place
+    families = jnp.sum(placed / _FAMILIES**2) + unplaced / _FAMILIES.size
+    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * families / (
+        2 * math.pi
+    ) ** 2
     peaks = (jnp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
     total = near + floor + peaks
     return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)
