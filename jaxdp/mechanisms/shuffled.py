@@ -95,9 +95,9 @@ class Shuffled(Mechanism):
     All but "blanket" use the randomizer's epsilon (and delta, by their Theorem 3.8) alone. Lower bounds are those of a
     data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
 
-    Accuracy: the numerical error of upper bounds of epsilon is below 1e-6 (relative) where n r (1-r) >= 1e4, r the
-    mass of the blanket's or clones' outcomes that tell the two inputs apart; smaller groups:
-    notebooks/proofs/shuffle.md, section 7.
+    Accuracy: the numerical error of upper bounds of epsilon is meant to be below 1e-6 (relative). At random points with
+    n r (1-r) >= 1e4, r the mass of the outcomes that tell the two inputs apart, it was at most 2e-6; in smaller groups
+    of named randomizers it can be larger (benchmarks/results/shuffle.md).
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
