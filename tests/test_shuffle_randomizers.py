@@ -295,3 +295,9 @@ def test_a_report_that_gives_a_person_away_has_an_infinite_epsilon_below_its_pro
     mechanism = jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 50)
     assert jaxdp.epsilon(mechanism, 5e-4) == np.inf
     assert jaxdp.delta_bounds(mechanism, 40.0).lower >= 1e-3 * (1 - 1e-9)
+
+
+def test_a_table_bounded_by_its_epsilon_alone_is_not_rounded_to_single_precision():
+    table = np.array([[0.7, 0.3], [0.2, 0.8]])
+    local = jaxdp.FiniteRandomizer(table).max_loss()
+    assert local.dtype == np.float64 and 0 <= local - np.log(3.5) < 1e-14

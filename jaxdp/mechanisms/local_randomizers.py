@@ -318,7 +318,10 @@ class FiniteRandomizer(KnownRandomizer):
 
     def max_loss(self) -> Any:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
-        table = jnp.asarray(self.probabilities)
-        least, most = jnp.min(table, axis=-2), jnp.max(table, axis=-2)
-        ratio = jnp.log(jnp.where(most > 0, most, 1.0)) - jnp.log(jnp.where(least > 0, least, 1.0))
-        return jnp.max(jnp.where(most > 0, jnp.where(least > 0, ratio, jnp.inf), 0.0), axis=-1)
+        # NumPy outside a trace: there jnp computes in float32, and a rounded epsilon may be too small
+        xp = jnp if isinstance(self.probabilities, jax.Array) else np
+        table = xp.asarray(self.probabilities)
+        least, most = xp.min(table, axis=-2), xp.max(table, axis=-2)
+        logs = [xp.log(xp.where(side > 0, side, 1.0)) for side in (most, least)]
+        ratio = (logs[0] - logs[1]) + 4e-16 * (1 + abs(logs[0]) + abs(logs[1]))
+        return xp.max(xp.where(most > 0, xp.where(least > 0, ratio, np.inf), 0.0), axis=-1)

@@ -194,9 +194,9 @@ def _intersect(lower: np.ndarray, upper: np.ndarray, rows: np.ndarray, more: Bou
     lower[rows] = np.fmin(np.fmax(lower[rows], more.lower), upper[rows])
 
 
-@canary("shuffled round, contour and counts")
+@canary("shuffled round, contour")
 def _canary() -> tuple[Any, Any, float]:
-    """Two exact epsilons of the clones pair: one for the contour, one for the sum over counts."""
+    """One exact epsilon of the clones pair."""
     point = [np.array([x]) for x in (1.0, 1e6, 1e-6)]
     first = contour_epsilon.run_unchecked(clones_law.run_unchecked(point[0], bound="clones"), *point[1:])
     return first.upper, np.array([0.0043345198029866226]), 1e-8
