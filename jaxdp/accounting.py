@@ -59,16 +59,12 @@ def epsilon_of_pair(mechanism: Mechanism, delta: Any, direction: str, *, relatio
     return _run(mechanism, "delta", delta, relation, "epsilon", (direction,)).upper
 
 
-def delta_bounds(
-    mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6
-) -> Bounds:
+def delta_bounds(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
     """Certified Bounds(lower, upper) of delta at ``epsilon``; arguments as for `delta`."""
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap)
 
 
-def epsilon_bounds(
-    mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6
-) -> Bounds:
+def epsilon_bounds(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
     """Certified Bounds(lower, upper) of epsilon at ``delta``; arguments as for `epsilon`."""
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap)
 

@@ -1,28 +1,34 @@
 """Where float64 and the compiler are kept honest: the x64 scope, the batching wrapper, the canary.
 
 Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a
-flat batch: it enters a float64 scope of its own (the user's flag is never touched), compiles with the
-known-bad fusion of jaxlib 0.10.2 switched off, pads the batch to a few sizes so that new values and new
-batch lengths do not recompile, and runs the canary once per process and backend.
+flat batch: it enters a float64 scope of its own (the user's flag is never touched). The first points that are asked for
+are answered by NumPy, because compiling takes seconds (`jaxdp.arrays`). After them the kernel is compiled, with the
+known-bad fusion of jaxlib 0.10.2 switched off; the batch is padded to a few sizes so that new values and new
+batch lengths do not recompile. NumPy has to pass a canary once per process, and each compiled program has to agree with
+NumPy before its first number leaves.
 """
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
 import inspect
+import math
 import os
 import pathlib
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxdp.arrays import on_host
 
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
@@ -39,6 +45,9 @@ _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
 _SMALLEST_BATCH = 8  # Of a large kernel one point and eight are one program: eight points cost milliseconds.
 _WIDE = 64  # Numbers that describe a point, past which eight points may take much longer than one.
+# Points that NumPy answers before a program is compiled for more: about as long as compiling it takes.
+_COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "32"))
+_AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -49,11 +58,6 @@ class BackendError(RuntimeError):
 def x64():
     """Context manager: float64 inside, the caller's flag restored outside, this thread only."""
     return jax.enable_x64(True)
-
-
-def exact_product(left: Any, right: Any) -> jax.Array:
-    """Matrix product in float64 whatever the user's `jax_default_matmul_precision`: some settings round the factors."""
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.cache
@@ -113,7 +117,7 @@ def forget_compiled() -> None:
 
 
 class Kernel:
-    """A one-point function with a batched, compiled, float64 front. Made by `kernel`.
+    """A one-point function with a batched float64 front, run by NumPy or compiled. Made by `kernel`.
 
     ``kernel.point`` is the traceable one-point function; ``kernel(*args, **static)`` takes pytrees of
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
@@ -126,11 +130,15 @@ class Kernel:
         working_set: int,
         large: bool = False,
         costly: Callable[..., bool] | None = None,
+        bounds: bool = False,
+        host: bool = False,
     ):
         self.point = point
         self.large = large
         self.costly = costly
         self.working_set = working_set
+        self.bounds = bounds
+        self.host = host
         self.traces = 0
         parameters = inspect.signature(point).parameters
         self._defaults = {
@@ -138,6 +146,8 @@ class Kernel:
         }
         functools.update_wrapper(self, point)
         self._jitted: dict[Any, Any] = {}
+        self._agreed: set[Any] = set()
+        self._answered: collections.Counter[Any] = collections.Counter()
         _kernels.add(self)
 
     def _compiled(self, where: str, few: bool) -> Callable:
@@ -162,22 +172,53 @@ class Kernel:
         # Concrete numbers inside a user's trace are computed now, not traced: the result is NumPy.
         with x64(), jax.core.eval_context():
             args = jax.tree_util.tree_map(_as_float64, args)
-            size = jax.tree_util.tree_leaves(args)[0].shape[0]
+            shapes = tuple(leaf.shape for leaf in jax.tree_util.tree_leaves(args))
+            size = shapes[0][0]
             # One program, whether a caller names a default or leaves it out.
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
-            where, traced = platform(), self.traces
-            width = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree_util.tree_leaves(args))
-            costly = not self.large or width > _WIDE or (self.costly is not None and self.costly(**static))
-            pieces = []
-            smallest, largest = 1 if costly else _SMALLEST_BATCH, self._chunk(where)
-            for start, stop, padded in _pieces(size, smallest, largest, where == "cpu"):
-                compiled = self._compiled(where, few=padded <= _SMALLEST_BATCH and not costly)
-                piece = compiled(items, *_slice(args, start, stop, padded))
-                pieces.append(jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece))
+            program = items, tuple(shape[1:] for shape in shapes)
+            if self.host and self._answered[program] + size <= _COMPILE_AFTER:
+                self._answered[program] += size
+                return _stacked([self._by_numpy(args, row, static) for row in range(size)])
+            return self._by_programs(args, size, static, program)
+
+    def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
+        with on_host():
+            made = self.point(*jax.tree_util.tree_map(lambda leaf: leaf[row], args), **static)
+        return jax.tree_util.tree_map(np.asarray, made)
+
+    def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
+        where, traced = platform(), self.traces
+        width = sum(math.prod(shape) for shape in program[1])
+        costly = not self.large or width > _WIDE or (self.costly is not None and self.costly(**static))
+        pieces = []
+        smallest, largest = 1 if costly else _SMALLEST_BATCH, self._chunk(where)
+        for start, stop, padded in _pieces(size, smallest, largest, where == "cpu"):
+            few = padded <= _SMALLEST_BATCH and not costly
+            piece = self._compiled(where, few)(program[0], *_slice(args, start, stop, padded))
+            piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
+            if self.host and (where, few, padded, program) not in self._agreed:
+                self._require_agreement(where, piece, self._by_numpy(args, start, static))
+                self._agreed.add((where, few, padded, program))
+            pieces.append(piece)
         if self.traces != traced and memory_maps() > 0.5:
             forget_compiled()
         return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
+
+    def _require_agreement(self, where: str, compiled: Any, exact: Any) -> None:
+        """Of a program's first row with NumPy's: bounds have to overlap, other numbers to be close."""
+        first = [leaf[0] for leaf in jax.tree_util.tree_leaves(compiled)]
+        other = jax.tree_util.tree_leaves(exact)
+        if self.bounds:
+            (lower, upper), (its_lower, its_upper) = first, other
+            agree = np.all(lower <= its_upper * (1 + _AGREEMENT)) and np.all(its_lower <= upper * (1 + _AGREEMENT))
+        else:
+            agree = all(
+                np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)
+            )
+        if not agree:
+            _refuse(self.__name__, where, first, "NumPy computes", other)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
@@ -189,12 +230,18 @@ class Kernel:
         return self.run_unchecked(*args, **static)
 
 
+def _stacked(rows: list[Any]) -> Any:
+    return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+
 def kernel(
     *,
     static: tuple[str, ...] = (),
     working_set: int = 4096,
     large: bool = False,
     costly: Callable[..., bool] | None = None,
+    bounds: bool = False,
+    host: bool = False,
 ) -> Callable[[Callable], Kernel]:
     """Decorator: one-point function -> `Kernel`.
 
@@ -202,9 +249,10 @@ def kernel(
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
     that compiling them sooner counts: one point is computed with seven more, to share the program of eight, and that
     program is not optimised. costly: of the static arguments, whether that would be noticed (a point of more than 32
-    numbers is costly in any case).
+    numbers is costly in any case). bounds: it returns (lower, upper). host: it is written with `jaxdp.arrays.xp`, so
+    that NumPy can run it.
     """
-    return lambda point: Kernel(point, static, working_set, large, costly)
+    return lambda point: Kernel(point, static, working_set, large, costly, bounds, host)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:
@@ -326,10 +374,14 @@ def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float)
     computed, exact = np.broadcast_arrays(np.asarray(computed), np.asarray(exact))
     good = np.abs(computed - exact) <= tolerance * np.abs(exact)
     if not good.all():
-        raise BackendError(
-            f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed {computed[~good][0]!r} where "
-            f"{exact[~good][0]!r} is exact. No number was returned. Install another jaxlib release (0.10.1 is good)."
-        )
+        _refuse(name, where, computed[~good][0], "the exact value is", exact[~good][0])
+
+
+def _refuse(name: str, where: str, computed: Any, but: str, exact: Any) -> NoReturn:
+    raise BackendError(
+        f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed {computed!r} where {but} {exact!r}. "
+        "No number was returned. Install another jaxlib release (0.10.1 is good)."
+    )
 
 
 # Reductions that jaxlib 0.10.2 gets wrong under jit, by factors of 2 to 200, at 512 rows (it is right at 200). Each is

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+
+from jaxdp.arrays import xp
 
 
 class _State(NamedTuple):
@@ -35,25 +36,25 @@ def crossing(
     """
 
     def unfinished(s: _State) -> jax.Array:
-        return (s.step < max_steps) & (s.high - s.low > rtol * jnp.abs(s.high))
+        return (s.step < max_steps) & (s.high - s.low > rtol * xp.abs(s.high))
 
     def advance(s: _State) -> _State:
         value, slope = fun(s.point)
         safe = value <= 0
-        low, high = jnp.where(safe, s.low, s.point), jnp.where(safe, s.point, s.high)
+        low, high = xp.where(safe, s.low, s.point), xp.where(safe, s.point, s.high)
         newton = s.point - value / slope
-        margin = 0.4 * rtol * jnp.abs(newton) + 0.02 * jnp.abs(newton - s.point)
-        guess = newton + jnp.where(safe, -margin, margin)
+        margin = 0.4 * rtol * xp.abs(newton) + 0.02 * xp.abs(newton - s.point)
+        guess = newton + xp.where(safe, -margin, margin)
         inside = (guess > low) & (guess < high)
         stalled = (s.step % 3 == 2) & (high - low > 0.5 * s.width)
-        guess = jnp.where(inside & ~stalled, guess, 0.5 * (low + high))
-        width = jnp.where(s.step % 3 == 2, high - low, s.width)
+        guess = xp.where(inside & ~stalled, guess, 0.5 * (low + high))
+        width = xp.where(s.step % 3 == 2, high - low, s.width)
         return _State(low, high, guess, width, s.step + 1)
 
-    low, high = jnp.asarray(low, jnp.float64), jnp.asarray(high, jnp.float64)
+    low, high = xp.asarray(low, xp.float64), xp.asarray(high, xp.float64)
     inside = (start > low) & (start < high)
-    first = jnp.where(inside, start, 0.5 * (low + high))
-    final = jax.lax.while_loop(unfinished, advance, _State(low, high, first, high - low, jnp.asarray(0, jnp.int32)))
+    first = xp.where(inside, start, 0.5 * (low + high))
+    final = xp.while_loop(unfinished, advance, _State(low, high, first, high - low, xp.asarray(0, xp.int32)))
     return final.low, final.high
 
 
@@ -94,31 +95,31 @@ def proved_ends(
     end = first[-1]
 
     def inside(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-        return jnp.where((x > low) & (x < high), x, 0.5 * (low + high))
+        return xp.where((x > low) & (x < high), x, 0.5 * (low + high))
 
     def advance(s: _Search) -> _Search:
         x = s.points
         seen = look(x)
-        upper = jnp.minimum(s.upper, jnp.min(jnp.where(seen.upper <= 0, x, jnp.inf)))
-        lower = jnp.maximum(s.lower, jnp.max(jnp.where(seen.lower > 0, x, 0.0)))
-        left = jnp.maximum(s.left, jnp.max(jnp.where((seen.middle > 0) & (x < upper), x, 0.0)))
-        right = jnp.minimum(s.right, jnp.min(jnp.where((seen.middle <= 0) & (x > left), x, jnp.inf)))
+        upper = xp.minimum(s.upper, xp.min(xp.where(seen.upper <= 0, x, xp.inf)))
+        lower = xp.maximum(s.lower, xp.max(xp.where(seen.lower > 0, x, 0.0)))
+        left = xp.maximum(s.left, xp.max(xp.where((seen.middle > 0) & (x < upper), x, 0.0)))
+        right = xp.minimum(s.right, xp.min(xp.where((seen.middle <= 0) & (x > left), x, xp.inf)))
         newton = x - seen.middle / seen.slope
         usable = (newton >= left) & (newton <= right)
-        best = jnp.argmin(jnp.where(usable, jnp.abs(seen.middle), jnp.inf))
+        best = xp.argmin(xp.where(usable, xp.abs(seen.middle), xp.inf))
         near = Seen(*(value[best] for value in seen))
-        root = jnp.where(usable[best], newton[best], 0.5 * (left + right))
+        root = xp.where(usable[best], newton[best], 0.5 * (left + right))
         above, below = (near.middle - near.upper) / near.slope, (near.lower - near.middle) / near.slope
         # where a bound proves nothing at all next to the zero, ever smaller shares of it
         vague = 0.3 * root * 4.0 ** -(s.step % 8)
         told = (above >= 0) & (above < root) & (below >= 0) & (below < root) & usable[best]
-        above, below = (jnp.where((y >= 0) & (y < root), y, vague) + 2e-12 * root for y in (above, below))
+        above, below = (xp.where((y >= 0) & (y < root), y, vague) + 2e-12 * root for y in (above, below))
         width = above + below
-        enough = told & (jnp.abs(root - x[best]) <= width) & (upper - lower <= jnp.where(s.step < 5, 1.5, 5.0) * width)
+        enough = told & (xp.abs(root - x[best]) <= width) & (upper - lower <= xp.where(s.step < 5, 1.5, 5.0) * width)
         done = enough | (upper <= 0) | (upper - lower <= 1e-13 * upper)
         farther = 4.0 ** (1 + s.step % 5)
-        high = jnp.minimum(upper, end)
-        points = jnp.stack(
+        high = xp.minimum(upper, end)
+        points = xp.stack(
             [
                 root,
                 inside(root + 1.2 * above, root, high),
@@ -132,8 +133,8 @@ def proved_ends(
     def unfinished(s: _Search) -> jax.Array:
         return ~s.done & (s.step < max_rounds)
 
-    nothing = jnp.zeros_like(end)
-    never, none = jnp.zeros(end.shape, bool), jnp.asarray(0, jnp.int32)
+    nothing = xp.zeros_like(end)
+    never, none = xp.zeros(end.shape, bool), xp.asarray(0, xp.int32)
     start = _Search(first, nothing, ceiling, nothing, end, end, never, none)
-    final = jax.lax.while_loop(unfinished, advance, start)
+    final = xp.while_loop(unfinished, advance, start)
     return final.lower, final.upper, final.root

@@ -12,9 +12,9 @@ import math
 import statistics
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.validate import SMALLEST
 
 _SMALLEST_BITS = int(np.float64(SMALLEST).view(np.int64))
@@ -43,14 +43,14 @@ def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Compiled arithmetic, comparisons included, takes a subnormal number for 0: only its bits tell.
     """
-    bits = jax.lax.bitcast_convert_type(x, jnp.int64)
+    bits = xp.bits(x)
     subnormal = (bits > 0) & (bits < _SMALLEST_BITS)
-    return jnp.where(subnormal, SMALLEST, x), subnormal
+    return xp.where(subnormal, SMALLEST, x), subnormal
 
 
 def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
     """Sum of coefficients[i] x^i by Horner's rule."""
-    value = jnp.full_like(x, coefficients[-1])
+    value = xp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + coefficient
     return value
@@ -61,9 +61,9 @@ def mills(x: jax.Array) -> jax.Array:
     # jax's erfcx is 0 between 26.543 and 26.642 (e^{x^2} erfc(x), erfc subnormal): beyond 26 the asymptotic series, the
     # next term of which is below 2e-17
     z = x / _SQRT_2
-    far = jnp.where(z > _FAR, z, _FAR)
+    far = xp.where(z > _FAR, z, _FAR)
     series = polynomial(_MILLS_SERIES, 0.5 / (far * far)) / (far * math.sqrt(math.pi))
-    return math.sqrt(math.pi / 2) * jnp.where(z > _FAR, series, jax.scipy.special.erfcx(jnp.minimum(z, _FAR)))
+    return math.sqrt(math.pi / 2) * xp.where(z > _FAR, series, xp.erfcx(xp.minimum(z, _FAR)))
 
 
 def log_normal_density(x: jax.Array) -> jax.Array:
@@ -73,11 +73,11 @@ def log_normal_density(x: jax.Array) -> jax.Array:
 
 def log_normal_tail(x: jax.Array) -> jax.Array:
     """log Phi_c(x), the upper normal tail; absolute error about 1e-15 times the value's size, any real x."""
-    inside = jnp.maximum(x, 0.0)
-    upper = log_normal_density(inside) + jnp.log(mills(inside))
+    inside = xp.maximum(x, 0.0)
+    upper = log_normal_density(inside) + xp.log(mills(inside))
     # Phi_c(x) = 1 - Phi_c(-x): for x < 0 the complement is the small number.
-    lower = log_one_plus(-0.5 * jax.scipy.special.erfc(-jnp.minimum(x, 0.0) / _SQRT_2))
-    return jnp.where(x > 0, upper, lower)
+    lower = log_one_plus(-0.5 * xp.erfc(-xp.minimum(x, 0.0) / _SQRT_2))
+    return xp.where(x > 0, upper, lower)
 
 
 @functools.cache
@@ -89,8 +89,8 @@ def normal_quantiles(size: int, variance: float) -> np.ndarray:
 
 def log_one_plus(x: jax.Array) -> jax.Array:
     """log(1 + x), x > -1: within 4 units of 2^-53; XLA's log1p is 241 units off near -0.414 (measured)."""
-    near = jnp.abs(x) < 0.25
-    return jnp.where(near, jnp.log1p(jnp.where(near, x, 0.0)), jnp.log(jnp.where(near, 1.0, 1.0 + x)))
+    near = xp.abs(x) < 0.25
+    return xp.where(near, xp.log1p(xp.where(near, x, 0.0)), xp.log(xp.where(near, 1.0, 1.0 + x)))
 
 
 def log_complement(q: jax.Array, p: jax.Array) -> jax.Array:
@@ -98,7 +98,7 @@ def log_complement(q: jax.Array, p: jax.Array) -> jax.Array:
 
     From q where it is the small number; not up to 1/2, as XLA's log1p is 241 units off near -0.414 (measured).
     """
-    return jnp.where(q < 0.25, jnp.log1p(-jnp.minimum(q, 0.25)), jnp.log(jnp.maximum(p, 1e-320)))
+    return xp.where(q < 0.25, xp.log1p(-xp.minimum(q, 0.25)), xp.log(xp.maximum(p, 1e-320)))
 
 
 def log1mexp(x: jax.Array) -> jax.Array:
@@ -108,45 +108,45 @@ def log1mexp(x: jax.Array) -> jax.Array:
     x = -1e-10, all digits at x = -40).
     """
     near = x > -math.log(2.0)
-    return jnp.where(
+    return xp.where(
         near,
-        jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
-        log_one_plus(-jnp.exp(jnp.where(near, -1.0, x))),
+        xp.log(-xp.expm1(xp.where(near, x, -1.0))),
+        log_one_plus(-xp.exp(xp.where(near, -1.0, x))),
     )
 
 
 def log_expm1(x: jax.Array) -> jax.Array:
     """log(e^x - 1), x > 0."""
-    small = jnp.log(jnp.expm1(jnp.clip(x, 1e-300, 30.0)))
-    return jnp.where(x > 30, x + jnp.log1p(-jnp.exp(-jnp.maximum(x, 1.0))), small)
+    small = xp.log(xp.expm1(xp.clip(x, 1e-300, 30.0)))
+    return xp.where(x > 30, x + xp.log1p(-xp.exp(-xp.maximum(x, 1.0))), small)
 
 
 def deviance(x: jax.Array) -> jax.Array:
     """D(x) = (1 + x) log(1 + x) - x for x >= -1; relative error below 1e-14, no cancellation near 0."""
-    small = jnp.abs(x) < _DEVIANCE_SMALL
-    near = jnp.where(small, x, 0.0)
-    far = jnp.where(small, 1.0, x)
+    small = xp.abs(x) < _DEVIANCE_SMALL
+    near = xp.where(small, x, 0.0)
+    far = xp.where(small, 1.0, x)
     # log(1 + x), not log1p(x): the latter is up to 129 ulp off near -0.4 on CPU (jax-ml/jax 39707), and
     # away from 0 the rounding of 1 + x costs nothing.
     ratio = 1.0 + far
-    direct = ratio * jnp.log(jnp.where(ratio > 0, ratio, 1.0)) - far
-    return jnp.where(small, near * near * polynomial(_DEVIANCE_SERIES, near), direct)
+    direct = ratio * xp.log(xp.where(ratio > 0, ratio, 1.0)) - far
+    return xp.where(small, near * near * polynomial(_DEVIANCE_SERIES, near), direct)
 
 
 def log1p_excess(x: jax.Array) -> jax.Array:
     """log(1 + x) - x for x > -1; relative error below 1e-14, no cancellation near 0."""
-    small = jnp.abs(x) < _DEVIANCE_SMALL
-    near, far = jnp.where(small, x, 0.0), jnp.where(small, 1.0, x)
-    return jnp.where(small, -near * near * polynomial(_LOG_SERIES, near), jnp.log(1.0 + far) - far)
+    small = xp.abs(x) < _DEVIANCE_SMALL
+    near, far = xp.where(small, x, 0.0), xp.where(small, 1.0, x)
+    return xp.where(small, -near * near * polynomial(_LOG_SERIES, near), xp.log(1.0 + far) - far)
 
 
 def stirling_error(k: jax.Array) -> jax.Array:
     """st(k) = log k! - [(k + 1/2) log k - k + log(2 pi)/2] for whole k >= 1 (0 at k = 0); absolute error 2e-16."""
-    large = jnp.maximum(k, float(_TABLE_END))
+    large = xp.maximum(k, float(_TABLE_END))
     inverse = 1.0 / large
     series = inverse * polynomial(_STIRLING_SERIES, inverse * inverse)
-    index = jnp.clip(k, 0, _TABLE_END - 1).astype(jnp.int32)
-    return jnp.where(k < _TABLE_END, jnp.asarray(_STIRLING_TABLE)[index], series)
+    index = xp.clip(k, 0, _TABLE_END - 1).astype(xp.int32)
+    return xp.where(k < _TABLE_END, xp.asarray(_STIRLING_TABLE)[index], series)
 
 
 def log_binomial_pmf(k: jax.Array, n: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
@@ -157,17 +157,17 @@ def log_binomial_pmf(k: jax.Array, n: jax.Array, p: jax.Array, q: jax.Array) -> 
     their ratio to second order. -inf outside 0 <= k <= n.
     """
     successes, failures = k, n - k
-    mean, rest = jnp.maximum(n * p, 1e-300), jnp.maximum(n * q, 1e-300)
-    inner_k, inner_f = jnp.maximum(successes, 1.0), jnp.maximum(failures, 1.0)
+    mean, rest = xp.maximum(n * p, 1e-300), xp.maximum(n * q, 1e-300)
+    inner_k, inner_f = xp.maximum(successes, 1.0), xp.maximum(failures, 1.0)
     away = (
         stirling_error(n)
         - stirling_error(inner_k)
         - stirling_error(inner_f)
         - mean * deviance((inner_k - mean) / mean)
         - rest * deviance((inner_f - rest) / rest)
-        + 0.5 * jnp.log(jnp.maximum(n, 1.0) / (inner_k * inner_f))
+        + 0.5 * xp.log(xp.maximum(n, 1.0) / (inner_k * inner_f))
         - LOG_SQRT_2PI
     )
     none, every = n * log_complement(p, q), n * log_complement(q, p)
-    value = jnp.where(failures == 0, every, jnp.where(successes == 0, none, away))
-    return jnp.where((k < 0) | (k > n), -jnp.inf, value)
+    value = xp.where(failures == 0, every, xp.where(successes == 0, none, away))
+    return xp.where((k < 0) | (k > n), -xp.inf, value)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.fourier.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.fourier.plan import AliasBound, Plan, alias_bound, conversion, log_alias, plan_delta, plan_epsilon
@@ -80,24 +80,24 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     """Evaluate K on the contour and bound what is beyond its end (a lattice's contour has no end)."""
     if effort.lattice:
         return build_lattice(spectrum, plan, effort.nodes)
-    c, step = plan.c, 2 * jnp.pi / plan.period
+    c, step = plan.c, 2 * xp.pi / plan.period
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end, effort.cover)
-    extra, mixing = jnp.zeros(1), jnp.zeros(())
+    extra, mixing = xp.zeros(1), xp.zeros(())
     if effort.smooth:
         extra, mixing = _smoothing(end, spectrum.mu2, fallen)
-    log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
+    log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
     # K(c) stands here and is taken from every node: two values, each with its error
-    units = 16 + 2 * spectrum.closed_units + 4 * jnp.abs(log_m_c[-1])
+    units = 16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
-        log_m_c = log_m_c + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
+        log_m_c = log_m_c + xp.sum(xp.where(part.times > 0, part.times * line.log_m, 0.0))
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
         # nodes are relative to the true m(c)
-        own = 4 * (jnp.abs(line.log_m) + 12) + line.error * 2.0**53
-        units = units + jnp.sum(jnp.where(part.times > 0, part.times * own, 0.0))
-    t = step * jnp.arange(effort.nodes + 1)
+        own = 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53
+        units = units + xp.sum(xp.where(part.times > 0, part.times * own, 0.0))
+    t = step * xp.arange(effort.nodes + 1)
     real, imag, errors = node_weights(nodes, c, t, extra)
     tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
     return Contour(
@@ -108,18 +108,18 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
 def table(values: jax.Array) -> jax.Array:
     """Node weights (..., nodes) as rows of about sqrt(nodes), (smoothings, rows, columns), padded with 0."""
     columns, rows = split(values.shape[-1])
-    padded = jnp.pad(values, ((0, 0), (0, rows * columns - values.shape[-1])))
+    padded = xp.pad(values, ((0, 0), (0, rows * columns - values.shape[-1])))
     return padded.reshape(-1, rows, columns)
 
 
 def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if all else has."""
-    s2 = jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
-    s2 = jnp.where(fallen < -_FALLEN, 0.0, s2)
-    s = jnp.sqrt(s2)
-    near, far = jax.lax.erf(s / np.sqrt(8.0)), jax.lax.erf(s / np.sqrt(2.0))
-    mixing = jnp.where(s2 > 0, near / jnp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)
-    return jnp.stack([s2, 4 * s2]), mixing
+    s2 = xp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+    s2 = xp.where(fallen < -_FALLEN, 0.0, s2)
+    s = xp.sqrt(s2)
+    near, far = xp.erf(s / np.sqrt(8.0)), xp.erf(s / np.sqrt(2.0))
+    mixing = xp.where(s2 > 0, near / xp.where(s2 > 0, far - near, 1.0), 0.0) * (1 + 1e-14)
+    return xp.stack([s2, 4 * s2]), mixing
 
 
 def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -127,21 +127,21 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
     log_abs = nodes.log_abs - 0.5 * extra[:, None] * t**2
     phase = nodes.phase + 0.5 * extra[:, None] * (2 * c + 1) * t
-    half = jnp.where(jnp.arange(t.shape[0]) == 0, 0.5, 1.0)
+    half = xp.where(xp.arange(t.shape[0]) == 0, 0.5, 1.0)
     # 1/(z (z+1)) by real arithmetic
     a, b = c * (c + 1) - t * t, t * (2 * c + 1)
     norm = 1 / (a * a + b * b)
-    size = jnp.exp(log_abs) * half
-    cosine, sine = jnp.cos(phase), jnp.sin(phase)
+    size = xp.exp(log_abs) * half
+    cosine, sine = xp.cos(phase), xp.sin(phase)
     real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
-    reach = size * jnp.sqrt(norm)
+    reach = size * xp.sqrt(norm)
     # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
-    raised = jnp.exp(jnp.clip(log_abs + nodes.excess, -745.0, 600.0))
-    slack = jnp.where(nodes.excess < 1, jnp.exp(log_abs) * jnp.expm1(jnp.minimum(nodes.excess, 1.0)), raised)
+    raised = xp.exp(xp.clip(log_abs + nodes.excess, -745.0, 600.0))
+    slack = xp.where(nodes.excess < 1, xp.exp(log_abs) * xp.expm1(xp.minimum(nodes.excess, 1.0)), raised)
     columns, rows = split(t.shape[0])
-    units = 32 + 1.5 * (sum(blocks_of(columns)) + rows) + 2 * jnp.abs(phase)
-    own = jnp.sum(half * jnp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
-    return real, imag, jnp.stack([own, jnp.sum(reach * t, axis=-1) * _ULP])
+    units = 32 + 1.5 * (sum(blocks_of(columns)) + rows) + 2 * xp.abs(phase)
+    own = xp.sum(half * xp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
+    return real, imag, xp.stack([own, xp.sum(reach * t, axis=-1) * _ULP])
 
 
 class Sums(NamedTuple):
@@ -166,29 +166,29 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
     c, h = contour.plan.c, contour.step
     base = contour.log_m_c - c * eps - ref
-    front = jnp.exp(base) * h / jnp.pi
+    front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]
-    down, along = h * columns * jnp.arange(rows), h * jnp.arange(columns)
-    cosine, sine = jnp.cos(along * eps), jnp.sin(along * eps)
+    down, along = h * columns * xp.arange(rows), h * xp.arange(columns)
+    cosine, sine = xp.cos(along * eps), xp.sin(along * eps)
 
-    waves = jnp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
+    waves = xp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
     real_waves, imag_waves = in_blocks(contour.real, waves), in_blocks(contour.imag, waves)
     real, imag = real_waves[..., 0] + imag_waves[..., 1], imag_waves[..., 0] - real_waves[..., 1]
     real_t, imag_t = real_waves[..., 2] + imag_waves[..., 3], imag_waves[..., 2] - real_waves[..., 3]
-    cosine, sine = jnp.cos(down * eps), jnp.sin(down * eps)
-    total = jnp.sum(real * cosine + imag * sine, axis=-1)
-    turned = jnp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
-    head_units = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + jnp.abs(c * eps) + jnp.abs(ref)) + 16
+    cosine, sine = xp.cos(down * eps), xp.sin(down * eps)
+    total = xp.sum(real * cosine + imag * sine, axis=-1)
+    turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
+    head_units = contour.log_m_c_units + 4 * (xp.abs(contour.log_m_c) + xp.abs(c * eps) + xp.abs(ref)) + 16
     own, moment = contour.errors
     head = head_units * _ULP  # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
-    raised = 1 + 2 * jnp.minimum(head, 0.25)
-    nodes = own + 4 * jnp.abs(eps) * moment
-    tail = jnp.exp(base + contour.log_tail) / jnp.pi * _OUTWARD * raised
-    rounding = front * (nodes * raised + 2 * head * jnp.abs(total))
+    raised = 1 + 2 * xp.minimum(head, 0.25)
+    nodes = own + 4 * xp.abs(eps) * moment
+    tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
+    rounding = front * (nodes * raised + 2 * head * xp.abs(total))
     return Raw(
         front * total,
         front * (turned - c * total),
-        *(jnp.where(head < 0.25, bound, jnp.inf) for bound in (tail, rounding)),
+        *(xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding)),
     )
 
 
@@ -212,27 +212,27 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     """For `evaluate`."""
     plan, widest = contour.plan, 0.5 * contour.extra_mu2[-1]
     c, p = plan.c, plan.period
-    ends = jnp.real(spectrum.closed(jnp.array([0.0, -1.0], jnp.complex128)))
+    ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
-        law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
-        both, error = jax.vmap(law, in_axes=(0, None, None, None))(
-            jnp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
+        law = xp.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
+        both, error = xp.vmap(law, in_axes=(0, None, None, None))(
+            xp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
         )
-        ends = ends + jnp.sum(jnp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
-        off = off + jnp.max(jnp.sum(jnp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
+        ends = ends + xp.sum(xp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
+        off = off + xp.max(xp.sum(xp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
     return Aliases(
         alias_bound(
             plan,
             plan.k_above + widest * plan.above * (plan.above + 1),
             plan.k_below + widest * plan.below * (plan.below + 1),
         ),
-        -jnp.maximum(c * p, 1e-300) - jnp.log(-jnp.expm1(-c * p)),
-        -(c + 1) * p - jnp.log(-jnp.expm1(-(c + 1) * p)),
-        jnp.exp(ends[0]),
-        jnp.exp(ends[1]),
-        jnp.exp(contour.log_kept),
-        jnp.where(off < 0.25, off * (1 + off), jnp.inf),
+        -xp.maximum(c * p, 1e-300) - xp.log(-xp.expm1(-c * p)),
+        -(c + 1) * p - xp.log(-xp.expm1(-(c + 1) * p)),
+        xp.exp(ends[0]),
+        xp.exp(ends[1]),
+        xp.exp(contour.log_kept),
+        xp.where(off < 0.25, off * (1 + off), xp.inf),
     )
 
 
@@ -244,20 +244,20 @@ def evaluate(
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
     left, right = log_alias(known.bound, eps)
-    left, right = jnp.exp(left - ref) * _OUTWARD, jnp.exp(right - ref) * _OUTWARD
+    left, right = xp.exp(left - ref) * _OUTWARD, xp.exp(right - ref) * _OUTWARD
     left_low, left_high = _left_alias(contour, known, left, eps, ref)
     upper = raw.total - left_low + raw.tail + raw.rounding
     lower = raw.total - left_high - right - raw.tail - raw.rounding
-    infinity = spectrum.infinity * jnp.exp(-ref)
-    cut_away = -jnp.expm1(contour.log_kept) * jnp.exp(-ref)
+    infinity = spectrum.infinity * xp.exp(-ref)
+    cut_away = -xp.expm1(contour.log_kept) * xp.exp(-ref)
     w = contour.mixing
     best_lower = (1 + w) * lower[0] - w * upper[-1]
-    best_lower = jnp.where(jnp.isnan(best_lower), -infinity, best_lower)
+    best_lower = xp.where(xp.isnan(best_lower), -infinity, best_lower)
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
-        jnp.maximum((best_lower + spectrum.infinity_low * jnp.exp(-ref) * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
+        xp.maximum((best_lower + spectrum.infinity_low * xp.exp(-ref) * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
         raw.total[0] - left_low + infinity,
-        jnp.minimum(raw.slope[0], 0.0),
+        xp.minimum(raw.slope[0], 0.0),
     )
 
 
@@ -269,12 +269,12 @@ def _left_alias(
     Of delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e) the last is what ``rest`` bounds; and 0 <= delta(e) <= M(0), which
     says more where e^e is large. M(0) and M(-1) are those of the finite part, each less at most what was cut away.
     """
-    first, second = jnp.exp(known.log_first - ref), jnp.exp(known.log_second + eps - ref)
-    rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + jnp.abs(ref) + jnp.abs(eps)) + known.off
+    first, second = xp.exp(known.log_first - ref), xp.exp(known.log_second + eps - ref)
+    rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + xp.abs(ref) + xp.abs(eps)) + known.off
     blur = rounded * (first + second)
     low = first * known.m0 * known.kept - second * known.m1 - blur
     high = first * known.m0 - second * known.m1 * known.kept + blur + rest
-    return jnp.fmax(low, 0.0), jnp.fmin(high, first * (known.m0 + rounded))
+    return xp.fmax(low, 0.0), xp.fmin(high, first * (known.m0 + rounded))
 
 
 def epsilon_bounds(
@@ -283,22 +283,20 @@ def epsilon_bounds(
     """Certified (lower, upper) epsilon at delta in [0, 1]. known: an upper bound of epsilon, or inf."""
     spare = delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1)
-    ref = jnp.log(jnp.where(inside, spare, 0.5))
-    plan = plan_epsilon(spectrum, ref + jnp.log1p(-1e-9), effort.quadrature, known)
+    ref = xp.log(xp.where(inside, spare, 0.5))
+    plan = plan_epsilon(spectrum, ref + xp.log1p(-1e-9), effort.quadrature, known)
     contour = build(spectrum, plan, effort)
-    target = jnp.where(inside, delta, 1.0) * jnp.exp(-ref)
+    target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
 
     left_and_right = aliases(contour, spectrum)
     # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
-    enough = -jnp.expm1(contour.log_kept) <= 1e-9 * jnp.exp(ref)
-    ceiling = jnp.where(
-        enough & jnp.isfinite(plan.rdp_epsilon), jnp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), jnp.inf
-    )
-    ceiling = jnp.minimum(jnp.minimum(ceiling, known), spectrum.top)
-    search = jnp.where(jnp.isfinite(ceiling), ceiling, 1.0)
+    enough = -xp.expm1(contour.log_kept) <= 1e-9 * xp.exp(ref)
+    ceiling = xp.where(enough & xp.isfinite(plan.rdp_epsilon), xp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), xp.inf)
+    ceiling = xp.minimum(xp.minimum(ceiling, known), spectrum.top)
+    search = xp.where(xp.isfinite(ceiling), ceiling, 1.0)
 
     def look(eps: jax.Array) -> Seen:
-        return seen(jax.vmap(lambda e: evaluate(contour, left_and_right, spectrum, e, ref))(eps), target)
+        return seen(xp.vmap(lambda e: evaluate(contour, left_and_right, spectrum, e, ref))(eps), target)
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
@@ -313,12 +311,12 @@ def seen(sums: Sums, target: jax.Array) -> Seen:
 
     An upper bound that is not above 0 proves nothing: something in it underflowed.
     """
-    upper, lower, middle = (jnp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
-    little = jnp.abs(sums.middle) <= target
+    upper, lower, middle = (xp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
+    little = xp.abs(sums.middle) <= target
     return Seen(
-        jnp.where((sums.upper > 0) & (sums.upper <= target), jnp.fmin(upper, 0.0), jnp.fmax(upper, 1e-300)),
-        jnp.where(sums.lower > target, jnp.fmax(lower, 1e-300), jnp.fmin(lower, -1e-300)),
-        jnp.where(sums.middle > 0, middle, jnp.where(little, -jnp.inf, jnp.inf)),
+        xp.where((sums.upper > 0) & (sums.upper <= target), xp.fmin(upper, 0.0), xp.fmax(upper, 1e-300)),
+        xp.where(sums.lower > target, xp.fmax(lower, 1e-300), xp.fmin(lower, -1e-300)),
+        xp.where(sums.middle > 0, middle, xp.where(little, -xp.inf, xp.inf)),
         sums.slope / sums.middle,
     )
 
@@ -326,61 +324,61 @@ def seen(sums: Sums, target: jax.Array) -> Seen:
 def epsilon_edges(spectrum, delta, inside, lower, upper):
     """The bounds found, and what holds without any where delta is not between the mass at infinity and 1."""
     # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
-    top = jnp.maximum(spectrum.top, 0.0)
-    blur = sum((_largest_blur(part) for part in spectrum.discrete), jnp.zeros(()))
+    top = xp.maximum(spectrum.top, 0.0)
+    blur = sum((_largest_blur(part) for part in spectrum.discrete), xp.zeros(()))
     exact_zero = (delta == 0) & (spectrum.infinity == 0)
-    outside = jnp.where(delta >= 1, 0.0, jnp.where(exact_zero, top, jnp.inf))
+    outside = xp.where(delta >= 1, 0.0, xp.where(exact_zero, top, xp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
-    upper = jnp.where(inside, jnp.minimum(upper, top), jnp.where(flat, top, outside))
+    upper = xp.where(inside, xp.minimum(upper, top), xp.where(flat, top, outside))
     # both the supremum and the mass at infinity are rounded up, the supremum by what the losses may be off by
-    supremum = jnp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
-    never = jnp.where(exact_zero, supremum, jnp.where(delta < spectrum.infinity_low, jnp.inf, 0.0))
-    lower = jnp.where(inside, jnp.minimum(lower, upper), jnp.where(delta >= 1, 0.0, never))
+    supremum = xp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
+    never = xp.where(exact_zero, supremum, xp.where(delta < spectrum.infinity_low, xp.inf, 0.0))
+    lower = xp.where(inside, xp.minimum(lower, upper), xp.where(delta >= 1, 0.0, never))
     known = (delta >= 0) & (delta <= 1)
     trivial = spectrum.top <= 0
-    upper = jnp.where(trivial & (delta >= spectrum.infinity), 0.0, upper)
+    upper = xp.where(trivial & (delta >= spectrum.infinity), 0.0, upper)
     return (
-        jnp.where(known & ~jnp.isnan(lower) & ~(trivial & inside), lower, 0.0),
-        jnp.where(known & ~jnp.isnan(upper), upper, jnp.inf),
+        xp.where(known & ~xp.isnan(lower) & ~(trivial & inside), lower, 0.0),
+        xp.where(known & ~xp.isnan(upper), upper, xp.inf),
     )
 
 
 def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
     """1 - e^eps + e^eps delta(-eps) of the swapped pair, from its Chernoff bound: close left of the losses' bulk."""
     constant, toward = conversion(plan.below), plan.below * eps
-    size = jnp.abs(plan.k_below) + jnp.abs(constant) + jnp.abs(toward)
-    swapped = jnp.exp(jnp.min(plan.k_below + constant + toward + 1e-14 * size)) + reverse_infinity
-    least = -jnp.expm1(jnp.minimum(eps, 0.0))
-    return jnp.where(eps < 0, (least + jnp.exp(jnp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, jnp.inf)
+    size = xp.abs(plan.k_below) + xp.abs(constant) + xp.abs(toward)
+    swapped = xp.exp(xp.min(plan.k_below + constant + toward + 1e-14 * size)) + reverse_infinity
+    least = -xp.expm1(xp.minimum(eps, 0.0))
+    return xp.where(eps < 0, (least + xp.exp(xp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, xp.inf)
 
 
 def _largest_blur(part: Discrete) -> jax.Array:
-    return jnp.sum(jnp.where(part.times > 0, part.times * jnp.max(part.blur, axis=-1), 0.0))
+    return xp.sum(xp.where(part.times > 0, part.times * xp.max(part.blur, axis=-1), 0.0))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) delta at eps (any sign)."""
-    finite = jnp.isfinite(eps)
-    e = jnp.where(finite, eps, 1.0)
+    finite = xp.isfinite(eps)
+    e = xp.where(finite, eps, 1.0)
     plan = plan_delta(spectrum, e, effort.quadrature)
     contour = build(spectrum, plan, effort)
-    ref = jnp.where(jnp.isfinite(plan.log_chernoff), jnp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
+    ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
     sums = evaluate(contour, aliases(contour, spectrum), spectrum, e, ref)
     # what underflows is charged the smallest normal number
-    upper = jnp.where(sums.upper > 0, sums.upper * jnp.exp(ref), jnp.inf) + SMALLEST
-    lower = sums.lower * jnp.exp(ref)
-    chernoff = jnp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - jnp.expm1(contour.log_kept)
-    upper = jnp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
-    upper = jnp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
+    upper = xp.where(sums.upper > 0, sums.upper * xp.exp(ref), xp.inf) + SMALLEST
+    lower = sums.lower * xp.exp(ref)
+    chernoff = xp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
+    upper = xp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
+    upper = xp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
     beyond = e >= spectrum.top
-    upper = jnp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
-    least = -jnp.expm1(jnp.minimum(e, 0.0))
-    floor = jnp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
-    lower = jnp.where(beyond, spectrum.infinity_low, jnp.where(jnp.isnan(lower), 0.0, lower))
-    lower = jnp.clip(lower, jnp.minimum(floor, 1.0), 1.0)
-    upper = jnp.clip(upper, jnp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
-    edge_low = jnp.where(eps == jnp.inf, spectrum.infinity_low, jnp.where(eps == -jnp.inf, 1.0, 0.0))
-    edge_high = jnp.where(eps == jnp.inf, jnp.minimum(spectrum.infinity * (1 + 4 * _ULP), 1.0), 1.0)
-    upper = jnp.where(finite & ~jnp.isnan(upper), upper, edge_high)
-    lower = jnp.where(finite, jnp.minimum(lower, upper), edge_low)
+    upper = xp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
+    least = -xp.expm1(xp.minimum(e, 0.0))
+    floor = xp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
+    lower = xp.where(beyond, spectrum.infinity_low, xp.where(xp.isnan(lower), 0.0, lower))
+    lower = xp.clip(lower, xp.minimum(floor, 1.0), 1.0)
+    upper = xp.clip(upper, xp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
+    edge_low = xp.where(eps == xp.inf, spectrum.infinity_low, xp.where(eps == -xp.inf, 1.0, 0.0))
+    edge_high = xp.where(eps == xp.inf, xp.minimum(spectrum.infinity * (1 + 4 * _ULP), 1.0), 1.0)
+    upper = xp.where(finite & ~xp.isnan(upper), upper, edge_high)
+    lower = xp.where(finite, xp.minimum(lower, upper), edge_low)
     return lower, upper

@@ -11,9 +11,9 @@ an exponential. Argument: notebooks/proofs/contour_certificate.md, section 3.4.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.fourier import add_direction
 from jaxdp.fourier.mixture import (
     REACH,
@@ -36,53 +36,53 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array
         low, cell, v = exact_nodes(*add_direction.interval(c, mu, q), size)
     else:
         reach = (c + 1) * mu + REACH
-        low, cell, v = exact_nodes(jnp.full_like(reach, -REACH), jnp.minimum(reach, cut), size)
-    ends = jnp.stack([low, low + size * cell])
+        low, cell, v = exact_nodes(xp.full_like(reach, -REACH), xp.minimum(reach, cut), size)
+    ends = xp.stack([low, low + size * cell])
     strip = _strip(ends, mu, direction)
-    bounds = jax.vmap(lambda y: _modulus(v, cell, ends, y * strip, strip, c, mu, q, direction, log_m, end))(
-        jnp.asarray(HEIGHTS)
+    bounds = xp.vmap(lambda y: _modulus(v, cell, ends, y * strip, strip, c, mu, q, direction, log_m, end))(
+        xp.asarray(HEIGHTS)
     )
-    return jnp.fmin(jnp.log(jnp.nanmin(bounds)), 1.0)
+    return xp.fmin(xp.log(xp.nanmin(bounds)), 1.0)
 
 
 def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
     """Units of 2^-53 by which t arg A may be off, relative to itself (q <= 1/2): e^w's by that of w, and its own."""
-    return 16 + 4 * mu * (jnp.abs(v) + mu)
+    return 16 + 4 * mu * (xp.abs(v) + mu)
 
 
 def _strip(ends: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
     """How far from the axis: arg A below 0.45 pi; add, |A|^{-c} not much larger than on the axis."""
     if direction != "reverse":
-        return jnp.minimum(1.0, 0.45 * jnp.pi / mu)
-    steep = 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * jnp.sum(ends), 1e-9))
-    return 2 * jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), steep)
+        return xp.minimum(1.0, 0.45 * xp.pi / mu)
+    steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * xp.sum(ends), 1e-9))
+    return 2 * xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
 
 
 def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Array:
     """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
     sign, power = (-1.0, -c) if direction == "reverse" else (1.0, c + 1)
     log_a, angle = log_mixture(v * mu - mu * mu / 2, sign * y * mu, q)
-    turned = t * jnp.maximum(sign * angle, 0.0)
+    turned = t * xp.maximum(sign * angle, 0.0)
     exponent = -0.5 * v * v + 0.5 * y * y + power * log_a - turned - log_m
-    weight = jnp.exp(jnp.minimum(exponent, 600.0)) * cell / ROOT_2PI
-    own = jnp.abs(power) * log_units(v, jax.lax.complex(log_a, angle), mu, q)
-    units = v.shape[0] + 32 + 8 * (v * v + jnp.abs(log_m)) + turned * turn_units(v, mu) + own
-    units = units + jnp.where(q > 0.5, 4 * t * y * mu, 0.0)
-    total = jnp.sum(weight * exp_or_inf(ULP * units))
+    weight = xp.exp(xp.minimum(exponent, 600.0)) * cell / ROOT_2PI
+    own = xp.abs(power) * log_units(v, xp.complex(log_a, angle), mu, q)
+    units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + turned * turn_units(v, mu) + own
+    units = units + xp.where(q > 0.5, 4 * t * y * mu, 0.0)
+    total = xp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
     lift = 0.5 * (y * y + room * room)
-    on_axis, axis_a = integrand_and_mixture(jnp.concatenate([v, ends]), c, mu, q, direction)
+    on_axis, axis_a = integrand_and_mixture(xp.concatenate([v, ends]), c, mu, q, direction)
     on_axis = on_axis - log_m + lift
     at_ends = on_axis[-2:]
-    edge, outside = jnp.exp(lift), 1e-20
+    edge, outside = xp.exp(lift), 1e-20
     if direction == "reverse":
-        at = jnp.concatenate([v, ends])
+        at = xp.concatenate([v, ends])
         growth = add_direction.growth(at, axis_a, 0.5 * strip, c, mu, q)
         # the left end of the line is that of its first cell
-        edge = jnp.sum(exp_or_inf((on_axis + growth + 0.5 * gained(at, cell))[:-1])) * cell / ROOT_2PI
+        edge = xp.sum(exp_or_inf((on_axis + growth + 0.5 * gained(at, cell))[:-1])) * cell / ROOT_2PI
         outside = add_direction.outside(ends, axis_a[-2:], c, mu, q, log_m)[0]
         at_ends = at_ends + growth[-2:]
-    kernel = jnp.expm1(jnp.minimum(2 * jnp.pi * room / cell, 600.0))
-    sides = jnp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
+    kernel = xp.expm1(xp.minimum(2 * xp.pi * room / cell, 600.0))
+    sides = xp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
     # (log A on the axis is within 3e-14, which counts c times)
-    return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9) * exp_or_inf(6e-14 * jnp.abs(power))
+    return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9) * exp_or_inf(6e-14 * xp.abs(power))

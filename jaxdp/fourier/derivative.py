@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.contour import _SMOOTH_EXPONENT, Effort
 from jaxdp.fourier.lattice import build_lattice, lattice_sum
 from jaxdp.fourier.plan import Plan, plan_delta
@@ -24,41 +24,41 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     with a Gaussian so small that the contour ends where it has decayed. On a lattice delta has kinks: the derivative is
     the one between them.
     """
-    frozen = jax.lax.stop_gradient((params, eps))
-    plan = jax.lax.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature))
+    frozen = xp.stop_gradient((params, eps))
+    plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature))
     spectrum = make(params)
     reference, period, total = (_of_lattice if effort.lattice else _of_line)(spectrum, plan, eps, effort)
     c = plan.c
-    first = jnp.exp(-reference) / jnp.expm1(jnp.minimum(c * period, 700.0))
-    away = jnp.minimum(eps - (c + 1) * period - reference, 600.0)
-    second = jnp.exp(away) / -jnp.expm1(-(c + 1) * period)
+    first = xp.exp(-reference) / xp.expm1(xp.minimum(c * period, 700.0))
+    away = xp.minimum(eps - (c + 1) * period - reference, 600.0)
+    second = xp.exp(away) / -xp.expm1(-(c + 1) * period)
     # where e^eps is large this says less than that delta is not below 0
-    alias = jnp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
-    total = total - alias + spectrum.infinity * jnp.exp(-reference)
-    return reference + jnp.log(jnp.where(total > 0, total, 1.0))
+    alias = xp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
+    total = total - alias + spectrum.infinity * xp.exp(-reference)
+    return reference + xp.log(xp.where(total > 0, total, 1.0))
 
 
 def _of_line(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> tuple[jax.Array, ...]:
     """(ref, period, the sum over the contour in units of e^ref)."""
-    c, step = plan.c, 2 * jnp.pi / plan.period
+    c, step = plan.c, 2 * xp.pi / plan.period
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
-    t = step * jnp.arange(effort.nodes + 1)
-    extra = jnp.zeros(())
+    t = step * xp.arange(effort.nodes + 1)
+    extra = xp.zeros(())
     if effort.smooth:
         end = step * effort.nodes
-        extra = jax.lax.stop_gradient(jnp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0))
-    log_m = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128))) + 0.5 * extra * c * (c + 1)
+        extra = xp.stop_gradient(xp.maximum(2 * _SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0))
+    log_m = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
     for part, line in zip(spectrum.parts, lines, strict=True):
-        log_m = log_m + jnp.sum(jnp.where(part.times > 0, part.times * line.log_m, 0.0))
+        log_m = log_m + xp.sum(xp.where(part.times > 0, part.times * line.log_m, 0.0))
     log_abs = nodes.log_abs - 0.5 * extra * t * t
     angle = nodes.phase + 0.5 * extra * (2 * c + 1) * t - t * eps
     a, b = c * (c + 1) - t * t, t * (2 * c + 1)
-    half = jnp.where(t == 0, 0.5, 1.0)
-    terms = jnp.exp(log_abs) * half / (a * a + b * b) * (jnp.cos(angle) * a + jnp.sin(angle) * b)
-    front = log_m - c * eps + jnp.log(step / jnp.pi)
-    reference = jax.lax.stop_gradient(front + jnp.log(jnp.abs(jnp.sum(terms))))
-    return reference, plan.period, jnp.exp(front - reference) * jnp.sum(terms)
+    half = xp.where(t == 0, 0.5, 1.0)
+    terms = xp.exp(log_abs) * half / (a * a + b * b) * (xp.cos(angle) * a + xp.sin(angle) * b)
+    front = log_m - c * eps + xp.log(step / xp.pi)
+    reference = xp.stop_gradient(front + xp.log(xp.abs(xp.sum(terms))))
+    return reference, plan.period, xp.exp(front - reference) * xp.sum(terms)
 
 
 def _of_lattice(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) -> tuple[jax.Array, ...]:
@@ -66,5 +66,5 @@ def _of_lattice(spectrum: Spectrum, plan: Plan, eps: jax.Array, effort: Effort) 
     contour = build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES))
     level = contour.log_m_c[0] - plan.c * eps
     value = lattice_sum(contour, eps, level)[0][0]
-    reference = jax.lax.stop_gradient(level + jnp.log(jnp.abs(value)))
-    return reference, contour.plan.period, value * jnp.exp(level - reference)
+    reference = xp.stop_gradient(level + xp.log(xp.abs(value)))
+    return reference, contour.plan.period, value * xp.exp(level - reference)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.complex_logarithms import log_one_plus
 from jaxdp.rounding import ULP
 
@@ -42,25 +42,25 @@ def _tilted(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """log m(z), the weights tilted to z, the relative error of each, and their mean: the error of m(z)."""
     exponents = log_weight + z * loss
-    log_m = jax.nn.logsumexp(exponents)
-    live = log_weight > -jnp.inf
-    size = jnp.where(live, jnp.abs(log_weight) + (1 + jnp.abs(z)) * jnp.abs(loss) + jnp.abs(log_m) + 8, 0.0)
-    off = 4 * ULP * size + (1 + jnp.abs(z)) * blur
-    weight = jnp.where(live, jnp.exp(exponents - log_m), 0.0)
-    error = jnp.sum(weight * off) + loss.shape[-1] * ULP
+    log_m = xp.logsumexp(exponents)
+    live = log_weight > -xp.inf
+    size = xp.where(live, xp.abs(log_weight) + (1 + xp.abs(z)) * xp.abs(loss) + xp.abs(log_m) + 8, 0.0)
+    off = 4 * ULP * size + (1 + xp.abs(z)) * blur
+    weight = xp.where(live, xp.exp(exponents - log_m), 0.0)
+    error = xp.sum(weight * off) + loss.shape[-1] * ULP
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
-    unsure = jnp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0))
-    return log_m, weight, off, jnp.where(unsure, jnp.inf, error)
+    unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0))
+    return log_m, weight, off, xp.where(unsure, xp.inf, error)
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
     """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
-    mean = jnp.sum(weight * loss)
-    spread = jnp.sqrt(jnp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
-    drift = jnp.sum(weight * jnp.stack([(2 * off + error) * jnp.abs(loss), blur]), axis=-1)
-    nothing = jnp.zeros_like(log_m)
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, jnp.full_like(log_m, jnp.inf))
+    mean = xp.sum(weight * loss)
+    spread = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
+    drift = xp.sum(weight * xp.stack([(2 * off + error) * xp.abs(loss), blur]), axis=-1)
+    nothing = xp.zeros_like(log_m)
+    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, xp.full_like(log_m, xp.inf))
 
 
 def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -71,7 +71,7 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
     two small tables instead of count x size exponentials, it is the sum of weight (p x + p + x), one matrix product.
     """
     inner, outer = split(count)
-    w_re, w_im = jnp.real(line.weight), jnp.imag(line.weight)
+    w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
 
     def weighted(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
         return w_re * re - w_im * im, w_re * im + w_im * re
@@ -79,9 +79,9 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
     a, b = weighted(*_powers_less_one(1j * (step * inner) * line.loss, outer))
     x, y = _powers_less_one(1j * step * line.loss, inner)
     # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
-    left = jnp.concatenate([jnp.concatenate([a, -b], axis=1), jnp.concatenate([b, a], axis=1)])
-    both = in_blocks(left, jnp.concatenate([x, y], axis=1).T)
-    alone = in_blocks(jnp.concatenate([a, b, *weighted(x, y)]), jnp.ones((line.loss.shape[0], 1)))[:, 0]
+    left = xp.concatenate([xp.concatenate([a, -b], axis=1), xp.concatenate([b, a], axis=1)])
+    both = in_blocks(left, xp.concatenate([x, y], axis=1).T)
+    alone = in_blocks(xp.concatenate([a, b, *weighted(x, y)]), xp.ones((line.loss.shape[0], 1)))[:, 0]
     down, along = alone[: 2 * outer].reshape(2, outer, 1), alone[2 * outer :].reshape(2, 1, inner)
     total = both.reshape(2, outer, inner) + (down + along)
     return total[0].reshape(-1)[:count], total[1].reshape(-1)[:count]
@@ -89,26 +89,26 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
 
 def ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) at t = start + step (0..count-1), start >= 0, relative to the computed m(c), and its error."""
-    turned = line._replace(weight=line.weight * jnp.exp(1j * start * line.loss))
+    turned = line._replace(weight=line.weight * xp.exp(1j * start * line.loss))
     re, im = ratios_less_one(turned, step, count)
-    size, away = line.loss.shape[0], step * jnp.arange(count)
-    parts = jnp.stack([jnp.real(turned.weight), jnp.imag(turned.weight)])
-    first = in_blocks(parts, jnp.ones((size, 1)))[:, 0]
-    mass, moved = jnp.sum(jnp.abs(line.weight)), jnp.sum(jnp.abs(line.weight) * jnp.abs(line.loss))
+    size, away = line.loss.shape[0], step * xp.arange(count)
+    parts = xp.stack([xp.real(turned.weight), xp.imag(turned.weight)])
+    first = in_blocks(parts, xp.ones((size, 1)))[:, 0]
+    mass, moved = xp.sum(xp.abs(line.weight)), xp.sum(xp.abs(line.weight) * xp.abs(line.loss))
     rounded = ULP * ((24 + 1.5 * sum(blocks_of(size))) * mass + 8 * start * moved) + less_one_error(line, away)
-    return jax.lax.complex(re + first[0], im + first[1]), line.error + rounded + (start + away) * line.drift[1]
+    return xp.complex(re + first[0], im + first[1]), line.error + rounded + (start + away) * line.drift[1]
 
 
 def less_one_error(line: Any, t: jax.Array) -> jax.Array:
     """By how much `ratios_less_one` may be off at its nodes t by rounding, its weights and losses taken as they are."""
     size = line.loss.shape[0]
     both, alone = sum(blocks_of(2 * size)), sum(blocks_of(size))
-    weight, loss = jnp.abs(line.weight), jnp.abs(line.loss)
-    mass, moved = jnp.sum(weight), t * jnp.sum(weight * loss)
+    weight, loss = xp.abs(line.weight), xp.abs(line.loss)
+    mass, moved = xp.sum(weight), t * xp.sum(weight * loss)
     # of the terms p x and p + x: |p x| <= a b L^2 with a + b = t, and |p x| <= |p| + |x| <= t L
-    product = jnp.minimum(0.25 * t * t * jnp.sum(weight * loss * loss), moved)
+    product = xp.minimum(0.25 * t * t * xp.sum(weight * loss * loss), moved)
     small = 1.5 * ((both + 4) * product + (alone + 4) * moved) + 40 * moved
-    return ULP * jnp.minimum(small, (400 + 12 * (both + alone)) * mass + 4 * moved)
+    return ULP * xp.minimum(small, (400 + 12 * (both + alone)) * mass + 4 * moved)
 
 
 def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -117,15 +117,15 @@ def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.A
     The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
     """
     re, im = ratios_less_one(line, step, count)
-    t = step * jnp.arange(count)
+    t = step * xp.arange(count)
     log_abs, angle = log_one_plus(re, im)
-    log_abs = jnp.maximum(log_abs, jnp.log(LEAST_RATIO))
-    mass = jnp.sum(jnp.abs(line.weight))
+    log_abs = xp.maximum(log_abs, xp.log(LEAST_RATIO))
+    mass = xp.sum(xp.abs(line.weight))
     # |e^{itL} - 1| is at most t |L|, and at most 2
-    moved = jnp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
-    rounded = less_one_error(line, t) + 32 * ULP * (jnp.abs(re) + jnp.abs(im))
+    moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
+    rounded = less_one_error(line, t) + 32 * ULP * (xp.abs(re) + xp.abs(im))
     error = line.rule + 2 * LEAST_RATIO + moved + rounded
-    return log_abs, angle, jnp.where(t > 0, error, 0.0) * jnp.exp(-log_abs)
+    return log_abs, angle, xp.where(t > 0, error, 0.0) * xp.exp(-log_abs)
 
 
 def split(count: int) -> tuple[int, int]:
@@ -145,9 +145,9 @@ def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
     size = right.shape[0]
     terms, blocks = blocks_of(size)
     missing = terms * blocks - size
-    left = jnp.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, missing)]).reshape(*left.shape[:-1], blocks, terms)
-    right = jnp.pad(right, ((0, missing), (0, 0))).reshape(blocks, terms, right.shape[1])
-    return jnp.sum(jnp.einsum("...rbt,btc->b...rc", left, right, precision=jax.lax.Precision.HIGHEST), axis=0)
+    left = xp.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, missing)]).reshape(*left.shape[:-1], blocks, terms)
+    right = xp.pad(right, ((0, missing), (0, 0))).reshape(blocks, terms, right.shape[1])
+    return xp.sum(xp.exact_einsum("...rbt,btc->b...rc", left, right), axis=0)
 
 
 def _powers_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -169,9 +169,9 @@ def _multiples_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax
     """
 
     def turn(k: jax.Array, _: None) -> tuple[Any, Any]:
-        fall, angle = k * jnp.real(exponent), k * jnp.imag(exponent)
-        half = jnp.sin(0.5 * angle)
-        return k + 1, (jnp.expm1(fall) * jnp.cos(angle) - 2 * half * half, jnp.exp(fall) * jnp.sin(angle))
+        fall, angle = k * xp.real(exponent), k * xp.imag(exponent)
+        half = xp.sin(0.5 * angle)
+        return k + 1, (xp.expm1(fall) * xp.cos(angle) - 2 * half * half, xp.exp(fall) * xp.sin(angle))
 
-    _, table = jax.lax.scan(turn, jnp.zeros(()), None, length=count)
+    _, table = xp.scan(turn, xp.zeros(()), None, length=count)
     return table

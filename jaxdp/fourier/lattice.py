@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.plan import Plan
 from jaxdp.fourier.spectrum import Spectrum, along_line
 from jaxdp.rounding import ULP as _ULP
@@ -41,33 +41,33 @@ class LatticeContour(NamedTuple):
 
 def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     """Evaluate K on one period. The period of the alias becomes count x spacing."""
-    offset, spacing = spectrum.lattice or (jnp.zeros(()), jnp.ones(()))
-    spacing = jnp.where(spacing > 0, spacing, 1.0)
+    offset, spacing = spectrum.lattice or (xp.zeros(()), xp.ones(()))
+    spacing = xp.where(spacing > 0, spacing, 1.0)
     c, period = plan.c, count * spacing
-    step = 2 * jnp.pi / period
+    step = 2 * xp.pi / period
     # the second half of the period is the conjugate of the first
     nodes = along_line(spectrum, [], c, step, count // 2 + 1)
-    t = step * jnp.arange(count // 2 + 1)
-    ends = (jnp.arange(t.shape[0]) == 0) | (jnp.arange(t.shape[0]) == count // 2)
-    fold = jnp.where(ends, 1.0, 2.0) / count
+    t = step * xp.arange(count // 2 + 1)
+    ends = (xp.arange(t.shape[0]) == 0) | (xp.arange(t.shape[0]) == count // 2)
+    fold = xp.where(ends, 1.0, 2.0) / count
     turn = t * spacing
     near_re, near_im = _one_minus_exp(c * spacing, turn)
     far_re, far_im = _one_minus_exp((c + 1) * spacing, turn)
     den_re, den_im = near_re * far_re - near_im * far_im, near_re * far_im + near_im * far_re
     norm = den_re**2 + den_im**2
-    size = jnp.exp(nodes.log_abs) * fold / norm
-    cosine, sine = jnp.cos(nodes.phase), jnp.sin(nodes.phase)
+    size = xp.exp(nodes.log_abs) * fold / norm
+    cosine, sine = xp.cos(nodes.phase), xp.sin(nodes.phase)
     real, imag = size * (cosine * den_re + sine * den_im), size * (sine * den_re - cosine * den_im)
-    fade = jnp.exp(-c * spacing)
-    cos_l, sin_l = jnp.cos(turn), jnp.sin(turn)
+    fade = xp.exp(-c * spacing)
+    cos_l, sin_l = xp.cos(turn), xp.sin(turn)
     second = (fade * (real * cos_l + imag * sin_l), fade * (imag * cos_l - real * sin_l))
-    reach = jnp.exp(nodes.log_abs) * fold / jnp.sqrt(norm)
-    slack = jnp.expm1(jnp.minimum(nodes.excess, 600.0))
-    own = jnp.sum(reach * (slack + (48 + count / 4 + 2 * jnp.abs(nodes.phase)) * _ULP))
-    errors = jnp.stack([own, jnp.sum(reach * t) * _ULP, jnp.sum(reach) * _ULP])
-    log_m_c = jnp.real(spectrum.closed(jnp.asarray(c, jnp.complex128)))
-    units = 16 + spectrum.closed_units + 4 * jnp.abs(log_m_c)
-    zero = jnp.zeros(())
+    reach = xp.exp(nodes.log_abs) * fold / xp.sqrt(norm)
+    slack = xp.expm1(xp.minimum(nodes.excess, 600.0))
+    own = xp.sum(reach * (slack + (48 + count / 4 + 2 * xp.abs(nodes.phase)) * _ULP))
+    errors = xp.stack([own, xp.sum(reach * t) * _ULP, xp.sum(reach) * _ULP])
+    log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
+    units = 16 + spectrum.closed_units + 4 * xp.abs(log_m_c)
+    zero = xp.zeros(())
     return LatticeContour(
         plan._replace(period=period),
         offset,
@@ -76,7 +76,7 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
         (real, imag),
         second,
         errors,
-        jnp.zeros(1),
+        xp.zeros(1),
         zero,
         log_m_c[None],
         units[None],
@@ -86,30 +86,30 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
 
 def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """1 - e^{-(x + iy)} for x > 0, real and imaginary part, without cancellation."""
-    fade = jnp.exp(-x)
-    return -jnp.expm1(-x) + 2 * fade * jnp.sin(0.5 * y) ** 2, fade * jnp.sin(y)
+    fade = xp.exp(-x)
+    return -xp.expm1(-x) + 2 * fade * xp.sin(0.5 * y) ** 2, fade * xp.sin(y)
 
 
 def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
     """(value, slope in eps, 0, rounding) of S_N in units of e^ref."""
     c, ell = contour.plan.c, contour.spacing
     position = (eps - contour.offset) / ell
-    index = jnp.floor(position) + 1
-    gap = jnp.clip((index - position) * ell, 0.0, ell)
+    index = xp.floor(position) + 1
+    gap = xp.clip((index - position) * ell, 0.0, ell)
     beyond = contour.offset + index * ell
-    front = jnp.exp(contour.log_m_c - c * beyond - ref)
-    a, b, inner = -jnp.expm1(-gap), jnp.exp(-gap) * -jnp.expm1(gap - ell), jnp.exp(-gap)
+    front = xp.exp(contour.log_m_c - c * beyond - ref)
+    a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)
     angle = contour.node_t * beyond
-    cosine, sine = jnp.cos(angle), jnp.sin(angle)
-    first = jnp.sum(contour.first[0] * cosine + contour.first[1] * sine)
-    second = jnp.sum(contour.second[0] * cosine + contour.second[1] * sine)
+    cosine, sine = xp.cos(angle), xp.sin(angle)
+    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine)
+    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine)
     own, moment, mass = contour.errors
-    place = jnp.abs(contour.offset) + jnp.abs(eps) + ell
+    place = xp.abs(contour.offset) + xp.abs(eps) + ell
     # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
-    head = contour.log_m_c_units + 4 * (jnp.abs(contour.log_m_c) + (3 * c + 2) * place + jnp.abs(ref)) + 16
+    head = contour.log_m_c_units + 4 * (xp.abs(contour.log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
     reach = a + b + 16 * _ULP * place
     rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
     # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
     shift = 16 * _ULP * place
-    rounding = rounding + shift * jnp.exp(contour.log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
-    return front * (a * first + b * second), front * inner * (second - first), jnp.zeros_like(front), rounding
+    rounding = rounding + shift * xp.exp(contour.log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
+    return front * (a * first + b * second), front * inner * (second - first), xp.zeros_like(front), rounding

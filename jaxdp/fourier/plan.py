@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.spectrum import DEAD, Spectrum
 from jaxdp.special import log_expm1
 
@@ -44,9 +44,9 @@ def conversion(c: jax.Array) -> jax.Array:
     As -c log(1 + 1/c) - log(1 + c): the two products, each of size c log c, would cancel.
     """
     large = c > 1.0
-    far = c * jnp.log1p(1 / jnp.where(large, c, 1.0))
-    near = c * (jnp.log1p(c) - jnp.log(jnp.maximum(c, 1e-300)))
-    return -jnp.where(large, far, near) - jnp.log1p(c)
+    far = c * xp.log1p(1 / xp.where(large, c, 1.0))
+    near = c * (xp.log1p(c) - xp.log(xp.maximum(c, 1e-300)))
+    return -xp.where(large, far, near) - xp.log1p(c)
 
 
 def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
@@ -54,10 +54,10 @@ def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
 
     With mass at infinity K(0) < 0, and only the bend of K tells the variance.
     """
-    c = jnp.array(_SMALL)
-    plain = jnp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
+    c = xp.array(_SMALL)
+    plain = xp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
     bend = (k[1] - 2 * k[2] + k[0]) / 0.495**2
-    return jnp.clip(jnp.where(infinity > 0, bend, plain), 1e-24, 1e24)
+    return xp.clip(xp.where(infinity > 0, bend, plain), 1e-24, 1e24)
 
 
 def _widest(spectrum: Spectrum) -> float:
@@ -70,37 +70,37 @@ def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
 
     That much less than needed, because the integrand must have died at the cut, at every abscissa used.
     """
-    mu = jnp.zeros(())
+    mu = xp.zeros(())
     for part in spectrum.sampled:
-        mu = jnp.maximum(mu, jnp.max(part.mu))
-    return jnp.sqrt(2 * (jnp.maximum(-log_delta, 0.0) + jnp.log(spectrum.step_count()) + _CUT_NATS)) + mu
+        mu = xp.maximum(mu, xp.max(part.mu))
+    return xp.sqrt(2 * (xp.maximum(-log_delta, 0.0) + xp.log(spectrum.step_count()) + _CUT_NATS)) + mu
 
 
 def _between(ends: jax.Array, points: int) -> jax.Array:
     """Equally spaced points in a row for each column of (low, high)."""
-    return ends[0][:, None] + (ends[1] - ends[0])[:, None] * jnp.linspace(0.0, 1.0, points)
+    return ends[0][:, None] + (ends[1] - ends[0])[:, None] * xp.linspace(0.0, 1.0, points)
 
 
 def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """As many points as there are in all rows between the ends."""
-    return jnp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
+    return xp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
 
 
 def _first_points(shape: tuple[int, int]) -> jax.Array:
     """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
-    return jnp.log(jnp.array([*_SMALL, *[_SMALL[-1]] * (shape[0] * shape[1] - len(_SMALL))])).reshape(shape)
+    return xp.log(xp.array([*_SMALL, *[_SMALL[-1]] * (shape[0] * shape[1] - len(_SMALL))])).reshape(shape)
 
 
 def _beside_least(x: jax.Array, value: jax.Array) -> jax.Array:
     """The neighbours of each row's best point: (low ends, high ends)."""
-    best = jnp.argmin(value, axis=1)
-    low, high = jnp.maximum(best - 1, 0), jnp.minimum(best + 1, x.shape[1] - 1)
-    return jnp.stack([jnp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
+    best = xp.argmin(value, axis=1)
+    low, high = xp.maximum(best - 1, 0), xp.minimum(best + 1, x.shape[1] - 1)
+    return xp.stack([xp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
 
 
 def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     """log of the integrand's modulus on the real axis."""
-    return k - c * eps - jnp.log(c) - jnp.log1p(c)
+    return k - c * eps - xp.log(c) - xp.log1p(c)
 
 
 # The planning loops below hold the only rough evaluation of K, because its size is most of what there is to compile:
@@ -115,41 +115,41 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     cut = tail_cut(spectrum, log_delta)
     # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row, where a cut is
     shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
-    dead = jnp.array([DEAD, _DYING])[: shape[0], None] * jnp.ones(shape[1])
-    reach = jnp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
+    dead = xp.array([DEAD, _DYING])[: shape[0], None] * xp.ones(shape[1])
+    reach = xp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
     # the Chernoff bound's epsilon is too large, and next to the supremum the saddle for it much too far right
-    far = jnp.stack([jnp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * jnp.exp(3 * jnp.minimum(log_delta, 0.0))])
+    far = xp.stack([xp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * xp.exp(3 * xp.minimum(log_delta, 0.0))])
 
     def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
-        rounding = 1e-14 * (jnp.abs(k) - log_delta + jnp.abs(constant))
+        rounding = 1e-14 * (xp.abs(k) - log_delta + xp.abs(constant))
         return (k - log_delta + constant + rounding) / c
 
     def level_of(eps: jax.Array) -> jax.Array:
-        eps = jnp.minimum(eps, ceiling)
-        return jnp.where(jnp.isfinite(eps), jnp.clip(eps, 0.0, spectrum.top), 1.0)
+        eps = xp.minimum(eps, ceiling)
+        return xp.where(xp.isfinite(eps), xp.clip(eps, 0.0, spectrum.top), 1.0)
 
     def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, best, eps = state
-        c, zooming = jnp.exp(x), i <= _ZOOMS
-        k = spectrum.rough(c.ravel(), cut, size, jnp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
+        c, zooming = xp.exp(x), i <= _ZOOMS
+        k = spectrum.rough(c.ravel(), cut, size, xp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
         bound = rdp(c, k)
         near = _beside_least(x, bound)
-        best = jnp.where(zooming, 0.5 * (near[0] + near[1]), best)
-        eps = jnp.where(zooming, jnp.min(bound), eps)
-        center = 0.5 * jnp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
-        ends = jnp.where(i == 0, center + reach, near)
-        bottom = x.ravel()[jnp.argmin(_saddle(c, k, level_of(eps)))]
-        row = jnp.where(i == _ZOOMS, best[0] + far, bottom + jnp.array(_NEAR))
-        return jnp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
+        best = xp.where(zooming, 0.5 * (near[0] + near[1]), best)
+        eps = xp.where(zooming, xp.min(bound), eps)
+        center = 0.5 * xp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
+        ends = xp.where(i == 0, center + reach, near)
+        bottom = x.ravel()[xp.argmin(_saddle(c, k, level_of(eps)))]
+        row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
+        return xp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
 
-    nothing = jnp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, jnp.zeros(shape[0]), jnp.zeros(())
-    _, x, k, best, rough = jax.lax.fori_loop(0, _ZOOMS + 3, look, start)
-    candidates, both = jnp.exp(x.ravel()), jnp.exp(best)
+    nothing = xp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, xp.zeros(shape[0]), xp.zeros(())
+    _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, look, start)
+    candidates, both = xp.exp(x.ravel()), xp.exp(best)
     above = _above(candidates, k.ravel(), level_of(rough))
-    k_above, k_both = jnp.split(spectrum.real(jnp.concatenate([above, both]), cut, size), [above.size])
-    eps = jnp.min(rdp(both, k_both))
+    k_above, k_both = xp.split(spectrum.real(xp.concatenate([above, both]), cut, size), [above.size])
+    eps = xp.min(rdp(both, k_both))
     plan = _finish(spectrum, cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, size)
     return plan._replace(rdp_epsilon=eps)
 
@@ -160,62 +160,62 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     Rounds: the orders that tell the variance; zooms on the least Chernoff bound and, apart, on the saddle, which is far
     right of it where delta is near 1; again with the cut that the bound asks for; the saddle's surroundings.
     """
-    loose = tail_cut(spectrum, jnp.asarray(-800.0))
+    loose = tail_cut(spectrum, xp.asarray(-800.0))
     # the cut depends on delta, delta on the cut: past a phase transition each time the zooms gain many digits
     is_cut = bool(spectrum.discrete) or (bool(spectrum.sampled) and spectrum.direction != "reverse")
     last = _ZOOMS * (_SHARPENED if is_cut else 1)
-    reach = jnp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
+    reach = xp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
 
     def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
-        return k - c * eps + constant + 1e-14 * (jnp.abs(k) + jnp.abs(c * eps) + jnp.abs(constant))
+        return k - c * eps + constant + 1e-14 * (xp.abs(k) + xp.abs(c * eps) + xp.abs(constant))
 
     def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, cut, center, best = state
-        c = jnp.exp(x)
+        c = xp.exp(x)
         k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
         variance = _scale(spectrum.infinity, k.ravel())
-        first = jnp.log(jnp.maximum(jnp.abs(eps) / variance, 1 / jnp.sqrt(variance)))
-        center = jnp.where(i == 0, first, center)
+        first = xp.log(xp.maximum(xp.abs(eps) / variance, 1 / xp.sqrt(variance)))
+        center = xp.where(i == 0, first, center)
         bound = chernoff(c[0], k[0])
-        near = _beside_least(x, jnp.stack([bound, _saddle(c[1], k[1], eps)]))
-        best = jnp.where(i > last, best, 0.5 * (near[0] + near[1]))
+        near = _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
+        best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
         again = i % _ZOOMS == 0
-        cut = jnp.where(again & (i > 0) & (i < last), tail_cut(spectrum, jnp.min(bound)), cut)
-        following = _between(jnp.where(again, center + reach, near), shape[1])
-        return jnp.where(i < last, following, _one_row(best[1] + jnp.array(_NEAR), shape)), x, k, cut, center, best
+        cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, xp.min(bound)), cut)
+        following = _between(xp.where(again, center + reach, near), shape[1])
+        return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, center, best
 
     shape = (2, _POINTS)
-    nothing = jnp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, loose, jnp.zeros(()), jnp.zeros(2)
-    _, x, k, cut, _, best = jax.lax.fori_loop(0, last + 2, look, start)
-    candidates, least = jnp.exp(x.ravel()), jnp.exp(best[:1])
+    nothing = xp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, loose, xp.zeros(()), xp.zeros(2)
+    _, x, k, cut, _, best = xp.fori_loop(0, last + 2, look, start)
+    candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)
-    k_above, k_least = jnp.split(spectrum.real(jnp.concatenate([above, least]), cut, size), [above.size])
+    k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
     value = chernoff(least, k_least)[0]
-    guess = jnp.where(jnp.isfinite(value), jnp.minimum(value, 0.0), 0.0)
+    guess = xp.where(xp.isfinite(value), xp.minimum(value, 0.0), 0.0)
     plan = _finish(spectrum, cut, eps, guess, candidates, k.ravel(), above, k_above, size)
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)
 
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     """The saddle and abscissae right of it."""
-    return candidates[jnp.argmin(_saddle(candidates, k, eps))] * jnp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+    return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 
 
 def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_above, size) -> Plan:
     """Of abscissae around the saddle, the one that allows the largest step without much cancellation."""
-    below = above[0] * jnp.geomspace(0.01, 10.0, 9)
+    below = above[0] * xp.geomspace(0.01, 10.0, 9)
     k_below = spectrum.real_swapped(below, cut, size)
     height = _saddle(candidates, k_candidates, eps)
-    cancels = ~(height <= jnp.min(height) + _CANCELLATION)
+    cancels = ~(height <= xp.min(height) + _CANCELLATION)
 
     def shortest(c: jax.Array) -> jax.Array:
         return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
 
-    periods = jax.vmap(shortest)(candidates)
-    best = jnp.argmin(jnp.where(cancels, jnp.inf, jnp.log(periods) + _DEARER * height))
-    never = jnp.asarray(jnp.inf)
+    periods = xp.vmap(shortest)(candidates)
+    best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _DEARER * height))
+    never = xp.asarray(xp.inf)
     return Plan(candidates[best], periods[best], cut, never, never, above, k_above, below, k_below)
 
 
@@ -235,15 +235,15 @@ def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBoun
     """For `log_alias`; k_above, k_below: those of the plan, raised by what smoothing adds."""
     c, period = plan.c, plan.period
     gap = plan.above - c
-    right = k_above + conversion(plan.above) - log_expm1(jnp.where(gap > 0, gap * period, 1e-9))
+    right = k_above + conversion(plan.above) - log_expm1(xp.where(gap > 0, gap * period, 1e-9))
     left = k_below + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
     return AliasBound(
         plan.above,
-        jnp.where(gap > 0, right, jnp.inf),
-        jnp.abs(k_above),
+        xp.where(gap > 0, right, xp.inf),
+        xp.abs(k_above),
         1 + plan.below,
         left,
-        jnp.abs(k_below),
+        xp.abs(k_below),
         -log_expm1((1 + c) * period),
     )
 
@@ -254,21 +254,21 @@ def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     Proof: notebooks/proofs/contour_certificate.md, section 2.
     """
     away = bound.above * eps
-    right = jnp.min(bound.right - away + 1e-15 * (bound.right_size + jnp.abs(away)))
+    right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
     toward = bound.below * eps
-    left = jnp.min(bound.left + toward + 1e-15 * (bound.left_size + jnp.abs(toward)))
+    left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)))
     # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
-    return jnp.minimum(left, bound.plain + eps), right
+    return xp.minimum(left, bound.plain + eps), right
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
     """The least period at which both sides of the alias are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
     aim = log_delta + _ALIAS_TARGET
     gap = above - c
-    right = jax.nn.softplus(k_above - above * eps + conversion(above) - aim) / jnp.where(gap > 0, gap, 1.0)
-    right = jnp.min(jnp.where(gap > 0, right, jnp.inf))
-    left = jax.nn.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
+    right = xp.softplus(k_above - above * eps + conversion(above) - aim) / xp.where(gap > 0, gap, 1.0)
+    right = xp.min(xp.where(gap > 0, right, xp.inf))
+    left = xp.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
     # delta_QP <= 1, and delta <= 1
-    plain = jnp.minimum(jax.nn.softplus(eps - aim) / (1 + c), jax.nn.softplus(-aim) / c)
-    return jnp.clip(jnp.maximum(right, jnp.minimum(jnp.min(left), plain)), jnp.exp(-6.0) / c, jnp.exp(14.0) / c)
+    plain = xp.minimum(xp.softplus(eps - aim) / (1 + c), xp.softplus(-aim) / c)
+    return xp.clip(xp.maximum(right, xp.minimum(xp.min(left), plain)), xp.exp(-6.0) / c, xp.exp(14.0) / c)

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier import add_direction
 from jaxdp.fourier.exponential_sums import Line
 from jaxdp.fourier.mixture import (
@@ -43,12 +43,12 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, directio
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
     reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
-    return jnp.full_like(reach, -REACH), jnp.minimum(reach + REACH, cut)
+    return xp.full_like(reach, -REACH), xp.minimum(reach + REACH, cut)
 
 
 def tail_mass(mu: jax.Array, q: jax.Array, end: jax.Array) -> jax.Array:
     """Upper bound of P(u > end) under (1-q) N(0,1) + q N(mu,1)."""
-    ndtr = jax.scipy.special.ndtr
+    ndtr = xp.ndtr
     return ((1 - q) * ndtr(-end) + q * ndtr(mu - end)) * (1 + 1e-12)
 
 
@@ -71,8 +71,8 @@ def _side_error(on_axis, on_line, on_edge, y, step, log_m):
     the distance from the real axis, and beyond the line the midpoint kernel falls like e^{-2 pi d/step};
     the logarithm of the product is convex there, so its largest value is at an end.
     """
-    height = jnp.maximum(jnp.maximum(on_line, on_axis), on_edge - 2 * jnp.pi * y / step)
-    return jnp.sum(jnp.exp(jnp.minimum(height + 2 * y * y - log_m, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
+    height = xp.maximum(xp.maximum(on_line, on_axis), on_edge - 2 * xp.pi * y / step)
+    return xp.sum(xp.exp(xp.minimum(height + 2 * y * y - log_m, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
 
 
 def _edge_height(v, y, c, mu, q, log_m, direction):
@@ -88,26 +88,26 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     peak is at most e^{bend step^2/8} above the grid. Or, reverse with |Im u| mu <= pi/2, where |A| rises with
     Re u: cell by cell, the largest g times |A| at the cell's left end, a node.
     """
-    bend = 1 + (c + 1) * mu * mu / (2 * (1 + jnp.cos(jnp.minimum(2 * jnp.abs(y) * mu, 3.0))))
-    left = jnp.concatenate([v[:1] - step, v])
+    bend = 1 + (c + 1) * mu * mu / (2 * (1 + xp.cos(xp.minimum(2 * xp.abs(y) * mu, 3.0))))
+    left = xp.concatenate([v[:1] - step, v])
     height = _edge_height(left, y, c, mu, q, log_m, direction)
     scaled = exp_or_inf(height[1:]) * step / ROOT_2PI
-    humps = 2 * (jnp.sum(scaled) + jnp.max(scaled) * exp_or_inf(bend * step * step / 8))
+    humps = 2 * (xp.sum(scaled) + xp.max(scaled) * exp_or_inf(bend * step * step / 8))
     if direction != "reverse":
         return humps
     lifted = 0.5 * gained(left, step)
-    cells = jnp.sum(scaled * jnp.exp(lifted[1:])) + exp_or_inf(height[0] + lifted[0]) * step / ROOT_2PI
+    cells = xp.sum(scaled * xp.exp(lifted[1:])) + exp_or_inf(height[0] + lifted[0]) * step / ROOT_2PI
     humps, cells = (x * exp_or_inf(6e-14 * c) for x in (humps, cells))  # log A is within 3e-14
-    return jnp.where(2 * jnp.abs(y) * mu <= 0.5 * jnp.pi, jnp.minimum(humps, cells * (1 + 1e-9)), humps)
+    return xp.where(2 * xp.abs(y) * mu <= 0.5 * xp.pi, xp.minimum(humps, cells * (1 + 1e-9)), humps)
 
 
 def _height(ends: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
     """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
     if direction == "reverse":
-        steep = 1 / jnp.sqrt(mu * jnp.maximum(-0.5 * jnp.sum(ends), 1e-9))
-        return jnp.minimum(jnp.minimum(1.0, jnp.pi / (6 * mu)), steep)
-    top = jnp.minimum(1.0, 0.45 * jnp.pi / mu)
-    return top if direction == "forward" else jnp.minimum(top, jnp.sqrt(6.0 / jnp.maximum(c, 1e-3)) / mu)
+        steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * xp.sum(ends), 1e-9))
+        return xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
+    top = xp.minimum(1.0, 0.45 * xp.pi / mu)
+    return top if direction == "forward" else xp.minimum(top, xp.sqrt(6.0 / xp.maximum(c, 1e-3)) / mu)
 
 
 def real_log_m(
@@ -119,47 +119,47 @@ def real_log_m(
     """
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
     high = low + size * step
-    at = jnp.concatenate([v, jnp.stack([low, high])])
+    at = xp.concatenate([v, xp.stack([low, high])])
     everywhere, log_a = integrand_and_mixture(at, c, mu, q, direction)
     height, at_ends = everywhere[:-2], everywhere[-2:]
-    top = jnp.max(height)
-    log_m = top + jnp.log(jnp.sum(jnp.exp(height - top))) + jnp.log(step / ROOT_2PI)
+    top = xp.max(height)
+    log_m = top + xp.log(xp.sum(xp.exp(height - top))) + xp.log(step / ROOT_2PI)
     cell = step / ROOT_2PI
     y = _height(at[-2:], c, mu, direction)
     if direction == "reverse":
         # strip |Im u| <= 2y: |A|^{-c} grows off the axis
         growth = add_direction.growth(at, log_a, y, c, mu, q)
         grown = (everywhere + 0.5 * gained(at, step) + growth)[:-1]  # low is the left end of the first cell
-        edge = jnp.sum(exp_or_inf(grown - log_m))
-        edge = edge * cell * jnp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
+        edge = xp.sum(exp_or_inf(grown - log_m))
+        edge = edge * cell * xp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
         at_ends = at_ends + 6e-14 * c + growth[-2:]
     else:
-        growth = -c * jnp.log(jnp.cos(jnp.minimum(y * mu, 1.5))) if direction == "replace" else jnp.zeros_like(c)
-        edge = jnp.exp(2 * y * y + growth)
+        growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
+        edge = xp.exp(2 * y * y + growth)
         at_ends = at_ends + growth
-    strip = 2 * edge / jnp.expm1(jnp.minimum(4 * jnp.pi * y / step, 600.0))
-    ends = jnp.sum(jnp.exp(jnp.minimum(at_ends - log_m + 2 * y * y, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
+    strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
+    ends = xp.sum(xp.exp(xp.minimum(at_ends - log_m + 2 * y * y, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
     if rough is not None:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
-        return jnp.where((strip < 0.05) & (ends < rough), log_m, jnp.inf)
+        return xp.where((strip < 0.05) & (ends < rough), log_m, xp.inf)
     error = strip + ends
     if direction == "reverse":
         error = error + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)[0]
     terms = (2 * c + 1) * _mean_error(v, height - top, log_a[:-2], mu, q, direction)
-    rounding = size * ULP + 1e-14 * (1 + jnp.abs(log_m)) + terms
-    return jnp.where(error < 1e-3, log_m + 2 * error + rounding, jnp.inf)
+    rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + terms
+    return xp.where(error < 1e-3, log_m + 2 * error + rounding, xp.inf)
 
 
 def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
     """Tilted mean of what log A may be off by: 3e-14 of itself (q > 1/2: of 1), and w's rounding times its slope."""
-    size = mu * (jnp.maximum(jnp.abs(v[0]), jnp.abs(v[-1])) + mu)
+    size = mu * (xp.maximum(xp.abs(v[0]), xp.abs(v[-1])) + mu)
     if direction == "replace":
-        return 3e-14 + 4 * ULP * size * jnp.ones_like(q)
-    weight, w = jnp.exp(log_weight), v * mu - mu * mu / 2
-    total = jnp.sum(weight)
-    share = jnp.exp(jnp.minimum(jnp.log(jnp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
-    mean = jnp.minimum(jnp.sum(weight * jnp.abs(log_a)) / total, 1.0)
-    return 3e-14 * jnp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * jnp.sum(weight * share) / total
+        return 3e-14 + 4 * ULP * size * xp.ones_like(q)
+    weight, w = xp.exp(log_weight), v * mu - mu * mu / 2
+    total = xp.sum(weight)
+    share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
+    mean = xp.minimum(xp.sum(weight * xp.abs(log_a)) / total, 1.0)
+    return 3e-14 * xp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * xp.sum(weight * share) / total
 
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
@@ -167,46 +167,46 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     ends = interval(c, mu, q, cut, direction)
     low, step, v = exact_nodes(*ends, size)
     high = low + size * step
-    at = jnp.concatenate([v, jnp.stack([low, high])])
+    at = xp.concatenate([v, xp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
-    y = jnp.minimum(_height(at[-2:], c, mu, direction), 8 * step)
+    y = xp.minimum(_height(at[-2:], c, mu, direction), 8 * step)
     signed = -y if direction == "reverse" else y
-    heights = jnp.concatenate([jnp.full_like(at, 1.0), jnp.full(2, 2.0)])
-    re, phase, loss_re, loss_im = _exponent(jnp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
+    heights = xp.concatenate([xp.full_like(at, 1.0), xp.full(2, 2.0)])
+    re, phase, loss_re, loss_im = _exponent(xp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
     at_ends = on_axis[-2:], re[-4:-2], re[-2:]
     re, phase, loss_re, loss_im = (x[:-4] for x in (re, phase, loss_re, loss_im))
-    top = jnp.max(re)
-    scale = jnp.exp(re - top)
-    total = jnp.sum(scale * jnp.cos(phase))
-    weight = jax.lax.complex(scale * jnp.cos(phase), scale * jnp.sin(phase)) / total
-    loss = jax.lax.complex(loss_re, loss_im)
-    log_m = top + jnp.log(total) + jnp.log(step / ROOT_2PI)
+    top = xp.max(re)
+    scale = xp.exp(re - top)
+    total = xp.sum(scale * xp.cos(phase))
+    weight = xp.complex(scale * xp.cos(phase), scale * xp.sin(phase)) / total
+    loss = xp.complex(loss_re, loss_im)
+    log_m = top + xp.log(total) + xp.log(step / ROOT_2PI)
     # |A(u + is)| <= A(u): forward the edge carries at most e^{2 y^2} m(c)
-    edge = jnp.exp(2 * y * y) if direction == "forward" else _edge_mass(v, signed, c, mu, q, step, log_m, direction)
-    strip = (2 + edge) / jnp.expm1(jnp.minimum(2 * jnp.pi * y / step, 600.0))
+    edge = xp.exp(2 * y * y) if direction == "forward" else _edge_mass(v, signed, c, mu, q, step, log_m, direction)
+    strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
     sides = _side_error(*at_ends, y, step, log_m)
-    mean = jnp.sum(weight * loss)
+    mean = xp.sum(weight * loss)
     strip_loss = 20 * (mu * y) ** 2
-    variance = jnp.real(jnp.sum(weight * (loss - mean) ** 2))
+    variance = xp.real(xp.sum(weight * (loss - mean) ** 2))
     raw = strip + sides
     if direction == "reverse":
         beyond, slopes = add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
         raw = raw + beyond
     rule = raw
-    own, modulus = _loss_units(loss, v, mu, q, direction), jnp.abs(weight)
-    units = 16 + 3 * v * v + jnp.abs(phase) + jnp.abs(re - top) + (c + 1) * own
-    raw = raw + ULP * jnp.sum(modulus * units)
+    own, modulus = _loss_units(loss, v, mu, q, direction), xp.abs(weight)
+    units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top) + (c + 1) * own
+    raw = raw + ULP * xp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
-    error = jnp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, jnp.inf)
+    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
     rule = 2 * rule * (1 + error) + 1e-20
-    drift = jnp.sum(modulus * jnp.stack([(2 * ULP * units + error) * jnp.abs(loss), 2 * ULP * own]), axis=-1)
-    reach2 = jnp.sum(jnp.abs(weight) * jnp.abs(loss - mean) ** 2)
-    spread = jnp.sqrt(jnp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
+    drift = xp.sum(modulus * xp.stack([(2 * ULP * units + error) * xp.abs(loss), 2 * ULP * own]), axis=-1)
+    reach2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
+    spread = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
     if direction == "reverse":
-        mean_loss = jnp.real(mean)
+        mean_loss = xp.real(mean)
         cells, variation = add_direction.spread_and_variation(v, step, slopes, mean_loss, c, mu, q, log_m, error)
-        spread = jnp.fmin(spread, cells)
+        spread = xp.fmin(spread, cells)
     else:
         variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
     return Line(log_m, weight, loss, error, rule, drift, spread, variation)
@@ -215,7 +215,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
 def _loss_units(loss, v, mu, q, direction):
     """Units of 2^-53 by which the loss may be off, which stands in a weight's exponent times c."""
     if direction == "replace":
-        return 16 * (jnp.abs(loss) + (1 + (q > 0.5)) * mu * (jnp.abs(v) + mu))
+        return 16 * (xp.abs(loss) + (1 + (q > 0.5)) * mu * (xp.abs(v) + mu))
     return log_units(v, loss if direction == "forward" else -loss, mu, q)
 
 
@@ -225,19 +225,17 @@ def _variation(v, log_a, step, c, mu, q, log_m, direction):
     On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
     bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
     """
-    logit = jnp.log(jnp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
+    logit = xp.log(xp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
     slope = logit - log_a  # log s(u), dL/du = mu s
     if direction == "forward":
         log_f, bend = -v * v / 2 + (c + 1) * log_a - slope, 1 + (c + 2) * mu * mu / 4
     else:
         log_b = log_mixture_real(-v * mu - mu * mu / 2, q)
-        other = jnp.log(jnp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
-        log_f = -v * v / 2 + (c + 1) * log_a - c * log_b - jnp.logaddexp(slope, other)
+        other = xp.log(xp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
+        log_f = -v * v / 2 + (c + 1) * log_a - c * log_b - xp.logaddexp(slope, other)
         bend = 1 + (2 * c + 1) * mu * mu / 4 + 2 * mu * mu
-    f = jnp.exp(jnp.minimum(log_f - log_m - jnp.log(ROOT_2PI * mu), 600.0))
-    hump = jnp.expm1(jnp.minimum(bend * step * step / 8, 50.0))
-    cells = jnp.abs(jnp.diff(f)) + 4 * jnp.maximum(f[1:], f[:-1]) * (1 + hump) * hump
-    total = jnp.sum(cells) + (f[0] + f[-1]) * (1 + hump) ** 4
-    return jnp.where((q > 0) & (mu < _LARGEST_MU) & jnp.isfinite(total), total * 1.001, jnp.inf)
-
-
+    f = xp.exp(xp.minimum(log_f - log_m - xp.log(ROOT_2PI * mu), 600.0))
+    hump = xp.expm1(xp.minimum(bend * step * step / 8, 50.0))
+    cells = xp.abs(xp.diff(f)) + 4 * xp.maximum(f[1:], f[:-1]) * (1 + hump) * hump
+    total = xp.sum(cells) + (f[0] + f[-1]) * (1 + hump) ** 4
+    return xp.where((q > 0) & (mu < _LARGEST_MU) & xp.isfinite(total), total * 1.001, xp.inf)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.exponential_sums import Line, discrete_line, discrete_log_m, log_ratios
 from jaxdp.fourier.sampled_gaussian import real_log_m, tail_mass, tilted_line
 from jaxdp.rounding import ULP as _ULP
@@ -39,11 +39,11 @@ class Discrete:
 
     def kept(self, cut: jax.Array) -> jax.Array:
         """Log weights without the largest losses, whose mass per step is at most exp(-cut^2/2)."""
-        order = jnp.argsort(-self.loss, axis=-1)
-        tail = jnp.cumsum(jnp.exp(jnp.take_along_axis(self.log_weight, order, -1)), axis=-1)
-        beyond = tail > jnp.exp(-0.5 * cut * cut)
-        last = jnp.max(jnp.where(beyond, jnp.take_along_axis(self.loss, order, -1), -jnp.inf), axis=-1, keepdims=True)
-        return jnp.where(self.loss <= last, self.log_weight, -jnp.inf)
+        order = xp.argsort(-self.loss, axis=-1)
+        tail = xp.cumsum(xp.exp(xp.take_along_axis(self.log_weight, order, -1)), axis=-1)
+        beyond = tail > xp.exp(-0.5 * cut * cut)
+        last = xp.max(xp.where(beyond, xp.take_along_axis(self.loss, order, -1), -xp.inf), axis=-1, keepdims=True)
+        return xp.where(self.loss <= last, self.log_weight, -xp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Spectrum:
     @property
     def infinity_low(self) -> Any:
         """The mass at infinity, not more than it is."""
-        return jnp.where(self.infinity < 1e-307, 0.0, self.infinity * (1 - 2 * MASS_ROUNDING))
+        return xp.where(self.infinity < 1e-307, 0.0, self.infinity * (1 - 2 * MASS_ROUNDING))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -84,54 +84,54 @@ class Spectrum:
 
     def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float | jax.Array = DEAD) -> jax.Array:
         """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell). dead: one or one a c."""
-        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=jnp.broadcast_to(dead, c.shape))
+        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=xp.broadcast_to(dead, c.shape))
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
-        return self._real(-1 - c, c, jnp.full_like(cut, jnp.inf), max(size // 2, 64), _SWAPPED[self.direction])
+        return self._real(-1 - c, c, xp.full_like(cut, xp.inf), max(size // 2, 64), _SWAPPED[self.direction])
 
     def _real(
         self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: Any = None
     ) -> jax.Array:
-        total = jnp.real(self.closed(z.astype(jnp.complex128)))
-        total = total + self.closed_units * _ULP + 4 * _ULP * jnp.abs(total)
+        total = xp.real(self.closed(z.astype(xp.complex128)))
+        total = total + self.closed_units * _ULP + 4 * _ULP * xp.abs(total)
         for part in self.sampled:
-            inner = jax.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None, None))
-            grid = jax.vmap(inner, in_axes=(0, *[None] * 5, None if rough is None else 0))
-            cuts = jnp.broadcast_to(cut, part.mu.shape)
+            inner = xp.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None, None))
+            grid = xp.vmap(inner, in_axes=(0, *[None] * 5, None if rough is None else 0))
+            cuts = xp.broadcast_to(cut, part.mu.shape)
             log_m = grid(c, part.mu, part.rate, cuts, direction, size, rough)
-            total = total + jnp.sum(jnp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
+            total = total + xp.sum(xp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             kept = atoms.kept(cut)
-            law = jax.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
-            log_m, error = jax.vmap(law, in_axes=(0, None, None, None))(z, atoms.loss, kept, atoms.blur)
-            log_m = log_m + 8 * _ULP * jnp.abs(log_m) + error * (1 + 1e-6)
-            total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
-        return jnp.where(jnp.isnan(total), jnp.inf, total)
+            law = xp.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
+            log_m, error = xp.vmap(law, in_axes=(0, None, None, None))(z, atoms.loss, kept, atoms.blur)
+            log_m = log_m + 8 * _ULP * xp.abs(log_m) + error * (1 + 1e-6)
+            total = total + xp.sum(xp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
+        return xp.where(xp.isnan(total), xp.inf, total)
 
     def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
         """The tilted one-step laws at c, one stacked Line per sampled part."""
-        make = jax.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
-        sampled = [make(c, p.mu, p.rate, jnp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
-        law = jax.vmap(discrete_line, in_axes=(None, 0, 0, 0))
+        make = xp.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
+        sampled = [make(c, p.mu, p.rate, xp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
+        law = xp.vmap(discrete_line, in_axes=(None, 0, 0, 0))
         return sampled + [law(c, d.loss, d.kept(cut), d.blur) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
         """Number of steps with a law of their own, at least 1."""
-        total = sum((jnp.sum(part.times) for part in self.parts), jnp.zeros(()))
-        return jnp.maximum(total, 1.0)
+        total = sum((xp.sum(part.times) for part in self.parts), xp.zeros(()))
+        return xp.maximum(total, 1.0)
 
     def log_kept(self, cut: jax.Array) -> jax.Array:
         """log of the chance that no step falls beyond the cut (lower bound)."""
-        kept = jnp.zeros(())
+        kept = xp.zeros(())
         for atoms in self.discrete:
-            dropped = jnp.minimum(jnp.exp(-0.5 * cut * cut) * 1.001, 0.5)
-            kept = kept + jnp.sum(jnp.where(atoms.times > 0, atoms.times * jnp.log1p(-dropped), 0.0))
+            dropped = xp.minimum(xp.exp(-0.5 * cut * cut) * 1.001, 0.5)
+            kept = kept + xp.sum(xp.where(atoms.times > 0, atoms.times * xp.log1p(-dropped), 0.0))
         if self.direction == "reverse":
             return kept
         for part in self.sampled:
-            tail = tail_mass(part.mu, part.rate, jnp.broadcast_to(cut, part.mu.shape))
-            kept = kept + jnp.sum(jnp.where(part.times > 0, part.times * jnp.log1p(-jnp.minimum(tail, 0.5)), 0.0))
+            tail = tail_mass(part.mu, part.rate, xp.broadcast_to(cut, part.mu.shape))
+            kept = kept + xp.sum(xp.where(part.times > 0, part.times * xp.log1p(-xp.minimum(tail, 0.5)), 0.0))
         return kept
 
 
@@ -149,21 +149,20 @@ def along_line(spectrum: Spectrum, lines: list[Line], c: jax.Array, step: jax.Ar
 
     Each m is off by at most e, so M is off by at most prod (|m| + e)^T - prod |m|^T.
     """
-    t = step * jnp.arange(count)
-    z = jax.lax.complex(jnp.full_like(t, c), t)
-    base = spectrum.closed(jnp.asarray(c, jnp.complex128))
+    t = step * xp.arange(count)
+    z = xp.complex(xp.full_like(t, c), t)
+    base = spectrum.closed(xp.asarray(c, xp.complex128))
     value = spectrum.closed(z) - base
-    log_abs, phase = jnp.real(value), jnp.imag(value)
-    turned = jnp.abs(phase)
-    excess = (spectrum.closed_units + 4 * (jnp.abs(base) + jnp.abs(value)) + 16) * _ULP
+    log_abs, phase = xp.real(value), xp.imag(value)
+    turned = xp.abs(phase)
+    excess = (spectrum.closed_units + 4 * (xp.abs(base) + xp.abs(value)) + 16) * _ULP
     for part, line in zip(spectrum.parts, lines, strict=True):
-        size, angle, error = jax.vmap(lambda one: log_ratios(one, step, count))(line)
+        size, angle, error = xp.vmap(lambda one: log_ratios(one, step, count))(line)
         times = part.times[:, None]
-        size, angle, error = (jnp.where(times > 0, times * x, 0.0) for x in (size, angle, jnp.log1p(error)))
+        size, angle, error = (xp.where(times > 0, times * x, 0.0) for x in (size, angle, xp.log1p(error)))
         log_abs, phase, turned = (
-            total + jnp.sum(x, axis=0)
-            for total, x in ((log_abs, size), (phase, angle), (turned, jnp.abs(angle)))
+            total + xp.sum(x, axis=0) for total, x in ((log_abs, size), (phase, angle), (turned, xp.abs(angle)))
         )
-        excess = excess + jnp.sum(error + 4 * _ULP * jnp.abs(size), axis=0)
+        excess = excess + xp.sum(error + 4 * _ULP * xp.abs(size), axis=0)
     # phases of many parts may be larger than their sum, which is what `node_weights` charges
-    return Nodes(log_abs, excess + 2 * _ULP * jnp.maximum(turned - jnp.abs(phase), 0.0), phase)
+    return Nodes(log_abs, excess + 2 * _ULP * xp.maximum(turned - xp.abs(phase), 0.0), phase)

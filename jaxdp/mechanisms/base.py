@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
@@ -76,7 +76,7 @@ def _lists_to_arrays(self: Any) -> None:
         value = getattr(self, name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
             traced = any(isinstance(v, jax.core.Tracer) for v in jax.tree_util.tree_leaves(value))
-            numeric = jnp.asarray(value) if traced else np.asarray(value)
+            numeric = xp.asarray(value) if traced else np.asarray(value)
             object.__setattr__(self, name, numeric if value != () else value)
 
 
@@ -132,11 +132,11 @@ class Mechanism:
 
     def max_loss(self) -> Any:
         """Supremum of the finite losses (infinity when unbounded)."""
-        return jnp.inf
+        return xp.inf
 
     def min_loss(self) -> Any:
         """Infimum of the finite losses."""
-        return -self.max_loss() if self.symmetric else -jnp.inf
+        return -self.max_loss() if self.symmetric else -xp.inf
 
     def simplified(self) -> Mechanism:
         """An equal record that the accountant works on."""
@@ -295,7 +295,7 @@ def _numbers(each: Any, value: Any, event: int, tests: list[Any]) -> Any:
             return leaf
         for domain in (own, computable):
             leaf, test = validate.confined(each.name, leaf, domain)
-            tests.append(test if test is True else jnp.all(test, axis=tuple(range(-event, 0))))
+            tests.append(test if test is True else xp.all(test, axis=tuple(range(-event, 0))))
         return leaf
 
     return jax.tree_util.tree_map(number, value, is_leaf=_is_mechanism)
@@ -309,9 +309,9 @@ def _harmless(mechanism: M, test: Any) -> M:
     """The mechanism with harmless numbers in the rows that fail the test."""
 
     def safe(each: Any) -> Any:
-        rows = jnp.reshape(test, jnp.shape(test) + (1,) * mechanism.event_ndim.get(each.name, 0))
+        rows = xp.reshape(test, xp.shape(test) + (1,) * mechanism.event_ndim.get(each.name, 0))
         return jax.tree_util.tree_map(
-            lambda leaf: leaf if isinstance(leaf, Mechanism) else jnp.where(rows, leaf, _domain(each).harmless),
+            lambda leaf: leaf if isinstance(leaf, Mechanism) else xp.where(rows, leaf, _domain(each).harmless),
             getattr(mechanism, each.name),
             is_leaf=_is_mechanism,
         )

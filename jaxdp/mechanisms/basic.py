@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
 from jaxdp.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
@@ -22,9 +22,9 @@ from jaxdp.special import log_complement
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
     """log sum exp of complex terms, shifted by the largest real part (terms may be -inf)."""
-    shift = jnp.max(jnp.real(terms), axis=axis, keepdims=True)
-    shift = jax.lax.stop_gradient(jnp.where(jnp.isfinite(shift), shift, 0.0))
-    return jnp.log(jnp.sum(jnp.exp(terms - shift), axis=axis)) + jnp.squeeze(shift, axis)
+    shift = xp.max(xp.real(terms), axis=axis, keepdims=True)
+    shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
+    return xp.log(xp.sum(xp.exp(terms - shift), axis=axis)) + xp.squeeze(shift, axis)
 
 
 @record
@@ -60,15 +60,15 @@ class Laplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(e^{-1/(2b)} [cosh y + sinh(y)/(2by)]), y = (z + 1/2)/b: no 0/0 at z = -1/2; e^y taken out."""
         b = self.noise_multiplier
-        left = jnp.real(z) < -0.5  # even in y: the mirror image
-        y = jnp.where(left, -(z + 0.5), z + 0.5) / b
+        left = xp.real(z) < -0.5  # even in y: the mirror image
+        y = xp.where(left, -(z + 0.5), z + 0.5) / b
         # e^{-y}[cosh y + sinh(y)/(2by)]; (1 - e^{-2y})/(2y) by its series where it cancels
-        small = jnp.abs(y) < 1e-2
-        safe = jnp.where(small, 1.0, y)
+        small = xp.abs(y) < 1e-2
+        safe = xp.where(small, 1.0, y)
         series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
-        ratio = jnp.where(small, series, (1 - jnp.exp(-2 * safe)) / (2 * safe))
+        ratio = xp.where(small, series, (1 - xp.exp(-2 * safe)) / (2 * safe))
         # y - 1/(2b), without the cancellation
-        return jnp.where(left, -(z + 1), z) / b + jnp.log((1 + jnp.exp(-2 * y)) / 2 + ratio / (2 * b))
+        return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
     def at_distance(self, distance: Any) -> Laplace:
         """As private as noise smaller by that factor."""
@@ -117,8 +117,8 @@ class RandomizedResponse(NamedSetRandomizer):
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses: +-epsilon for two categories, {epsilon, 0, -epsilon} for more."""
-        two = jnp.asarray(self.num_categories) <= 2
-        return jnp.where(two, self.epsilon, 0.0), jnp.where(two, 2.0, 1.0) * self.epsilon
+        two = xp.asarray(self.num_categories) <= 2
+        return xp.where(two, self.epsilon, 0.0), xp.where(two, 2.0, 1.0) * self.epsilon
 
     def finite_pair(self) -> finite.FinitePair:
         """The outcomes "own value", "the other value", "any third"."""
@@ -126,13 +126,11 @@ class RandomizedResponse(NamedSetRandomizer):
 
     def named_sets(self) -> NamedSets:
         """A report names one category."""
-        k = jnp.asarray(self.num_categories) + 0.0 * jnp.asarray(self.epsilon)
-        one, zero = 1 / k, jnp.zeros_like(k)
+        k = xp.asarray(self.num_categories) + 0.0 * xp.asarray(self.epsilon)
+        one, zero = 1 / k, xp.zeros_like(k)
         third = k > 2
-        named = jnp.stack(
-            [one, one, jnp.maximum(k - 3, 0.0) / k, zero, zero, zero, jnp.where(third, one, 0.0), zero]
-        )
-        return NamedSets(jnp.asarray(self.epsilon), named, third, one, zero)
+        named = xp.stack([one, one, xp.maximum(k - 3, 0.0) / k, zero, zero, zero, xp.where(third, one, 0.0), zero])
+        return NamedSets(xp.asarray(self.epsilon), named, third, one, zero)
 
 
 @record
@@ -151,7 +149,7 @@ class PureDP(Mechanism):
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses +-epsilon."""
-        return jnp.asarray(self.epsilon), 2.0 * self.epsilon
+        return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
     def finite_pair(self) -> finite.FinitePair:
         """That of binary randomized response."""
@@ -176,7 +174,7 @@ class ApproximateDP(Mechanism):
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(1 - delta) + K of `PureDP`."""
-        return PureDP(self.epsilon).log_mgf(z) + log_complement(jnp.asarray(self.delta), 1.0 - self.delta)
+        return PureDP(self.epsilon).log_mgf(z) + log_complement(xp.asarray(self.delta), 1.0 - self.delta)
 
     def finite_pair(self) -> finite.FinitePair:
         """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
@@ -192,7 +190,7 @@ class ApproximateDP(Mechanism):
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses +-epsilon."""
-        return jnp.asarray(self.epsilon), 2.0 * self.epsilon
+        return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
     def max_loss(self) -> Any:
         """The record's epsilon."""
@@ -216,15 +214,15 @@ class DiscretePair(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the outcomes with p, q > 0."""
         both = (self.p > 0) & (self.q > 0)
-        log_p = jnp.where(both, jnp.log(jnp.where(both, self.p, 1.0)), -jnp.inf)
-        log_q = jnp.where(both, jnp.log(jnp.where(both, self.q, 1.0)), 0.0)
-        loss = jnp.where(both, log_p - log_q, 0.0)
-        log_p, loss = (jnp.expand_dims(a, tuple(range(jnp.ndim(z)))) for a in (log_p, loss))
-        return log_sum_exp(log_p + jnp.asarray(z)[..., None] * loss)
+        log_p = xp.where(both, xp.log(xp.where(both, self.p, 1.0)), -xp.inf)
+        log_q = xp.where(both, xp.log(xp.where(both, self.q, 1.0)), 0.0)
+        loss = xp.where(both, log_p - log_q, 0.0)
+        log_p, loss = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in (log_p, loss))
+        return log_sum_exp(log_p + xp.asarray(z)[..., None] * loss)
 
     def finite_pair(self) -> finite.FinitePair:
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""
-        p, q = jnp.asarray(self.p, jnp.float64), jnp.asarray(self.q, jnp.float64)
+        p, q = xp.asarray(self.p, xp.float64), xp.asarray(self.q, xp.float64)
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
         return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
 
@@ -243,7 +241,7 @@ class DiscretePair(Mechanism):
     def max_loss(self) -> Any:
         """The largest finite log p/q."""
         loss, log_weight, blur = self.atoms()
-        return jnp.max(jnp.where(log_weight > -jnp.inf, loss + blur, -jnp.inf))
+        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
     def min_loss(self) -> Any:
         """The smallest finite log p/q."""
@@ -264,16 +262,16 @@ _ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Norma
 
 
 def _missing(p: Any) -> Any:
-    missing = jnp.maximum(1.0 - jnp.sum(p), 0.0)
-    return jnp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
+    missing = xp.maximum(1.0 - xp.sum(p), 0.0)
+    return xp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
-    alone, missing = jnp.where(q > 0, 0.0, p), _missing(p)
+    alone, missing = xp.where(q > 0, 0.0, p), _missing(p)
     # one mass is exact, a sum is rounded up
-    several = jnp.sum(alone > 0) + (missing > 0) > 1
-    up = jnp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * ULP, 1.0)
-    return jnp.minimum(1.0, (jnp.sum(alone) + missing) * up)
+    several = xp.sum(alone > 0) + (missing > 0) > 1
+    up = xp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * ULP, 1.0)
+    return xp.minimum(1.0, (xp.sum(alone) + missing) * up)
 
 
 @record
@@ -291,18 +289,18 @@ class DiscreteLaplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """[e^{zas} + e^{-as(z+1)} + (1 - e^{-a}) sum_{x=1..s-1} e^{-ax} e^{za(s-2x)}] / (1 + e^{-a}), a = 1/scale."""
         a, s = 1.0 / self.scale, self.sensitivity
-        first = jnp.where(jnp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
-        other = jnp.where(jnp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
+        first = xp.where(xp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
+        other = xp.where(xp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
         # the middle sum is e^{zas} (y - y^s)/(1 - y), y = e^{-a(1+2z)}: a geometric sum in |y| <= 1 after
         # taking out the larger end; at y = 1 it is s - 1 terms of e^{zas}
-        w = jnp.where(jnp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
-        near = jnp.abs(w) < 1e-6
-        safe = jnp.where(near, 1.0, w)
-        quotient = (jnp.exp(w) - jnp.exp(w * s)) / jnp.where(near, 1.0, -jnp.expm1(safe))
+        w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
+        near = xp.abs(w) < 1e-6
+        safe = xp.where(near, 1.0, w)
+        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(safe))
         linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
-        middle = jnp.where(near, linear, quotient)
-        total = 1 + jnp.exp(other - first) - jnp.expm1(-a) * middle
-        return first + jnp.log(total) - jnp.log1p(jnp.exp(-a))
+        middle = xp.where(near, linear, quotient)
+        total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle
+        return first + xp.log(total) - xp.log1p(xp.exp(-a))
 
     def at_distance(self, distance: Any) -> DiscreteLaplace:
         """As many times the shift."""
@@ -354,7 +352,7 @@ class NoisyIteration(GaussianMechanism):
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
         mu2 = shift_allocation_mu2(self.contraction, self.noise_std, self.shift)
         positive = mu2 > 0
-        return jnp.where(positive, jnp.sqrt(jnp.where(positive, mu2, 1.0)), 0.0)
+        return xp.where(positive, xp.sqrt(xp.where(positive, mu2, 1.0)), 0.0)
 
     def check_structure(self) -> None:
         """contraction, noise_std and shift have equal numbers of steps."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.domains import POSITIVE, field, whole
 from jaxdp.mechanisms import finite, lattice_gaussian
 from jaxdp.mechanisms.base import Mechanism, record
@@ -34,7 +34,7 @@ class DiscreteGaussian(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """The Gaussian exponent plus the theta ratio."""
         s, variance = self.sensitivity, self.sigma**2
-        log_ratio = _log_theta(z * s, self.sigma) - jnp.real(_log_theta(jnp.zeros((), z.dtype), self.sigma))
+        log_ratio = _log_theta(z * s, self.sigma) - xp.real(_log_theta(xp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
 
     def at_distance(self, distance: Any) -> DiscreteGaussian:
@@ -70,15 +70,15 @@ def _log_theta(x: jax.Array, sigma: Any) -> jax.Array:
     theta(x + 1) = theta(x) and theta(x + 2 pi i sigma^2) = exp(2 pi^2 sigma^2 - 2 pi i x) theta(x): reduce
     both parts first, so that a dozen terms of either sum suffice.
     """
-    x = x - jnp.round(jnp.real(x))
-    period = 2 * jnp.pi * sigma**2
-    turns = jnp.round(jnp.imag(x) / period)
-    base = x - 1j * period * turns if jnp.iscomplexobj(x) else x
-    factor = 2 * jnp.pi**2 * sigma**2 * turns**2 - 2j * jnp.pi * turns * base if jnp.iscomplexobj(x) else 0.0
-    k = jnp.arange(-_TERMS, _TERMS + 1)
+    x = x - xp.round(xp.real(x))
+    period = 2 * xp.pi * sigma**2
+    turns = xp.round(xp.imag(x) / period)
+    base = x - 1j * period * turns if xp.iscomplexobj(x) else x
+    factor = 2 * xp.pi**2 * sigma**2 * turns**2 - 2j * xp.pi * turns * base if xp.iscomplexobj(x) else 0.0
+    k = xp.arange(-_TERMS, _TERMS + 1)
     direct = -((k + base[..., None]) ** 2) / (2 * sigma**2)
-    dual = -2 * jnp.pi**2 * sigma**2 * k**2 + 2j * jnp.pi * k * base[..., None]
-    exponents = jnp.where(sigma < _SWITCH, direct, dual)
-    shift = jax.lax.stop_gradient(jnp.max(jnp.real(exponents), axis=-1, keepdims=True))
-    total = jnp.log(jnp.sum(jnp.exp(exponents - shift), axis=-1)) + shift[..., 0] + factor
-    return total if jnp.iscomplexobj(x) else jnp.real(total)
+    dual = -2 * xp.pi**2 * sigma**2 * k**2 + 2j * xp.pi * k * base[..., None]
+    exponents = xp.where(sigma < _SWITCH, direct, dual)
+    shift = xp.stop_gradient(xp.max(xp.real(exponents), axis=-1, keepdims=True))
+    total = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0] + factor
+    return total if xp.iscomplexobj(x) else xp.real(total)

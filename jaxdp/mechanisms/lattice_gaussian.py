@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
-from jaxdp.precision import exact_product
 from jaxdp.rounding import ULP
 from jaxdp.special import log_expm1
 
@@ -48,19 +46,19 @@ _RULE = np.linalg.solve(
 
 def sum_rule(count: Any) -> tuple[Any, Any]:
     """(nodes, logarithms of weights) for a sum over the integers 1..count, in `_SLOTS` columns; count 0 is empty."""
-    count = jnp.asarray(count)[..., None]
-    k = 1.0 + jnp.arange(_SLOTS)
+    count = xp.asarray(count)[..., None]
+    k = 1.0 + xp.arange(_SLOTS)
     many = count > _SLOTS
-    safe = jnp.where(many, count, _SLOTS + 1.0)
-    x = jnp.clip(2 / (safe * safe * _LARGEST) - 1, -1.0, 1.0)
-    values = exact_product(jnp.cos(jnp.arange(_DEGREE + 1) * jnp.arccos(x)), _RULE)
-    filler = jnp.zeros((*safe.shape[:-1], _SLOTS - _NODES))
-    nodes = jnp.concatenate([0.5 * (safe + 1) + safe * values[..., :_NODES], filler + 1.0], axis=-1)
-    weights = jnp.concatenate([safe * values[..., _NODES:], filler], axis=-1)
+    safe = xp.where(many, count, _SLOTS + 1.0)
+    x = xp.clip(2 / (safe * safe * _LARGEST) - 1, -1.0, 1.0)
+    values = xp.exact_matmul(xp.cos(xp.arange(_DEGREE + 1) * xp.arccos(x)), _RULE)
+    filler = xp.zeros((*safe.shape[:-1], _SLOTS - _NODES))
+    nodes = xp.concatenate([0.5 * (safe + 1) + safe * values[..., :_NODES], filler + 1.0], axis=-1)
+    weights = xp.concatenate([safe * values[..., _NODES:], filler], axis=-1)
     inside = k <= count
-    single = jnp.where(inside, 0.0, -jnp.inf)
-    log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1.0)), -jnp.inf)
-    return jnp.where(many, nodes, jnp.where(inside, k, 1.0)), jnp.where(many, log_weights, single)
+    single = xp.where(inside, 0.0, -xp.inf)
+    log_weights = xp.where(weights > 0, xp.log(xp.where(weights > 0, weights, 1.0)), -xp.inf)
+    return xp.where(many, nodes, xp.where(inside, k, 1.0)), xp.where(many, log_weights, single)
 
 
 class _Cells(NamedTuple):
@@ -81,28 +79,28 @@ class _Cells(NamedTuple):
 
 def _cells(sigma: Any, s: Any, many: bool) -> _Cells:
     mu = s / sigma
-    offset = 0.5 * s - jnp.floor(0.5 * s)  # 1/2 for an odd shift
-    distance = jnp.floor(sigma * gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
+    offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
+    distance = xp.floor(sigma * gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
     log_total = log_theta_at_zero(sigma)
 
     def log_mass(d: Any) -> Any:
         return -0.5 * ((d + s / 2) / sigma) ** 2 - log_total
 
-    log_edge = log_mass(distance) - jnp.where(distance == 0, np.log(2.0), 0.0)
-    new = jnp.concatenate([jnp.ones(1, bool), jnp.diff(distance) > 0])
-    width = jnp.diff(distance)[:, None]
-    nodes, log_weights = sum_rule(jnp.maximum(width[:, 0] - 1, 0.0))
+    log_edge = log_mass(distance) - xp.where(distance == 0, np.log(2.0), 0.0)
+    new = xp.concatenate([xp.ones(1, bool), xp.diff(distance) > 0])
+    width = xp.diff(distance)[:, None]
+    nodes, log_weights = sum_rule(xp.maximum(width[:, 0] - 1, 0.0))
     log_inside = log_mass(distance[:-1, None] + nodes) + log_weights
     above, whole = mu * (nodes / sigma), mu * (width / sigma)
     log_share, log_rest = _shares(nodes, width, above, whole)
     fall = whole[:, 0] + (width[:, 0] / sigma) * (distance[1:] / sigma + mu / 2)
-    blur = jnp.where(width[:, 0] - 1 > _SLOTS, gauss_error(fall + whole[:, 0]) + _RULE_ERROR, 0.0)
-    outside = jnp.logaddexp(
+    blur = xp.where(width[:, 0] - 1 > _SLOTS, gauss_error(fall + whole[:, 0]) + _RULE_ERROR, 0.0)
+    outside = xp.logaddexp(
         _log_lattice_tail(distance[-1] - s / 2 + 1, sigma), _log_lattice_tail(distance[-1] + s / 2 + 1, sigma)
     )
     return _Cells(
         mu * (distance / sigma),
-        jnp.where(new, log_edge, -jnp.inf),
+        xp.where(new, log_edge, -xp.inf),
         above,
         log_share,
         log_rest,
@@ -115,23 +113,23 @@ def _cells(sigma: Any, s: Any, many: bool) -> _Cells:
 def _shares(nodes: Any, width: Any, above: Any, whole: Any) -> tuple[Any, Any]:
     """Logarithms of (e^above - 1)/(e^whole - 1) and of 1 less it; above/whole = nodes/width."""
     tiny = whole < 1e-9
-    up, all_of_it = jnp.where(tiny, 0.5, above), jnp.where(tiny, 1.0, whole)
+    up, all_of_it = xp.where(tiny, 0.5, above), xp.where(tiny, 1.0, whole)
     to_right = log_expm1(up) - log_expm1(all_of_it)
-    to_left = up + log_expm1(jnp.maximum(all_of_it - up, 0.0)) - log_expm1(all_of_it)
-    part = nodes / jnp.maximum(width, nodes + 0.5)  # nodes that do not count lie outside
-    near_right, near_left = jnp.log(part) + 0.5 * (above - whole), jnp.log1p(-part) + 0.5 * above
-    return jnp.where(tiny, near_right, to_right), jnp.where(tiny, near_left, to_left)
+    to_left = up + log_expm1(xp.maximum(all_of_it - up, 0.0)) - log_expm1(all_of_it)
+    part = nodes / xp.maximum(width, nodes + 0.5)  # nodes that do not count lie outside
+    near_right, near_left = xp.log(part) + 0.5 * (above - whole), xp.log1p(-part) + 0.5 * above
+    return xp.where(tiny, near_right, to_right), xp.where(tiny, near_left, to_left)
 
 
 def discrete_gaussian_pair(sigma: Any, sensitivity: Any, fine: bool = False) -> FinitePair:
     """A finite pair that dominates N_Z(s, sigma^2) against N_Z(0, sigma^2); what lies beyond 37.5 sigma is split."""
     cells = _cells(sigma, sensitivity, fine)
     right, left = _log_sum(cells.log_inside + cells.log_share), _log_sum(cells.log_inside + cells.log_rest)
-    edge, nothing = jnp.full(1, -jnp.inf), jnp.zeros(1)
-    both = jnp.concatenate([left, edge]), jnp.concatenate([edge, right])
-    log_q = _log_sum(jnp.stack([cells.log_edge, *both], axis=1))
-    blur = jnp.maximum(jnp.concatenate([cells.blur, nothing]), jnp.concatenate([nothing, cells.blur]))
-    outside = jnp.where(_usable(sigma, sensitivity), jnp.exp(jnp.minimum(cells.log_outside + 1e-12, 0.0)), 1.0)
+    edge, nothing = xp.full(1, -xp.inf), xp.zeros(1)
+    both = xp.concatenate([left, edge]), xp.concatenate([edge, right])
+    log_q = _log_sum(xp.stack([cells.log_edge, *both], axis=1))
+    blur = xp.maximum(xp.concatenate([cells.blur, nothing]), xp.concatenate([nothing, cells.blur]))
+    outside = xp.where(_usable(sigma, sensitivity), xp.exp(xp.minimum(cells.log_outside + 1e-12, 0.0)), 1.0)
     return with_leftover(mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
 
 
@@ -142,19 +140,19 @@ def discrete_gaussian_inner_pair(sigma: Any, sensitivity: Any, fine: bool = Fals
     """
     cells = _cells(sigma, sensitivity, fine)
     log_inside = _log_sum(cells.log_inside)
-    fit = (cells.blur < 2 * _RULE_ERROR) & (jnp.max(cells.above, axis=1) < _FAR) & (log_inside > -jnp.inf)
-    log_inside = jnp.where(fit, log_inside, -jnp.inf)
-    log_q = _log_sum(jnp.stack([cells.log_edge[:-1], log_inside], axis=1))
+    fit = (cells.blur < 2 * _RULE_ERROR) & (xp.max(cells.above, axis=1) < _FAR) & (log_inside > -xp.inf)
+    log_inside = xp.where(fit, log_inside, -xp.inf)
+    log_q = _log_sum(xp.stack([cells.log_edge[:-1], log_inside], axis=1))
     # the cell's mean likelihood ratio, relative to that of its left end
-    share = jnp.where(fit[:, None], jnp.exp(cells.log_inside - jnp.where(fit, log_q, 0.0)[:, None]), 0.0)
-    excess = jnp.sum(share * jnp.expm1(jnp.minimum(cells.above, _FAR)), axis=1)
-    loss = cells.loss[:-1] + jnp.log1p(excess)
+    share = xp.where(fit[:, None], xp.exp(cells.log_inside - xp.where(fit, log_q, 0.0)[:, None]), 0.0)
+    excess = xp.sum(share * xp.expm1(xp.minimum(cells.above, _FAR)), axis=1)
+    loss = cells.loss[:-1] + xp.log1p(excess)
     # the shares are rounded at the size of the logarithms that they come from
-    blur = jnp.where(fit, cells.blur + 4 * ULP * (16 - jnp.where(fit, log_q, 0.0)) * excess, 0.0)
-    log_q = jnp.concatenate([log_q, cells.log_edge[-1:]])
-    log_q = jnp.where(_usable(sigma, sensitivity), log_q, -jnp.inf)
-    loss = jnp.concatenate([loss, cells.loss[-1:]])
-    return mirrored(log_q + loss, log_q, loss, jnp.concatenate([blur, jnp.zeros(1)]))
+    blur = xp.where(fit, cells.blur + 4 * ULP * (16 - xp.where(fit, log_q, 0.0)) * excess, 0.0)
+    log_q = xp.concatenate([log_q, cells.log_edge[-1:]])
+    log_q = xp.where(_usable(sigma, sensitivity), log_q, -xp.inf)
+    loss = xp.concatenate([loss, cells.loss[-1:]])
+    return mirrored(log_q + loss, log_q, loss, xp.concatenate([blur, xp.zeros(1)]))
 
 
 def _usable(sigma: Any, s: Any) -> Any:
@@ -164,21 +162,21 @@ def _usable(sigma: Any, s: Any) -> Any:
 
 def _log_sum(terms: Any) -> Any:
     """log sum exp over the last axis, also differentiable where a row has no mass."""
-    live = jnp.max(terms, axis=-1) > -jnp.inf
-    total = jax.nn.logsumexp(jnp.where(live[:, None], terms, 0.0), axis=-1)
-    return jnp.where(live, total, -jnp.inf)
+    live = xp.max(terms, axis=-1) > -xp.inf
+    total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
+    return xp.where(live, total, -xp.inf)
 
 
 def _log_lattice_tail(start: Any, sigma: Any) -> Any:
     """log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}, start >= 1: a geometric series."""
-    return -0.5 * (start / sigma) ** 2 - jnp.log(-jnp.expm1(-(start / sigma) / sigma))
+    return -0.5 * (start / sigma) ** 2 - xp.log(-xp.expm1(-(start / sigma) / sigma))
 
 
 def log_theta_at_zero(sigma: Any) -> Any:
     """log sum_k e^{-k^2 / (2 sigma^2)} over all integers, by the sum or by its Poisson dual."""
-    k = jnp.arange(1, 13)
+    k = xp.arange(1, 13)
     small = sigma < 0.5
-    direct = jnp.log1p(2 * jnp.sum(jnp.exp(-(k**2) / (2 * jnp.where(small, sigma, 1.0) ** 2))))
-    wide = jnp.where(small, 1.0, sigma)
-    dual = jnp.log(wide) + 0.5 * np.log(2 * np.pi) + jnp.log1p(2 * jnp.sum(jnp.exp(-2 * (np.pi * wide * k) ** 2)))
-    return jnp.where(small, direct, dual)
+    direct = xp.log1p(2 * xp.sum(xp.exp(-(k**2) / (2 * xp.where(small, sigma, 1.0) ** 2))))
+    wide = xp.where(small, 1.0, sigma)
+    dual = xp.log(wide) + 0.5 * np.log(2 * np.pi) + xp.log1p(2 * xp.sum(xp.exp(-2 * (np.pi * wide * k) ** 2)))
+    return xp.where(small, direct, dual)

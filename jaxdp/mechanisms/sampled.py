@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
@@ -141,7 +141,7 @@ class Sampled(Mechanism):
     def top_loss(self, direction: str) -> Any:
         """The largest finite loss of a direction, rounded up."""
         loss, log_weight, blur = self.atoms(direction)
-        return jnp.max(jnp.where(log_weight > -jnp.inf, loss + blur, -jnp.inf))
+        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
     def check_structure(self) -> None:
         """A base mechanism whose pair is known for what the sampling needs."""
@@ -232,7 +232,7 @@ class FixedSizeSampled(Sampled):
             return dataclasses.replace(self, mechanism=self.mechanism.under(relation))
         if traced or np.any(np.asarray(rate) == 1):
             self.mechanism.directions(relation)
-        distance = jnp.where(rate < 1, 2.0, 1.0) if traced else np.where(np.asarray(rate) < 1, 2.0, 1.0)
+        distance = xp.where(rate < 1, 2.0, 1.0) if traced else np.where(np.asarray(rate) < 1, 2.0, 1.0)
         with jax.numpy_rank_promotion("allow"):
             return dataclasses.replace(self, mechanism=self.mechanism.at_distance(distance))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
@@ -48,7 +48,7 @@ class LossLaw(Mechanism):
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
         """(losses, log weights, 0), the same in every direction."""
-        return self.losses, self.log_weights, jnp.zeros_like(self.losses)
+        return self.losses, self.log_weights, xp.zeros_like(self.losses)
 
     def infinity_mass(self) -> Any:
         """As given."""
@@ -60,23 +60,23 @@ class LossLaw(Mechanism):
 
     def max_loss(self) -> Any:
         """The largest loss that has mass."""
-        return jnp.max(jnp.where(self.log_weights > -jnp.inf, self.losses, 0.0))
+        return xp.max(xp.where(self.log_weights > -xp.inf, self.losses, 0.0))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the losses."""
-        return log_sum_exp(self.log_weights + jnp.asarray(z)[..., None] * self.losses)
+        return log_sum_exp(self.log_weights + xp.asarray(z)[..., None] * self.losses)
 
     def renyi_divergence(self, order: Any) -> Any:
         """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
 
         Every term is positive, so that small divergences keep their digits.
         """
-        live = self.log_weights > -jnp.inf
-        loss = jnp.where(live, self.losses, 0.0)
-        terms = jnp.where(live & (loss != 0), self.log_weights - loss + log_power_excess(loss, order), -jnp.inf)
-        value = jnp.logaddexp(0.0, jax.nn.logsumexp(terms)) / (order - 1)
-        value = jnp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), jnp.maximum(self.max_loss(), 0.0))
-        return jnp.where(self.infinity > 0, jnp.inf, value)
+        live = self.log_weights > -xp.inf
+        loss = xp.where(live, self.losses, 0.0)
+        terms = xp.where(live & (loss != 0), self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
+        value = xp.logaddexp(0.0, xp.logsumexp(terms)) / (order - 1)
+        value = xp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), xp.maximum(self.max_loss(), 0.0))
+        return xp.where(self.infinity > 0, xp.inf, value)
 
 
 @record
@@ -139,14 +139,14 @@ class Shuffled(Mechanism):
 
     def upper_law(self, depth: Any = _TRACED_DEPTH, order: Any = 0.0) -> LossLaw:
         """A finite pair that dominates the round, for one parameter point."""
-        users, eps0 = jnp.asarray(self.num_users, jnp.float64), jnp.asarray(self.max_loss(), jnp.float64)
+        users, eps0 = xp.asarray(self.num_users, xp.float64), xp.asarray(self.max_loss(), xp.float64)
         bound = self.chosen_bound()
         if bound == "blanket":
             laws = self.randomizer.upper_laws()
             first = jax.tree_util.tree_map(lambda a: a[0], laws)
 
             def upper(epsilon: Any) -> Any:
-                return jnp.max(jax.vmap(lambda made: bounds.contour_delta.point(made, users, epsilon).upper)(laws))
+                return xp.max(xp.vmap(lambda made: bounds.contour_delta.point(made, users, epsilon).upper)(laws))
         else:
             rate = "stronger" if bound == "stronger" else "clones"
             first = bounds.clones_law.point(eps0, bound=rate)
@@ -155,10 +155,10 @@ class Shuffled(Mechanism):
                 return bounds.clones_point("delta", eps0, users, epsilon, rate).upper
 
         grid = rounds.grids.point(first, users, depth, order, points=_TRACED_POINTS)
-        made = LossLaw(*rounds.upper_pair.point(grid, jax.vmap(upper)(grid)))
+        made = LossLaw(*rounds.upper_pair.point(grid, xp.vmap(upper)(grid)))
         # with a positive local delta the additive term has no mass at infinity to stand for: all of it
-        leaks = jnp.asarray(getattr(self.randomizer, "delta", 0.0)) > 0
-        return LossLaw(made.losses, made.log_weights, jnp.where(leaks, 1.0, made.infinity))
+        leaks = xp.asarray(getattr(self.randomizer, "delta", 0.0)) > 0
+        return LossLaw(made.losses, made.log_weights, xp.where(leaks, 1.0, made.infinity))
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
         """(losses, log weights under P, 0) of a finite pair that dominates the round, the same in every direction."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
 from jaxdp.mechanisms.composition import Stack
@@ -29,37 +29,37 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     masses = [_infinity(record, times, direction) for record, times in closed + finite]
     return Spectrum(
         closed=_closed_sum(closed, direction),
-        closed_units=sum((jnp.sum(t) * r.unit_errors for r, t in closed), jnp.zeros(())),
+        closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
         sampled=tuple(_sampled(record, times) for record, times in sampled),
         discrete=tuple(_discrete(record, times, direction) for record, times in finite),
         direction=direction,
         infinity=_composed_mass([m[0] for m in masses]),
         reverse_infinity=_composed_mass([m[1] for m in masses]),
-        top=sum((_top(r, t, direction) for r, t in stacks), jnp.zeros(())),
+        top=sum((_top(r, t, direction) for r, t in stacks), xp.zeros(())),
         lattice=_lattice(stacks),
     )
 
 
 def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], jax.Array]:
     def total(z: jax.Array) -> jax.Array:
-        result = jnp.zeros(jnp.shape(z), jnp.complex128)
+        result = xp.zeros(xp.shape(z), xp.complex128)
         for record, times in closed:
             argument = -1 - z if direction == "reverse" and not record.symmetric else z
-            values = jax.vmap(lambda r, w=argument: r.log_mgf(w))(record)
-            weights = times.reshape(times.shape + (1,) * jnp.ndim(z))
-            result = result + jnp.sum(jnp.where(weights > 0, weights * values, 0.0), axis=0)
+            values = xp.vmap(lambda r, w=argument: r.log_mgf(w))(record)
+            weights = times.reshape(times.shape + (1,) * xp.ndim(z))
+            result = result + xp.sum(xp.where(weights > 0, weights * values, 0.0), axis=0)
         return result
 
     return total
 
 
 def _mu2(closed: list[Stack]) -> Any:
-    total = jnp.zeros(())
+    total = xp.zeros(())
     for record, times in closed:
         if isinstance(record, GaussianMechanism):
-            mu = jax.vmap(lambda r: jnp.asarray(r.gaussian_mu()))(record)
-            total = total + jnp.sum(jnp.where(times > 0, times * mu**2, 0.0))
+            mu = xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record)
+            total = total + xp.sum(xp.where(times > 0, times * mu**2, 0.0))
     return total * (1 - 1e-14)
 
 
@@ -68,29 +68,29 @@ def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
 
     def both(r: Mechanism) -> tuple[Any, Any]:
         first, second = r.masses_at_infinity(direction)
-        return jnp.asarray(first, jnp.float64), jnp.asarray(second, jnp.float64)
+        return xp.asarray(first, xp.float64), xp.asarray(second, xp.float64)
 
-    forward, backward = (jnp.broadcast_to(m, times.shape) for m in jax.vmap(both)(record))
+    forward, backward = (xp.broadcast_to(m, times.shape) for m in xp.vmap(both)(record))
     return _rounds(forward, times), _rounds(backward, times)
 
 
 def _rounds(mass: Any, times: Any) -> tuple[Any, Any, Any]:
     live = (times > 0) & (mass > 0)
-    safe = jnp.where(live, jnp.minimum(mass, 1.0), 0.0)
-    log_none = jnp.sum(times * log_complement(safe, 1 - safe))
-    return jnp.sum(jnp.where(live, times, 0.0)), jnp.max(jnp.where(live, mass, 0.0)), log_none
+    safe = xp.where(live, xp.minimum(mass, 1.0), 0.0)
+    log_none = xp.sum(times * log_complement(safe, 1 - safe))
+    return xp.sum(xp.where(live, times, 0.0)), xp.max(xp.where(live, mass, 0.0)), log_none
 
 
 def _composed_mass(masses: list[tuple[Any, Any, Any]]) -> Any:
     """1 - prod (1 - mass)^times, rounded up; a single mass comes back unrounded: delta equal to it is recognised."""
-    count = sum((m[0] for m in masses), jnp.zeros(()))
-    single = sum((m[1] for m in masses), jnp.zeros(()))
-    composed = -jnp.expm1(sum((m[2] for m in masses), jnp.zeros(())))
-    return jnp.where(count <= 1, single, jnp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
+    count = sum((m[0] for m in masses), xp.zeros(()))
+    single = sum((m[1] for m in masses), xp.zeros(()))
+    composed = -xp.expm1(sum((m[2] for m in masses), xp.zeros(())))
+    return xp.where(count <= 1, single, xp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
 
 
 def _sampled(record: Any, times: Any) -> Sampled:
-    mu = jax.vmap(lambda r: jnp.asarray(r.mechanism.gaussian_mu()))(record)
+    mu = xp.vmap(lambda r: xp.asarray(r.mechanism.gaussian_mu()))(record)
     return Sampled(mu, record.sampling_probability, times)
 
 
@@ -98,15 +98,15 @@ def _top(record: Any, times: Any, direction: str) -> Any:
     if is_sampled_gaussian(record, direction):
         rate = record.sampling_probability
         nothing = (rate == 0) | (times == 0)
-        bounded = -jnp.log1p(-rate) if direction == "reverse" else jnp.full_like(rate, jnp.inf)
+        bounded = -xp.log1p(-rate) if direction == "reverse" else xp.full_like(rate, xp.inf)
         # XLA's log1p is up to 129 ulp off (jax-ml/jax 39707)
-        return jnp.sum(jnp.where(nothing, 0.0, times * bounded)) * (1 + 1e-13)
-    largest = jax.vmap(lambda r: jnp.asarray(r.top_loss(direction), jnp.float64))(record)
-    return jnp.sum(jnp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
+        return xp.sum(xp.where(nothing, 0.0, times * bounded)) * (1 + 1e-13)
+    largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
+    return xp.sum(xp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
 
 
 def _discrete(record: Any, times: Any, direction: str) -> Discrete:
-    loss, log_weight, blur = jax.vmap(lambda r: r.atoms(direction))(record)
+    loss, log_weight, blur = xp.vmap(lambda r: r.atoms(direction))(record)
     return Discrete(loss, log_weight, blur, times)
 
 
@@ -119,5 +119,5 @@ def _lattice(stacks: tuple[Stack, ...]) -> tuple[Any, Any] | None:
     if not on_lattice(stacks):
         return None
     record, times = stacks[0]
-    offset, spacing = jax.vmap(lambda r: r.lattice())(record)
+    offset, spacing = xp.vmap(lambda r: r.lattice())(record)
     return times[0] * offset[0], spacing[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.precision import canary, kernel
 from jaxdp.special import log1mexp, log_one_plus
 
@@ -26,29 +26,29 @@ def laplace_renyi(order, ratio):
     """
     small = ratio * order < _SERIES_BELOW
     excess = order - 1.0
-    far = jnp.where(small, 1.0, ratio)
+    far = xp.where(small, 1.0, ratio)
     share = excess / (2 * order - 1.0)
-    direct = far + log_one_plus(share * jnp.expm1(-far * (2 * order - 1.0))) / excess
-    near = jnp.where(small, ratio, 0.0)
-    return jnp.where(small, _small_shift(order, excess, near), direct)
+    direct = far + log_one_plus(share * xp.expm1(-far * (2 * order - 1.0))) / excess
+    near = xp.where(small, ratio, 0.0)
+    return xp.where(small, _small_shift(order, excess, near), direct)
 
 
 def laplace_renyi_upper(order, ratio):
     """`laplace_renyi` rounded up by its error and that of a ratio rounded a few times; what underflows is not 0."""
-    return jnp.where(ratio > 0, jnp.maximum(laplace_renyi(order, ratio) * _RELATIVE, _TINY), 0.0)
+    return xp.where(ratio > 0, xp.maximum(laplace_renyi(order, ratio) * _RELATIVE, _TINY), 0.0)
 
 
 def _small_shift(order, excess, x):
     """log1p(alpha (alpha-1) sum_{j>=2} h_j x^j / j!) / (alpha - 1), h_{j+1} = -h_j + alpha (alpha-1) h_{j-1}."""
     # x and the order are kept together: x^2 underflows where alpha x^2 does not
     grown, square = order * x, (order * x) * (excess * x)
-    previous, term = jnp.zeros_like(x), x / 2
+    previous, term = xp.zeros_like(x), x / 2
     total = term
     for j in range(2, _SERIES_TERMS):
         previous, term = term, (-x * term + square * previous / j) / (j + 1)
         total = total + term
     rise = grown * total
-    return jnp.where(excess * rise < 1e-20, rise, log_one_plus(excess * rise) / excess)
+    return xp.where(excess * rise < 1e-20, rise, log_one_plus(excess * rise) / excess)
 
 
 def laplace_log_g_slope(order, x):
@@ -56,8 +56,8 @@ def laplace_log_g_slope(order, x):
 
     From 0 at x = 0 (relative accuracy kept there) to alpha - 1; divided by alpha - 1, so 1 at infinity.
     """
-    shrink = -jnp.expm1(-x * (2 * order - 1.0))
-    return order * shrink / (order + (order - 1.0) * jnp.exp(-x * (2 * order - 1.0)))
+    shrink = -xp.expm1(-x * (2 * order - 1.0))
+    return order * shrink / (order + (order - 1.0) * xp.exp(-x * (2 * order - 1.0)))
 
 
 def discrete_laplace_renyi(order, rate, shift):
@@ -67,23 +67,23 @@ def discrete_laplace_renyi(order, rate, shift):
     w = s - 2j, z = alpha - 1: outcomes j and s - j are paired, so every term is positive.
     """
     z = order - 1.0
-    j = jnp.arange(_LONGEST_SHIFT // 2, dtype=rate.dtype)
+    j = xp.arange(_LONGEST_SHIFT // 2, dtype=rate.dtype)
     width = shift - 2 * j
     # expm1(t) = e^t (1 - e^{-t}) in logarithms, since t reaches alpha a s.
-    inside = jnp.where(width > 0, rate * width, 1.0)
+    inside = xp.where(width > 0, rate * width, 1.0)
     terms = z * inside + log1mexp(-z * inside) + log1mexp(-inside * order)
-    weight = jnp.where(j > 0, jnp.log(jnp.tanh(rate / 2)) - rate * j, -jnp.log1p(jnp.exp(-rate)))
-    terms = jnp.where(width > 0, terms + weight, -jnp.inf)
-    top = jnp.max(terms)
-    safe = jnp.where(jnp.isfinite(top), top, 0.0)
-    log_excess = safe + jnp.log(jnp.sum(jnp.exp(terms - safe)))
-    value = jnp.where(shift > 0, jnp.logaddexp(0.0, log_excess), 0.0)
+    weight = xp.where(j > 0, xp.log(xp.tanh(rate / 2)) - rate * j, -xp.log1p(xp.exp(-rate)))
+    terms = xp.where(width > 0, terms + weight, -xp.inf)
+    top = xp.max(terms)
+    safe = xp.where(xp.isfinite(top), top, 0.0)
+    log_excess = safe + xp.log(xp.sum(xp.exp(terms - safe)))
+    value = xp.where(shift > 0, xp.logaddexp(0.0, log_excess), 0.0)
     # log(1 + y) for tiny y: logaddexp is log1p(exp(.)) there, no cancellation.
-    inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == jnp.floor(shift)) & (rate > 0) & (z > 0)
-    return jnp.where(inside_domain, value / z, jnp.inf)
+    inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == xp.floor(shift)) & (rate > 0) & (z > 0)
+    return xp.where(inside_domain, value / z, xp.inf)
 
 
-@kernel(working_set=64)
+@kernel(working_set=64, host=True)
 def _laplace(order, ratio):
     return laplace_renyi(order, ratio)
 

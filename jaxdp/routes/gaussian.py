@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.hockey_stick import gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -25,14 +24,14 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
     for record, times in stacks:
         if isinstance(record, GaussianMechanism):
             # 0 runs of an infinitely leaky mechanism leak nothing
-            parts.append((jnp.where(times > 0, jax.vmap(lambda r: jnp.asarray(r.gaussian_mu()))(record), 0.0), times))
+            parts.append((xp.where(times > 0, xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record), 0.0), times))
     if not parts:
-        return jnp.zeros(())
+        return xp.zeros(())
     # in units of the largest: the square of a mu below 1e-154 is 0
-    unit = jax.lax.stop_gradient(jnp.max(jnp.stack([jnp.max(mu) for mu, _ in parts])))
-    unit = jnp.where((unit > 0) & jnp.isfinite(unit), unit, 1.0)
-    total = sum((jnp.sum(jnp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), jnp.zeros(()))
-    return jnp.where(total > 0, unit * jnp.sqrt(jnp.where(total > 0, total, 1.0)), 0.0)
+    unit = xp.stop_gradient(xp.max(xp.stack([xp.max(mu) for mu, _ in parts])))
+    unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
+    total = sum((xp.sum(xp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), xp.zeros(()))
+    return xp.where(total > 0, unit * xp.sqrt(xp.where(total > 0, total, 1.0)), 0.0)
 
 
 def mu_error(stacks: tuple[Stack, ...]) -> float:
@@ -40,23 +39,23 @@ def mu_error(stacks: tuple[Stack, ...]) -> float:
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
 
-@kernel(working_set=512, large=True)
+@kernel(working_set=512, large=True, bounds=True, host=True)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
     return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, mu_error(stacks)))
 
 
-@kernel(working_set=512, large=True)
+@kernel(working_set=512, large=True, bounds=True, host=True)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
-    floor = -jnp.expm1(jnp.where(eps < 0, eps, 0.0))
+    floor = -xp.expm1(xp.where(eps < 0, eps, 0.0))
     return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), floor)
 
 
 def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
     """A mu below 1e-150, the square of which underflows, has the upper bound of that and no lower one."""
-    lower, upper = bounds(jnp.where(mu > 0, jnp.maximum(mu, _SMALLEST), mu))
-    return jnp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
+    lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, _SMALLEST), mu))
+    return xp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
 
 
 def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from jaxdp.arrays import xp
 from jaxdp.fourier.sampled_gaussian import tilted_line
 from jaxdp.fourier.spectrum import Spectrum
 from jaxdp.mechanisms.composition import Stack
@@ -21,27 +19,27 @@ _SMALLEST = 1e-5
 
 def renyi_upper(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
-    finite = jnp.isfinite(order) & (order > 1)
-    alpha = jnp.where(finite, order, 2.0)
+    finite = xp.isfinite(order) & (order > 1)
+    alpha = xp.where(finite, order, 2.0)
     direct = [(r, t) for r, t in stacks if hasattr(r, "renyi_divergence")]
     rest = tuple((r, t) for r, t in stacks if not hasattr(r, "renyi_divergence"))
-    total = jnp.zeros(())
+    total = xp.zeros(())
     for record, times in direct:
-        values = jax.vmap(lambda r: r.renyi_divergence(alpha))(record)
-        total = total + jnp.sum(jnp.where(times > 0, times * values, 0.0))
+        values = xp.vmap(lambda r: r.renyi_divergence(alpha))(record)
+        total = total + xp.sum(xp.where(times > 0, times * values, 0.0))
     total = total * (1 + 1e-12)
     made = spectrum(stacks, direction)
     if rest:
         other = spectrum(rest, direction)
-        c = jnp.maximum(alpha - 1, _SMALLEST) * jnp.asarray(_NUDGES)
-        total = total + jnp.min(other.real(c, jnp.asarray(jnp.inf), _SIZE) / c)
-    total = jnp.minimum(total, jnp.maximum(made.top, 0.0))
-    total = jnp.where(made.infinity > 0, jnp.inf, total)
-    answer = jnp.where(finite, total, jnp.where(made.infinity > 0, jnp.inf, jnp.maximum(made.top, 0.0)))
-    return jnp.where((order > 1) & ~jnp.isnan(answer), answer, jnp.inf)
+        c = xp.maximum(alpha - 1, _SMALLEST) * xp.asarray(_NUDGES)
+        total = total + xp.min(other.real(c, xp.asarray(xp.inf), _SIZE) / c)
+    total = xp.minimum(total, xp.maximum(made.top, 0.0))
+    total = xp.where(made.infinity > 0, xp.inf, total)
+    answer = xp.where(finite, total, xp.where(made.infinity > 0, xp.inf, xp.maximum(made.top, 0.0)))
+    return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
 
 
-@kernel(static=("direction",), working_set=400_000)
+@kernel(static=("direction",), working_set=400_000, host=True)
 def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """`renyi_upper`, batched."""
     return renyi_upper(stacks, order, direction=direction)
@@ -55,9 +53,9 @@ def log_mgf_point(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
         total = total + _sampled(made, part, z, direction)
     for atoms in made.discrete:
         exponents = atoms.log_weight + z * atoms.loss
-        shift = jnp.max(jnp.real(exponents), axis=-1, keepdims=True)
-        values = jnp.log(jnp.sum(jnp.exp(exponents - shift), axis=-1)) + shift[..., 0]
-        total = total + jnp.sum(jnp.where(atoms.times > 0, atoms.times * values, 0.0))
+        shift = xp.max(xp.real(exponents), axis=-1, keepdims=True)
+        values = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0]
+        total = total + xp.sum(xp.where(atoms.times > 0, atoms.times * values, 0.0))
     return total
 
 
@@ -66,20 +64,20 @@ def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
     swapped = {"forward": "reverse", "reverse": "forward", "replace": "replace"}[direction]
 
     def half_plane(w: Any, side: str) -> Any:
-        c, t = jnp.real(w), jnp.imag(w)
-        make = jax.vmap(tilted_line, in_axes=(None, 0, 0, None, None, None))
-        lines = make(c, part.mu, part.rate, jnp.asarray(jnp.inf), side, _SIZE)
-        ratio = jnp.sum(lines.weight * jnp.exp(1j * jnp.abs(t) * lines.loss), axis=-1)
-        value = lines.log_m + jnp.log(jnp.where(t < 0, jnp.conj(ratio), ratio))
-        return jnp.sum(jnp.where(part.times > 0, part.times * value, 0.0))
+        c, t = xp.real(w), xp.imag(w)
+        make = xp.vmap(tilted_line, in_axes=(None, 0, 0, None, None, None))
+        lines = make(c, part.mu, part.rate, xp.asarray(xp.inf), side, _SIZE)
+        ratio = xp.sum(lines.weight * xp.exp(1j * xp.abs(t) * lines.loss), axis=-1)
+        value = lines.log_m + xp.log(xp.where(t < 0, xp.conj(ratio), ratio))
+        return xp.sum(xp.where(part.times > 0, part.times * value, 0.0))
 
-    right = jnp.real(z) >= -0.5
-    return jnp.where(
-        right, half_plane(jnp.where(right, z, 0.0), direction), half_plane(jnp.where(right, 0.0, -1 - z), swapped)
+    right = xp.real(z) >= -0.5
+    return xp.where(
+        right, half_plane(xp.where(right, z, 0.0), direction), half_plane(xp.where(right, 0.0, -1 - z), swapped)
     )
 
 
-@kernel(static=("direction",), working_set=400_000)
+@kernel(static=("direction",), working_set=400_000, host=True)
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """`log_mgf_point`, batched."""
     return log_mgf_point(stacks, z, direction=direction)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.hockey_stick import finite_law
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.mechanisms.composition import Stack
@@ -17,16 +17,16 @@ from jaxdp.precision import canary, kernel
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
     loss, log_weight, blur = record.atoms(direction)
-    return loss, log_weight, blur, jnp.asarray(record.masses_at_infinity(direction)[0], jnp.float64)
+    return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
 
 
-@kernel(static=("direction",), working_set=30000)
+@kernel(static=("direction",), working_set=30000, bounds=True, host=True)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one run."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
-@kernel(static=("direction",), working_set=30000)
+@kernel(static=("direction",), working_set=30000, bounds=True, host=True)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one run."""
     return finite_law.delta_bounds(*_law(record, direction), eps)

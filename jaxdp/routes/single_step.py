@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.fourier.mixture import log_mixture_real, log_units
 from jaxdp.hockey_stick import sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
@@ -21,15 +21,15 @@ from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
 _RANKS = 64
 
 
-@kernel(static=("direction",), working_set=512)
+@kernel(static=("direction",), working_set=512, bounds=True, host=True)
 def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
-    mu = jnp.asarray(record.mechanism.gaussian_mu())
+    mu = xp.asarray(record.mechanism.gaussian_mu())
     return sampled_gaussian.epsilon_bounds(mu, record.sampling_probability, delta, direction)
 
 
-@kernel(static=("direction",), working_set=512)
+@kernel(static=("direction",), working_set=512, bounds=True, host=True)
 def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
-    mu = jnp.asarray(record.mechanism.gaussian_mu())
+    mu = xp.asarray(record.mechanism.gaussian_mu())
     return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
 
 
@@ -84,58 +84,58 @@ def cap_by_unsampled(
     lower[rows] = np.fmin(lower[rows], upper[rows])
 
 
-@kernel(static=("verb",), working_set=4096)
+@kernel(static=("verb",), working_set=4096, host=True)
 def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
     """Lower bound of epsilon or delta in the add direction from the outcomes that are all below a threshold a.
 
     Their chance is Phi(a)^T, their loss at least l = -sum T log A(a), as A rises: delta >= Phi(a)^T (1 - e^(eps-l)).
     """
-    a = jnp.linspace(-40.0, 6.0, 461)
-    loss, size, log_chance = jnp.zeros_like(a), jnp.zeros_like(a), jnp.zeros_like(a)
+    a = xp.linspace(-40.0, 6.0, 461)
+    loss, size, log_chance = xp.zeros_like(a), xp.zeros_like(a), xp.zeros_like(a)
     for record, times in stacks:
         mu, rate, count = (
-            jnp.reshape(jnp.asarray(x, jnp.float64), (-1, 1))
+            xp.reshape(xp.asarray(x, xp.float64), (-1, 1))
             for x in (record.mechanism.gaussian_mu(), record.sampling_probability, times)
         )
         log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
-        blur = 1e-13 * (jnp.abs(log_a) + jnp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
+        blur = 1e-13 * (xp.abs(log_a) + xp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
         live = (count > 0) & (rate > 0)
-        loss = loss - jnp.sum(jnp.where(live, count * log_a, 0.0), axis=0)
-        size = size + jnp.sum(jnp.where(live, count * blur, 0.0), axis=0)
-        log_chance = log_chance + jnp.sum(jnp.where(live, count, 0.0)) * jax.scipy.special.log_ndtr(a)
+        loss = loss - xp.sum(xp.where(live, count * log_a, 0.0), axis=0)
+        size = size + xp.sum(xp.where(live, count * blur, 0.0), axis=0)
+        log_chance = log_chance + xp.sum(xp.where(live, count, 0.0)) * xp.log_ndtr(a)
     loss, log_chance = loss - size, log_chance * (1 + 1e-12) - 1e-12
     return _at_least(loss, log_chance, target, verb)
 
 
-@kernel(static=("direction", "verb"), working_set=60000)
+@kernel(static=("direction", "verb"), working_set=60000, host=True)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
     """The same for finite laws: each loss one of its record's r + 1 largest, r = 0, 1, ..."""
-    loss, log_chance = jnp.zeros(_RANKS), jnp.zeros(_RANKS)
+    loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
     for record, times in stacks:
-        atoms, log_weight, blur = jax.vmap(lambda one: one.atoms(direction))(record)
-        order = jnp.argsort(jnp.where(log_weight > -jnp.inf, -atoms, jnp.inf), axis=-1)[:, :_RANKS]
-        order = jnp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
-        some, blur, log_weight = (jnp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
+        atoms, log_weight, blur = xp.vmap(lambda one: one.atoms(direction))(record)
+        order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
+        order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
+        some, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
         # (in a law of fewer losses the last one stands for the rest)
-        live = (log_weight > -jnp.inf) & (jnp.arange(_RANKS) < atoms.shape[-1])
-        log_weight = jnp.where(live, log_weight, 0.0)
-        rounding = 1e-12 + 1e-15 * (jnp.abs(log_weight) + jnp.abs(some))
-        weight = jnp.where(live, jnp.exp(log_weight - 2 * blur) * jnp.maximum(1 - rounding, 0.0), 0.0)
-        least = jax.lax.cummin(some - blur - 1e-15 * jnp.abs(some), axis=1)
-        chance = jnp.minimum(jnp.cumsum(weight, axis=-1), 1.0)
-        count = jnp.reshape(jnp.asarray(times, jnp.float64), (-1, 1))
-        loss = loss + jnp.sum(jnp.where(count > 0, count * least, 0.0), axis=0)
-        log_chance = log_chance + jnp.sum(jnp.where(count > 0, count * jnp.log(chance), 0.0), axis=0)
-    loss, log_chance = loss - 1e-12 * jnp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
+        live = (log_weight > -xp.inf) & (xp.arange(_RANKS) < atoms.shape[-1])
+        log_weight = xp.where(live, log_weight, 0.0)
+        rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(some))
+        weight = xp.where(live, xp.exp(log_weight - 2 * blur) * xp.maximum(1 - rounding, 0.0), 0.0)
+        least = xp.cummin(some - blur - 1e-15 * xp.abs(some), axis=1)
+        chance = xp.minimum(xp.cumsum(weight, axis=-1), 1.0)
+        count = xp.reshape(xp.asarray(times, xp.float64), (-1, 1))
+        loss = loss + xp.sum(xp.where(count > 0, count * least, 0.0), axis=0)
+        log_chance = log_chance + xp.sum(xp.where(count > 0, count * xp.log(chance), 0.0), axis=0)
+    loss, log_chance = loss - 1e-12 * xp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
     return _at_least(loss, log_chance, target, verb)
 
 
 def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
     """The best of the bounds delta >= chance (1 - e^(eps - loss)), or the epsilon at which it is delta."""
     if verb == "delta":
-        return jnp.maximum(jnp.max(jnp.exp(log_chance) * -jnp.expm1(jnp.minimum(target - loss, 0.0))), 0.0)
-    share = jnp.log(target) - log_chance
-    return jnp.max(jnp.where(share < 0, loss + jnp.log(-jnp.expm1(jnp.minimum(share, -1e-300))) - 1e-15, 0.0))
+        return xp.maximum(xp.max(xp.exp(log_chance) * -xp.expm1(xp.minimum(target - loss, 0.0))), 0.0)
+    share = xp.log(target) - log_chance
+    return xp.max(xp.where(share < 0, loss + xp.log(-xp.expm1(xp.minimum(share, -1e-300))) - 1e-15, 0.0))
 
 
 def lower_next_to_supremum(

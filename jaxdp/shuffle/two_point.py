@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.bounds import Bounds
-from jaxdp.precision import canary, exact_product, kernel
+from jaxdp.precision import canary, kernel
 from jaxdp.shuffle import search
 from jaxdp.shuffle.law import LARGEST_EPS0
 from jaxdp.special import log1p_excess, log_binomial_pmf, raised
@@ -59,7 +60,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
     reach = jax.lax.fori_loop(0, 40, newton, start)
     reach = jnp.where(exponent(start) > -_EXPONENT, jnp.where(start >= 1.0 - 2e-12, 1.0, start), reach)
     s = reach * (_POINTS + 1.0) / 2.0
-    integral = exact_product(jnp.exp(exponent(s)), jnp.asarray(_WEIGHTS)) * reach / 2.0
+    integral = xp.exact_matmul(jnp.exp(exponent(s)), jnp.asarray(_WEIGHTS)) * reach / 2.0
     return jnp.maximum(trials - x + 1.0, 0.0) * odds * integral
 
 

@@ -1,0 +1,192 @@
+"""The array functions that kernels are written in: JAX's, or NumPy's for a few points that need no compiled program.
+
+A kernel written with ``xp`` runs in two ways. Under a trace ``xp`` is `jax.numpy`, and the kernel becomes one compiled
+program. Inside `on_host` it is NumPy, and the same lines run at once, one point at a time: that costs some
+milliseconds a point, where compiling costs seconds. The functions that NumPy lacks stand here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class _Mode(threading.local):
+    host = False
+
+
+_mode = _Mode()
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Inside, ``xp`` is NumPy, in this thread only."""
+    before, _mode.host = _mode.host, True
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        _mode.host = before
+
+
+class _Arrays:
+    """`numpy` inside `on_host`, `jax.numpy` elsewhere, with the functions of `jax.lax` and `jax.nn` that we use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if _mode.host:
+            return _HOST[name] if name in _HOST else getattr(np, name)
+        return _TRACED[name] if name in _TRACED else getattr(jnp, name)
+
+
+def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
+    def mapped(*args: Any) -> Any:
+        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+        each = [axis is not None for axis in axes]
+        size = next(
+            np.shape(leaf)[0]
+            for arg, mine in zip(args, each, strict=True)
+            if mine
+            for leaf in jax.tree_util.tree_leaves(arg)
+        )
+        rows = [
+            fun(*(_row(arg, i) if mine else arg for arg, mine in zip(args, each, strict=True))) for i in range(size)
+        ]
+        return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+    return mapped
+
+
+def _row(tree: Any, i: int) -> Any:
+    if isinstance(tree, np.ndarray):
+        return tree[i]
+    return jax.tree_util.tree_map(lambda leaf: leaf[i], tree)
+
+
+def _host_fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
+    for i in range(int(lower), int(upper)):
+        init = body(i, init)
+    return init
+
+
+def _host_while_loop(unfinished: Callable, body: Callable, init: Any) -> Any:
+    while unfinished(init):
+        init = body(init)
+    return init
+
+
+def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> Any:
+    size = length if xs is None else np.shape(jax.tree_util.tree_leaves(xs)[0])[0]
+    made = []
+    for i in reversed(range(size or 0)) if reverse else range(size or 0):
+        init, y = body(init, None if xs is None else _row(xs, i))
+        made.append(y)
+    made = made[::-1] if reverse else made
+    return init, jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *made)
+
+
+def _host_cond(which: Any, yes: Callable, no: Callable, *args: Any) -> Any:
+    return yes(*args) if which else no(*args)
+
+
+def _host_map(fun: Callable, xs: Any) -> Any:
+    return _host_vmap(fun)(xs)
+
+
+def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    top = np.max(x, axis=axis, keepdims=True)
+    shift = np.where(np.isfinite(top), top, 0.0)
+    total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift
+    return total if keepdims else np.squeeze(total, axis)
+
+
+def _host_complex(re: Any, im: Any) -> Any:
+    made = np.empty(np.broadcast_shapes(np.shape(re), np.shape(im)), np.complex128)
+    made.real, made.imag = re, im
+    return made[()]
+
+
+def _host_erfcx(x: Any) -> Any:
+    """e^{x^2} erfc(x): x^2 in two parts, because its rounding would count x^2 times."""
+    head = np.round(np.asarray(x, np.float64) * 2.0**20) * 2.0**-20
+    return np.exp(head * head) * (np.exp((x - head) * (x + head)) * _host_erfc(x))
+
+
+def _host_log_ndtr(x: Any) -> Any:
+    x = np.asarray(x, np.float64)
+    far = np.where(x < -30.0, x, -30.0)
+    y = 1 / (far * far)
+    series = -y * (1 - y * (3 - y * (15 - y * (105 - y * (945 - y * 10395)))))
+    beyond = -0.5 * far * far - np.log(-far * math.sqrt(2 * math.pi)) + np.log1p(series)
+    near = np.maximum(x, -30.0) / math.sqrt(2.0)
+    tail = 0.5 * _host_erfc(np.abs(near))
+    return np.where(x < -30.0, beyond, np.where(x > 0, np.log1p(-tail), np.log(tail)))
+
+
+def _set_at(x: Any, place: Any, value: Any) -> Any:
+    made = np.array(x)
+    made[place] = value
+    return made
+
+
+_host_erf = np.vectorize(math.erf, otypes=[np.float64])
+_host_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+_HOST: dict[str, Any] = {
+    "vmap": _host_vmap,
+    "fori_loop": _host_fori_loop,
+    "while_loop": _host_while_loop,
+    "scan": _host_scan,
+    "cond": _host_cond,
+    "lax_map": _host_map,
+    "logsumexp": _host_logsumexp,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "complex": _host_complex,
+    "stop_gradient": lambda x: x,
+    "erf": _host_erf,
+    "erfc": _host_erfc,
+    "erfcx": _host_erfcx,
+    "ndtr": lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)),
+    "log_ndtr": _host_log_ndtr,
+    "cummin": lambda x, axis=0: np.minimum.accumulate(x, axis),
+    "cummax": lambda x, axis=0: np.maximum.accumulate(x, axis),
+    "set_at": _set_at,
+    "exact_matmul": np.matmul,
+    "exact_einsum": np.einsum,
+    "bits": lambda x: np.asarray(x, np.float64).view(np.int64),
+}
+_EXACT = jax.lax.Precision.HIGHEST
+_TRACED: dict[str, Any] = {
+    "vmap": jax.vmap,
+    "fori_loop": jax.lax.fori_loop,
+    "while_loop": jax.lax.while_loop,
+    "scan": jax.lax.scan,
+    "cond": jax.lax.cond,
+    "lax_map": jax.lax.map,
+    "logsumexp": jax.nn.logsumexp,
+    "softplus": jax.nn.softplus,
+    "sigmoid": jax.nn.sigmoid,
+    "complex": jax.lax.complex,
+    "stop_gradient": jax.lax.stop_gradient,
+    "erf": jax.lax.erf,
+    "erfc": jax.scipy.special.erfc,
+    "erfcx": jax.scipy.special.erfcx,
+    "ndtr": jax.scipy.special.ndtr,
+    "log_ndtr": jax.scipy.special.log_ndtr,
+    "cummin": jax.lax.cummin,
+    "cummax": jax.lax.cummax,
+    "set_at": lambda x, place, value: x.at[place].set(value),
+    # whatever the user's `jax_default_matmul_precision`: some settings round the factors
+    "exact_matmul": lambda left, right: jnp.matmul(left, right, precision=_EXACT),
+    "exact_einsum": lambda how, *parts: jnp.einsum(how, *parts, precision=_EXACT),
+    "bits": lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
+}
+
+xp: Any = _Arrays()
