@@ -45,8 +45,8 @@ _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
 _SMALLEST_BATCH = 8  # Of a large kernel one point and eight are one program: eight points cost milliseconds.
 _WIDE = 64  # Numbers that describe a point, past which eight points may take much longer than one.
-# Points that NumPy answers before a program is compiled for more: about as long as compiling it takes.
-_COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "32"))
+# Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
+_COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "1000000"))
 _AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -131,14 +131,14 @@ class Kernel:
         large: bool = False,
         costly: Callable[..., bool] | None = None,
         bounds: bool = False,
-        host: bool = False,
+        by_numpy: int | Callable[..., int] = 0,
     ):
         self.point = point
         self.large = large
         self.costly = costly
         self.working_set = working_set
         self.bounds = bounds
-        self.host = host
+        self.by_numpy = by_numpy
         self.traces = 0
         parameters = inspect.signature(point).parameters
         self._defaults = {
@@ -178,10 +178,13 @@ class Kernel:
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
             program = items, tuple(shape[1:] for shape in shapes)
-            if self.host and self._answered[program] + size <= _COMPILE_AFTER:
+            if self._answered[program] + size <= min(self._patience(static), _COMPILE_AFTER):
                 self._answered[program] += size
                 return _stacked([self._by_numpy(args, row, static) for row in range(size)])
             return self._by_programs(args, size, static, program)
+
+    def _patience(self, static: Any) -> int:
+        return self.by_numpy(**static) if callable(self.by_numpy) else self.by_numpy
 
     def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
         with on_host():
@@ -198,7 +201,7 @@ class Kernel:
             few = padded <= _SMALLEST_BATCH and not costly
             piece = self._compiled(where, few)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
-            if self.host and (where, few, padded, program) not in self._agreed:
+            if self._patience(static) and (where, few, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
                 self._agreed.add((where, few, padded, program))
             pieces.append(piece)
@@ -241,7 +244,7 @@ def kernel(
     large: bool = False,
     costly: Callable[..., bool] | None = None,
     bounds: bool = False,
-    host: bool = False,
+    by_numpy: int | Callable[..., int] = 0,
 ) -> Callable[[Callable], Kernel]:
     """Decorator: one-point function -> `Kernel`.
 
@@ -249,10 +252,11 @@ def kernel(
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
     that compiling them sooner counts: one point is computed with seven more, to share the program of eight, and that
     program is not optimised. costly: of the static arguments, whether that would be noticed (a point of more than 32
-    numbers is costly in any case). bounds: it returns (lower, upper). host: it is written with `jaxdp.arrays.xp`, so
-    that NumPy can run it.
+    numbers is costly in any case). bounds: it returns (lower, upper). by_numpy: points (of the static arguments) that
+    NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
+    written with `jaxdp.arrays.xp`.
     """
-    return lambda point: Kernel(point, static, working_set, large, costly, bounds, host)
+    return lambda point: Kernel(point, static, working_set, large, costly, bounds, by_numpy)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:

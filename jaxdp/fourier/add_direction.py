@@ -39,7 +39,7 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 9.5 of the mode, much nearer if c is large.
 
-    On the right by more, because there |A|^{-c} is much larger off the axis than on it.
+    On the right by more, because there |A|^{-c} is much larger off the axis than on it. c: (..., 1), and so the ends.
     """
     mode, slack = _mode(c, mu, q)
     peak = log_integrand(mode, c, mu, q, "reverse")
@@ -54,7 +54,7 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
 
     widest = (REACH + slack) * xp.ones(2)
     _, reach = xp.fori_loop(0, _HALVINGS, halve, (xp.zeros_like(widest), widest))
-    return mode - reach[0], mode + reach[1]
+    return mode - reach[..., :1], mode + reach[..., 1:]
 
 
 def outside(ends, log_a, c, mu, q, log_m):
@@ -67,7 +67,7 @@ def outside(ends, log_a, c, mu, q, log_m):
     share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
     slopes = xp.maximum((-ends - c * mu * share) * xp.array([1.0, -1.0]) - 1e-9, 0.0)
     value = xp.exp(xp.minimum(-0.5 * ends * ends - c * log_a - log_m, 600.0)) / ROOT_2PI
-    return xp.sum(xp.where(slopes > 0, value / xp.where(slopes > 0, slopes, 1.0), xp.inf)), slopes
+    return xp.sum(xp.where(slopes > 0, value / xp.where(slopes > 0, slopes, 1.0), xp.inf), axis=-1), slopes
 
 
 def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:

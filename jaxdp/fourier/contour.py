@@ -49,6 +49,11 @@ class Effort(NamedTuple):
     bands: int = 0
 
     @staticmethod
+    def by_numpy(effort: Effort, **_: str) -> int:
+        """Points that NumPy computes in about the time that the effort's program takes to compile."""
+        return (4 if effort.nodes <= 1024 and effort.bands == 4 else 0) if effort.bands else 256
+
+    @staticmethod
     def costly(effort: Effort, **_: str) -> bool:
         """Whether eight points of the effort take much longer than one: they do past some milliseconds a point."""
         return effort.nodes > 1000
@@ -163,33 +168,38 @@ class Raw(NamedTuple):
 
 
 def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
-    """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
+    """The sum of `Contour` at eps (one or some), with what is left out beyond its end and its rounding.
+
+    Fields of the result: (smoothings, *eps.shape).
+    """
     c, h = contour.plan.c, contour.step
-    base = contour.log_m_c - c * eps - ref
+    each = xp.reshape(eps, (-1,))
+    base = contour.log_m_c[:, None] - c * each - ref
     front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]
     down, along = h * columns * xp.arange(rows), h * xp.arange(columns)
-    cosine, sine = xp.cos(along * eps), xp.sin(along * eps)
+    down, along = down[:, None], along[:, None]
+    cosine, sine = xp.cos(along * each), xp.sin(along * each)
 
-    waves = xp.stack([cosine, sine, along * cosine, along * sine], axis=-1)
-    real_waves, imag_waves = in_blocks(contour.real, waves), in_blocks(contour.imag, waves)
-    real, imag = real_waves[..., 0] + imag_waves[..., 1], imag_waves[..., 0] - real_waves[..., 1]
-    real_t, imag_t = real_waves[..., 2] + imag_waves[..., 3], imag_waves[..., 2] - real_waves[..., 3]
-    cosine, sine = xp.cos(down * eps), xp.sin(down * eps)
-    total = xp.sum(real * cosine + imag * sine, axis=-1)
-    turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=-1)
-    head_units = contour.log_m_c_units + 4 * (xp.abs(contour.log_m_c) + xp.abs(c * eps) + xp.abs(ref)) + 16
-    own, moment = contour.errors
-    head = head_units * _ULP  # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
+    waves = xp.concatenate([cosine, sine, along * cosine, along * sine], axis=1)
+    real_waves = xp.split(in_blocks(contour.real, waves), 4, axis=-1)
+    imag_waves = xp.split(in_blocks(contour.imag, waves), 4, axis=-1)
+    real, imag = real_waves[0] + imag_waves[1], imag_waves[0] - real_waves[1]
+    real_t, imag_t = real_waves[2] + imag_waves[3], imag_waves[2] - real_waves[3]
+    cosine, sine = xp.cos(down * each), xp.sin(down * each)
+    total = xp.sum(real * cosine + imag * sine, axis=1)
+    turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=1)
+    exponent = xp.abs(contour.log_m_c[:, None]) + xp.abs(c * each) + xp.abs(ref)
+    own, moment = contour.errors[..., None]
+    # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
+    head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP
     raised = 1 + 2 * xp.minimum(head, 0.25)
-    nodes = own + 4 * xp.abs(eps) * moment
+    nodes = own + 4 * xp.abs(each) * moment
     tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
     rounding = front * (nodes * raised + 2 * head * xp.abs(total))
-    return Raw(
-        front * total,
-        front * (turned - c * total),
-        *(xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding)),
-    )
+    tail, rounding = (xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding))
+    raw = front * total, front * (turned - c * total), tail, rounding
+    return Raw(*(xp.reshape(x, x.shape[:1] + eps.shape) for x in raw))
 
 
 class Aliases(NamedTuple):
@@ -239,7 +249,7 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
 def evaluate(
     contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
 ) -> Sums:
-    """Certified delta at eps, in units of e^ref."""
+    """Certified delta at eps, one or some, in units of e^ref."""
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
@@ -296,7 +306,7 @@ def epsilon_bounds(
     search = xp.where(xp.isfinite(ceiling), ceiling, 1.0)
 
     def look(eps: jax.Array) -> Seen:
-        return seen(xp.vmap(lambda e: evaluate(contour, left_and_right, spectrum, e, ref))(eps), target)
+        return seen(evaluate(contour, left_and_right, spectrum, eps, ref), target)
 
     # a smooth delta that takes a long search is one that a larger effort will repeat
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)

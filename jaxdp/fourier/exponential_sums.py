@@ -145,8 +145,11 @@ def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
     size = right.shape[0]
     terms, blocks = blocks_of(size)
     missing = terms * blocks - size
-    left = xp.pad(left, [(0, 0)] * (left.ndim - 1) + [(0, missing)]).reshape(*left.shape[:-1], blocks, terms)
-    right = xp.pad(right, ((0, missing), (0, 0))).reshape(blocks, terms, right.shape[1])
+    if missing:
+        left = xp.concatenate([left, xp.zeros((*left.shape[:-1], missing))], axis=-1)
+        right = xp.concatenate([right, xp.zeros((missing, right.shape[1]))])
+    left = left.reshape(*left.shape[:-1], blocks, terms)
+    right = right.reshape(blocks, terms, right.shape[1])
     return xp.sum(xp.exact_einsum("...rbt,btc->b...rc", left, right), axis=0)
 
 

@@ -91,25 +91,27 @@ def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
-    """(value, slope in eps, 0, rounding) of S_N in units of e^ref."""
+    """(value, slope in eps, 0, rounding) of S_N at eps, one or some, in units of e^ref: (1, *eps.shape)."""
     c, ell = contour.plan.c, contour.spacing
     position = (eps - contour.offset) / ell
     index = xp.floor(position) + 1
     gap = xp.clip((index - position) * ell, 0.0, ell)
     beyond = contour.offset + index * ell
-    front = xp.exp(contour.log_m_c - c * beyond - ref)
+    log_m_c = contour.log_m_c[0]
+    front = xp.exp(log_m_c - c * beyond - ref)
     a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)
-    angle = contour.node_t * beyond
+    angle = contour.node_t * beyond[..., None]
     cosine, sine = xp.cos(angle), xp.sin(angle)
-    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine)
-    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine)
+    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine, axis=-1)
+    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine, axis=-1)
     own, moment, mass = contour.errors
     place = xp.abs(contour.offset) + xp.abs(eps) + ell
     # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
-    head = contour.log_m_c_units + 4 * (xp.abs(contour.log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
+    head = contour.log_m_c_units[0] + 4 * (xp.abs(log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
     reach = a + b + 16 * _ULP * place
     rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
     # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
     shift = 16 * _ULP * place
-    rounding = rounding + shift * xp.exp(contour.log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
-    return front * (a * first + b * second), front * inner * (second - first), xp.zeros_like(front), rounding
+    rounding = rounding + shift * xp.exp(log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
+    slope = front * inner * (second - first)
+    return tuple(x[None] for x in (front * (a * first + b * second), slope, xp.zeros_like(front), rounding))

@@ -253,11 +253,11 @@ def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Proof: notebooks/proofs/contour_certificate.md, section 2.
     """
-    away = bound.above * eps
-    right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)))
+    away = bound.above * eps[..., None]
+    right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)), axis=-1)
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
-    toward = bound.below * eps
-    left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)))
+    toward = bound.below * eps[..., None]
+    left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)), axis=-1)
     # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
     return xp.minimum(left, bound.plain + eps), right
 

@@ -39,7 +39,10 @@ _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included."""
+    """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included.
+
+    c: (..., 1), and so the ends.
+    """
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
     reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
@@ -101,10 +104,10 @@ def _edge_mass(v, y, c, mu, q, step, log_m, direction):
     return xp.where(2 * xp.abs(y) * mu <= 0.5 * xp.pi, xp.minimum(humps, cells * (1 + 1e-9)), humps)
 
 
-def _height(ends: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
+def _height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
     """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
     if direction == "reverse":
-        steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * xp.sum(ends), 1e-9))
+        steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * (low + high), 1e-9))
         return xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
     top = xp.minimum(1.0, 0.45 * xp.pi / mu)
     return top if direction == "forward" else xp.minimum(top, xp.sqrt(6.0 / xp.maximum(c, 1e-3)) / mu)
@@ -115,62 +118,66 @@ def real_log_m(
 ) -> jax.Array:
     """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell).
 
-    rough: if given, an estimate to a few percent instead of a bound, where the ends carry less than this.
+    c, mu, q, cut: shapes that broadcast. rough: if given, an estimate to a few percent instead of a bound, where the
+    ends carry less than this.
     """
+    c, mu, q, cut = (x[..., None] for x in xp.broadcast_arrays(c, mu, q, cut))  # the last axis is that of the nodes
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
     high = low + size * step
-    at = xp.concatenate([v, xp.stack([low, high])])
+    at = xp.concatenate([v, low, high], axis=-1)
     everywhere, log_a = integrand_and_mixture(at, c, mu, q, direction)
-    height, at_ends = everywhere[:-2], everywhere[-2:]
-    top = xp.max(height)
-    log_m = top + xp.log(xp.sum(xp.exp(height - top))) + xp.log(step / ROOT_2PI)
+    height, at_ends = everywhere[..., :-2], everywhere[..., -2:]
+    top = xp.max(height, axis=-1, keepdims=True)
+    log_m = top + xp.log(xp.sum(xp.exp(height - top), axis=-1, keepdims=True)) + xp.log(step / ROOT_2PI)
     cell = step / ROOT_2PI
-    y = _height(at[-2:], c, mu, direction)
+    y = _height(low, high, c, mu, direction)
     if direction == "reverse":
         # strip |Im u| <= 2y: |A|^{-c} grows off the axis
         growth = add_direction.growth(at, log_a, y, c, mu, q)
-        grown = (everywhere + 0.5 * gained(at, step) + growth)[:-1]  # low is the left end of the first cell
-        edge = xp.sum(exp_or_inf(grown - log_m))
+        grown = (everywhere + 0.5 * gained(at, step) + growth)[..., :-1]  # low is the left end of the first cell
+        edge = xp.sum(exp_or_inf(grown - log_m), axis=-1, keepdims=True)
         edge = edge * cell * xp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
-        at_ends = at_ends + 6e-14 * c + growth[-2:]
+        at_ends = at_ends + 6e-14 * c + growth[..., -2:]
     else:
         growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
         edge = xp.exp(2 * y * y + growth)
         at_ends = at_ends + growth
     strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
-    ends = xp.sum(xp.exp(xp.minimum(at_ends - log_m + 2 * y * y, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
+    ends = xp.sum(xp.exp(xp.minimum(at_ends - log_m + 2 * y * y, 50.0)), axis=-1, keepdims=True)
+    ends = ends * (6 * y + 3 * step) / ROOT_2PI
     if rough is not None:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
-        return xp.where((strip < 0.05) & (ends < rough), log_m, xp.inf)
+        return xp.where((strip < 0.05) & (ends < rough[..., None]), log_m, xp.inf)[..., 0]
     error = strip + ends
     if direction == "reverse":
-        error = error + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)[0]
-    terms = (2 * c + 1) * _mean_error(v, height - top, log_a[:-2], mu, q, direction)
+        error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[0][..., None]
+    terms = (2 * c + 1) * _mean_error(v, height - top, log_a[..., :-2], mu, q, direction)
     rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + terms
-    return xp.where(error < 1e-3, log_m + 2 * error + rounding, xp.inf)
+    return xp.where(error < 1e-3, log_m + 2 * error + rounding, xp.inf)[..., 0]
 
 
 def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
     """Tilted mean of what log A may be off by: 3e-14 of itself (q > 1/2: of 1), and w's rounding times its slope."""
-    size = mu * (xp.maximum(xp.abs(v[0]), xp.abs(v[-1])) + mu)
+    size = mu * (xp.maximum(xp.abs(v[..., :1]), xp.abs(v[..., -1:])) + mu)
     if direction == "replace":
         return 3e-14 + 4 * ULP * size * xp.ones_like(q)
     weight, w = xp.exp(log_weight), v * mu - mu * mu / 2
-    total = xp.sum(weight)
+    total = xp.sum(weight, axis=-1, keepdims=True)
     share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
-    mean = xp.minimum(xp.sum(weight * xp.abs(log_a)) / total, 1.0)
-    return 3e-14 * xp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * xp.sum(weight * share) / total
+    mean = xp.minimum(xp.sum(weight * xp.abs(log_a), axis=-1, keepdims=True) / total, 1.0)
+    turned = xp.sum(weight * share, axis=-1, keepdims=True) / total
+    return 3e-14 * xp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * turned
 
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
     """The step's law tilted to c > 0, as ``size`` complex weights and losses."""
-    ends = interval(c, mu, q, cut, direction)
-    low, step, v = exact_nodes(*ends, size)
+    ends = interval(*(x[None] for x in (c, mu, q, cut)), direction)
+    low, step, v = exact_nodes(*(x[0] for x in ends), size)
     high = low + size * step
     at = xp.concatenate([v, xp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
-    y = xp.minimum(_height(at[-2:], c, mu, direction), 8 * step)
+    y = xp.minimum(_height(low, high, c, mu, direction), 8 * step)
     signed = -y if direction == "reverse" else y
     heights = xp.concatenate([xp.full_like(at, 1.0), xp.full(2, 2.0)])
     re, phase, loss_re, loss_im = _exponent(xp.append(at, at[-2:]), signed * heights, c, mu, q, direction)

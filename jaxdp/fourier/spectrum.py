@@ -96,10 +96,8 @@ class Spectrum:
         total = xp.real(self.closed(z.astype(xp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * xp.abs(total)
         for part in self.sampled:
-            inner = xp.vmap(real_log_m, in_axes=(None, 0, 0, 0, None, None, None))
-            grid = xp.vmap(inner, in_axes=(0, *[None] * 5, None if rough is None else 0))
-            cuts = xp.broadcast_to(cut, part.mu.shape)
-            log_m = grid(c, part.mu, part.rate, cuts, direction, size, rough)
+            dead = None if rough is None else rough[:, None]
+            log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, dead)
             total = total + xp.sum(xp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             kept = atoms.kept(cut)

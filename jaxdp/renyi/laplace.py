@@ -83,7 +83,7 @@ def discrete_laplace_renyi(order, rate, shift):
     return xp.where(inside_domain, value / z, xp.inf)
 
 
-@kernel(working_set=64, host=True)
+@kernel(working_set=64, by_numpy=256)
 def _laplace(order, ratio):
     return laplace_renyi(order, ratio)
 

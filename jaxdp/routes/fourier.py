@@ -69,7 +69,14 @@ _AROUND = 4.0  # deviations about the place where a run's loss is when the sum i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-@kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly, bounds=True, host=True)
+@kernel(
+    static=("direction", "effort"),
+    working_set=40000,
+    large=True,
+    costly=Effort.costly,
+    bounds=True,
+    by_numpy=Effort.by_numpy,
+)
 def _sampled_epsilon(
     stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
@@ -78,7 +85,14 @@ def _sampled_epsilon(
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=40000, large=True, costly=Effort.costly, bounds=True, host=True)
+@kernel(
+    static=("direction", "effort"),
+    working_set=40000,
+    large=True,
+    costly=Effort.costly,
+    bounds=True,
+    by_numpy=Effort.by_numpy,
+)
 def _sampled_delta(
     stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:

@@ -14,7 +14,14 @@ from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.precision import canary, kernel
 
 
-@kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly, bounds=True, host=True)
+@kernel(
+    static=("direction", "effort"),
+    working_set=60000,
+    large=True,
+    costly=Effort.costly,
+    bounds=True,
+    by_numpy=Effort.by_numpy,
+)
 def plain_epsilon(
     stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
@@ -22,7 +29,14 @@ def plain_epsilon(
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
-@kernel(static=("direction", "effort"), working_set=60000, large=True, costly=Effort.costly, bounds=True, host=True)
+@kernel(
+    static=("direction", "effort"),
+    working_set=60000,
+    large=True,
+    costly=Effort.costly,
+    bounds=True,
+    by_numpy=Effort.by_numpy,
+)
 def plain_delta(stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point. known: not needed, taken to be called like `plain_epsilon`."""
     return contour.delta_bounds(spectrum(stacks, direction), eps, effort)

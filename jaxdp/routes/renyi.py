@@ -39,7 +39,7 @@ def renyi_upper(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any
     return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
 
 
-@kernel(static=("direction",), working_set=400_000, host=True)
+@kernel(static=("direction",), working_set=400_000, by_numpy=256)
 def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """`renyi_upper`, batched."""
     return renyi_upper(stacks, order, direction=direction)
@@ -77,7 +77,7 @@ def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
     )
 
 
-@kernel(static=("direction",), working_set=400_000, host=True)
+@kernel(static=("direction",), working_set=400_000, by_numpy=256)
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """`log_mgf_point`, batched."""
     return log_mgf_point(stacks, z, direction=direction)

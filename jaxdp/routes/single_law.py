@@ -20,13 +20,13 @@ def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
     return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
 
 
-@kernel(static=("direction",), working_set=30000, bounds=True, host=True)
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one run."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
-@kernel(static=("direction",), working_set=30000, bounds=True, host=True)
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one run."""
     return finite_law.delta_bounds(*_law(record, direction), eps)

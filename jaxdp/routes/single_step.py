@@ -21,13 +21,13 @@ from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
 _RANKS = 64
 
 
-@kernel(static=("direction",), working_set=512, bounds=True, host=True)
+@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
 def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     mu = xp.asarray(record.mechanism.gaussian_mu())
     return sampled_gaussian.epsilon_bounds(mu, record.sampling_probability, delta, direction)
 
 
-@kernel(static=("direction",), working_set=512, bounds=True, host=True)
+@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
 def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     mu = xp.asarray(record.mechanism.gaussian_mu())
     return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
@@ -84,7 +84,7 @@ def cap_by_unsampled(
     lower[rows] = np.fmin(lower[rows], upper[rows])
 
 
-@kernel(static=("verb",), working_set=4096, host=True)
+@kernel(static=("verb",), working_set=4096, by_numpy=256)
 def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
     """Lower bound of epsilon or delta in the add direction from the outcomes that are all below a threshold a.
 
@@ -107,7 +107,7 @@ def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
     return _at_least(loss, log_chance, target, verb)
 
 
-@kernel(static=("direction", "verb"), working_set=60000, host=True)
+@kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
     """The same for finite laws: each loss one of its record's r + 1 largest, r = 0, 1, ..."""
     loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
