@@ -3,6 +3,7 @@
 This file also runs on a jaxlib that is known to miscompile (.ci/run), where it must pass as well.
 """
 
+import collections
 import functools
 import json
 import math
@@ -32,6 +33,20 @@ ROWS = (1, 8, 100, 200, 600)  # jaxlib 0.10.2 is right at 128 rows and wrong bey
 ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more
 GAP = 2e-6  # relative width that the shuffle kernels promise
 SAMPLED_EPSILON = 27.81331522523486904152  # Poisson q 0.1, noise multiplier 2, 5000 steps, delta 1e-8, removal
+
+
+@pytest.fixture(autouse=True)
+def compiled_at_once(monkeypatch):
+    """No point of this file is answered by NumPy, but where a test says so."""
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
+
+
+@pytest.fixture
+def by_numpy(monkeypatch):
+    """The first points of every kernel are answered by NumPy, as for a person, and none has been yet."""
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 10**6)
+    for one in precision._kernels:
+        monkeypatch.setattr(one, "_answered", collections.Counter())
 
 
 @pytest.fixture
@@ -536,33 +551,80 @@ def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
     assert 0.9 * most < found <= most
 
 
-# name: (first call of a process, programs that it may trace)
 FIRST_CALLS = {
-    "Gaussian": (lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5), 1),
-    "shuffle": (lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6), 1e-6), 3),
-    "shuffled randomized response": (
-        lambda: jaxdp.epsilon(jaxdp.Shuffled(jaxdp.RandomizedResponse(2.0, 3), 1000), 1e-6),
-        6,
-    ),
-    "DP-SGD": (
-        lambda: jaxdp.epsilon(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000), 1e-5),
-        2,
+    "Gaussian": lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5),
+    "DP-SGD": lambda: jaxdp.epsilon(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000), 1e-5),
+    "calibration of DP-SGD": lambda: jaxdp.calibrate(
+        lambda sigma: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), 1000),
+        epsilon=1.0,
+        delta=1e-5,
+        bracket=(0.5, 5.0),
     ),
 }
 
 
 @pytest.mark.parametrize("name", FIRST_CALLS)
-def test_a_first_call_traces_each_program_once(name, fresh_canaries):
-    """The canary's program is the one that answers.
-
-    DP-SGD has one for each direction. Shuffling has the law, the contour and the lower bound's; k-RR the laws of both
-    sides, the long sum, and the contour once for its own law and once for the canary's, of two outcomes.
-    """
-    call, programs = FIRST_CALLS[name]
-    precision.forget_compiled()
+def test_a_first_call_waits_for_no_compiler(name, by_numpy):
+    """A person's first number is there after milliseconds: NumPy gives it."""
     before = {one: one.traces for one in precision._kernels}
-    call()
-    traced = {one.__name__: one.traces - count for one, count in before.items() if one.traces > count}
-    assert sum(traced.values()) == programs, traced
-    call()
-    assert all(one.traces - before[one] == traced.get(one.__name__, 0) for one in before)
+    FIRST_CALLS[name]()
+    assert [one.__name__ for one, count in before.items() if one.traces > count] == []
+
+
+def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compiling_takes(by_numpy):
+    @kernel(static=("power",), by_numpy=lambda power: 3 * power)
+    def raised_to(x, *, power=1):
+        return x**power
+
+    for points, traces in ((2, 0), (1, 0), (1, 1), (1, 1), (8, 2)):  # a lone point and eight are two programs
+        assert raised_to(np.full(points, 3.0)).tolist() == [3.0] * points
+        assert raised_to.traces == traces
+    assert raised_to(np.full(6, 3.0), power=2).tolist() == [9.0] * 6  # a static argument, another program
+    assert raised_to.traces == traces
+
+
+def test_a_program_that_disagrees_with_numpy_returns_no_number():
+    @kernel(by_numpy=1)
+    def off(x):
+        return x * (1.0 if isinstance(x, np.floating) else 1.001)
+
+    @kernel(by_numpy=1, bounds=True)
+    def apart(x):
+        return (0.9 * x, 0.99 * x) if isinstance(x, np.floating) else (x, 2 * x)
+
+    @kernel(by_numpy=1, bounds=True)
+    def overlapping(x):
+        return (0.9 * x, 1.1 * x) if isinstance(x, np.floating) else (x, 2 * x)
+
+    assert [side.tolist() for side in overlapping(np.ones(2))] == [[1.0, 1.0], [2.0, 2.0]]
+    for broken in (off, apart):
+        for _ in range(2):  # a failure is not remembered as a pass
+            with pytest.raises(BackendError, match="NumPy computes"):
+                broken(np.ones(2))
+
+
+MECHANISMS = {
+    "Gaussian": jaxdp.Gaussian(np.array([0.3, 1.0, 20.0])),
+    "sampled Gaussian": jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.01), 2000),
+    "one sampled step": jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.1),
+    "Laplace": jaxdp.repeat(jaxdp.Laplace(np.array([1.0, 3.0, 10.0])), 20),
+    "randomized response": jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.1, 0.2, 0.5]), 4), 100),
+    "one finite pair": jaxdp.DiscretePair([[0.7, 0.3], [0.5, 0.5], [0.6, 0.4]], [0.3, 0.7]),
+    "discrete Gaussian": jaxdp.repeat(jaxdp.DiscreteGaussian(np.array([1.0, 2.0, 5.0])), 10),
+    "mixed": jaxdp.compose(
+        jaxdp.Gaussian(np.array([2.0, 3.0, 4.0])), jaxdp.Laplace(3.0), jaxdp.PoissonSampled(jaxdp.Laplace(2.0), 0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
+    mechanism = MECHANISMS[name]
+    compiled = [jaxdp.epsilon_bounds(mechanism, 1e-6), jaxdp.delta_bounds(mechanism, 0.1)]
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 10**6)
+    before = sum(one.traces for one in precision._kernels)
+    plain = [jaxdp.epsilon_bounds(mechanism, 1e-6), jaxdp.delta_bounds(mechanism, 0.1)]
+    assert sum(one.traces for one in precision._kernels) == before
+    for ours, theirs in zip(plain, compiled, strict=True):
+        np.testing.assert_allclose(ours.upper, theirs.upper, rtol=1e-7)
+        assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)

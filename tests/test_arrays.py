@@ -1,0 +1,84 @@
+"""What NumPy lacks of the functions that kernels are written in: the same numbers as JAX's, and as exact ones."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+from jaxdp.arrays import on_host, xp
+from jaxdp.precision import x64
+
+EXACT = {
+    "erf": (mpmath.erf, [-3.0, -0.1, 0.0, 1e-8, 0.5, 5.0], 1e-15),
+    "erfc": (mpmath.erfc, [-3.0, 0.0, 0.5, 5.0, 20.0, 26.0], 2e-15),
+    "erfcx": (lambda x: mpmath.exp(x * x) * mpmath.erfc(x), [-2.0, 0.0, 0.3, 5.1234567, 19.7654321, 26.0], 1e-14),
+    # x^2/2 is the exponent: its argument's rounding counts that often, as in jax's
+    "ndtr": (mpmath.ncdf, [-36.0, -5.5, -1e-9, 0.0, 2.0, 9.0], 1e-13),
+    "log_ndtr": (lambda x: mpmath.log(mpmath.ncdf(x)), [-1e3, -37.0, -30.5, -29.5, -3.0, 0.0, 0.1, 6.0], 1e-14),
+    "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), [-700.0, -30.0, 0.0, 1e-9, 40.0], 2e-15),
+    "softplus": (lambda x: mpmath.log1p(mpmath.exp(x)), [-700.0, -30.0, 0.0, 1e-9, 40.0, 800.0], 2e-15),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_special_functions_of_numpys_side_are_exact(name):
+    function, places, tolerance = EXACT[name]
+    with on_host(), mpmath.workdps(40):
+        computed = getattr(xp, name)(np.array(places))
+        exact = [float(function(mpmath.mpf(x))) for x in places]
+    np.testing.assert_allclose(computed, exact, rtol=tolerance)
+
+
+def _sums(xs):
+    def body(carry, x):
+        return carry + x, carry * x
+
+    total, products = xp.scan(body, xp.zeros(()), xs)
+    backward = xp.scan(body, xp.zeros(()), xs, reverse=True)[1]
+    powers = xp.fori_loop(0, 5, lambda i, v: v * 2 + i, xp.ones(()))
+    root = xp.while_loop(lambda v: v * v > 2 + 1e-9, lambda v: 0.5 * (v + 2 / v), xs[3])
+    rows = xp.vmap(lambda a, b: {"sum": xp.sum(a) + b, "pair": (a, b)}, in_axes=(0, None))(xp.stack([xs, 2 * xs]), 3.0)
+    chosen = xp.cond(total > 1, lambda v: v + 1, lambda v: v - 1, total)
+    least = xp.cummin(xp.stack([xs[::-1], xs]), axis=1), xp.cummax(xs[::-1])
+    exponents = xp.stack([xs, xp.where(xs > 1, -xp.inf, xs)])
+    log_sums = xp.logsumexp(exponents), xp.logsumexp(exponents, axis=1, keepdims=True)
+    nothing = xp.logsumexp(xp.full_like(xs, -xp.inf))
+    placed = xp.set_at(xs, 1, -1.0)
+    product = xp.exact_matmul(xp.stack([xs, xs]), xs), xp.exact_einsum("i,j->ij", xs, xs)
+    return (
+        total, products, backward, powers, root, rows, chosen, least, log_sums, nothing, placed, product,
+        xp.complex(xs, -xs), xp.lax_map(lambda x: x * x, xs), xp.bits(xs),
+    )  # fmt: skip
+
+
+def test_control_flow_is_that_of_jax():
+    xs = np.array([0.5, 1.5, 0.25, 3.0])
+    with x64():
+        compiled = jax.jit(_sums)(xs)
+    with on_host():
+        plain = _sums(xs)
+    leaves = zip(jax.tree_util.tree_leaves(plain), jax.tree_util.tree_leaves(compiled), strict=True)
+    for ours, theirs in leaves:
+        assert not isinstance(ours, jax.Array)
+        np.testing.assert_allclose(ours, np.asarray(theirs), rtol=1e-15)
+    assert jax.tree_util.tree_structure(plain) == jax.tree_util.tree_structure(compiled)
+
+
+def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
+    seen = []
+    with on_host():
+        assert xp.exp is np.exp
+        other = threading.Thread(target=lambda: seen.append(xp.exp))
+        other.start()
+        other.join()
+        with on_host():
+            pass
+        assert xp.exp is np.exp
+        assert np.log(np.array(-1.0)) != 0  # no warning: the kernels choose afterwards
+    assert seen == [jnp.exp] and xp.exp is jnp.exp
+    with pytest.raises(ZeroDivisionError), on_host():
+        raise ZeroDivisionError
+    assert xp.exp is jnp.exp
