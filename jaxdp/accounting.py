@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ from jaxdp.bounds import Bounds
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
-from jaxdp.precision import cores, require_x64, side_by_side, x64
+from jaxdp.precision import require_x64, x64
 from jaxdp.routes import choose_routes
-from jaxdp.routes.base import Climb, Route
+from jaxdp.routes.base import VACUOUS, Route, intersect
 from jaxdp.routes.gaussian import composed_mu, mu_error
 from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.routes.shuffled import dominating
@@ -190,7 +190,7 @@ def check_mechanism(mechanism: Any) -> tuple[Mechanism, list[Any]]:
     return confined(mechanism)
 
 
-_VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+_MARGIN = 0.9  # of the gap asked for, at which no more is asked
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 
@@ -240,7 +240,7 @@ def _run(
     if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
-        return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, _VACUOUS[verb]))
+        return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
     pairs = _evaluate(routes, verb, target, shape, float(wanted))
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
@@ -268,30 +268,14 @@ def _evaluate(
     flat = np.where(subnormal, validate.SMALLEST, flat)
     first, inverse = _distinct(routes[0].params, flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
-    solves = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
+    sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
-    for some_lower, some_upper in _solve(solves, params, flat[first], gap):
-        lower, upper = some_lower[inverse], some_upper[inverse]
+    for route, (lower, upper) in zip(routes, intersect(verb, sources, params, flat[first], _MARGIN * gap), strict=True):
+        lower = np.where(route.attained(params), lower, 0.0)
         # + 0.0: no answer is -0.0
-        lower = np.where(np.isnan(lower), 0.0, lower) + 0.0
-        upper = np.where(np.isnan(upper) | subnormal, _VACUOUS[verb], upper) + 0.0
+        lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))
     return answers
-
-
-def _solve(solves: list[Any], params: Any, target: np.ndarray, gap: float) -> Iterator[tuple[Any, Any]]:
-    """(lower, upper) by each solver: the cheapest efforts side by side, the rest in turn."""
-    if not isinstance(solves[0], Climb):
-        yield from (solve(params, target) for solve in solves)
-        return
-    started = [None]
-    if len(solves) > 1:
-        started = side_by_side(lambda solve: solve.start(params, target, gap), solves, cores())
-    floor = np.zeros(target.shape)
-    for solve, begun in zip(solves, started, strict=True):
-        lower, upper = solve.finish(params, target, gap, floor, begun)
-        floor = np.fmax(floor, lower)
-        yield lower, upper
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

@@ -178,13 +178,13 @@ class Kernel:
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
             program = items, tuple(shape[1:] for shape in shapes)
-            if self._answered[program] + size <= min(self._patience(static), _COMPILE_AFTER):
+            if self._answered[program] + size <= min(self._patience(args, static), _COMPILE_AFTER):
                 self._answered[program] += size
                 return _stacked([self._by_numpy(args, row, static) for row in range(size)])
             return self._by_programs(args, size, static, program)
 
-    def _patience(self, static: Any) -> int:
-        return self.by_numpy(**static) if callable(self.by_numpy) else self.by_numpy
+    def _patience(self, args: Any, static: Any) -> int:
+        return self.by_numpy(*args, **static) if callable(self.by_numpy) else self.by_numpy
 
     def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
         with on_host():
@@ -201,7 +201,7 @@ class Kernel:
             few = padded <= _SMALLEST_BATCH and not costly
             piece = self._compiled(where, few)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
-            if self._patience(static) and (where, few, padded, program) not in self._agreed:
+            if self._patience(args, static) and (where, few, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
                 self._agreed.add((where, few, padded, program))
             pieces.append(piece)
@@ -252,7 +252,7 @@ def kernel(
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
     that compiling them sooner counts: one point is computed with seven more, to share the program of eight, and that
     program is not optimised. costly: of the static arguments, whether that would be noticed (a point of more than 32
-    numbers is costly in any case). bounds: it returns (lower, upper). by_numpy: points (of the static arguments) that
+    numbers is costly in any case). bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
     NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
     written with `jaxdp.arrays.xp`.
     """

@@ -1,5 +1,6 @@
 """Settings of every test: strict promotion, the x64 flag untouched, the same hypothesis examples on every run."""
 
+import collections
 import gc
 import os
 
@@ -67,6 +68,19 @@ def _compile_with(options):
         precision.compiler_options.cache_clear()
         for one in list(precision._kernels):
             one._jitted.clear()
+
+
+@pytest.fixture(autouse=True)
+def the_first_points_are_numpys(monkeypatch):
+    """In every test as in a new process, whatever tests before it have asked for."""
+    for one in precision._kernels:
+        monkeypatch.setattr(one, "_answered", collections.Counter())
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """All points by compiled programs."""
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,6 @@
 This file also runs on a jaxlib that is known to miscompile (.ci/run), where it must pass as well.
 """
 
-import collections
 import functools
 import json
 import math
@@ -36,17 +35,14 @@ SAMPLED_EPSILON = 27.81331522523486904152  # Poisson q 0.1, noise multiplier 2, 
 
 
 @pytest.fixture(autouse=True)
-def compiled_at_once(monkeypatch):
+def compiled_at_once(compiled):
     """No point of this file is answered by NumPy, but where a test says so."""
-    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
 
 
 @pytest.fixture
 def by_numpy(monkeypatch):
-    """The first points of every kernel are answered by NumPy, as for a person, and none has been yet."""
+    """The first points of every kernel are answered by NumPy, as for a person."""
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 10**6)
-    for one in precision._kernels:
-        monkeypatch.setattr(one, "_answered", collections.Counter())
 
 
 @pytest.fixture
@@ -127,7 +123,7 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
     assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
-    assert fourier._sampled_epsilon.large and not lower_bound_point.large
+    assert fourier.contour_epsilon.large and not lower_bound_point.large
 
 
 def test_only_large_kernels_programs_of_few_points_are_not_optimised(monkeypatch):
@@ -526,7 +522,7 @@ def _sampled(direction: str, effort=fourier._SAMPLED_LADDER[0]) -> Callable[[], 
     """What a contour's program consists of: K on the axis to plan and to bound, on the line, the tail, the search."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
-    point = functools.partial(fourier._sampled_epsilon.point, direction=direction, effort=effort)
+    point = functools.partial(fourier.contour_epsilon.point, direction=direction, effort=effort)
     return lambda: jax.make_jaxpr(point)(stacks, 1e-7, np.inf)
 
 
@@ -572,7 +568,7 @@ def test_a_first_call_waits_for_no_compiler(name, by_numpy):
 
 
 def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compiling_takes(by_numpy):
-    @kernel(static=("power",), by_numpy=lambda power: 3 * power)
+    @kernel(static=("power",), by_numpy=lambda x, power: 3 * power)
     def raised_to(x, *, power=1):
         return x**power
 

@@ -63,8 +63,19 @@ def test_calibrate_prints_a_value_that_meets_the_target_as_printed(capsys):
 
 def test_calibrate_finds_a_whole_number_of_steps(capsys):
     (row,) = records(
-        capsys, "calibrate", "gaussian", "--solve-for", "steps", "--sigma", 50, "--bracket", "1:1e6", "--epsilon", 1,
-        "--delta", 1e-6,
+        capsys,
+        "calibrate",
+        "gaussian",
+        "--solve-for",
+        "steps",
+        "--sigma",
+        50,
+        "--bracket",
+        "1:1e6",
+        "--epsilon",
+        1,
+        "--delta",
+        1e-6,
     )
     steps = row["steps"]
     at = [jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(50.0), n), 1e-6) for n in (steps, steps + 1)]
@@ -83,9 +94,7 @@ def test_sweep_writes_the_data_set_the_picture_and_a_short_table(capsys, tmp_pat
     assert len(out.splitlines()) < 30
     with xarray.open_dataset(data) as dataset:
         steps = dataset.steps.values
-        expected = jaxdp.epsilon(
-            jaxdp.repeat(jaxdp.Gaussian(dataset.noise_multiplier.values[:, None]), steps), 1e-6
-        )
+        expected = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(dataset.noise_multiplier.values[:, None]), steps), 1e-6)
         np.testing.assert_array_equal(dataset.epsilon.squeeze("delta"), expected)
         assert dataset.epsilon.dims == ("noise_multiplier", "steps", "delta")
 

@@ -93,6 +93,7 @@ def pieces_of(steps, low, high, lowest):
 
 def bracket(band, eps, *, c, period, nodes, size=256, times=1):
     """(lower, upper) of the band's part of delta, by the contour through c with the given alias period."""
+
     def run(eps, c, period, *ends):
         spectrum = spectrum_of(times)
         steps = band_contour.make_steps(spectrum, jnp.asarray(CUT), size)
@@ -310,9 +311,9 @@ def test_two_steps_with_a_rare_large_loss_are_enclosed_closely():
     half = slice(None, None, 2)  # epsilon takes seven times as long as delta
     some = jax.tree_util.tree_map(lambda x: x[half], two)
     nothing = np.full(3, np.inf)
-    lower, upper = fourier._sampled_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
+    lower, upper = fourier.contour_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
-    lower, upper = fourier._sampled_delta(two, eps, np.ones(6), direction="forward", effort=effort)
+    lower, upper = fourier.contour_delta(two, eps, np.ones(6), direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
     # (a verb takes a larger effort for the one of 1e-268)
     assert (upper - lower < np.where(delta < 1e-200, 1e-5, 1e-6) * upper).all()

@@ -47,9 +47,7 @@ def binary_response(loss, times, infinity=0.0):
         return times * (jnp.logaddexp(loss * (z + 1), -loss * z) - jnp.logaddexp(0.0, loss) + jnp.log1p(-infinity))
 
     total = -np.expm1(times * np.log1p(-infinity))
-    return make_spectrum(
-        closed, closed_units=64.0 * times, infinity=total, reverse_infinity=total, top=times * loss
-    )
+    return make_spectrum(closed, closed_units=64.0 * times, infinity=total, reverse_infinity=total, top=times * loss)
 
 
 def sampled(sigma, rate, direction):
@@ -308,9 +306,7 @@ def test_a_charge_of_the_ratios_left_out_is_noticed():
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize(
-    "sigma, rate, order", [(0.5, 0.3, 1.5), (10.0, 0.5, 30.0), (0.7, 1e-3, 6.0), (0.25, 0.9, 0.1)]
-)
+@pytest.mark.parametrize("sigma, rate, order", [(0.5, 0.3, 1.5), (10.0, 0.5, 30.0), (0.7, 1e-3, 6.0), (0.25, 0.9, 0.1)])
 def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, rate, order, direction):
 
     def run(c, mu, q, times):

@@ -112,9 +112,9 @@ def test_composing_once_grouping_and_order_change_nothing():
     np.testing.assert_array_equal(jaxdp.epsilon(swapped, 1e-6, relation="remove"), alone)
 
 
-def test_new_values_do_not_recompile():
+def test_new_values_do_not_recompile(compiled):
     solve(np.linspace(1, 2, POINTS), 0.01, 1000, 1e-6)
-    kernel = fourier._sampled_epsilon
+    kernel = fourier.contour_epsilon
     before = kernel.traces
     solve(np.linspace(1.1, 1.9, POINTS), 0.012, 900, 1e-7)
     assert kernel.traces == before
@@ -178,7 +178,7 @@ def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_su
 def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
     effort = fourier._SAMPLED_LADDER[2]  # the least that suffices
-    (lower,), (upper,) = fourier._sampled_epsilon(
+    (lower,), (upper,) = fourier.contour_epsilon(
         normal_form(mechanism, (1,)), np.array([1e-7]), np.array([np.inf]), direction="reverse", effort=effort
     )
     assert upper - lower <= 1e-6 * upper

@@ -119,7 +119,7 @@ def test_a_trace_without_float64_is_refused_in_one_sentence():
         jax.jit(lambda s: jaxdp.epsilon(jaxdp.Gaussian(s), 1e-5))(1.0)
 
 
-def test_new_values_of_the_same_shapes_do_not_recompile():
+def test_new_values_of_the_same_shapes_do_not_recompile(compiled):
     jaxdp.epsilon(jaxdp.Gaussian(np.linspace(1, 2, 5)), 1e-5)
     before = route.gaussian_epsilon.traces
     jaxdp.epsilon(jaxdp.Gaussian(np.linspace(3, 4, 5)), 1e-7)

@@ -43,8 +43,13 @@ def delta_of_randomized_response(eps0, count, eps):
         (dp_event.RandomizedResponseDpEvent(0.2, 5), REPLACE, jaxdp.RandomizedResponse, "epsilon", math.log(21)),
         (dp_event.SingleEpochTreeAggregationDpEvent(6.0, [8, 7]), SPECIAL, jaxdp.Gaussian, "noise_multiplier", 3.0),
         (dp_event.PoissonSampledDpEvent(0.1, GAUSSIAN), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
-        (dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN), REPLACE, jaxdp.FixedSizeSampled,
-         "sampling_probability", 0.05),
+        (
+            dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN),
+            REPLACE,
+            jaxdp.FixedSizeSampled,
+            "sampling_probability",
+            0.05,
+        ),
         (dp_event.NonPrivateDpEvent(), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.GaussianDpEvent(0.0), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.RandomizedResponseDpEvent(0.0, 2), REPLACE, jaxdp.ApproximateDP, "delta", 1.0),
@@ -103,8 +108,10 @@ def test_accountant_composes_gaussians_to_the_closed_form():
     assert np.isclose(accountant.get_delta(8.3062250499547282), 1e-6, rtol=1e-9)
     assert isinstance(accountant.get_epsilon(1e-6), float)
     assert accountant.ledger == dp_event.ComposedDpEvent(
-        [dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(20.0), 600),
-         dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(20.0), 400)])]
+        [
+            dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(20.0), 600),
+            dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(20.0), 400)]),
+        ]
     )
 
 

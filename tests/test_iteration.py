@@ -99,7 +99,12 @@ def test_optimum_equals_a_general_solver():
             {"type": "eq", "fun": lambda y, m=moved: m[-1] - y.sum()},
         ]
         solved = optimize.minimize(
-            cost, to_end * shift, jac=True, bounds=[(0, None)] * 6, constraints=constraints, method="SLSQP",
+            cost,
+            to_end * shift,
+            jac=True,
+            bounds=[(0, None)] * 6,
+            constraints=constraints,
+            method="SLSQP",
             options={"ftol": 1e-14, "maxiter": 500},
         )
         assert abs(iteration.gdp_mu(kappa, noise, shift) ** 2 / solved.fun - 1) < SOLVER

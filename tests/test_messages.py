@@ -47,6 +47,8 @@ OTHERWISE = {
     ("delta_from_tradeoff", "false_negative_rate"): [1.0, 0.4, 0.0], ("levy_cdf", "step"): 0.1,
     ("levy_delta", "step"): 0.1, ("repeated_noise_bound", "renyi"): np.maximum,
 }  # fmt: skip
+
+
 def functions():
     """Public functions and records of the subject modules; named tuples, which are results, check nothing."""
     for module in MODULES:

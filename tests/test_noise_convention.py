@@ -123,8 +123,10 @@ def test_every_verb_follows_the_convention():
 
 
 def test_a_composition_under_replace_one_counts_every_part_two_bounds_apart():
-    parts = jaxdp.Gaussian(3.0), jaxdp.PoissonSampled(jaxdp.Gaussian(4.0), 1.0), jaxdp.FixedSizeSampled(
-        jaxdp.compose(jaxdp.Gaussian(5.0), jaxdp.repeat(jaxdp.Gaussian(6.0), 2)), 1.0
+    parts = (
+        jaxdp.Gaussian(3.0),
+        jaxdp.PoissonSampled(jaxdp.Gaussian(4.0), 1.0),
+        jaxdp.FixedSizeSampled(jaxdp.compose(jaxdp.Gaussian(5.0), jaxdp.repeat(jaxdp.Gaussian(6.0), 2)), 1.0),
     )
     mu = 2 * np.sqrt(1 / 9 + 3 / 16 + 1 / 25 + 2 / 36)
     mixed = jaxdp.compose(parts[0], jaxdp.repeat(parts[1], 3), parts[2])

@@ -13,7 +13,7 @@ from jaxdp.mechanisms import finite
 from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.precision import compiler_options
-from jaxdp.routes.single_law import law_delta, law_epsilon
+from jaxdp.routes.simple import law_delta, law_epsilon
 
 EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
 GRID = 1e-4  # cells of the Gaussian (deltas above 1e-7) and of Laplace: measured 7e-5 and 1e-6
@@ -38,7 +38,7 @@ def laplace_delta(eps, b):
 
 def one_run(mechanism, eps, direction):
     """(lower, upper) of delta of one run, without the contour."""
-    (record, _), = normal_form(mechanism, eps.shape)
+    ((record, _),) = normal_form(mechanism, eps.shape)
     return law_delta(jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record), eps, direction=direction)
 
 
@@ -117,7 +117,7 @@ def test_the_gaussian_grid_under_replace_one_is_never_below_proposition_29(mu):
 
 def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
     base = BASES["randomized response"][0]
-    (record, _), = normal_form(POISSON(base, RATE), (3,))
+    ((record, _),) = normal_form(POISSON(base, RATE), (3,))
     record = jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record)
     deltas = np.array([1e-9, 1e-3, 0.02])
     lower, upper = law_epsilon(record, deltas, direction="forward")
@@ -165,7 +165,7 @@ def test_both_bounds_of_a_sampled_grid_are_around_its_profile_and_close(name, fi
     mechanism, profile, direction = INNER[name]
     eps = np.array([0.01, 0.04, 0.1, 0.2])
     exact = removed(profile, eps)
-    (record, _), = normal_form(mechanism, eps.shape)
+    ((record, _),) = normal_form(mechanism, eps.shape)
     above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(fine))
     _, upper = law_delta(above, eps, direction=direction)
     lower, _ = law_delta(below, eps, direction=direction)
@@ -274,7 +274,7 @@ def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_conv
 
 def test_composed_gaussians_inside_a_sample_are_the_one_gaussian_they_are():
     base = jaxdp.compose(jaxdp.repeat(jaxdp.Gaussian(np.array([4.0, 2.0])), np.array([8, 2])), jaxdp.Gaussian(2.0))
-    (record, _), = normal_form(POISSON(base, RATE), (2,))
+    ((record, _),) = normal_form(POISSON(base, RATE), (2,))
     assert isinstance(record.mechanism, jaxdp.Gaussian)
     assert np.ravel(record.mechanism.noise_multiplier) == pytest.approx(1 / np.sqrt([0.75, 0.75]))
 

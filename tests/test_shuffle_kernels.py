@@ -103,10 +103,12 @@ def test_delta_equals_the_definition_in_exact_rationals(rate):
     epsilon = eps0 * rng.uniform(0, 1, 13)
     epsilon[::5] = 0.0
     found = KERNELS[rate][1](users, eps0, epsilon)
-    exact = np.array([
-        float(exact_clones_delta(int(n), as_fraction_exp(a), as_fraction_exp(b), rate))
-        for n, a, b in zip(users, eps0, epsilon, strict=True)
-    ])
+    exact = np.array(
+        [
+            float(exact_clones_delta(int(n), as_fraction_exp(a), as_fraction_exp(b), rate))
+            for n, a, b in zip(users, eps0, epsilon, strict=True)
+        ]
+    )
     assert (found.lower <= exact).all() and (exact <= found.upper).all()
     assert (found.upper - found.lower <= DELTA_GAP * exact).all()
 

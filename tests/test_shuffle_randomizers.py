@@ -19,7 +19,6 @@ from jaxdp.shuffle import bounds
 pytestmark = pytest.mark.usefixtures("one_batch_size")
 
 
-
 @pytest.fixture(autouse=True)
 def short_sums(monkeypatch):
     """Long sums for a few people take seconds each; shorter ones are wider, and must hold all the same."""

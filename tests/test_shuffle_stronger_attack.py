@@ -25,6 +25,7 @@ def level(law):
 
 def divergence_of_two_users(first, second, central):
     """H_E of (x0, x2) against (x1, x2), shuffled; the second slot's law depends on the first outcome."""
+
     def joint(x):
         one = first[:, x, :, None] * second[:, :, 2, :]
         two = first[:, 2, :, None] * second[:, :, x, :]

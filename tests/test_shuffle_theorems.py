@@ -125,9 +125,15 @@ def test_one_call_broadcasts_and_returns_numpy_float64():
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((-1.0, 10, 0.1), "eps0"), ((np.nan, 10, 0.1), "eps0"), ((1.0, 0, 0.1), "n must be"),
-     ((1.0, 1.5, 0.1), "n must be"), ((1.0, 10, 1.5), "delta"), ((1.0, 10, np.nan), "delta"),
-     (([1.0, 2.0], [1, 2, 3], 0.1), "broadcast")],
+    [
+        ((-1.0, 10, 0.1), "eps0"),
+        ((np.nan, 10, 0.1), "eps0"),
+        ((1.0, 0, 0.1), "n must be"),
+        ((1.0, 1.5, 0.1), "n must be"),
+        ((1.0, 10, 1.5), "delta"),
+        ((1.0, 10, np.nan), "delta"),
+        (([1.0, 2.0], [1, 2, 3], 0.1), "broadcast"),
+    ],
 )
 def test_bad_input_names_the_argument(arguments, name):
     for function in (shuffle.clones_epsilon_closed_form, shuffle.lower_bound_epsilon, shuffle.blanket_bennett):

@@ -135,7 +135,9 @@ def test_observed_calls_are_summed_up_as_attributes():
         provenance.note("epsilon", jaxdp.Gaussian(1.0), "add_or_remove")
         provenance.note("epsilon", jaxdp.Laplace(1.0), "add_or_remove")
     assert provenance.summary(calls) == {
-        "verb": "epsilon", "mechanism": "Gaussian, Laplace", "relation": "add_or_remove",
+        "verb": "epsilon",
+        "mechanism": "Gaussian, Laplace",
+        "relation": "add_or_remove",
     }
     provenance.note("epsilon", jaxdp.Gaussian(1.0), "add")
     assert len(calls) == 2  # nothing is kept when nobody observes
@@ -170,7 +172,8 @@ def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
 
 def test_a_killed_process_leaves_its_finished_chunks(tmp_path):
     script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import os, sys
         import numpy as np
         from jaxdp.sweep import sweep
@@ -183,7 +186,8 @@ def test_a_killed_process_leaves_its_finished_chunks(tmp_path):
             return a**2
 
         print(float(sweep(square, a=np.arange(40.0), batch_size=10, path=sys.argv[1]).square.sum()))
-    """))
+    """)
+    )
     log = tmp_path / "log"
 
     def job(mode):

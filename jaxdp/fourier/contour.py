@@ -10,7 +10,7 @@ The argument for each stands in notebooks/proofs/contour_certificate.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,9 +49,11 @@ class Effort(NamedTuple):
     bands: int = 0
 
     @staticmethod
-    def by_numpy(effort: Effort, **_: str) -> int:
+    def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
         """Points that NumPy computes in about the time that the effort's program takes to compile."""
-        return (4 if effort.nodes <= 1024 and effort.bands == 4 else 0) if effort.bands else 256
+        mechanisms = sum(times.shape[1] for _, times in stacks)
+        most = (4 if effort.bands == 4 else 0) if effort.bands else 256
+        return most // mechanisms
 
     @staticmethod
     def costly(effort: Effort, **_: str) -> bool:
@@ -372,7 +374,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     e = xp.where(finite, eps, 1.0)
     plan = plan_delta(spectrum, e, effort.quadrature)
     contour = build(spectrum, plan, effort)
-    ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -745.0, 0.0), 0.0)
+    ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -700.0, 0.0), 0.0)  # e^-ref is finite
     sums = evaluate(contour, aliases(contour, spectrum), spectrum, e, ref)
     # what underflows is charged the smallest normal number
     upper = xp.where(sums.upper > 0, sums.upper * xp.exp(ref), xp.inf) + SMALLEST

@@ -1,47 +1,106 @@
-"""What a route is, and how its answers are differentiated."""
+"""What a route is, how its sources' answers are intersected, and how they are differentiated."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.precision import cores, side_by_side
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
 
 
-class Climb(abc.ABC):
-    """Batched bounds in two parts, because what one pair's bounds are may save most of another pair's work."""
+class Answer(NamedTuple):
+    """Valid bounds of every row asked for (0 and `VACUOUS` where the source has nothing to say).
 
-    @abc.abstractmethod
-    def start(self, params: Any, target: Any, gap: float) -> tuple[Any, Any] | None:
-        """(lower, upper) at the cheapest effort, or None where there is no such thing."""
+    settled: rows, or all, of which no other source would tell more: they are not asked for again.
+    """
 
-    @abc.abstractmethod
-    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
-        """(lower, upper), from what ``start`` gave or from nothing (None).
+    lower: Any
+    upper: Any
+    settled: Any = False
 
-        A point whose relative gap is at most ``gap``, or whose upper bound is not above ``floor``, a lower bound known
-        from another pair, is left as it is.
-        """
+
+# (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
+Source = Callable[[Any, np.ndarray, tuple[np.ndarray, np.ndarray], float], Answer]
+VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+
+
+def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds that always hold."""
+    return np.zeros(target.shape), np.full(target.shape, VACUOUS[verb])
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """One way to answer: batched kernels for concrete numbers, one-point functions for traced ones.
+    """One way to answer for one dominating pair: sources for concrete numbers, one-point functions for traced ones.
 
-    params: the pytree the kernels take, leading axis the batch. epsilon, delta: (params, target) ->
-    (lower, upper), batched, or a `Climb`. traced_epsilon, traced_delta: the same for one point, differentiable.
+    params: the pytree the sources take, leading axis the batch. epsilon, delta: sources, cheapest first.
+    traced_epsilon, traced_delta: (params, target) -> (lower, upper) for one point, differentiable. attained: whether
+    the pair is that of some data set (of rows: then the lower bounds count), of params.
     """
 
     params: Any
-    epsilon: Point | Climb
-    delta: Point | Climb
+    epsilon: tuple[Source, ...]
+    delta: tuple[Source, ...]
     traced_epsilon: Point
     traced_delta: Point
+    attained: Callable[[Any], Any] = lambda params: True
+
+
+def source(kernel: Point) -> Source:
+    """The source that a kernel is by itself: a closed form, which nothing narrows."""
+    return lambda params, target, known, gap: Answer(*kernel(params, target), True)
+
+
+def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
+    """Whether the relative gap is above ``gap``."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return ~(np.where(upper == lower, 0.0, (upper - lower) / upper) <= gap)
+
+
+def intersect(
+    verb: str,
+    pairs: list[tuple[Source, ...]],
+    params: Any,
+    target: np.ndarray,
+    gap: float,
+    allowed: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
+
+    A row of one pair is narrow enough where its relative gap is at most ``gap`` (or what ``allowed`` says of the
+    bounds), or where its upper bound is not above a lower bound of another pair: the larger of the pairs is sought.
+    """
+    found = [nothing(verb, target) for _ in pairs]
+    settled = [np.zeros(target.shape, bool) for _ in pairs]
+
+    def ask(job: tuple[int, Source, np.ndarray]) -> None:
+        pair, one, rows = job
+        lower, upper = found[pair]
+        some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+        answer = one(some, target[rows], (lower[rows], upper[rows]), gap)
+        upper[rows] = np.fmin(upper[rows], answer.upper)
+        lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
+        settled[pair][rows] = answer.settled
+
+    for rank in range(max(map(len, pairs))):
+        floor = np.maximum.reduce([lower for lower, _ in found])
+        jobs = []
+        for pair, sources in enumerate(pairs):
+            lower, upper = found[pair]
+            open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > floor)
+            rows = np.flatnonzero(open_rows & ~settled[pair])
+            if rank < len(sources) and rows.size:
+                jobs.append((pair, sources[rank], rows))
+        side_by_side(ask, jobs, cores())
+    return found
 
 
 def implicit_epsilon(

@@ -13,7 +13,7 @@ from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.precision import canary, kernel
-from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.base import Route, explicit_delta, implicit_epsilon, source
 
 _SMALLEST = 1e-150
 
@@ -68,7 +68,7 @@ _traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
 
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
-    return Route(stacks, gaussian_epsilon, gaussian_delta, _traced_epsilon, _traced_delta)
+    return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
 
 
 @canary("Gaussian delta and epsilon")

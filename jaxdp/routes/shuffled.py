@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.precision import kernel
 from jaxdp.roots import crossing
-from jaxdp.routes.base import Climb, Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.routes.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, nothing
 from jaxdp.routes.fourier import fourier_route
 from jaxdp.shuffle import approximate_local, bounds, contour, counts, law, rounds
 from jaxdp.shuffle.closed_form import clones_closed_form_point
@@ -90,17 +91,13 @@ def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
     )
 
 
-class _OneRound(Climb):
-    def __init__(self, verb: str):
-        self.verb = verb
+def _answer(verb: str, params: Any, target: Any, known: Any, gap: float) -> Answer:
+    if verb == "epsilon":
+        return Answer(*one_round("epsilon", params, target, gap), True)
+    return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap), target), True)
 
-    def start(self, params: Any, target: Any, gap: float) -> None:
-        return None
 
-    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
-        if self.verb == "epsilon":
-            return one_round("epsilon", params, target, gap)
-        return _both_sides(lambda e: one_round("delta", params, e, gap), target)
+_ONE_ROUND = {verb: functools.partial(_answer, verb) for verb in ("epsilon", "delta")}
 
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
@@ -108,7 +105,7 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     flat: Any = spread(mechanism, shape)
     local_delta = getattr(flat.randomizer, "delta", 0.0)
     clean = not is_traced(local_delta) and not np.any(np.asarray(local_delta) > 0)
-    return Route(flat, _OneRound("epsilon"), _OneRound("delta"), *_traced(mechanism.chosen_bound(), clean))
+    return Route(flat, (_ONE_ROUND["epsilon"],), (_ONE_ROUND["delta"],), *_traced(mechanism.chosen_bound(), clean))
 
 
 # ---- the same for one traced point ----
@@ -261,31 +258,29 @@ def _log_slope(eps0: Any, users: Any, delta: Any) -> Any:
 # ---- composition ----
 
 
-class _Rounds(Climb):
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
     """The upper pairs' composition from above, that of the lower pairs from below."""
 
-    def __init__(self, verb: str, direction: str):
-        self.verb, self.direction = verb, direction
+    verb: str
+    direction: str
 
-    def start(self, params: Any, target: Any, gap: float) -> None:
-        return None
-
-    def finish(self, params: Any, target: Any, gap: float, floor: Any, started: Any) -> tuple[Any, Any]:
+    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
         single = np.all([np.sum(times, axis=1) == 1 for _, times in params], axis=0) & (len(params) == 1)
-        lower, upper = np.zeros(target.shape), np.full(target.shape, np.inf)
+        lower, upper = nothing(self.verb, target)
         for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
             if rows.size:
                 some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
-                lower[rows], upper[rows] = solve(some, target[rows], gap, floor[rows])
-        return lower, upper
+                lower[rows], upper[rows] = solve(some, target[rows], gap)
+        return Answer(lower, upper, True)
 
-    def _single(self, params: Any, target: Any, gap: float, floor: Any) -> tuple[Any, Any]:
+    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
         record, times = params[0]
         place = np.argmax(times == 1, axis=1)
         flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
-        return _OneRound(self.verb).finish(flat, target, gap, floor, None)
+        return _answer(self.verb, flat, target, None, gap)[:2]
 
-    def _composed(self, params: Any, target: Any, gap: float, floor: Any) -> tuple[Any, Any]:
+    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
         runs = sum(np.sum(times, axis=1) for _, times in params)
         depth = -np.log(np.clip(target, 1e-300, 1.0)) if self.verb == "epsilon" else np.full(target.shape, 14.0)
         depth = depth / np.maximum(runs, 1.0)
@@ -293,8 +288,9 @@ class _Rounds(Climb):
         def side(lower: bool) -> tuple[Any, Any]:
             stacks = tuple(_finite(record, times, depth, lower) for record, times in params)
             route = fourier_route(stacks, self.direction)
-            solve: Any = route.epsilon if self.verb == "epsilon" else route.delta
-            return solve.finish(stacks, target, max(gap, _LOWER_GAP) if lower else gap, floor, None)
+            sources = route.epsilon if self.verb == "epsilon" else route.delta
+            (found,) = intersect(self.verb, [sources], stacks, target, max(gap, _LOWER_GAP) if lower else gap)
+            return found
 
         upper = side(False)[1]
         return np.fmin(side(True)[0], upper), upper
@@ -383,4 +379,4 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are shuffled rounds."""
     traced = fourier_route(stacks, direction) if is_traced(stacks) else None
     points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
-    return Route(stacks, _Rounds("epsilon", direction), _Rounds("delta", direction), *points)
+    return Route(stacks, (_Rounds("epsilon", direction),), (_Rounds("delta", direction),), *points)

@@ -1,4 +1,7 @@
-"""What needs no contour: one sampled step, the unsampled bound, and the lower bound next to a loss's supremum."""
+"""Sources that need no contour: one step, one finite law, the unsampled bound, the lower one next to the supremum.
+
+Each takes (verb, direction, stacks, target); of rows that are not its business it says nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ import numpy as np
 
 from jaxdp.arrays import xp
 from jaxdp.fourier.mixture import log_mixture_real, log_units
-from jaxdp.hockey_stick import sampled_gaussian
+from jaxdp.hockey_stick import finite_law, sampled_gaussian
 from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import FixedSizeSampled
+from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
-from jaxdp.precision import kernel
+from jaxdp.precision import canary, kernel
 from jaxdp.rounding import ULP
+from jaxdp.routes.base import Answer, nothing
 from jaxdp.routes.gaussian import gaussian_delta, gaussian_epsilon
 
 _RANKS = 64
@@ -33,55 +38,93 @@ def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
 
 
-def shortcuts(
-    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of the rows that are one sampled Gaussian step, or sample everyone; NaN for all others."""
-    lower, upper = np.full(target.shape, np.nan), np.full(target.shape, np.nan)
-    record: Any = stacks[0][0] if len(stacks) == 1 else None
-    if record is None or not is_sampled_gaussian(record):
-        return lower, upper
-    times = stacks[0][1]
-    if times.shape[1] != 1:
-        return lower, upper
-    rate = record.sampling_probability[:, 0]
+def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
+    loss, log_weight, blur = record.atoms(direction)
+    return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
+
+
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) epsilon of one run."""
+    return finite_law.epsilon_bounds(*_law(record, direction), delta)
+
+
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) delta of one run."""
+    return finite_law.delta_bounds(*_law(record, direction), eps)
+
+
+def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows that are one sampled Gaussian step, or sample everyone."""
+    lower, upper = nothing(verb, target)
+    settled = np.zeros(target.shape, bool)
+    record: Any = stacks[0][0]
+    if not (_is_one(stacks) and is_sampled_gaussian(record)):
+        return Answer(lower, upper)
+
+    def settle(rows: np.ndarray, solve: Any, params: Any, **static: str) -> None:
+        if rows.size:
+            lower[rows], upper[rows] = solve(params, target[rows], **static)
+            settled[rows] = True
+
+    times, rate = stacks[0][1], record.sampling_probability[:, 0]
     everyone = np.flatnonzero(rate == 1)
-    if everyone.size:
-        some = jax.tree_util.tree_map(lambda x: x[everyone], record.unsampled(direction))
-        solve: Any = gaussian_epsilon if verb == "epsilon" else gaussian_delta
-        lower[everyone], upper[everyone] = solve(((some, times[everyone]),), target[everyone])
+    some = jax.tree_util.tree_map(lambda x: x[everyone], (record.unsampled(direction), times))
+    settle(everyone, gaussian_epsilon if verb == "epsilon" else gaussian_delta, (some,))
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
     if direction == "replace":
-        if not isinstance(record, FixedSizeSampled):
-            return lower, upper
         # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
-        direction, inside = "forward", inside & (target >= 0)
+        direction, inside = "forward", inside & (target >= 0) & isinstance(record, FixedSizeSampled)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
-    if rows.size:
-        some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
-        solve = _single_epsilon if verb == "epsilon" else _single_delta
-        lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
-    return lower, upper
+    some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
+    settle(rows, _single_epsilon if verb == "epsilon" else _single_delta, some, direction=direction)
+    return Answer(lower, upper, settled)
 
 
-def cap_by_unsampled(
-    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str, lower: np.ndarray, upper: np.ndarray
-) -> None:
-    """Where nothing was certified, the bound without sampling, in place: leaving records out never hurts.
+def _is_one(stacks: tuple[Stack, ...]) -> bool:
+    """Whether every row is one mechanism, repeated or not."""
+    return len(stacks) == 1 and stacks[0][1].shape[1] == 1
+
+
+def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows that are one run of one mechanism with a finite law of the loss: the sum itself."""
+    lower, upper = nothing(verb, target)
+    settled = np.zeros(target.shape, bool)
+    record, times = stacks[0]
+    if _is_one(stacks) and hasattr(record, "atoms") and not is_sampled_gaussian(record, direction):
+        settled = (times[:, 0] == 1) & np.isfinite(target)
+        rows = np.flatnonzero(settled)
+        if rows.size:
+            some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
+            solve = law_epsilon if verb == "epsilon" else law_delta
+            lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
+    return Answer(lower, upper, settled)
+
+
+def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows of delta in which nothing is run or nobody sampled."""
+    lower, upper = nothing(verb, target)
+    rows = np.isfinite(target) & (verb == "delta")
+    for record, times in stacks:
+        rate = record.sampling_probability if isinstance(record, Sampled) else 1.0
+        rows = rows & np.all((times == 0) | (rate == 0), axis=1)
+    exact = -np.expm1(np.minimum(target[rows], 0.0))
+    lower[rows], upper[rows] = exact * (1 - 1e-15), np.minimum(exact * (1 + 1e-15), 1.0)
+    return Answer(lower, upper, rows)
+
+
+def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """The upper bound without sampling: leaving records out never hurts.
 
     Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a, so also composed. The
     replace pair of Poisson sampling is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the latter.
     """
-    rows = np.flatnonzero(upper == (np.inf if verb == "epsilon" else 1.0))
-    plain = all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks)
-    if not rows.size or not plain:
-        return
-    some = jax.tree_util.tree_map(lambda x: x[rows], stacks)
-    bare = tuple((r.unsampled(direction) if is_sampled_gaussian(r) else r, times) for r, times in some)
-    solve = gaussian_epsilon if verb == "epsilon" else gaussian_delta
-    _, cap = solve(bare, target[rows])
-    upper[rows] = np.fmin(upper[rows], cap)
-    lower[rows] = np.fmin(lower[rows], upper[rows])
+    lower, upper = nothing(verb, target)
+    if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
+        bare = tuple((r.unsampled(direction) if is_sampled_gaussian(r) else r, times) for r, times in stacks)
+        _, upper = (gaussian_epsilon if verb == "epsilon" else gaussian_delta)(bare, target)
+    return Answer(lower, upper)
 
 
 @kernel(static=("verb",), working_set=4096, by_numpy=256)
@@ -138,15 +181,20 @@ def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
     return xp.max(xp.where(share < 0, loss + xp.log(-xp.expm1(xp.minimum(share, -1e-300))) - 1e-15, 0.0))
 
 
-def lower_next_to_supremum(
-    verb: str, stacks: tuple[Stack, ...], target: np.ndarray, direction: str
-) -> np.ndarray | None:
-    """A lower bound that is close where nearly all of the loss's range is asked for; None where it does not apply."""
+def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """A lower bound that is close where nearly all of the loss's range is asked for."""
+    lower, upper = nothing(verb, target)
     sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
     if direction == "reverse" and all(sampled):
         lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
     elif all(hasattr(record, "atoms") for record, _ in stacks) and not any(sampled):
         lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
-    else:
-        return None
-    return np.where(np.isnan(lower), 0.0, lower)
+    return Answer(lower, upper)
+
+
+@canary("one run of a finite law")
+def _canary() -> tuple[Any, Any, float]:
+    """delta(1/2) = 3/4 - e^{1/2} / 4 of the pair (3/4, 1/4), (1/4, 3/4)."""
+    record = DiscretePair(np.array([[0.75, 0.25]]), np.array([[0.25, 0.75]]))
+    _, upper = law_delta.run_unchecked(record, np.array([0.5]), direction="forward")
+    return upper, np.array([0.75 - 0.25 * np.exp(0.5)]), 1e-13
