@@ -43,7 +43,7 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array
     bounds = xp.vmap(lambda y: _modulus(v, cell, ends, y * strip, strip, c, mu, q, direction, log_m, end))(
         xp.asarray(HEIGHTS)
     )
-    return xp.fmin(xp.log(xp.nanmin(bounds)), 1.0)
+    return xp.fmin(xp.log(xp.min(xp.where(xp.isnan(bounds), xp.inf, bounds))), 1.0)
 
 
 def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:

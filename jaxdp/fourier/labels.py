@@ -234,7 +234,8 @@ def log_fallen(step: Step, label: Label, c: jax.Array, line: SoftLine, end: jax.
         kernel = xp.expm1(xp.minimum(2 * xp.pi * (strip - y) / step.cell, 600.0))
         return xp.sum(weight * exp_or_inf(ULP * units)) + 2 * edge / kernel * (1 + 1e-9)
 
-    return xp.fmin(xp.log(xp.nanmin(xp.vmap(modulus)(xp.asarray(HEIGHTS))) + line.rest), 1.0)
+    each = xp.vmap(modulus)(xp.asarray(HEIGHTS))
+    return xp.fmin(xp.log(xp.min(xp.where(xp.isnan(each), xp.inf, each)) + line.rest), 1.0)
 
 
 def spread(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
