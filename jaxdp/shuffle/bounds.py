@@ -23,7 +23,7 @@ from jaxdp.special import raised
 LEAST_DELTA = 2.3e-308
 """Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
 
-LONG_SUMS = (2048, 32768)  # nodes
+LONG_SUMS = (128, 1024, 8192, 65536)  # nodes
 _LONG_OUTCOMES = 64  # laws of more outcomes get the first long sum only
 _MOST_COUNTS = 2e8  # variance of the number of clones up to which counts are summed one by one
 _WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
@@ -102,13 +102,13 @@ def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
     return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
 
 
-@kernel(working_set=20_000, large=True)
+@kernel(working_set=20_000, large=True, costly=lambda: True)
 def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
     """Bounds of delta with as many nodes as it takes, up to most_nodes."""
     return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
-@kernel(working_set=20_000, large=True)
+@kernel(working_set=20_000, large=True, costly=lambda: True)
 def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
