@@ -86,7 +86,8 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
     monkeypatch.setattr(counts, "_WIDTH", 1.0)
     monkeypatch.setattr(counts, "_MORE", 0.0)
     few = evaluated(counts_of, *where)
-    monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", ("jnp.logaddexp(summed, log_missed)", "summed")))
+    change = "jnp.logaddexp(summed, log_missed)", "summed"
+    monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", change))
     sabotaged = evaluated(counts_of, *where)
     monkeypatch.undo()
     assert wrong(few, *where) == (0, 0)

@@ -25,6 +25,8 @@ LEAST_DELTA = 2.3e-308
 
 LONG_SUMS = (128, 1024, 8192, 65536)  # nodes
 _LONG_OUTCOMES = 64  # laws of more outcomes get the first long sum only
+_LANES = 128
+_COMMON_OUTCOMES, _FEW_ROWS = 8, 8
 _CLONES_SUMS = (32768,)
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
@@ -115,16 +117,16 @@ def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
 
 
-@kernel(working_set=_COUNTS_SET, large=True, costly=lambda: True)
-def counts_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
+@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+def counts_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
     """Bounds of delta, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _delta(lambda e: counts.evaluate(made, users, e), made, users, epsilon)
+    return _delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
 
 
-@kernel(working_set=_COUNTS_SET, large=True, costly=lambda: True)
-def counts_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
+@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+def counts_epsilon(made: Law, users: Any, delta: Any, *, lanes: int = 1) -> Bounds:
     """Bounds of epsilon, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _epsilon(lambda e: counts.evaluate(made, users, e), made, users, delta)
+    return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta)
 
 
 @kernel(static=("bound",), working_set=16)
@@ -155,6 +157,10 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
 
 
+def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
+    return Law(change(made.first), change(made.second), change(made.base), change(made.loss), made.rest)
+
+
 def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
     """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
@@ -162,6 +168,9 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tupl
     sums over counts.
     """
     short, long, one_by_one = _KERNELS[verb]
+    missing = _COMMON_OUTCOMES - made.first.shape[-1]
+    if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
+        made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
     lower, upper = (np.array(side) for side in short(made, users, target))
     terms = countable(made, users) / _TERMS_A_NODE
     for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
@@ -170,8 +179,11 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tupl
         counted, rest = rows[few], rows[~few]
         counted = counted[np.argsort(terms[counted])]  # those of equal work together
         if counted.size:
-            few_outcomes = Law(*(np.asarray(side)[counted, :4] for side in made[:4]), np.asarray(made.rest)[counted])
-            _intersect(lower, upper, counted, one_by_one(few_outcomes, users[counted], target[counted]))
+            few_outcomes = _outcomes(made, lambda side: side[:, :4])
+            lanes = 1 if made.first.shape[-1] == 2 else _LANES
+            some = jax.tree_util.tree_map(lambda a, rows=counted: a[rows], (few_outcomes, users, target))
+            more = one_by_one(*some, lanes=lanes)
+            _intersect(lower, upper, counted, more)
             terms[counted] = np.inf
         if rest.size:
             some = jax.tree_util.tree_map(lambda a, rest=rest: a[rest], (made, users, target))

@@ -20,15 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.shuffle import contour
 from jaxdp.rounding import ULP
+from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.search import Evaluation
 from jaxdp.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, log_one_plus, polynomial, stirling_error
 
 _WIDTH = 6.5  # of the window, in tilted standard deviations on either side
 _MORE = 12.0  # counts on either side, for laws like Poisson's
-_LANES = 128  # of C and D at a time, where there are such reports
 _EXPONENT = 38.0  # the integrand of a tail is followed until it has fallen by so many nats
 _POINTS = 32
 _ROOM = 600.0  # nats by which the terms may rise above the first one, on top of the 709 above 1
@@ -111,7 +110,7 @@ def _window(n: Any, share: Any, rest: Any) -> _Window:
 
 
 class _Step(NamedTuple):
-    """One J of all lanes. The chance of (J, C, D, R) is a factor of pmf, tail and doubt, a bound of the tail's error."""
+    """One J of all lanes. pmf, tail and doubt, a bound of the tail's error, have the chance of the counts as factor."""
 
     pairs: Any
     bears: Any  # the largest number of reports of outcome 1 with which the sum is positive
@@ -131,10 +130,11 @@ class _Sums(NamedTuple):
     slope: Any
 
 
-def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluation:
+def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: int = 1) -> Evaluation:
     """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two more.
 
     The work goes with the deviations of the numbers of reports of each outcome. wanted: False where nothing is summed.
+    lanes: so many pairs (C, D) are summed beside each other.
     """
     s = contour.sum_at(law, users, epsilon)
     t = contour.saddle(s)
@@ -153,12 +153,11 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluati
     falls, velocity, own = falls / s.x[0], velocity / s.x[0], s.velocity[0] / s.x[0]
     kappa, speed = _mean_of_pair(law, s, epsilon) / s.x[0], 0.5 * (own + s.velocity[1] / s.x[0])
     inverse = s.x[0] / (s.x[0] - s.x[1])
-    lanes = jnp.arange(float(_LANES if others else 1))
     sizes = [w.high - w.low + 1 for w in others]
 
     def add(state: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         block, *totals = state
-        place = block * lanes.size + lanes
+        place = block * lanes + jnp.arange(float(lanes))
         counts = []
         for w, size in zip(others, sizes, strict=True):
             above = jnp.floor((place + 0.5) / size)
@@ -228,7 +227,7 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluati
         return block + 1, *(total + part for total, part in zip(totals, more, strict=True))
 
     zero = jnp.zeros_like(users + epsilon)
-    blocks = jnp.where(wanted, functools.reduce(jnp.multiply, sizes, 1.0), 0.0) / lanes.size
+    blocks = jnp.where(wanted, math.prod(sizes, start=jnp.ones(())), 0.0) / lanes
     _, net, error, slope = jax.lax.while_loop(lambda state: state[0] < blocks, add, (zero, zero, zero, zero))
     error = error + _STEP_ROUNDING * (blocks + 30) * (jnp.abs(net) + error)
     scale = users * t.log_moment + s.log_factor + jnp.log(s.x[0])
