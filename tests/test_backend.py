@@ -23,6 +23,7 @@ from jaxdp.mechanisms.composition import normal_form
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.routes import fourier
 from jaxdp.shuffle import bounds as shuffle_bounds
+from jaxdp.shuffle import law
 from jaxdp.shuffle.lower_bound import lower_bound_point
 from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 
@@ -352,9 +353,7 @@ def _inner(jaxpr):
 
 KERNELS = {
     "Gaussian": lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5),
-    "clones": lambda: jax.make_jaxpr(functools.partial(shuffle_bounds.counts_epsilon.point, bound="clones"))(
-        1.0, 1e4, 1e-6
-    ),
+    "clones": lambda: jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(law.clones(1.0, "clones"), 1e4, 1e-6),
     "contour": lambda: jax.make_jaxpr(
         lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), q), 1e-5, relation="remove")
     )(0.1),

@@ -50,12 +50,12 @@ def contour_of(eps0, users, epsilon):
 
 
 def counts_of(eps0, users, epsilon):
-    return counts.evaluate(eps0, users, epsilon, bound="clones")
+    return counts.evaluate(law.clones(eps0, "clones"), users, epsilon)
 
 
 def wrong(found, eps0, users, epsilon):
     """How many upper bounds of log delta are below the sum over counts, and how many lower ones above."""
-    exact = bounds.counts_delta(eps0, users, epsilon, bound="clones")
+    exact = bounds.counts_delta(bounds.clones_law(eps0, bound="clones"), users, epsilon)
     return int(np.sum(found.upper < np.log(exact.lower))), int(np.sum(found.lower > np.log(exact.upper)))
 
 
@@ -86,7 +86,8 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
     monkeypatch.setattr(counts, "_WIDTH", 1.0)
     monkeypatch.setattr(counts, "_MORE", 0.0)
     few = evaluated(counts_of, *where)
-    monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", ("log_missed)\n", "-jnp.inf)\n")))
+    change = "jnp.logaddexp(summed, log_missed)", "summed"
+    monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", change))
     sabotaged = evaluated(counts_of, *where)
     monkeypatch.undo()
     assert wrong(few, *where) == (0, 0)
@@ -104,10 +105,39 @@ def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms,
         return contour.evaluate_long(law.clones(a, "clones"), n, e, 512.0)
 
     if not pairs_of_atoms:
-        recurring = contour._recurring
-        monkeypatch.setattr(contour, "_recurring", lambda *given: (recurring(*given)[0], 0.0 * recurring(*given)[1]))
+        windows = contour._windows
+        monkeypatch.setattr(contour, "_windows", lambda *given: windows(*given)._replace(beyond=jnp.zeros(())))
     failures = sum(wrong(evaluated(long, *where), *where))
     assert failures == 0 if pairs_of_atoms else failures > 10
+
+
+def long_sums(nodes):
+    return lambda a, n, e: contour.evaluate_long(law.clones(a, "clones"), n, e, nodes)
+
+
+@pytest.mark.parametrize("nodes", [64.0, 128.0, 1024.0])
+def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
+    for variance in (3, 30, 300, 3000):
+        where = points(variance, (0.05, 6.0))
+        assert wrong(evaluated(long_sums(nodes), *where), *where) == (0, 0)
+
+
+# The far recurrences, and of those the ones that other pairs of atoms are said to keep low.
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("_windows", "between + recurring", "between"),
+        ("_later", "plain[:, None] * kept + ", ""),
+        ("_later", "+ 1 / jnp.maximum(until, 0.1)", ""),
+    ],
+)
+def test_without_a_part_of_the_recurrences_beyond_the_windows_a_bound_is_wrong(name, old, new, monkeypatch):
+    failures = 0
+    monkeypatch.setattr(contour, name, without(contour, name, (old, new)))
+    for variance, deviations in ((100, (0.05, 6.0)), (1000, (0.05, 6.0)), (1000, (0.02, 0.2)), (3000, (0.02, 0.2))):
+        where = points(variance, deviations)
+        failures += sum(wrong(evaluated(long_sums(128.0), *where), *where))
+    assert failures > 0
 
 
 def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():

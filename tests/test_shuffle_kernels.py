@@ -219,7 +219,7 @@ def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
     few = users * np.exp(-eps0) < 1e5  # the time of the sum over counts goes with the root
     users, eps0, delta = users[few], eps0[few], delta[few]
     laws = bounds.clones_law(eps0, bound=bound)
-    one, other = bounds.contour_epsilon(laws, users, delta), bounds.counts_epsilon(eps0, users, delta, bound=bound)
+    one, other = (solve(laws, users, delta) for solve in (bounds.contour_epsilon, bounds.counts_epsilon))
     assert few.sum() > 500
     assert (one.lower <= other.upper).all() and (other.lower <= one.upper).all()
     large = users * (1 - laws.rest) * laws.rest > 1e4
@@ -239,7 +239,7 @@ def test_negative_epsilon_is_the_swapped_pair():
 def test_slopes_in_epsilon_are_those_of_differences(route):
     evaluate = {
         "contour": lambda a, n, e: contour.evaluate(law.clones(a, "clones"), n, e),
-        "counts": lambda a, n, e: counts.evaluate(a, n, e, bound="clones"),
+        "counts": lambda a, n, e: counts.evaluate(law.clones(a, "clones"), n, e),
         "long": lambda a, n, e: contour.evaluate_long(law.clones(a, "clones"), n, e, 2048.0),
     }[route]
     step = 1e-6

@@ -15,6 +15,7 @@ from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets
 
 _LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
+_LAPLACE_CELLS_BELOW = 128  # of the lower bound, which is that of a data set
 
 
 class KnownRandomizer(Mechanism):
@@ -57,12 +58,10 @@ class NamedSetRandomizer(KnownRandomizer):
         return _stack(self.named_sets().blanket())
 
     def lower_laws(self) -> Law:
-        """All others hold a third input where there is one; all others hold the other input."""
+        """All others hold a third input (where there is one), the other input, or the person's own."""
         sets = self.named_sets()
         same = sets.homogeneous(False)
-        turned = same.swapped()
-        other = Law(*(jnp.where(sets.third, a, b) for a, b in zip(same, turned, strict=True)))
-        return _stack(sets.homogeneous(sets.third), other)
+        return _stack(sets.homogeneous(sets.third), same, same.swapped())
 
     def finite_pair(self) -> finite.FinitePair:
         """The three losses epsilon, -epsilon and 0 with their masses."""
@@ -254,7 +253,7 @@ class LocalLaplace(KnownRandomizer):
 
     def lower_laws(self) -> Law:
         """The inputs 0 and 1, in both orders, where all others hold 1."""
-        one = law.laplace_homogeneous(jnp.asarray(self.epsilon), _LAPLACE_CELLS)
+        one = law.laplace_homogeneous(jnp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
         return _stack(one, one.swapped())
 
     def finite_pair(self) -> finite.FinitePair:

@@ -23,9 +23,12 @@ from jaxdp.special import raised
 LEAST_DELTA = 2.3e-308
 """Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
 
-LONG_SUMS = (2048, 32768)  # nodes
+LONG_SUMS = (128, 1024, 8192, 65536)  # nodes
 _LONG_OUTCOMES = 64  # laws of more outcomes get the first long sum only
-_MOST_COUNTS = 2e8  # variance of the number of clones up to which counts are summed one by one
+_LANES = 128
+_COMMON_OUTCOMES, _FEW_ROWS = 8, 8
+_CLONES_SUMS = (32768,)
+_TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
 _COUNTS_SET = 390_000  # batches of 32: all points of a batch take as many steps as the longest
 _SLACK = 2e-13  # rounding of log(delta)
@@ -102,37 +105,28 @@ def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
     return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
 
 
-@kernel(working_set=20_000, large=True)
+@kernel(working_set=20_000, large=True, costly=lambda: True)
 def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
     """Bounds of delta with as many nodes as it takes, up to most_nodes."""
     return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
-@kernel(working_set=20_000, large=True)
+@kernel(working_set=20_000, large=True, costly=lambda: True)
 def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
 
 
-def _countable(made: Law, users: Any) -> Any:
-    return users * (1 - made.rest) * made.rest <= _MOST_COUNTS
+@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+def counts_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
+    """Bounds of delta, summed over how often each outcome occurs; for laws that are `countable`."""
+    return _delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
 
 
-@kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
-def counts_delta(eps0: Any, users: Any, epsilon: Any, *, bound: str) -> Bounds:
-    """Bounds of delta of the clones pair, summed over the number of clones."""
-    made = law.clones(eps0, bound)
-    wanted = _countable(made, users)
-    bounds = _delta(lambda e: counts.evaluate(eps0, users, e, bound=bound, wanted=wanted), made, users, epsilon)
-    return Bounds(jnp.where(wanted, bounds.lower, 0.0), jnp.where(wanted, bounds.upper, 1.0))
-
-
-@kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
-def counts_epsilon(eps0: Any, users: Any, delta: Any, *, bound: str) -> Bounds:
-    """Bounds of epsilon of the clones pair, summed over the number of clones."""
-    made = law.clones(eps0, bound)
-    wanted = _countable(made, users)
-    return _epsilon(lambda e: counts.evaluate(eps0, users, e, bound=bound), made, users, delta, wanted)
+@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+def counts_epsilon(made: Law, users: Any, delta: Any, *, lanes: int = 1) -> Bounds:
+    """Bounds of epsilon, summed over how often each outcome occurs; for laws that are `countable`."""
+    return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta)
 
 
 @kernel(static=("bound",), working_set=16)
@@ -147,39 +141,66 @@ _KERNELS = {
 }
 
 
+def countable(made: Law, users: np.ndarray) -> np.ndarray:
+    """About how many terms the sum over counts has, for rows of laws; infinite where it does not apply.
+
+    It applies where the outcomes 0 and 1 mirror each other, all others are without loss, and at most two of these have
+    mass.
+    """
+    first, second, base, loss = (side[:, :2] for side in made[:4])
+    mirror = (first == second[:, ::-1]).all(1) & (loss[:, 0] == -loss[:, 1]) & (base[:, 0] == base[:, 1])
+    plain = ((made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)).all(1) & (made.base[:, 4:] == 0).all(1)
+    shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
+    shares = np.column_stack([base.sum(1), shares])
+    spread = np.sqrt(users[:, None] * shares * (1 - shares))
+    terms = np.prod(np.where(shares > 0, 13 * spread + 4 + np.minimum(spread**2, 12), 1.0), axis=1)
+    return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
+
+
+def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
+    return Law(change(made.first), change(made.second), change(made.base), change(made.loss), made.rest)
+
+
 def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
     """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
-    gap: relative distance of the bounds at which work stops. sums: sizes of the long sums that may be tried.
+    gap: relative distance of the bounds at which work stops. sums: how many nodes may be tried, or the same work in
+    sums over counts.
     """
-    short, long, _ = _KERNELS[verb]
+    short, long, one_by_one = _KERNELS[verb]
+    missing = _COMMON_OUTCOMES - made.first.shape[-1]
+    if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
+        made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
     lower, upper = (np.array(side) for side in short(made, users, target))
+    terms = countable(made, users) / _TERMS_A_NODE
     for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
         rows = _wide(lower, upper, gap)
-        if not rows.size:
-            break
-        some = jax.tree_util.tree_map(lambda a, rows=rows: a[rows], (made, users, target))
-        _intersect(lower, upper, rows, long(*some, np.full(rows.size, float(nodes))))
+        few = terms[rows] <= nodes
+        counted, rest = rows[few], rows[~few]
+        counted = counted[np.argsort(terms[counted])]  # those of equal work together
+        if counted.size:
+            few_outcomes = _outcomes(made, lambda side: side[:, :4])
+            lanes = 1 if made.first.shape[-1] == 2 else _LANES
+            some = jax.tree_util.tree_map(lambda a, rows=counted: a[rows], (few_outcomes, users, target))
+            more = one_by_one(*some, lanes=lanes)
+            _intersect(lower, upper, counted, more)
+            terms[counted] = np.inf
+        if rest.size:
+            some = jax.tree_util.tree_map(lambda a, rest=rest: a[rest], (made, users, target))
+            _intersect(lower, upper, rest, long(*some, np.full(rest.size, float(nodes))))
     return Bounds(lower, upper)
 
 
 def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6) -> Bounds:
     """Bounds of "delta" or "epsilon" (verb) of the clones pair, flat float64 arrays of one length in, NumPy out."""
-    short, _, one_by_one = _KERNELS[verb]
-    lower, upper = (np.array(side) for side in short(clones_law(eps0, bound=bound), users, target))
-    rows = _wide(lower, upper, gap)
-    rows = rows[np.argsort(users[rows] * np.exp(-eps0[rows]))]  # those of equal work together
-    if rows.size:
-        more = one_by_one(eps0[rows], users[rows], target[rows], bound=bound)
-        _intersect(lower, upper, rows, more)
-    return Bounds(lower, upper)
+    return bounds(verb, clones_law(eps0, bound=bound), users, target, gap, _CLONES_SUMS)
 
 
 def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> Bounds:
     """The same at one traced point."""
     short, _, one_by_one = _KERNELS[verb]
-    first = short.point(law.clones(eps0, bound), users, target)
-    second = one_by_one.point(eps0, users, target, bound=bound)
+    made = law.clones(eps0, bound)
+    first, second = (solve.point(made, users, target) for solve in (short, one_by_one))
     return Bounds(jnp.maximum(first.lower, second.lower), jnp.minimum(first.upper, second.upper))
 
 

@@ -28,7 +28,10 @@ _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `_peaks`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
 _FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
 _BLOCK = 64
-_PERIOD = 30.0  # of the long sum, in standard deviations
+_PERIOD = 10.0  # of the long sum, in standard deviations
+_NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
+_DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
+_BLUR = 6e-15  # of an atom, relative
 _LEAST = 1e-300
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
@@ -255,7 +258,6 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     w0, w1, w2 = w[middle], w[jnp.where(swap, bottom, top)], w[jnp.where(swap, top, bottom)]
     short, long = jnp.minimum(up, down), jnp.maximum(up, down)
     d = jnp.abs(2 * x[middle] - x[top] - x[bottom])
-    blur = 6e-15  # of d: units of rounding of atoms of size at most 1
     n, c, deviation = s.users, t.c, t.deviation
     k1, k2, k3 = 2 * n * w0 * w1, 2 * n * w0 * w2, 2 * n * w1 * w2
     variance = 0.5 * (k1 * short**2 + k2 * long**2 + k3 * (short + long) ** 2)
@@ -263,12 +265,12 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     fall = _RHO * deviation**2
     near = h * jnp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -jnp.expm1(-fall * h * first))
     floor = math.pi / (2 * c) * jnp.exp(-jnp.minimum(k1, k2) * math.sin(_X0) ** 2)
-    least, most = jnp.maximum(d - blur, 0.0), d + blur
+    least, most = jnp.maximum(d - _BLUR, 0.0), d + _BLUR
     # peaks of the k-th family stand (p - k short/d) apart from its place, p whole: the nearest ones one by one
     sharp = eta * least**2
     unplaced = most**2 + most * jnp.sqrt(math.pi / eta)
     where = _FAMILIES * short / d
-    unsure = where * (2e-15 + blur / d)
+    unsure = where * (2e-15 + _BLUR / d)
     ahead = jnp.maximum(jnp.stack([where - jnp.floor(where), jnp.ceil(where) - where]) - unsure, 0.0)
     beyond = 1 + 0.5 * jnp.sqrt(math.pi / sharp)
     placed = most**2 * jnp.sum(jnp.exp(-sharp * ahead**2) + beyond * jnp.exp(-sharp * (1 + ahead) ** 2), axis=0)
@@ -282,28 +284,69 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)
 
 
-class _Recurrence(NamedTuple):
-    """For pairs of atoms: |phi(t)|^n <= exp(-fall (t - the nearest multiple of 2 pi/distance)^2)."""
+class _Windows(NamedTuple):
+    """Nodes next to the recurrences 0, 1, ..., count of a pair of atoms, and the bound of the rest of the sum.
 
-    fall: Any
-    distance: Any
+    spacing: of the recurrences, in nodes. half: of each window, in nodes. Without gaps between them: half is infinite.
+    """
+
+    spacing: Any
+    half: Any
+    beyond: Any
 
 
-def _pairs(s: Sum, t: Tilt) -> _Recurrence:
-    """The pairs among the heaviest atoms (notebooks/proofs/shuffle.md, section 7)."""
+def _windows(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
+    """The windows of the pair of heavy atoms that leaves the least (notebooks/proofs/shuffle.md, section 7)."""
     x, w = _atoms(s, t)
-    w, places = jax.lax.top_k(w, min(6, w.shape[0]))
+    w, places = jax.lax.top_k(w, min(5, w.shape[0]))
     x = x[places]
-    distance = jnp.abs(x[:, None] - x[None, :]).ravel()
-    fall = 2 * s.users * (w[:, None] * w[None, :]).ravel() * (distance / math.pi) ** 2
-    return _Recurrence(fall, distance)
+    one, other = np.triu_indices(w.shape[0], 1)
+    distance = jnp.maximum(jnp.abs(x[one] - x[other]), _LEAST)
+    blur = _BLUR * jnp.maximum(jnp.abs(x[one]), jnp.abs(x[other])) / distance
+    fall = jnp.maximum(2 * s.users * w[one] * w[other], _LEAST)  # |phi|^n <= exp(-fall sin^2(distance t/2))
+    spacing = 2 * math.pi / (distance * h)
+    angle = jnp.arcsin(jnp.sqrt(jnp.minimum(_DECAY / fall, 1.0)))
+    half = jnp.ceil(spacing / math.pi * angle)
+    apart = 2 * half + 2 < spacing  # or there are no gaps
+    angle = jnp.where(apart, angle, math.pi / 2)
+    count = jnp.floor(jnp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
+    unseen = jnp.where(apart, half + 0.5 - count * spacing * blur, nodes) / spacing * math.pi
+    unseen = jnp.clip(jnp.where(apart, jnp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
+    between = math.pi / (2 * t.c) * jnp.exp(-fall * jnp.sin(unseen) ** 2)
+    between = jnp.where(apart | (count < 0), between, 0.0)
+    later = _later(jnp.maximum(count, 0.0), fall, distance, blur, angle)
+    width = jnp.sqrt(4 * math.pi / fall) * angle / jnp.sin(angle)
+    recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
+    beyond = between + recurring
+    beyond = jnp.where((distance > _LEAST) & (~apart | (count >= 0)) & (beyond >= 0), beyond, jnp.inf)
+    best = jnp.argmin(beyond)
+    return _Windows(spacing[best], jnp.where(apart[best], half[best], jnp.inf), beyond[best])
 
 
-def _recurring(pairs: _Recurrence, c: Any, h: Any, first: Any) -> tuple[Any, Any]:
-    """For each pair: bounds of sum_{jh >= first} h |phi|^n/|z|^2 up to the first recurrence, and of all recurrences."""
-    fall = jnp.maximum(pairs.fall, _LEAST)
-    near = h * jnp.exp(-fall * first**2) / ((c * c + first**2) * -jnp.expm1(-2 * fall * h * first))
-    return near, (jnp.sqrt(math.pi / fall) + h) * pairs.distance**2 / 8
+def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
+    """For each pair: sum over q > count of 1/(q - 1/2)^2 times how low the other pairs keep |phi|^n at recurrence q."""
+    ratio = jnp.minimum(distance / distance[:, None], 1e12)
+    shift = ratio - jnp.round(ratio)
+    unsure = jnp.minimum(ratio * (blur + blur[:, None]), 1.0)
+    until = jnp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (jnp.abs(shift) + unsure) + _LEAST))
+    until = jnp.where(np.eye(distance.shape[0], dtype=bool) | (angle[:, None] > _NEAR), 0.0, until)
+    plain = jnp.minimum(math.pi**2 / 2, 1 / jnp.maximum(count, 0.1))
+    # of the other pairs those that are of use up to recurrence ``until`` of each of them
+    used = jnp.where((until[:, None, :] >= until[:, :, None]) & (until[:, None, :] > 0), fall, 0.0)
+    straight = jnp.sum(used * shift[:, None] ** 2, axis=-1)
+    tilted = jnp.sum(used * (ratio * shift)[:, None], axis=-1) ** 2
+    bent = fall[:, None] + jnp.sum(used * ratio[:, None] ** 2, axis=-1)
+    doubt = jnp.sqrt(jnp.sum(used * unsure[:, None] ** 2, axis=-1)) + 1e-6 * jnp.sqrt(straight)
+    sharp = jnp.maximum(jnp.sqrt(jnp.maximum(straight - tilted / bent, 0.0)) - doubt, 0.0)
+    kept = jnp.exp(-((math.sin(_NEAR) / _NEAR * math.pi * sharp * (count[:, None] + 1)) ** 2))
+    return jnp.minimum(plain, jnp.min(plain[:, None] * kept + 1 / jnp.maximum(until, 0.1), axis=1))
+
+
+def _window_nodes(windows: _Windows, place: Any) -> Any:
+    """The nodes in the order in which they are summed."""
+    width = 2 * windows.half + 1
+    which = jnp.floor((place + windows.half) / width)
+    return jnp.where(windows.half < jnp.inf, jnp.round(which * windows.spacing) + place - which * width, place)
 
 
 def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
@@ -354,41 +397,35 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evaluation:
-    """Bounds of log delta(epsilon) with up to most_nodes nodes (data, not a size), for every law.
+    """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to 64), for every law.
 
-    With a pair of atoms whose recurrences are negligible the plain sum goes on to where that pair has decayed.
-    Otherwise a Gaussian G of deviation s is added: E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
+    The nodes stand where a pair of atoms recurs. Where that leaves too much, a Gaussian G of deviation s is added:
+    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
     """
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
-    last = most_nodes * h
-    pairs = _pairs(s, t)
-    reach = jnp.sqrt(45.0 / jnp.maximum(pairs.fall, _LEAST))
-    _, recurrences = _recurring(pairs, t.c, h, last)
-    recurrences = jnp.where(reach <= last, recurrences, jnp.inf)
-    best = jnp.argmin(recurrences)
+    blocks = jnp.ceil(most_nodes / _BLOCK)
+    windows = _windows(s, t, h, blocks * _BLOCK)
+    last = blocks * _BLOCK * h
     width = 8.5 / last
-    smooth = recurrences[best] / math.pi > 0.6 * width**2 / t.deviation
-    blocks = jnp.ceil(jnp.where(smooth, last, reach[best]) / (h * _BLOCK))
+    smooth = ~(windows.beyond / math.pi <= 0.6 * width**2 / t.deviation)
+    windows = windows._replace(half=jnp.where(smooth, jnp.inf, windows.half))
     variances = jnp.where(smooth, width**2, 0.0) * jnp.array([1.0, 4.0])
 
     def add(state: tuple[Any, _Nodes]) -> tuple[Any, _Nodes]:
         block, total = state
-        more = _nodes(s, t, h, block * _BLOCK + jnp.arange(float(_BLOCK)), variances)
-        return block + 1, jax.tree_util.tree_map(jnp.add, total, more)
+        place = _window_nodes(windows, block * _BLOCK + jnp.arange(float(_BLOCK)))
+        return block + 1, jax.tree_util.tree_map(jnp.add, total, _nodes(s, t, h, place, variances))
 
     nothing = _Nodes(*(jnp.zeros(2) for _ in range(4)))
     _, sums = jax.lax.while_loop(lambda state: state[0] < blocks, add, (jnp.zeros(()), nothing))
-    first = blocks * _BLOCK * h
-    near, recurrences = _recurring(pairs, t.c, h, first)
-    beyond = jnp.min(near + recurrences)
     out = []
     for i in range(2):
         fall = jnp.maximum(0.5 * variances[i], _LEAST)
-        gaussian = h * jnp.exp(-fall * first**2) / ((t.c**2 + first**2) * -jnp.expm1(-2 * fall * h * first))
+        gaussian = h * jnp.exp(-fall * last**2) / ((t.c**2 + last**2) * -jnp.expm1(-2 * fall * h * last))
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        bounds = _charged(s, t, h, mine, jnp.minimum(gaussian, beyond), variances[i])
+        bounds = _charged(s, t, h, mine, jnp.where(smooth, gaussian, windows.beyond), variances[i])
         grown = jnp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in bounds])
     (upper, lower, estimate), (upper_2, _, estimate_2) = out

@@ -84,15 +84,14 @@ class NamedSets(NamedTuple):
     def blanket(self) -> Law:
         """The law for upper bounds: m is mu / Z, and e^eps0 mu / Z for the reports that name all inputs."""
         high, low = self.levels()
-        # whether x0 is named does not matter: equal outcomes are joined, in the first four places
-        mu = jnp.concatenate([self.named[:4] + self.named[4:], jnp.zeros(4)])
-        place = jnp.arange(8)
-        mu = jnp.where(place == 3, jnp.maximum(mu - self.every, 0.0), mu)
+        mu = self.named[:4] + self.named[4:]  # whether x0 is named does not matter
+        both, neither = jnp.arange(4) == 3, jnp.arange(4) == 2
+        mu = jnp.where(both, jnp.maximum(mu - self.every, 0.0), mu)
         # of the reports that name all inputs, x and x' are as likely as the blanket says, as of those that name neither
-        certain = jnp.where(place == 2, high * self.every, 0.0)
-        first, second = (mu * jnp.where(_NAMED[:, i], high, low) + certain for i in (0, 1))
+        certain = jnp.where(neither, high * self.every, 0.0)
+        first, second = (mu * jnp.where(_NAMED[:4, i], high, low) + certain for i in (0, 1))
         rest = -jnp.expm1(-self.eps0) * high * jnp.maximum(self.share - self.every, 0.0)
-        return Law(first, second, low * mu + certain, self._losses(), rest)
+        return Law(first, second, low * mu + certain, self._losses()[:4], rest)
 
     def homogeneous(self, third: Any) -> Law:
         """The exact law where all others hold the same input: x0 where ``third`` is True, x' where it is False."""
