@@ -8,6 +8,7 @@ milliseconds a point, where compiling costs seconds. The functions that NumPy la
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -129,6 +130,15 @@ def _host_log_ndtr(x: Any) -> Any:
     return np.where(x < -30.0, beyond, np.where(x > 0, np.log1p(-tail), np.log(tail)))
 
 
+def _host_accumulate(least: np.ufunc, x: Any, axis: int = 0, reverse: bool = False) -> Any:
+    return np.flip(least.accumulate(np.flip(x, axis), axis), axis) if reverse else least.accumulate(x, axis)
+
+
+def _host_top_k(x: Any, count: int) -> list[Any]:
+    places = np.argsort(-x, kind="stable")[:count]
+    return [x[places], places]
+
+
 def _set_at(x: Any, place: Any, value: Any) -> Any:
     made = np.array(x)
     made[place] = value
@@ -155,11 +165,13 @@ _HOST: dict[str, Any] = {
     "erfcx": _host_erfcx,
     "ndtr": lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)),
     "log_ndtr": _host_log_ndtr,
-    "cummin": lambda x, axis=0: np.minimum.accumulate(x, axis),
-    "cummax": lambda x, axis=0: np.maximum.accumulate(x, axis),
+    "cummin": functools.partial(_host_accumulate, np.minimum),
+    "cummax": functools.partial(_host_accumulate, np.maximum),
     "set_at": _set_at,
     "exact_matmul": np.matmul,
     "exact_einsum": np.einsum,
+    "top_k": _host_top_k,
+    "optimization_barrier": lambda x: x,
     "bits": lambda x: np.asarray(x, np.float64).view(np.int64),
 }
 _EXACT = jax.lax.Precision.HIGHEST
@@ -186,6 +198,8 @@ _TRACED: dict[str, Any] = {
     # whatever the user's `jax_default_matmul_precision`: some settings round the factors
     "exact_matmul": lambda left, right: jnp.matmul(left, right, precision=_EXACT),
     "exact_einsum": lambda how, *parts: jnp.einsum(how, *parts, precision=_EXACT),
+    "top_k": jax.lax.top_k,
+    "optimization_barrier": jax.lax.optimization_barrier,
     "bits": lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
 }
 

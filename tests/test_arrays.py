@@ -42,7 +42,12 @@ def _sums(xs):
     root = xp.while_loop(lambda v: v * v > 2 + 1e-9, lambda v: 0.5 * (v + 2 / v), xs[3])
     rows = xp.vmap(lambda a, b: {"sum": xp.sum(a) + b, "pair": (a, b)}, in_axes=(0, None))(xp.stack([xs, 2 * xs]), 3.0)
     chosen = xp.cond(total > 1, lambda v: v + 1, lambda v: v - 1, total)
-    least = xp.cummin(xp.stack([xs[::-1], xs]), axis=1), xp.cummax(xs[::-1])
+    least = (
+        xp.cummin(xp.stack([xs[::-1], xs]), axis=1),
+        xp.cummax(xs[::-1]),
+        xp.cummin(xs, reverse=True),
+        xp.top_k(xs, 2),
+    )
     exponents = xp.stack([xs, xp.where(xs > 1, -xp.inf, xs)])
     log_sums = xp.logsumexp(exponents), xp.logsumexp(exponents, axis=1, keepdims=True)
     nothing = xp.logsumexp(xp.full_like(xs, -xp.inf))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
@@ -38,7 +39,7 @@ class KnownRandomizer(Mechanism):
 
 
 def _stack(*laws: Law) -> Law:
-    return Law(*(jnp.stack([jnp.asarray(part) for part in parts]) for parts in zip(*laws, strict=True)))
+    return Law(*(xp.stack([xp.asarray(part) for part in parts]) for parts in zip(*laws, strict=True)))
 
 
 class NamedSetRandomizer(KnownRandomizer):
@@ -67,25 +68,25 @@ class NamedSetRandomizer(KnownRandomizer):
         """The three losses epsilon, -epsilon and 0 with their masses."""
         sets = self.named_sets()
         high, low = sets.levels()
-        only, neither, both = (jnp.sum(sets.named[i] + sets.named[i + 4]) for i in (0, 2, 3))
+        only, neither, both = (xp.sum(sets.named[i] + sets.named[i + 4]) for i in (0, 2, 3))
         equal = low * neither + high * both
-        p = jnp.stack([high * only, low * only, equal])
-        q = jnp.stack([low * only, high * only, equal])
-        loss = jnp.stack([self.epsilon, -self.epsilon, jnp.zeros_like(high)]) + jnp.zeros_like(high)
-        log_p, log_q = (jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0)), -jnp.inf) for x in (p, q))
-        return finite.FinitePair(log_p, log_q, loss, jnp.zeros_like(loss))
+        p = xp.stack([high * only, low * only, equal])
+        q = xp.stack([low * only, high * only, equal])
+        loss = xp.stack([self.epsilon, -self.epsilon, xp.zeros_like(high)]) + xp.zeros_like(high)
+        log_p, log_q = (xp.where(x > 0, xp.log(xp.where(x > 0, x, 1.0)), -xp.inf) for x in (p, q))
+        return finite.FinitePair(log_p, log_q, loss, xp.zeros_like(loss))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
         pair = self.finite_pair()
-        end = jnp.where(jnp.real(z) < -0.5, -self.epsilon, self.epsilon)
+        end = xp.where(xp.real(z) < -0.5, -self.epsilon, self.epsilon)
         terms = pair.log_p + z[..., None] * pair.loss - end[..., None] * z[..., None]
-        shift = jnp.max(jnp.real(terms), axis=-1, keepdims=True)
-        return end * z + jnp.log(jnp.sum(jnp.exp(terms - shift), axis=-1)) + shift[..., 0]
+        shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
+        return end * z + xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + shift[..., 0]
 
     def lattice(self) -> tuple[Any, Any]:
         """(offset, spacing) of the losses {epsilon, 0, -epsilon}."""
-        return jnp.zeros_like(jnp.asarray(self.epsilon)), jnp.asarray(self.epsilon)
+        return xp.zeros_like(xp.asarray(self.epsilon)), xp.asarray(self.epsilon)
 
     def max_loss(self) -> Any:
         """The local epsilon."""
@@ -94,8 +95,8 @@ class NamedSetRandomizer(KnownRandomizer):
 
 def _eight(first_four: list[Any], last_four: list[Any], third: Any) -> Any:
     """mu of the eight classes; without a third input the two halves are joined."""
-    one, other = jnp.stack(first_four), jnp.stack(last_four)
-    return jnp.concatenate([jnp.where(third, one, one + other), jnp.where(third, other, 0.0)])
+    one, other = xp.stack(first_four), xp.stack(last_four)
+    return xp.concatenate([xp.where(third, one, one + other), xp.where(third, other, 0.0)])
 
 
 @record
@@ -118,15 +119,13 @@ class UnaryEncoding(NamedSetRandomizer):
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose bits are 1."""
-        eps0 = jnp.asarray(self.epsilon)
+        eps0 = xp.asarray(self.epsilon)
         flipped = eps0 if self.optimized else eps0 / 2
-        one, zero = jnp.exp(-flipped) / (1 + jnp.exp(-flipped)), 1 / (1 + jnp.exp(-flipped))
-        third = jnp.asarray(self.num_categories) > 2
-        pair = jnp.stack([one * zero, one * zero, zero * zero, one * one])
+        one, zero = xp.exp(-flipped) / (1 + xp.exp(-flipped)), 1 / (1 + xp.exp(-flipped))
+        third = xp.asarray(self.num_categories) > 2
+        pair = xp.stack([one * zero, one * zero, zero * zero, one * one])
         named = _eight(list(pair * zero), list(pair * one), third)
-        return NamedSets(
-            eps0, named, third, one, jnp.exp(-self.num_categories * (flipped + jnp.log1p(jnp.exp(-flipped))))
-        )
+        return NamedSets(eps0, named, third, one, xp.exp(-self.num_categories * (flipped + xp.log1p(xp.exp(-flipped)))))
 
 
 @record
@@ -152,36 +151,34 @@ class SubsetSelection(NamedSetRandomizer):
     def size(self) -> Any:
         """w: the field, or the size of least variance."""
         if self.subset_size is not None:
-            return jnp.asarray(self.subset_size)
-        k, odds = jnp.asarray(self.num_categories), jnp.exp(jnp.minimum(jnp.asarray(self.epsilon), law.LARGEST_EPS0))
+            return xp.asarray(self.subset_size)
+        k, odds = xp.asarray(self.num_categories), xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))
 
         def variance(w: Any) -> Any:
             total = w * odds + k - w
             own, other = w * odds / total, w * ((w - 1) * odds + k - w) / ((k - 1) * total)
             return other * (1 - other) / (own - other) ** 2
 
-        low = jnp.clip(jnp.floor(k / (odds + 1)), 1.0, k - 1)
-        high = jnp.minimum(low + 1, k - 1)
-        return jnp.where(variance(high) < variance(low), high, low)
+        low = xp.clip(xp.floor(k / (odds + 1)), 1.0, k - 1)
+        high = xp.minimum(low + 1, k - 1)
+        return xp.where(variance(high) < variance(low), high, low)
 
     def named_sets(self) -> NamedSets:
         """A report names the categories in it."""
-        k, w = jnp.asarray(self.num_categories), self.size()
+        k, w = xp.asarray(self.num_categories), self.size()
         third = k > 2
-        safe = jnp.where(third, k - 2, 1.0)
+        safe = xp.where(third, k - 2, 1.0)
         pairs = k * (k - 1)
         one, none, both = w * (k - w) / pairs, (k - w) * (k - w - 1) / pairs, w * (w - 1) / pairs
         # given the first two, the chance that a third one is in
-        named = [jnp.clip((w - inside) / safe, 0.0, 1.0) for inside in (1, 1, 0, 2)]
+        named = [xp.clip((w - inside) / safe, 0.0, 1.0) for inside in (1, 1, 0, 2)]
         pair = [one, one, none, both]
         without = [
-            x * jnp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)
+            x * xp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)
         ]
         within = [x * y for x, y in zip(pair, named, strict=True)]
-        joined = jnp.where(
-            third, jnp.concatenate([jnp.stack(without), jnp.stack(within)]), jnp.stack(pair + [0.0 * k] * 4)
-        )
-        return NamedSets(jnp.asarray(self.epsilon), joined, third, w / k, jnp.zeros_like(k))
+        joined = xp.where(third, xp.concatenate([xp.stack(without), xp.stack(within)]), xp.stack(pair + [0.0 * k] * 4))
+        return NamedSets(xp.asarray(self.epsilon), joined, third, w / k, xp.zeros_like(k))
 
 
 @record
@@ -204,15 +201,15 @@ class LocalHashing(NamedSetRandomizer):
     def buckets(self) -> Any:
         """g: the field, or that of optimal local hashing."""
         if self.num_buckets is not None:
-            return jnp.asarray(self.num_buckets)
-        return jnp.round(jnp.exp(jnp.minimum(jnp.asarray(self.epsilon), law.LARGEST_EPS0))) + 1
+            return xp.asarray(self.num_buckets)
+        return xp.round(xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))) + 1
 
     def named_sets(self) -> NamedSets:
         """A report (hash function, bucket) names the inputs that the function sends to the bucket."""
-        g, met = self.buckets(), jnp.asarray(self.collision_probability)
-        one, zero = (1 - met) / g, jnp.zeros_like(met / g)
-        named = jnp.stack([one, one, (g - 2 + met) / g, met / g, zero, zero, zero, zero])
-        return NamedSets(jnp.asarray(self.epsilon) + zero, named, zero > 0, 1 / g + zero, zero)
+        g, met = self.buckets(), xp.asarray(self.collision_probability)
+        one, zero = (1 - met) / g, xp.zeros_like(met / g)
+        named = xp.stack([one, one, (g - 2 + met) / g, met / g, zero, zero, zero, zero])
+        return NamedSets(xp.asarray(self.epsilon) + zero, named, zero > 0, 1 / g + zero, zero)
 
 
 @record
@@ -229,9 +226,9 @@ class HadamardResponse(NamedSetRandomizer):
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose set holds it."""
-        eps0 = jnp.asarray(self.epsilon)
-        zero = jnp.zeros_like(eps0)
-        named = jnp.where(jnp.arange(8) < 4, 0.25, 0.0) + zero
+        eps0 = xp.asarray(self.epsilon)
+        zero = xp.zeros_like(eps0)
+        named = xp.where(xp.arange(8) < 4, 0.25, 0.0) + zero
         return NamedSets(eps0, named, zero > 0, zero + 0.5, zero)
 
 
@@ -249,22 +246,22 @@ class LocalLaplace(KnownRandomizer):
 
     def upper_laws(self) -> Law:
         """One law: the inputs 0 and 1."""
-        return _stack(law.laplace_blanket(jnp.asarray(self.epsilon), _LAPLACE_CELLS))
+        return _stack(law.laplace_blanket(xp.asarray(self.epsilon), _LAPLACE_CELLS))
 
     def lower_laws(self) -> Law:
         """The inputs 0 and 1, in both orders, where all others hold 1."""
-        one = law.laplace_homogeneous(jnp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
+        one = law.laplace_homogeneous(xp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
         return _stack(one, one.swapped())
 
     def finite_pair(self) -> finite.FinitePair:
         """That of Laplace noise of scale 1/epsilon."""
-        return finite.laplace_pair(1 / jnp.maximum(jnp.asarray(self.epsilon), 1e-100))
+        return finite.laplace_pair(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log[e^{z e} (z+1)/(2z+1) + e^{-(z+1) e} z/(2z+1)], e = epsilon (Zhu, Dong, Wang 2022, Lemma 33)."""
         from jaxdp.mechanisms.basic import Laplace  # noqa: PLC0415  # basic imports this module
 
-        return Laplace(1 / jnp.maximum(jnp.asarray(self.epsilon), 1e-100)).log_mgf(z)
+        return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100)).log_mgf(z)
 
     def max_loss(self) -> Any:
         """The local epsilon."""
@@ -291,17 +288,17 @@ class FiniteRandomizer(KnownRandomizer):
 
     def derived(self) -> dict[str, tuple[Any, Domain]]:
         """Every row must sum to 1."""
-        xp = jnp if isinstance(self.probabilities, jax.Array) else np
-        sums = xp.sum(xp.asarray(self.probabilities), axis=-1)
-        worst = xp.where(xp.max(sums, -1) - 1 > 1 - xp.min(sums, -1), xp.max(sums, -1), xp.min(sums, -1))
+        plain = jnp if isinstance(self.probabilities, jax.Array) else np
+        sums = plain.sum(plain.asarray(self.probabilities), axis=-1)
+        worst = plain.where(plain.max(sums, -1) - 1 > 1 - plain.min(sums, -1), plain.max(sums, -1), plain.min(sums, -1))
         one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy="Normalise the rows.")
         return {"the sum of each row of probabilities": (worst, one)}
 
     def _laws(self, held: Any) -> Law:
         inputs = np.shape(self.probabilities)[-2]
         person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
-        held = jnp.broadcast_to(jnp.asarray(held), person.shape)
-        return jax.vmap(lambda i, j, k: law.finite_laws(self.probabilities, i, j, k))(person, other, held)
+        held = xp.broadcast_to(xp.asarray(held), person.shape)
+        return xp.vmap(lambda i, j, k: law.finite_laws(self.probabilities, i, j, k))(person, other, held)
 
     def upper_laws(self) -> Law:
         """All ordered pairs of inputs, with the least probability of each report as the blanket."""
@@ -309,18 +306,18 @@ class FiniteRandomizer(KnownRandomizer):
 
     def lower_laws(self) -> Law:
         """All ordered pairs of inputs; all others hold the input that tells these two apart the most."""
-        table = jnp.asarray(self.probabilities)
+        table = xp.asarray(self.probabilities)
         inputs = table.shape[0]
         person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
-        apart = (table[person] - table[other])[:, None, :] ** 2 / jnp.maximum(table[None], 1e-12)
-        return self._laws(jnp.argmax(jnp.sum(apart, axis=-1), axis=-1))
+        apart = (table[person] - table[other])[:, None, :] ** 2 / xp.maximum(table[None], 1e-12)
+        return self._laws(xp.argmax(xp.sum(apart, axis=-1), axis=-1))
 
     def max_loss(self) -> Any:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
         # NumPy outside a trace: there jnp computes in float32, and a rounded epsilon may be too small
-        xp = jnp if isinstance(self.probabilities, jax.Array) else np
-        table = xp.asarray(self.probabilities)
-        least, most = xp.min(table, axis=-2), xp.max(table, axis=-2)
-        logs = [xp.log(xp.where(side > 0, side, 1.0)) for side in (most, least)]
+        plain = jnp if isinstance(self.probabilities, jax.Array) else np
+        table = plain.asarray(self.probabilities)
+        least, most = plain.min(table, axis=-2), plain.max(table, axis=-2)
+        logs = [plain.log(plain.where(side > 0, side, 1.0)) for side in (most, least)]
         ratio = (logs[0] - logs[1]) + 4e-16 * (1 + abs(logs[0]) + abs(logs[1]))
-        return xp.max(xp.where(most > 0, xp.where(least > 0, ratio, np.inf), 0.0), axis=-1)
+        return plain.max(plain.where(most > 0, plain.where(least > 0, ratio, np.inf), 0.0), axis=-1)

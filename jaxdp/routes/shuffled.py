@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.bounds import Bounds
 from jaxdp.mechanisms.basic import RandomizedResponse
 from jaxdp.mechanisms.composition import Stack, spread
@@ -32,13 +33,13 @@ _PROFILE_GAP, _PROFILE_SUMS = 1e-4, bounds.LONG_SUMS[:1]  # of the values betwee
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 
 
-@kernel(working_set=100_000)
+@kernel(working_set=100_000, by_numpy=64)
 def upper_laws(randomizer: KnownRandomizer) -> Law:
     """Laws of X for the upper bound, leading axes (batch, pairs of inputs)."""
     return randomizer.upper_laws()
 
 
-@kernel(working_set=100_000)
+@kernel(working_set=100_000, by_numpy=64)
 def lower_laws(randomizer: KnownRandomizer) -> Law:
     """Laws of X for the lower bound, leading axes (batch, data sets)."""
     return randomizer.lower_laws()
@@ -115,26 +116,26 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
     if bound == "blanket":
         upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
-        return jnp.minimum(_worst_point(verb, randomizer.lower_laws(), users, target).lower, upper), upper
+        return xp.minimum(_worst_point(verb, randomizer.lower_laws(), users, target).lower, upper), upper
     known = isinstance(randomizer, KnownRandomizer)
-    lower = jnp.zeros(()) if known else _TWO_POINT[verb].point(users, eps0, target).lower
-    local_delta = jnp.zeros(()) if known else randomizer.delta
+    lower = xp.zeros(()) if known else _TWO_POINT[verb].point(users, eps0, target).lower
+    local_delta = xp.zeros(()) if known else randomizer.delta
     if bound == "closed_form":
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(
             (users, eps0, local_delta), target
         )
-        return jnp.minimum(lower, upper), upper
+        return xp.minimum(lower, upper), upper
     if clean or verb == "delta":
         upper = bounds.clones_point(verb, eps0, users, target, bound).upper
         if not clean:
             upper = approximate_local.delta_upper(upper, users, eps0, local_delta, target, bound)
-        return jnp.minimum(lower, upper), upper
+        return xp.minimum(lower, upper), upper
 
     def exact(d: Any) -> Any:
         return bounds.clones_point("epsilon", eps0, users, d, bound).upper
 
-    upper = approximate_local.epsilon_upper(exact, users, eps0, local_delta, target, bound, jax.lax.fori_loop)
-    return jnp.minimum(lower, upper), upper
+    upper = approximate_local.epsilon_upper(exact, users, eps0, local_delta, target, bound, xp.fori_loop)
+    return xp.minimum(lower, upper), upper
 
 
 def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
@@ -144,36 +145,36 @@ def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
 
     def one(made: Law) -> Bounds:
         first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
-        return Bounds(jnp.maximum(first.lower, second.lower), jnp.minimum(first.upper, second.upper))
+        return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
-    found = jax.vmap(one)(laws)
-    return Bounds(jnp.max(found.lower), jnp.max(found.upper))
+    found = xp.vmap(one)(laws)
+    return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
 def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
-    randomizer, users = mechanism.randomizer, jax.lax.stop_gradient(mechanism.num_users)
+    randomizer, users = mechanism.randomizer, xp.stop_gradient(mechanism.num_users)
     if bound == "blanket":
-        each = jax.vmap(lambda made: _estimate(made, users, epsilon))(randomizer.upper_laws())
-        return jnp.max(each)
+        each = xp.vmap(lambda made: _estimate(made, users, epsilon))(randomizer.upper_laws())
+        return xp.max(each)
     eps0 = randomizer.max_loss()
     made = law.clones(eps0, bound)
     close = contour.evaluate(made, users, epsilon)
     slow = counts.evaluate(made, users, epsilon, wanted=~_is_close(close))
-    clean = jnp.where(_is_close(close), close.estimate, slow.estimate)
+    clean = xp.where(_is_close(close), close.estimate, slow.estimate)
     local_delta = getattr(randomizer, "delta", 0.0)
-    extra = approximate_local.additive_term(users, eps0, jnp.asarray(local_delta), epsilon, bound)
-    return jnp.where(extra > 0, jnp.logaddexp(clean, jnp.log(jnp.where(extra > 0, extra, 1.0))), clean)
+    extra = approximate_local.additive_term(users, eps0, xp.asarray(local_delta), epsilon, bound)
+    return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
 
 
 def _is_close(seen: Any) -> Any:
-    return jax.lax.stop_gradient(seen.upper - seen.lower) < 1e-5
+    return xp.stop_gradient(seen.upper - seen.lower) < 1e-5
 
 
 def _estimate(made: Law, users: Any, epsilon: Any) -> Any:
     close = contour.evaluate(made, users, epsilon)
-    slow = contour.evaluate_long(made, users, epsilon, jnp.where(_is_close(close), 1.0, bounds.LONG_SUMS[0]))
-    return jnp.where(_is_close(close), close.estimate, slow.estimate)
+    slow = contour.evaluate_long(made, users, epsilon, xp.where(_is_close(close), 1.0, bounds.LONG_SUMS[0]))
+    return xp.where(_is_close(close), close.estimate, slow.estimate)
 
 
 @functools.cache
@@ -197,49 +198,49 @@ def _traced(bound: str, clean: bool) -> tuple[Point, Point]:
 _SPLITS = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999])
 
 
-@kernel(working_set=64)
+@kernel(working_set=64, by_numpy=1024)
 def _closed_form_epsilon(params: tuple[Any, Any, Any], delta: Any) -> Any:
     users, eps0, local_delta = params
     clean = clones_closed_form_point.point(eps0, users, delta)
     shares = delta * _SPLITS
-    tried = jax.vmap(lambda d: clones_closed_form_point.point(eps0, users, d))(shares)
+    tried = xp.vmap(lambda d: clones_closed_form_point.point(eps0, users, d))(shares)
     extra = approximate_local.additive_term(users, eps0, local_delta, tried, "clones")
-    split = jnp.min(jnp.where(extra <= delta - shares, tried, jnp.inf))
-    whole = jnp.where(local_delta <= delta, eps0, jnp.inf)
-    return jnp.where(local_delta > 0, jnp.where(delta >= 1, 0.0, jnp.minimum(split, whole)), clean)
+    split = xp.min(xp.where(extra <= delta - shares, tried, xp.inf))
+    whole = xp.where(local_delta <= delta, eps0, xp.inf)
+    return xp.where(local_delta > 0, xp.where(delta >= 1, 0.0, xp.minimum(split, whole)), clean)
 
 
-@kernel(working_set=64)
+@kernel(working_set=64, by_numpy=1024)
 def _closed_form_delta(params: tuple[Any, Any, Any], eps: Any) -> Any:
     users, eps0, local_delta = params
 
     def side(log_delta: Any) -> tuple[Any, Any]:
-        return clones_closed_form_point.point(eps0, users, jnp.exp(log_delta)) - eps, -jnp.ones_like(eps)
+        return clones_closed_form_point.point(eps0, users, xp.exp(log_delta)) - eps, -xp.ones_like(eps)
 
-    _, log_delta = crossing(side, jnp.asarray(-745.0), jnp.zeros(()), jnp.asarray(-10.0), rtol=1e-12, max_steps=200)
-    clean = jnp.where(eps >= eps0, 0.0, jnp.exp(log_delta))
+    _, log_delta = crossing(side, xp.asarray(-745.0), xp.zeros(()), xp.asarray(-10.0), rtol=1e-12, max_steps=200)
+    clean = xp.where(eps >= eps0, 0.0, xp.exp(log_delta))
     upper = approximate_local.delta_upper(clean, users, eps0, local_delta, eps, "clones")
-    return jnp.where(jnp.isnan(upper) | (eps < 0), 1.0, upper)
+    return xp.where(xp.isnan(upper) | (eps < 0), 1.0, upper)
 
 
 @functools.cache
 def _closed_form_points() -> tuple[Point, Point]:
     def parameters(p: Shuffled) -> tuple[Any, Any, Any]:
-        return p.num_users, p.randomizer.max_loss(), jnp.asarray(getattr(p.randomizer, "delta", 0.0))
+        return p.num_users, p.randomizer.max_loss(), xp.asarray(getattr(p.randomizer, "delta", 0.0))
 
     def smooth(p: Shuffled, eps: Any) -> Any:
         # d eps / d(parameters) at fixed delta is all that is used: the formula itself, read as a level set
         users, eps0, _ = parameters(p)
-        delta = _closed_form_delta.point(jax.lax.stop_gradient(parameters(p)), jax.lax.stop_gradient(eps))
-        value = clones_closed_form_point.point(eps0, users, jax.lax.stop_gradient(delta))
-        slope = jax.lax.stop_gradient(_log_slope(eps0, users, delta))
-        return jnp.log(jax.lax.stop_gradient(jnp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
+        delta = _closed_form_delta.point(xp.stop_gradient(parameters(p)), xp.stop_gradient(eps))
+        value = clones_closed_form_point.point(eps0, users, xp.stop_gradient(delta))
+        slope = xp.stop_gradient(_log_slope(eps0, users, delta))
+        return xp.log(xp.stop_gradient(xp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
 
     def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(parameters(p), target)
         known = isinstance(p.randomizer, KnownRandomizer)
         lower = 0.0 if known else _TWO_POINT[verb].point(p.num_users, p.randomizer.max_loss(), target).lower
-        return jnp.minimum(lower, upper), upper
+        return xp.minimum(lower, upper), upper
 
     return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
         lambda p, e: _both_sides(lambda x: solve("delta", p, x), e), smooth, jax.jacfwd
@@ -250,10 +251,10 @@ def _log_slope(eps0: Any, users: Any, delta: Any) -> Any:
     """-d eps / d log delta of the closed form, > 0."""
 
     def at(x: Any) -> Any:
-        return clones_closed_form_point.point(eps0, users, jnp.exp(x))
+        return clones_closed_form_point.point(eps0, users, xp.exp(x))
 
-    slope = -jax.grad(at)(jnp.log(jnp.where(delta > 0, delta, 0.5)))
-    return jnp.where(slope > 0, slope, 1.0)
+    slope = -jax.grad(at)(xp.log(xp.where(delta > 0, delta, 0.5)))
+    return xp.where(slope > 0, slope, 1.0)
 
 
 # ---- composition ----

@@ -55,7 +55,7 @@ def epsilon_upper(
 
     clean: delta -> upper bound of epsilon of the pair without delta0. The total falls and rises again with epsilon. e
     is accepted when clean(delta - A(e)) is at most e; e starts at 0, where A is least, and follows clean upwards.
-    loop: `jax.lax.fori_loop`, or the same for concrete arrays.
+    loop: `xp.fori_loop`, or the same for concrete arrays.
     """
     xp = jnp if is_traced(users, eps0, delta0, delta) else np
 

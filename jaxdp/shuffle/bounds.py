@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.bounds import Bounds
 from jaxdp.precision import canary, kernel
 from jaxdp.shuffle import contour, counts, law, search
@@ -38,15 +38,15 @@ Evaluate = Callable[[Any], Evaluation]
 def _delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
-    safe = jnp.where(inside, epsilon, 0.5 * jnp.minimum(largest, LARGEST_EPS0))
+    safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
     single = contour.sum_at(made, users, epsilon).single
     seen = evaluate(safe)
-    upper = jnp.where(inside, jnp.minimum(jnp.exp(seen.upper), single), single)
-    upper = jnp.where(epsilon >= largest, 0.0, jnp.clip(upper, LEAST_DELTA, 1.0))
-    good = (epsilon >= 0) & ~jnp.isnan(upper) & (users >= 1)
-    lower = jnp.where(inside & good & ~jnp.isnan(seen.lower), jnp.exp(seen.lower), 0.0)
-    upper = jnp.where(good, upper, 1.0)
-    return Bounds(jnp.minimum(lower, upper), upper)
+    upper = xp.where(inside, xp.minimum(xp.exp(seen.upper), single), single)
+    upper = xp.where(epsilon >= largest, 0.0, xp.clip(upper, LEAST_DELTA, 1.0))
+    good = (epsilon >= 0) & ~xp.isnan(upper) & (users >= 1)
+    lower = xp.where(inside & good & ~xp.isnan(seen.lower), xp.exp(seen.lower), 0.0)
+    upper = xp.where(good, upper, 1.0)
+    return Bounds(xp.minimum(lower, upper), upper)
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
@@ -55,81 +55,95 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
     delta = deviation/n (density(z) - z tail(z)), z = n (e^eps - 1)/deviation.
     """
     live = made.base > 0
-    base = jnp.where(live, made.base, 1.0)
+    base = xp.where(live, made.base, 1.0)
 
     def deviation(odds: Any) -> Any:
-        x = jnp.where(live, (made.first - odds * made.second) / base, 0.0)
-        return jnp.sqrt(jnp.sum(jnp.where(live, base * x * x, 0.0)) / users)
+        x = xp.where(live, (made.first - odds * made.second) / base, 0.0)
+        return xp.sqrt(xp.sum(xp.where(live, base * x * x, 0.0)) / users)
 
     def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         z, odds = state
-        spread = jnp.maximum(deviation(odds), 1e-300)
-        share = jnp.log(spread) - jnp.log(delta) - 0.919 - jnp.log1p(0.8 * z + z * z)
-        z = jnp.sqrt(jnp.maximum(2 * share, 1e-6))
-        return z, jnp.minimum(1 + z * spread, jnp.exp(0.9 * cap))
+        spread = xp.maximum(deviation(odds), 1e-300)
+        share = xp.log(spread) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
+        z = xp.sqrt(xp.maximum(2 * share, 1e-6))
+        return z, xp.minimum(1 + z * spread, xp.exp(0.9 * cap))
 
-    _, odds = jax.lax.fori_loop(0, 8, step, (jnp.ones_like(delta), jnp.ones_like(delta)))
-    return jnp.clip(jnp.log(odds), 1e-9 * cap, 0.9 * cap)
+    _, odds = xp.fori_loop(0, 8, step, (xp.ones_like(delta), xp.ones_like(delta)))
+    return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
 
 
 def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any = True) -> Bounds:
     target, _ = raised(delta)
     largest = made.largest_loss()
     inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0) & wanted
-    inside = inside & ((largest <= LARGEST_EPS0) | (largest == jnp.inf))
-    cap = jnp.where(inside, jnp.minimum(largest, LARGEST_EPS0), 1.0)
-    log_delta = jnp.log(jnp.where(inside, target, 0.5))
-    start = _guess(made, users, jnp.where(inside, target, 0.5), cap)
+    inside = inside & ((largest <= LARGEST_EPS0) | (largest == xp.inf))
+    cap = xp.where(inside, xp.minimum(largest, LARGEST_EPS0), 1.0)
+    log_delta = xp.log(xp.where(inside, target, 0.5))
+    start = _guess(made, users, xp.where(inside, target, 0.5), cap)
 
     def shifted(epsilon: Any) -> Evaluation:
         seen = evaluate(epsilon)
         return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK)
 
     low, high = search.epsilon_bounds(shifted, log_delta, start, cap, inside)
-    high = jnp.where(inside & (high < cap), high, largest)
-    high = jnp.where(target >= 1, 0.0, high)
-    low = jnp.where(inside, low, jnp.where(target == 0, largest, 0.0))
-    good = (target >= 0) & (target <= 1) & (users >= 1) & ~jnp.isnan(high)
-    return Bounds(jnp.where(good, jnp.minimum(low, high), 0.0), jnp.where(good, high, jnp.inf))
+    high = xp.where(inside & (high < cap), high, largest)
+    high = xp.where(target >= 1, 0.0, high)
+    low = xp.where(inside, low, xp.where(target == 0, largest, 0.0))
+    good = (target >= 0) & (target <= 1) & (users >= 1) & ~xp.isnan(high)
+    return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-@kernel(working_set=_WORKING_SET, large=True)
+@kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
 def contour_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
     """Bounds of delta with 13 nodes."""
     return _delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
 
 
-@kernel(working_set=_WORKING_SET, large=True)
+@kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
 def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
     """Bounds of epsilon with 13 nodes."""
     return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
 
 
-@kernel(working_set=20_000, large=True, costly=lambda: True)
+@kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
 def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
     """Bounds of delta with as many nodes as it takes, up to most_nodes."""
     return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
-@kernel(working_set=20_000, large=True, costly=lambda: True)
+@kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
 def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
 
 
-@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+@kernel(
+    static=("lanes",),
+    working_set=_COUNTS_SET,
+    large=True,
+    costly=lambda lanes: lanes > 1,
+    bounds=True,
+    by_numpy=64,
+)
 def counts_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
     """Bounds of delta, summed over how often each outcome occurs; for laws that are `countable`."""
     return _delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
 
 
-@kernel(static=("lanes",), working_set=_COUNTS_SET, large=True, costly=lambda lanes: lanes > 1)
+@kernel(
+    static=("lanes",),
+    working_set=_COUNTS_SET,
+    large=True,
+    costly=lambda lanes: lanes > 1,
+    bounds=True,
+    by_numpy=64,
+)
 def counts_epsilon(made: Law, users: Any, delta: Any, *, lanes: int = 1) -> Bounds:
     """Bounds of epsilon, summed over how often each outcome occurs; for laws that are `countable`."""
     return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta)
 
 
-@kernel(static=("bound",), working_set=16)
+@kernel(static=("bound",), working_set=16, by_numpy=4096)
 def clones_law(eps0: Any, *, bound: str) -> Law:
     """`law.clones`, batched."""
     return law.clones(eps0, bound)
@@ -201,7 +215,7 @@ def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> B
     short, _, one_by_one = _KERNELS[verb]
     made = law.clones(eps0, bound)
     first, second = (solve.point(made, users, target) for solve in (short, one_by_one))
-    return Bounds(jnp.maximum(first.lower, second.lower), jnp.minimum(first.upper, second.upper))
+    return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
 def _wide(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:

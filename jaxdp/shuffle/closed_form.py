@@ -4,42 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.precision import kernel
 from jaxdp.shuffle import checks, door
 
 
 def _guarded(value, condition, eps0, num_users, delta):
     """`value` under the theorem's condition, else eps0, which always holds; inf for invalid arguments."""
-    valid = (num_users >= 1) & (eps0 >= 0) & (delta >= 0) & (delta <= 1) & (num_users == jnp.floor(num_users))
-    answer = jnp.where(condition & (delta > 0) & (value < eps0), value, eps0)
-    return jnp.where(valid, jnp.where(delta >= 1, 0.0, answer), jnp.inf)
+    valid = (num_users >= 1) & (eps0 >= 0) & (delta >= 0) & (delta <= 1) & (num_users == xp.floor(num_users))
+    answer = xp.where(condition & (delta > 0) & (value < eps0), value, eps0)
+    return xp.where(valid, xp.where(delta >= 1, 0.0, answer), xp.inf)
 
 
-@kernel(working_set=16)
+@kernel(working_set=16, by_numpy=4096)
 def clones_closed_form_point(eps0, num_users, delta):
     """One point of Theorem 3.1; see `clones_epsilon_closed_form`."""
-    positive = jnp.where(delta > 0, delta, 0.5)
-    condition = eps0 <= jnp.log(num_users / (16.0 * jnp.log(2.0 / positive)))
-    ratio = jnp.exp(jnp.minimum(eps0, 700.0)) / num_users
-    spread = jnp.sqrt(ratio * jnp.log(4.0 / positive)) + ratio
-    value = jnp.log1p(jnp.tanh(0.5 * eps0) * 8.0 * spread)
+    positive = xp.where(delta > 0, delta, 0.5)
+    condition = eps0 <= xp.log(num_users / (16.0 * xp.log(2.0 / positive)))
+    ratio = xp.exp(xp.minimum(eps0, 700.0)) / num_users
+    spread = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
+    value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * spread)
     return _guarded(value, condition, eps0, num_users, delta)
 
 
-@kernel(working_set=16)
+@kernel(working_set=16, by_numpy=4096)
 def krr_closed_form_point(eps0, num_categories, num_users, delta):
     """One point of Corollary 4.2; see `krr_epsilon_closed_form`."""
-    positive = jnp.where(delta > 0, delta, 0.5)
-    odds = jnp.exp(jnp.minimum(eps0, 700.0))
+    positive = xp.where(delta > 0, delta, 0.5)
+    odds = xp.exp(xp.minimum(eps0, 700.0))
     total = odds + num_categories - 1.0
     share = num_categories / ((num_categories + 1.0) * total)
-    condition = (share >= 8.0 * jnp.log(2.0 / positive) / num_users) & (num_categories >= 2)
+    condition = (share >= 8.0 * xp.log(2.0 / positive) / num_users) & (num_categories >= 2)
     scale = 1.0 / (share * num_users)
-    gap = jnp.expm1(jnp.minimum(eps0, 700.0)) / total
-    value = jnp.log1p(gap * (4.0 * jnp.sqrt(2.0 * jnp.log(4.0 / positive) * scale) + 4.0 * scale))
+    gap = xp.expm1(xp.minimum(eps0, 700.0)) / total
+    value = xp.log1p(gap * (4.0 * xp.sqrt(2.0 * xp.log(4.0 / positive) * scale) + 4.0 * scale))
     return _guarded(value, condition, eps0, num_users, delta)
 
 

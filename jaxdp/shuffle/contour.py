@@ -13,9 +13,9 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.search import Evaluation
 from jaxdp.special import log_one_plus, polynomial
@@ -40,17 +40,17 @@ _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in ran
 
 def _exp_excess(u: Any) -> Any:
     """e^u - 1 - u, accurate relative to itself."""
-    small = jnp.abs(u) < 0.5
-    near = jnp.where(small, u, 0.0)
-    return jnp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), jnp.expm1(u) - u)
+    small = xp.abs(u) < 0.5
+    near = xp.where(small, u, 0.0)
+    return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
 def _sin_excess(u: Any, sine: Any) -> Any:
     """sin u - u, given sin u: accurate relative to itself where |u| < 1, to a unit of u elsewhere."""
-    small = jnp.abs(u) < 1.0
-    near = jnp.where(small, u, 0.0)
+    small = xp.abs(u) < 1.0
+    near = xp.where(small, u, 0.0)
     square = near * near
-    return jnp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u)
+    return xp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u)
 
 
 class Sum(NamedTuple):
@@ -75,27 +75,27 @@ class Sum(NamedTuple):
 
 def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     """The sum of ``users`` reports at one epsilon."""
-    odds = jnp.exp(epsilon)
+    odds = xp.exp(epsilon)
     live = law.base > 0
-    base = jnp.where(live, law.base, 1.0)
-    excess = jnp.where(
+    base = xp.where(live, law.base, 1.0)
+    excess = xp.where(
         law.loss > 0,
-        law.first * -jnp.expm1(epsilon - law.loss),
-        law.second * odds * jnp.expm1(law.loss - epsilon),
+        law.first * -xp.expm1(epsilon - law.loss),
+        law.second * odds * xp.expm1(law.loss - epsilon),
     )  # R_x - e^eps R_x', without the subtraction
     gives_away = ~live & (excess > 0)
-    x = jnp.where(live, excess / base, 0.0)
-    scale = jnp.maximum(jnp.max(jnp.abs(x)), _LEAST)
+    x = xp.where(live, excess / base, 0.0)
+    scale = xp.maximum(xp.max(xp.abs(x)), _LEAST)
     return Sum(
         x / scale,
-        jnp.where(live, law.base, 0.0),
-        jnp.where(live, odds * law.second / base, 0.0) / scale,
+        xp.where(live, law.base, 0.0),
+        xp.where(live, odds * law.second / base, 0.0) / scale,
         law.rest,
-        (-jnp.expm1(epsilon) - jnp.sum(jnp.where(live, 0.0, excess))) / scale,
-        jnp.log(scale / users),
-        jnp.sum(jnp.where(gives_away, excess, 0.0)),
-        -jnp.sum(jnp.where(gives_away, odds * law.second, 0.0)),
-        jnp.sum(jnp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
+        (-xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))) / scale,
+        xp.log(scale / users),
+        xp.sum(xp.where(gives_away, excess, 0.0)),
+        -xp.sum(xp.where(gives_away, odds * law.second, 0.0)),
+        xp.sum(xp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
         users,
     )
 
@@ -103,9 +103,9 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
 def _log_moment(s: Sum, c: Any) -> Any:
     """log E e^{cX} at real c, any shape; the mean enters in closed form."""
     u = c[..., None] * s.x
-    total = c * s.mean + jnp.sum(s.mass * _exp_excess(u), axis=-1)
-    direct = s.rest + jnp.sum(s.mass * jnp.exp(u), axis=-1)
-    return jnp.where(total > -0.5, log_one_plus(jnp.maximum(total, -0.5)), jnp.log(direct))
+    total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
+    direct = s.rest + xp.sum(s.mass * xp.exp(u), axis=-1)
+    return xp.where(total > -0.5, log_one_plus(xp.maximum(total, -0.5)), xp.log(direct))
 
 
 class Tilt(NamedTuple):
@@ -122,30 +122,30 @@ class Tilt(NamedTuple):
 def _tilt(s: Sum, c: Any) -> Tilt:
     log_moment = _log_moment(s, c)
     u = c * s.x
-    weights, rest = s.mass * jnp.exp(u - log_moment), s.rest * jnp.exp(-log_moment)
-    mean = (s.mean + jnp.sum(s.mass * s.x * jnp.expm1(u))) * jnp.exp(-log_moment)
-    variance = jnp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
-    return Tilt(c, log_moment, weights, rest, s.users * mean, jnp.sqrt(s.users * variance))
+    weights, rest = s.mass * xp.exp(u - log_moment), s.rest * xp.exp(-log_moment)
+    mean = (s.mean + xp.sum(s.mass * s.x * xp.expm1(u))) * xp.exp(-log_moment)
+    variance = xp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
+    return Tilt(c, log_moment, weights, rest, s.users * mean, xp.sqrt(s.users * variance))
 
 
 def saddle(s: Sum) -> Tilt:
     """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
-    spread = s.users * jnp.sum(s.mass * s.x * s.x)
+    spread = s.users * xp.sum(s.mass * s.x * s.x)
     drift = -s.users * s.mean
-    start = (drift + jnp.sqrt(drift * drift + 8 * spread)) / (2 * spread)
+    start = (drift + xp.sqrt(drift * drift + 8 * spread)) / (2 * spread)
 
     def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         c, _, count = state
         t = _tilt(s, c)
         excess = c * t.mean - 2
-        rise = excess / jnp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
-        rise = jnp.clip(rise, -1.5, 1.5)
-        return c * jnp.exp(-rise), jnp.abs(rise), count + 1
+        rise = excess / xp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
+        rise = xp.clip(rise, -1.5, 1.5)
+        return c * xp.exp(-rise), xp.abs(rise), count + 1
 
     def unfinished(state: tuple[Any, Any, Any]) -> Any:
         return (state[1] > 1e-3) & (state[2] < 60)
 
-    c, _, _ = jax.lax.while_loop(unfinished, step, (start, jnp.ones_like(start), jnp.zeros((), jnp.int32)))
+    c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
     return _tilt(s, c)
 
 
@@ -162,39 +162,39 @@ def _nodes(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> _Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
     half = 0.5 * s.x * at[:, None]
-    sine, cosine = jnp.sin(half), jnp.cos(half)
-    re = -2 * jnp.sum(t.weights * sine * sine, axis=-1)
+    sine, cosine = xp.sin(half), xp.cos(half)
+    re = -2 * xp.sum(t.weights * sine * sine, axis=-1)
     # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
     double = 2 * sine * cosine
-    growth = jnp.expm1(t.c * s.x) * double
+    growth = xp.expm1(t.c * s.x) * double
     bent = _sin_excess(2 * half, double)
-    unit = jnp.exp(-t.log_moment)
-    im = (at * s.mean + jnp.sum(s.mass * (growth + bent), axis=-1)) * unit
-    off = (at * jnp.abs(s.mean) + jnp.sum(s.mass * (jnp.abs(growth) + jnp.abs(bent)), axis=-1)) * unit
+    unit = xp.exp(-t.log_moment)
+    im = (at * s.mean + xp.sum(s.mass * (growth + bent), axis=-1)) * unit
+    off = (at * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(bent)), axis=-1)) * unit
     square, real = 2 * re + re * re + im * im, 1 + re
     size = real * real + im * im + _LEAST
-    near = jnp.abs(square) < 0.25  # next to 1 only its difference from 1 has its digits
-    log_size = 0.5 * jnp.where(near, jnp.log1p(jnp.where(near, square, 0.0)), jnp.log(size))
-    angle = jnp.arctan2(im, real)
+    near = xp.abs(square) < 0.25  # next to 1 only its difference from 1 has its digits
+    log_size = 0.5 * xp.where(near, xp.log1p(xp.where(near, square, 0.0)), xp.log(size))
+    angle = xp.arctan2(im, real)
     n, c = s.users, t.c
     inverse = 1 / (c * c + at * at)
     variances = variances[:, None]
-    modulus = jnp.where(index == 0, 0.5, 1.0) * inverse * jnp.exp(n * log_size - 0.5 * variances * at * at)
+    modulus = xp.where(index == 0, 0.5, 1.0) * inverse * xp.exp(n * log_size - 0.5 * variances * at * at)
     phase = n * angle + variances * c * at
-    cosine_n, sine_n = jnp.cos(phase), jnp.sin(phase)
-    rounding = _UNIT * n * (off / jnp.sqrt(size) + jnp.abs(angle) + jnp.abs(log_size))
+    cosine_n, sine_n = xp.cos(phase), xp.sin(phase)
+    rounding = _UNIT * n * (off / xp.sqrt(size) + xp.abs(angle) + xp.abs(log_size))
     value = modulus * ((c * c - at * at) * cosine_n + 2 * c * at * sine_n) * inverse
     # d/d eps: n M'/M / z^2 with M' = -z sum velocity mass e^{zx}
-    turn = jnp.exp(t.c * s.x) * s.mass * s.velocity * (unit * n)
-    along, across = jnp.sum(turn * (1 - 2 * sine * sine), axis=-1), jnp.sum(turn * double, axis=-1)
+    turn = xp.exp(t.c * s.x) * s.mass * s.velocity * (unit * n)
+    along, across = xp.sum(turn * (1 - 2 * sine * sine), axis=-1), xp.sum(turn * double, axis=-1)
     along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
     along, across = along * c + across * at, across * c - along * at  # times c - it
     slope = modulus * (along * cosine_n - across * sine_n)
     return _Nodes(
-        jnp.sum(value, axis=-1),
-        jnp.sum(modulus * jnp.minimum(rounding, 2.0), axis=-1),
-        jnp.sum(modulus, axis=-1),
-        -jnp.sum(slope, axis=-1),
+        xp.sum(value, axis=-1),
+        xp.sum(modulus * xp.minimum(rounding, 2.0), axis=-1),
+        xp.sum(modulus, axis=-1),
+        -xp.sum(slope, axis=-1),
     )
 
 
@@ -210,38 +210,36 @@ _STEPS = np.array([0.25, 0.5, 1.0, 1.5])
 
 
 def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
-    deviation = jnp.sqrt(t.deviation**2 + variance)
+    deviation = xp.sqrt(t.deviation**2 + variance)
     n, c = s.users, t.c
     log_total = n * t.log_moment + 0.5 * variance * c * c
     shift = period / deviation**2 * _STEPS
     left = c - shift
-    left = jnp.where(jnp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
-    points = jnp.concatenate([c + shift, left])
+    left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
+    points = xp.concatenate([c + shift, left])
     growth = n * _log_moment(s, points) + 0.5 * variance * points * points - log_total
-    distance = jnp.abs(points - c) * period
-    bound = jnp.exp(growth - distance) / (math.e * jnp.abs(points) * -jnp.expm1(-distance))
-    bound = jnp.where(jnp.isnan(bound), jnp.inf, bound) * (1 + 1e-9)
-    right = jnp.min(bound[:4])
-    right = jnp.where((variance == 0) & (period >= n * jnp.max(s.x)), 0.0, right)
-    plain = jnp.min(jnp.where(left > 0, bound[4:], jnp.inf))
-    remainder = jnp.min(jnp.where(left < 0, bound[4:], jnp.inf))
-    q = jnp.exp(-c * period)
-    parts = (
-        jnp.stack([period / -jnp.expm1(-c * period), n * s.mean]) * q / -jnp.expm1(-c * period) * jnp.exp(-log_total)
-    )
-    error = _ROUNDING * (1 + jnp.abs(log_total)) * jnp.sum(jnp.abs(parts))
+    distance = xp.abs(points - c) * period
+    bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
+    bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
+    right = xp.min(bound[:4])
+    right = xp.where((variance == 0) & (period >= n * xp.max(s.x)), 0.0, right)
+    plain = xp.min(xp.where(left > 0, bound[4:], xp.inf))
+    remainder = xp.min(xp.where(left < 0, bound[4:], xp.inf))
+    q = xp.exp(-c * period)
+    parts = xp.stack([period / -xp.expm1(-c * period), n * s.mean]) * q / -xp.expm1(-c * period) * xp.exp(-log_total)
+    error = _ROUNDING * (1 + xp.abs(log_total)) * xp.sum(xp.abs(parts))
     subtract = remainder + error < plain
     return _Alias(
-        jnp.where(subtract, jnp.sum(parts), 0.0),
-        jnp.where(subtract, error, 0.0),
-        right + jnp.where(subtract, remainder, plain),
+        xp.where(subtract, xp.sum(parts), 0.0),
+        xp.where(subtract, error, 0.0),
+        right + xp.where(subtract, remainder, plain),
     )
 
 
 def _atoms(s: Sum, t: Tilt) -> tuple[Any, Any]:
     """All atoms and their tilted weights, 0 included; atoms without mass stand at 0."""
-    weights = jnp.append(t.weights, t.rest)
-    return jnp.where(weights > 0, jnp.append(s.x, 0.0), 0.0), weights
+    weights = xp.append(t.weights, t.rest)
+    return xp.where(weights > 0, xp.append(s.x, 0.0), 0.0), weights
 
 
 def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
@@ -250,38 +248,38 @@ def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     inf where its conditions do not hold (notebooks/proofs/shuffle.md, section 7).
     """
     x, w = _atoms(s, t)
-    place = jnp.arange(x.shape[0])
-    top, bottom = jnp.argmax(x), jnp.argmin(x)
-    middle = jnp.argmax(jnp.where((place == top) | (place == bottom), -1.0, w))
+    place = xp.arange(x.shape[0])
+    top, bottom = xp.argmax(x), xp.argmin(x)
+    middle = xp.argmax(xp.where((place == top) | (place == bottom), -1.0, w))
     up, down = x[top] - x[middle], x[middle] - x[bottom]
     swap = up > down
-    w0, w1, w2 = w[middle], w[jnp.where(swap, bottom, top)], w[jnp.where(swap, top, bottom)]
-    short, long = jnp.minimum(up, down), jnp.maximum(up, down)
-    d = jnp.abs(2 * x[middle] - x[top] - x[bottom])
+    w0, w1, w2 = w[middle], w[xp.where(swap, bottom, top)], w[xp.where(swap, top, bottom)]
+    short, long = xp.minimum(up, down), xp.maximum(up, down)
+    d = xp.abs(2 * x[middle] - x[top] - x[bottom])
     n, c, deviation = s.users, t.c, t.deviation
     k1, k2, k3 = 2 * n * w0 * w1, 2 * n * w0 * w2, 2 * n * w1 * w2
     variance = 0.5 * (k1 * short**2 + k2 * long**2 + k3 * (short + long) ** 2)
     eta = _RHO * 2 * math.pi**2 * n**2 * w0 * w1 * w2 * (w0 + w1 + w2) / variance
     fall = _RHO * deviation**2
-    near = h * jnp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -jnp.expm1(-fall * h * first))
-    floor = math.pi / (2 * c) * jnp.exp(-jnp.minimum(k1, k2) * math.sin(_X0) ** 2)
-    least, most = jnp.maximum(d - _BLUR, 0.0), d + _BLUR
+    near = h * xp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -xp.expm1(-fall * h * first))
+    floor = math.pi / (2 * c) * xp.exp(-xp.minimum(k1, k2) * math.sin(_X0) ** 2)
+    least, most = xp.maximum(d - _BLUR, 0.0), d + _BLUR
     # peaks of the k-th family stand (p - k short/d) apart from its place, p whole: the nearest ones one by one
     sharp = eta * least**2
-    unplaced = most**2 + most * jnp.sqrt(math.pi / eta)
+    unplaced = most**2 + most * xp.sqrt(math.pi / eta)
     where = _FAMILIES * short / d
     unsure = where * (2e-15 + _BLUR / d)
-    ahead = jnp.maximum(jnp.stack([where - jnp.floor(where), jnp.ceil(where) - where]) - unsure, 0.0)
-    beyond = 1 + 0.5 * jnp.sqrt(math.pi / sharp)
-    placed = most**2 * jnp.sum(jnp.exp(-sharp * ahead**2) + beyond * jnp.exp(-sharp * (1 + ahead) ** 2), axis=0)
-    placed = jnp.where(placed < unplaced, placed, unplaced)  # NaN, at d = 0, is no place
-    families = jnp.sum(placed / _FAMILIES**2) + unplaced / _FAMILIES.size
-    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * jnp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * families / (
+    ahead = xp.maximum(xp.stack([where - xp.floor(where), xp.ceil(where) - where]) - unsure, 0.0)
+    beyond = 1 + 0.5 * xp.sqrt(math.pi / sharp)
+    placed = most**2 * xp.sum(xp.exp(-sharp * ahead**2) + beyond * xp.exp(-sharp * (1 + ahead) ** 2), axis=0)
+    placed = xp.where(placed < unplaced, placed, unplaced)  # NaN, at d = 0, is no place
+    families = xp.sum(placed / _FAMILIES**2) + unplaced / _FAMILIES.size
+    theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * xp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * families / (
         2 * math.pi
     ) ** 2
-    peaks = (jnp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
+    peaks = (xp.sqrt(2 * math.pi / (_RHO * variance)) + h) * theta
     total = near + floor + peaks
-    return jnp.where((first <= 2 * _X0 / long) & (total >= 0), total, jnp.inf)
+    return xp.where((first <= 2 * _X0 / long) & (total >= 0), total, xp.inf)
 
 
 class _Windows(NamedTuple):
@@ -298,77 +296,77 @@ class _Windows(NamedTuple):
 def _windows(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     """The windows of the pair of heavy atoms that leaves the least (notebooks/proofs/shuffle.md, section 7)."""
     x, w = _atoms(s, t)
-    w, places = jax.lax.top_k(w, min(5, w.shape[0]))
+    w, places = xp.top_k(w, min(5, w.shape[0]))
     x = x[places]
     one, other = np.triu_indices(w.shape[0], 1)
-    distance = jnp.maximum(jnp.abs(x[one] - x[other]), _LEAST)
-    blur = _BLUR * jnp.maximum(jnp.abs(x[one]), jnp.abs(x[other])) / distance
-    fall = jnp.maximum(2 * s.users * w[one] * w[other], _LEAST)  # |phi|^n <= exp(-fall sin^2(distance t/2))
+    distance = xp.maximum(xp.abs(x[one] - x[other]), _LEAST)
+    blur = _BLUR * xp.maximum(xp.abs(x[one]), xp.abs(x[other])) / distance
+    fall = xp.maximum(2 * s.users * w[one] * w[other], _LEAST)  # |phi|^n <= exp(-fall sin^2(distance t/2))
     spacing = 2 * math.pi / (distance * h)
-    angle = jnp.arcsin(jnp.sqrt(jnp.minimum(_DECAY / fall, 1.0)))
-    half = jnp.ceil(spacing / math.pi * angle)
+    angle = xp.arcsin(xp.sqrt(xp.minimum(_DECAY / fall, 1.0)))
+    half = xp.ceil(spacing / math.pi * angle)
     apart = 2 * half + 2 < spacing  # or there are no gaps
-    angle = jnp.where(apart, angle, math.pi / 2)
-    count = jnp.floor(jnp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
-    unseen = jnp.where(apart, half + 0.5 - count * spacing * blur, nodes) / spacing * math.pi
-    unseen = jnp.clip(jnp.where(apart, jnp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
-    between = math.pi / (2 * t.c) * jnp.exp(-fall * jnp.sin(unseen) ** 2)
-    between = jnp.where(apart | (count < 0), between, 0.0)
-    later = _later(jnp.maximum(count, 0.0), fall, distance, blur, angle)
-    width = jnp.sqrt(4 * math.pi / fall) * angle / jnp.sin(angle)
+    angle = xp.where(apart, angle, math.pi / 2)
+    count = xp.floor(xp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
+    unseen = xp.where(apart, half + 0.5 - count * spacing * blur, nodes) / spacing * math.pi
+    unseen = xp.clip(xp.where(apart, xp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
+    between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(unseen) ** 2)
+    between = xp.where(apart | (count < 0), between, 0.0)
+    later = _later(xp.maximum(count, 0.0), fall, distance, blur, angle)
+    width = xp.sqrt(4 * math.pi / fall) * angle / xp.sin(angle)
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
-    beyond = jnp.where((distance > _LEAST) & (~apart | (count >= 0)) & (beyond >= 0), beyond, jnp.inf)
-    best = jnp.argmin(beyond)
-    return _Windows(spacing[best], jnp.where(apart[best], half[best], jnp.inf), beyond[best])
+    beyond = xp.where((distance > _LEAST) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
+    best = xp.argmin(beyond)
+    return _Windows(spacing[best], xp.where(apart[best], half[best], xp.inf), beyond[best])
 
 
 def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
     """For each pair: sum over q > count of 1/(q - 1/2)^2 times how low the other pairs keep |phi|^n at recurrence q."""
-    ratio = jnp.minimum(distance / distance[:, None], 1e12)
-    shift = ratio - jnp.round(ratio)
-    unsure = jnp.minimum(ratio * (blur + blur[:, None]), 1.0)
-    until = jnp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (jnp.abs(shift) + unsure) + _LEAST))
-    until = jnp.where(np.eye(distance.shape[0], dtype=bool) | (angle[:, None] > _NEAR), 0.0, until)
-    plain = jnp.minimum(math.pi**2 / 2, 1 / jnp.maximum(count, 0.1))
+    ratio = xp.minimum(distance / distance[:, None], 1e12)
+    shift = ratio - xp.round(ratio)
+    unsure = xp.minimum(ratio * (blur + blur[:, None]), 1.0)
+    until = xp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (xp.abs(shift) + unsure) + _LEAST))
+    until = xp.where(np.eye(distance.shape[0], dtype=bool) | (angle[:, None] > _NEAR), 0.0, until)
+    plain = xp.minimum(math.pi**2 / 2, 1 / xp.maximum(count, 0.1))
     # of the other pairs those that are of use up to recurrence ``until`` of each of them
-    used = jnp.where((until[:, None, :] >= until[:, :, None]) & (until[:, None, :] > 0), fall, 0.0)
-    straight = jnp.sum(used * shift[:, None] ** 2, axis=-1)
-    tilted = jnp.sum(used * (ratio * shift)[:, None], axis=-1) ** 2
-    bent = fall[:, None] + jnp.sum(used * ratio[:, None] ** 2, axis=-1)
-    doubt = jnp.sqrt(jnp.sum(used * unsure[:, None] ** 2, axis=-1)) + 1e-6 * jnp.sqrt(straight)
-    sharp = jnp.maximum(jnp.sqrt(jnp.maximum(straight - tilted / bent, 0.0)) - doubt, 0.0)
-    kept = jnp.exp(-((math.sin(_NEAR) / _NEAR * math.pi * sharp * (count[:, None] + 1)) ** 2))
-    return jnp.minimum(plain, jnp.min(plain[:, None] * kept + 1 / jnp.maximum(until, 0.1), axis=1))
+    used = xp.where((until[:, None, :] >= until[:, :, None]) & (until[:, None, :] > 0), fall, 0.0)
+    straight = xp.sum(used * shift[:, None] ** 2, axis=-1)
+    tilted = xp.sum(used * (ratio * shift)[:, None], axis=-1) ** 2
+    bent = fall[:, None] + xp.sum(used * ratio[:, None] ** 2, axis=-1)
+    doubt = xp.sqrt(xp.sum(used * unsure[:, None] ** 2, axis=-1)) + 1e-6 * xp.sqrt(straight)
+    sharp = xp.maximum(xp.sqrt(xp.maximum(straight - tilted / bent, 0.0)) - doubt, 0.0)
+    kept = xp.exp(-((math.sin(_NEAR) / _NEAR * math.pi * sharp * (count[:, None] + 1)) ** 2))
+    return xp.minimum(plain, xp.min(plain[:, None] * kept + 1 / xp.maximum(until, 0.1), axis=1))
 
 
 def _window_nodes(windows: _Windows, place: Any) -> Any:
     """The nodes in the order in which they are summed."""
     width = 2 * windows.half + 1
-    which = jnp.floor((place + windows.half) / width)
-    return jnp.where(windows.half < jnp.inf, jnp.round(which * windows.spacing) + place - which * width, place)
+    which = xp.floor((place + windows.half) / width)
+    return xp.where(windows.half < xp.inf, xp.round(which * windows.spacing) + place - which * width, place)
 
 
 def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
     """Bounds in units of e^K, turned into bounds of log delta."""
     scale = log_total + s.log_factor
-    certain = jnp.log(jnp.where(s.certain > 0, s.certain, 1.0))
+    certain = xp.log(xp.where(s.certain > 0, s.certain, 1.0))
 
     def total(value: Any, sign: float) -> Any:
-        log_value = jnp.where(value > 0, scale + jnp.log(jnp.where(value > 0, value, 1.0)), -jnp.inf)
-        both = jnp.where(s.certain > 0, jnp.logaddexp(log_value, certain), log_value)
+        log_value = xp.where(value > 0, scale + xp.log(xp.where(value > 0, value, 1.0)), -xp.inf)
+        both = xp.where(s.certain > 0, xp.logaddexp(log_value, certain), log_value)
         return both + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
 
-    single = jnp.log(s.single)
-    high = jnp.where(jnp.isnan(upper), jnp.inf, total(upper, 1.0))
+    single = xp.log(s.single)
+    high = xp.where(xp.isnan(upper), xp.inf, total(upper, 1.0))
     # (an infinite one stays: it tells the search that nothing is certified)
-    high = jnp.where((s.users == 1) | (high < jnp.inf), jnp.minimum(high, single), jnp.inf)
-    low = jnp.where(jnp.isnan(lower), -jnp.inf, total(lower, -1.0))
+    high = xp.where((s.users == 1) | (high < xp.inf), xp.minimum(high, single), xp.inf)
+    low = xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0))
     alone = s.users == 1
-    low = jnp.where(alone, single - 1e-13 * s.x.shape[0], jnp.minimum(low, high))
-    middle = jnp.where(alone, single, total(estimate, 0.0))
-    rate = (jnp.exp(jnp.minimum(scale, 600.0)) * slope + s.certain_slope) / jnp.exp(jnp.maximum(middle, -600.0))
-    rate = jnp.where(scale < -600.0, slope / jnp.where(estimate > 0, estimate, 1.0), rate)
+    low = xp.where(alone, single - 1e-13 * s.x.shape[0], xp.minimum(low, high))
+    middle = xp.where(alone, single, total(estimate, 0.0))
+    rate = (xp.exp(xp.minimum(scale, 600.0)) * slope + s.certain_slope) / xp.exp(xp.maximum(middle, -600.0))
+    rate = xp.where(scale < -600.0, slope / xp.where(estimate > 0, estimate, 1.0), rate)
     return Evaluation(high, low, middle, rate)
 
 
@@ -376,8 +374,8 @@ def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) ->
     """(upper, lower, estimate) of E[(S + G)_+] e^-K for one variance of G; rounding is charged to the sum of moduli."""
     alias = _alias(s, t, 2 * math.pi / h, variance)
     value = h / math.pi * sums.value
-    size = jnp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
-    share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + jnp.abs(s.log_factor))
+    size = xp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
+    share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + xp.abs(s.log_factor))
     error = h / math.pi * (sums.error + share * sums.modulus) + alias.error
     exact = value - alias.known
     beyond = tail / math.pi * (1 + 1e-9)  # the rounding of the exponentials in it
@@ -389,10 +387,10 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = _REACH / (NODES * t.deviation)
-    plain = jnp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], _nodes(s, t, h, jnp.arange(NODES + 1.0), plain))
+    plain = xp.zeros(1)
+    sums = jax.tree_util.tree_map(lambda a: a[0], _nodes(s, t, h, xp.arange(NODES + 1.0), plain))
     tail = _peaks(s, t, h, (NODES + 1) * h)
-    bounds = _charged(s, t, h, sums, tail, jnp.zeros(()))
+    bounds = _charged(s, t, h, sums, tail, xp.zeros(()))
     return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
@@ -405,30 +403,30 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evalua
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
-    blocks = jnp.ceil(most_nodes / _BLOCK)
+    blocks = xp.ceil(most_nodes / _BLOCK)
     windows = _windows(s, t, h, blocks * _BLOCK)
     last = blocks * _BLOCK * h
     width = 8.5 / last
     smooth = ~(windows.beyond / math.pi <= 0.6 * width**2 / t.deviation)
-    windows = windows._replace(half=jnp.where(smooth, jnp.inf, windows.half))
-    variances = jnp.where(smooth, width**2, 0.0) * jnp.array([1.0, 4.0])
+    windows = windows._replace(half=xp.where(smooth, xp.inf, windows.half))
+    variances = xp.where(smooth, width**2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, _Nodes]) -> tuple[Any, _Nodes]:
         block, total = state
-        place = _window_nodes(windows, block * _BLOCK + jnp.arange(float(_BLOCK)))
-        return block + 1, jax.tree_util.tree_map(jnp.add, total, _nodes(s, t, h, place, variances))
+        place = _window_nodes(windows, block * _BLOCK + xp.arange(float(_BLOCK)))
+        return block + 1, jax.tree_util.tree_map(xp.add, total, _nodes(s, t, h, place, variances))
 
-    nothing = _Nodes(*(jnp.zeros(2) for _ in range(4)))
-    _, sums = jax.lax.while_loop(lambda state: state[0] < blocks, add, (jnp.zeros(()), nothing))
+    nothing = _Nodes(*(xp.zeros(2) for _ in range(4)))
+    _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))
     out = []
     for i in range(2):
-        fall = jnp.maximum(0.5 * variances[i], _LEAST)
-        gaussian = h * jnp.exp(-fall * last**2) / ((t.c**2 + last**2) * -jnp.expm1(-2 * fall * h * last))
+        fall = xp.maximum(0.5 * variances[i], _LEAST)
+        gaussian = h * xp.exp(-fall * last**2) / ((t.c**2 + last**2) * -xp.expm1(-2 * fall * h * last))
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        bounds = _charged(s, t, h, mine, jnp.where(smooth, gaussian, windows.beyond), variances[i])
-        grown = jnp.exp(0.5 * variances[i] * t.c**2)
+        bounds = _charged(s, t, h, mine, xp.where(smooth, gaussian, windows.beyond), variances[i])
+        grown = xp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in bounds])
     (upper, lower, estimate), (upper_2, _, estimate_2) = out
-    lower = jnp.where(smooth, 2 * lower - upper_2, lower)
-    estimate = jnp.where(smooth, (4 * estimate - estimate_2) / 3, estimate)
+    lower = xp.where(smooth, 2 * lower - upper_2, lower)
+    estimate = xp.where(smooth, (4 * estimate - estimate_2) / 3, estimate)
     return _evaluation(s, users * t.log_moment, upper, lower, estimate, h / math.pi * sums.slope[0])

@@ -16,10 +16,9 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.rounding import ULP
 from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
@@ -50,22 +49,22 @@ _SERIES = tuple(1.0 / (2 * i * (2 * i - 1)) for i in range(1, 25))
 
 def _log_half_pmf(k: Any, j: Any) -> Any:
     """log P[Bin(j, 1/2) = k] in deviance form, y = (2k - j)/j; absolute error below 1e-12 where it is above -720."""
-    y = (2.0 * k - j) / jnp.maximum(j, 1.0)
-    small = jnp.abs(y) < 0.5
-    near, far = jnp.where(small, y, 0.0), jnp.clip(jnp.where(small, 0.75, y), -1.0, 1.0)
-    plus, minus = 1.0 + far, jnp.maximum(1.0 - far, 1e-300)
-    direct = 0.5 * (plus * jnp.log(plus) + minus * jnp.log(minus))
+    y = (2.0 * k - j) / xp.maximum(j, 1.0)
+    small = xp.abs(y) < 0.5
+    near, far = xp.where(small, y, 0.0), xp.clip(xp.where(small, 0.75, y), -1.0, 1.0)
+    plus, minus = 1.0 + far, xp.maximum(1.0 - far, 1e-300)
+    direct = 0.5 * (plus * xp.log(plus) + minus * xp.log(minus))
     square = near * near
-    heads, tails = jnp.maximum(k, 1.0), jnp.maximum(j - k, 1.0)
+    heads, tails = xp.maximum(k, 1.0), xp.maximum(j - k, 1.0)
     away = (
         stirling_error(j)
         - stirling_error(heads)
         - stirling_error(tails)
-        - j * jnp.where(small, square * polynomial(_SERIES, square), direct)
-        + 0.5 * jnp.log(jnp.maximum(j, 1.0) / (heads * tails))
+        - j * xp.where(small, square * polynomial(_SERIES, square), direct)
+        + 0.5 * xp.log(xp.maximum(j, 1.0) / (heads * tails))
         - LOG_SQRT_2PI
     )
-    return jnp.where((k == 0) | (k == j), -j * math.log(2.0), away)
+    return xp.where((k == 0) | (k == j), -j * math.log(2.0), away)
 
 
 def _tail_ratio(j: Any, x: Any) -> Any:
@@ -73,13 +72,13 @@ def _tail_ratio(j: Any, x: Any) -> Any:
 
     (j-x+1) int_0^1 (1-s)^{x-1} (1+s)^{j-x} ds, the integrand written exp[((j-1)/2) log(1-s^2) - (2x-1-j) atanh s].
     """
-    points, weights = map(jnp.asarray, _legendre())
-    slope, curve = 2 * x - 1 - j, jnp.maximum(j - 1, 0.0)
-    reach = jnp.minimum(2 * _EXPONENT / (slope + jnp.sqrt(slope**2 + 2 * _EXPONENT * curve)), 1.0)
+    points, weights = map(xp.asarray, _legendre())
+    slope, curve = 2 * x - 1 - j, xp.maximum(j - 1, 0.0)
+    reach = xp.minimum(2 * _EXPONENT / (slope + xp.sqrt(slope**2 + 2 * _EXPONENT * curve)), 1.0)
     s = reach * points
     # log(1 - s^2) is multiplied by j: (1 - s)(1 + s) would have lost its digits
-    even = 0.5 * jnp.where(s < 0.5, log_one_plus(-s * s), jnp.log((1 - s) * (1 + s)))
-    return (j - x + 1) * reach * jnp.sum(weights * jnp.exp((j - 1) * even - slope * jnp.arctanh(s)))
+    even = 0.5 * xp.where(s < 0.5, log_one_plus(-s * s), xp.log((1 - s) * (1 + s)))
+    return (j - x + 1) * reach * xp.sum(weights * xp.exp((j - 1) * even - slope * xp.arctanh(s)))
 
 
 class _Window(NamedTuple):
@@ -94,19 +93,19 @@ def _log_missed(outside: Any, n: Any, share: Any, rest: Any) -> Any:
     """Chernoff's bound of log P[Bin(n, share) is beyond ``outside``]; -inf where there is nothing beyond."""
     mean, others = n * share, n * rest
     fall = mean * deviance((outside - mean) / mean) + others * deviance((mean - outside) / others)
-    return jnp.where((outside < 0) | (outside > n), -jnp.inf, -fall * (1 - 1e-12))
+    return xp.where((outside < 0) | (outside > n), -xp.inf, -fall * (1 - 1e-12))
 
 
 def _window(n: Any, share: Any, rest: Any) -> _Window:
-    share, rest = jnp.maximum(share, _LEAST), jnp.maximum(rest, _LEAST)
+    share, rest = xp.maximum(share, _LEAST), xp.maximum(rest, _LEAST)
     variance = n * share * rest
-    width = _WIDTH * jnp.sqrt(variance) + jnp.minimum(_MORE, 3 * _MORE / jnp.log1p(3 * _MORE / variance))
-    high = jnp.minimum(jnp.ceil(n * share + width), n)
-    low = jnp.maximum(jnp.floor(n * share - width), 0.0)
-    below = jnp.where(low > 0, _log_missed(low - 1, n, share, rest), -jnp.inf)
-    missed = jnp.logaddexp(_log_missed(high + 1, n, share, rest), below)
+    width = _WIDTH * xp.sqrt(variance) + xp.minimum(_MORE, 3 * _MORE / xp.log1p(3 * _MORE / variance))
+    high = xp.minimum(xp.ceil(n * share + width), n)
+    low = xp.maximum(xp.floor(n * share - width), 0.0)
+    below = xp.where(low > 0, _log_missed(low - 1, n, share, rest), -xp.inf)
+    missed = xp.logaddexp(_log_missed(high + 1, n, share, rest), below)
     empty = share <= _LEAST
-    return _Window(jnp.where(empty, 0.0, low), jnp.where(empty, 0.0, high), jnp.where(empty, -jnp.inf, missed))
+    return _Window(xp.where(empty, 0.0, low), xp.where(empty, 0.0, high), xp.where(empty, -xp.inf, missed))
 
 
 class _Step(NamedTuple):
@@ -139,15 +138,15 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
     s = contour.sum_at(law, users, epsilon)
     t = contour.saddle(s)
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
-    falls, velocity = (jnp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
-    masses, shares = (jnp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
-    order = jnp.argsort(-shares)  # the heaviest has the rest of the reports
+    falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
+    masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
+    order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
-    window = _window(users, pair_share, jnp.sum(shares))
-    others = [_window(users, shares[i], pair_share + jnp.sum(shares) - shares[i]) for i in range(1, falls.size)]
-    missed = functools.reduce(jnp.logaddexp, [w.log_missed for w in (window, *others)])
-    log_missed = users * t.log_moment + s.log_factor - 1 - jnp.log(t.c) + jnp.minimum(missed, 0.0)
-    least = jnp.where(wanted, jnp.maximum(window.low, 1.0), users + 1)
+    window = _window(users, pair_share, xp.sum(shares))
+    others = [_window(users, shares[i], pair_share + xp.sum(shares) - shares[i]) for i in range(1, falls.size)]
+    missed = functools.reduce(xp.logaddexp, [w.log_missed for w in (window, *others)])
+    log_missed = users * t.log_moment + s.log_factor - 1 - xp.log(t.c) + xp.minimum(missed, 0.0)
+    least = xp.where(wanted, xp.maximum(window.low, 1.0), users + 1)
 
     # all in units of X_0, next to which the others may underflow
     falls, velocity, own = falls / s.x[0], velocity / s.x[0], s.velocity[0] / s.x[0]
@@ -157,29 +156,29 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
 
     def add(state: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         block, *totals = state
-        place = block * lanes + jnp.arange(float(lanes))
+        place = block * lanes + xp.arange(float(lanes))
         counts = []
         for w, size in zip(others, sizes, strict=True):
-            above = jnp.floor((place + 0.5) / size)
+            above = xp.floor((place + 0.5) / size)
             counts.append(w.low + place - size * above)
             place = above
         reports = users - sum(counts)
-        start = jnp.minimum(window.high, reports)
+        start = xp.minimum(window.high, reports)
         valid = (place < 1) & (start >= least)
-        start = jnp.where(valid, start, 1.0)
+        start = xp.where(valid, start, 1.0)
         fixed = sum((falls[i + 1] * count for i, count in enumerate(counts)), start=0.0)
         moving = sum((velocity[i + 1] * count for i, count in enumerate(counts)), start=0.0)
 
         def most(pairs: Any) -> tuple[Any, Any]:
             """What the other outcomes take away, and how many reports of outcome 1 the sum then bears."""
             taken = fixed + falls[0] * (reports - pairs)
-            return taken, jnp.maximum(jnp.ceil((pairs - taken) * inverse) - 1, 0.0)
+            return taken, xp.maximum(xp.ceil((pairs - taken) * inverse) - 1, 0.0)
 
         def down(step: _Step) -> _Step:
             j, bears, sums = step.pairs - 1, step.bears, step.sums
             taken, _ = most(step.pairs)
             live = valid & (step.pairs >= least) & (step.pairs > taken)
-            pmf, tail, doubt = (jnp.where(live, a, 0.0) for a in (step.pmf, step.tail, step.doubt))
+            pmf, tail, doubt = (xp.where(live, a, 0.0) for a in (step.pmf, step.tail, step.doubt))
             weight = kappa * step.pairs + taken
             spent = moving + velocity[0] * (reports - step.pairs)
             sums = _Sums(
@@ -189,64 +188,64 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
                 sums.size + pmf * (step.pairs + taken),
                 sums.slope + 0.5 * pmf * (own * step.pairs + spent) + tail * (speed * step.pairs + spent),
             )
-            after = jnp.clip(most(j)[1], bears - 1, bears)
+            after = xp.clip(most(j)[1], bears - 1, bears)
             half = pmf * bears / j
             moved = after == bears  # so does the least number of reports of outcome 0
-            following = jnp.maximum(jnp.where(moved, tail + half, tail - half), 0.0)
+            following = xp.maximum(xp.where(moved, tail + half, tail - half), 0.0)
             ratio = step.pairs * (masses[0] / pair_mass) / (reports - j)
-            pmf = jnp.where(moved, 2 * pmf * (j - bears) / j, 2 * half)
+            pmf = xp.where(moved, 2 * pmf * (j - bears) / j, 2 * half)
             doubt = doubt + _TAIL_ROUNDING * tail
-            following, doubt = (jnp.where(after > 0, a * ratio, 0.0) for a in (following, doubt))  # no tail: exactly 0
+            following, doubt = (xp.where(after > 0, a * ratio, 0.0) for a in (following, doubt))  # no tail: exactly 0
             return _Step(j, after, pmf * ratio, following, doubt, sums)
 
         _, bears = most(start)
-        log_chance, left = jnp.zeros_like(start), users
-        parts = jnp.concatenate([pair_mass[None], masses[1:], masses[:1]])
+        log_chance, left = xp.zeros_like(start), users
+        parts = xp.concatenate([pair_mass[None], masses[1:], masses[:1]])
         for i, count in enumerate([start, *counts]):
-            total = jnp.sum(parts[i:])
-            chances = (jnp.maximum(part / total, _LEAST) for part in (parts[i], jnp.sum(parts[i + 1 :])))
+            total = xp.sum(parts[i:])
+            chances = (xp.maximum(part / total, _LEAST) for part in (parts[i], xp.sum(parts[i + 1 :])))
             log_chance = log_chance + log_binomial_pmf(count, left, *chances)
             left = left - count
         log_pmf = _log_half_pmf(start - 1 - bears, start - 1)
-        zero = jnp.zeros_like(start)
+        zero = xp.zeros_like(start)
         first = zero + math.exp(-_ROOM)
-        tail = first * jax.vmap(_tail_ratio)(start - 1, start - bears)
+        tail = first * xp.vmap(_tail_ratio)(start - 1, start - bears)
         step = _Step(start, bears, first, tail, _START_ROUNDING * tail, _Sums(*([zero] * 5)))
-        sums = jax.lax.while_loop(lambda step: jnp.any(valid & (step.pairs >= least)), down, step).sums
+        sums = xp.while_loop(lambda step: xp.any(valid & (step.pairs >= least)), down, step).sums
         steps = start - least + 1
-        share = _STEP_ROUNDING * (steps + 30) + 1e-15 * (jnp.abs(log_chance) + jnp.abs(log_pmf))
-        error = jnp.where(valid, share * (0.5 * sums.size + sums.loss) + sums.doubt, 0.0)
-        unit = jnp.where(valid, log_chance + log_pmf + _ROOM - users * t.log_moment, -jnp.inf)
+        share = _STEP_ROUNDING * (steps + 30) + 1e-15 * (xp.abs(log_chance) + xp.abs(log_pmf))
+        error = xp.where(valid, share * (0.5 * sums.size + sums.loss) + sums.doubt, 0.0)
+        unit = xp.where(valid, log_chance + log_pmf + _ROOM - users * t.log_moment, -xp.inf)
 
         def scaled(value: Any) -> Any:
             """The lanes' sum, in units of e^(n log E e^{cX}); neither factor need be a number of its own."""
-            size = jnp.exp(unit + jnp.log(jnp.maximum(jnp.abs(value), _LEAST)))
-            return jnp.sum(jnp.where(jnp.isnan(value), value, jnp.sign(value) * size))
+            size = xp.exp(unit + xp.log(xp.maximum(xp.abs(value), _LEAST)))
+            return xp.sum(xp.where(xp.isnan(value), value, xp.sign(value) * size))
 
         more = scaled(0.5 * sums.gain - sums.loss), scaled(error), scaled(sums.slope)
         return block + 1, *(total + part for total, part in zip(totals, more, strict=True))
 
-    zero = jnp.zeros_like(users + epsilon)
-    blocks = jnp.where(wanted, math.prod(sizes, start=jnp.ones(())), 0.0) / lanes
-    _, net, error, slope = jax.lax.while_loop(lambda state: state[0] < blocks, add, (zero, zero, zero, zero))
-    error = error + _STEP_ROUNDING * (blocks + 30) * (jnp.abs(net) + error)
-    scale = users * t.log_moment + s.log_factor + jnp.log(s.x[0])
+    zero = xp.zeros_like(users + epsilon)
+    blocks = xp.where(wanted, math.prod(sizes, start=xp.ones(())), 0.0) / lanes
+    _, net, error, slope = xp.while_loop(lambda state: state[0] < blocks, add, (zero, zero, zero, zero))
+    error = error + _STEP_ROUNDING * (blocks + 30) * (xp.abs(net) + error)
+    scale = users * t.log_moment + s.log_factor + xp.log(s.x[0])
 
     def log_of(value: Any) -> Any:
         # NaN, of sums that overflow, stays NaN
-        return jnp.where(value <= 0, -jnp.inf, scale + jnp.log(jnp.where(value <= 0, 1.0, value)))
+        return xp.where(value <= 0, -xp.inf, scale + xp.log(xp.where(value <= 0, 1.0, value)))
 
-    single, blur = jnp.log(s.single), 1e-15 * (20 + jnp.abs(scale))
+    single, blur = xp.log(s.single), 1e-15 * (20 + xp.abs(scale))
     summed = log_of(net + error) + blur
-    upper = jnp.logaddexp(summed, log_missed)
-    upper = jnp.minimum(jnp.where(jnp.isnan(upper), jnp.inf, upper), single)
-    lower = jnp.minimum(log_of(net - error) - blur, upper)
-    estimate = jnp.where(net > 0, log_of(net), upper)
-    slope = -slope / jnp.where(net > 0, net, 1.0)
-    return Evaluation(upper, jnp.where(jnp.isnan(lower), -jnp.inf, lower), estimate, slope)
+    upper = xp.logaddexp(summed, log_missed)
+    upper = xp.minimum(xp.where(xp.isnan(upper), xp.inf, upper), single)
+    lower = xp.minimum(log_of(net - error) - blur, upper)
+    estimate = xp.where(net > 0, log_of(net), upper)
+    slope = -slope / xp.where(net > 0, net, 1.0)
+    return Evaluation(upper, xp.where(xp.isnan(lower), -xp.inf, lower), estimate, slope)
 
 
 def _mean_of_pair(law: Law, s: contour.Sum, epsilon: Any) -> Any:
     """-(X_0 + X_1)/2, which would lose its digits as a difference: (e^eps - 1) (first_0 + first_1)/2, scaled."""
-    own = jnp.exp(epsilon) * law.second[1] * -jnp.expm1(law.loss[1] - epsilon)  # -X_1, scaled like the former
-    return -s.x[1] * jnp.expm1(epsilon) * 0.5 * (law.first[0] + law.first[1]) / own
+    own = xp.exp(epsilon) * law.second[1] * -xp.expm1(law.loss[1] - epsilon)  # -X_1, scaled like the former
+    return -s.x[1] * xp.expm1(epsilon) * 0.5 * (law.first[0] + law.first[1]) / own

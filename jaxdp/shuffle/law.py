@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
+
+from jaxdp.arrays import xp
 
 LARGEST_EPS0 = 300.0  # e^(2 eps0) must not overflow; above it nothing but eps0 itself is returned
 
@@ -33,7 +34,7 @@ class Law(NamedTuple):
 
     def largest_loss(self) -> Any:
         """The local epsilon of this pair of inputs: the largest loss that has mass."""
-        return jnp.max(jnp.where(self.first > 0, self.loss, -jnp.inf))
+        return xp.max(xp.where(self.first > 0, self.loss, -xp.inf))
 
     def swapped(self) -> Law:
         """The law of the inputs in the other order."""
@@ -45,14 +46,14 @@ def clones(eps0: Any, bound: str) -> Law:
 
     bound: "clones", clone rate e^-eps0 (Feldman, McMillan, Talwar 2021, Theorem 3.2), or "stronger", 2/(e^eps0 + 1).
     """
-    truth, lie = 1 / (1 + jnp.exp(-eps0)), jnp.exp(-eps0) / (1 + jnp.exp(-eps0))
-    rate, rest = (jnp.exp(-eps0), -jnp.expm1(-eps0)) if bound == "clones" else (2 * lie, jnp.tanh(eps0 / 2))
-    one_each = jnp.ones(2)
+    truth, lie = 1 / (1 + xp.exp(-eps0)), xp.exp(-eps0) / (1 + xp.exp(-eps0))
+    rate, rest = (xp.exp(-eps0), -xp.expm1(-eps0)) if bound == "clones" else (2 * lie, xp.tanh(eps0 / 2))
+    one_each = xp.ones(2)
     return Law(
-        jnp.stack([truth, lie]),
-        jnp.stack([lie, truth]),
+        xp.stack([truth, lie]),
+        xp.stack([lie, truth]),
         rate / 2 * one_each,
-        jnp.stack([eps0, -eps0]) * one_each,
+        xp.stack([eps0, -eps0]) * one_each,
         rest,
     )
 
@@ -78,26 +79,26 @@ class NamedSets(NamedTuple):
 
     def levels(self) -> tuple[Any, Any]:
         """e^eps0 / Z and 1 / Z; nothing overflows."""
-        high = 1 / (self.share + (1 - self.share) * jnp.exp(-self.eps0))
-        return high, high * jnp.exp(-self.eps0)
+        high = 1 / (self.share + (1 - self.share) * xp.exp(-self.eps0))
+        return high, high * xp.exp(-self.eps0)
 
     def blanket(self) -> Law:
         """The law for upper bounds: m is mu / Z, and e^eps0 mu / Z for the reports that name all inputs."""
         high, low = self.levels()
         mu = self.named[:4] + self.named[4:]  # whether x0 is named does not matter
-        both, neither = jnp.arange(4) == 3, jnp.arange(4) == 2
-        mu = jnp.where(both, jnp.maximum(mu - self.every, 0.0), mu)
+        both, neither = xp.arange(4) == 3, xp.arange(4) == 2
+        mu = xp.where(both, xp.maximum(mu - self.every, 0.0), mu)
         # of the reports that name all inputs, x and x' are as likely as the blanket says, as of those that name neither
-        certain = jnp.where(neither, high * self.every, 0.0)
-        first, second = (mu * jnp.where(_NAMED[:4, i], high, low) + certain for i in (0, 1))
-        rest = -jnp.expm1(-self.eps0) * high * jnp.maximum(self.share - self.every, 0.0)
+        certain = xp.where(neither, high * self.every, 0.0)
+        first, second = (mu * xp.where(_NAMED[:4, i], high, low) + certain for i in (0, 1))
+        rest = -xp.expm1(-self.eps0) * high * xp.maximum(self.share - self.every, 0.0)
         return Law(first, second, low * mu + certain, self._losses()[:4], rest)
 
     def homogeneous(self, third: Any) -> Law:
         """The exact law where all others hold the same input: x0 where ``third`` is True, x' where it is False."""
         high, low = self.levels()
-        first, second, held = (self.named * jnp.where(_NAMED[:, i], high, low) for i in range(3))
-        return Law(first, second, jnp.where(third, held, second), self._losses(), jnp.zeros_like(high))
+        first, second, held = (self.named * xp.where(_NAMED[:, i], high, low) for i in range(3))
+        return Law(first, second, xp.where(third, held, second), self._losses(), xp.zeros_like(high))
 
     def _losses(self) -> Any:
         return self.eps0 * (_NAMED[:, 0].astype(float) - _NAMED[:, 1])
@@ -112,19 +113,19 @@ def laplace_blanket(eps0: Any, cells: int) -> Law:
     """
     half = cells // 2
     width = eps0 / cells
-    cell = 0.5 * jnp.exp(-eps0 / 2 - width * jnp.arange(half)) * -jnp.expm1(-width)
-    outward = cell / (1 + jnp.exp(width))
-    nothing = jnp.zeros(1)
-    base = jnp.concatenate([cell - outward, nothing]) + jnp.concatenate([nothing, outward])
-    base = base.at[-1].add(0.5 * jnp.exp(-eps0))  # what lies beyond the input
-    loss = 2 * width * jnp.arange(half + 1)
-    near = base * jnp.exp(loss)
+    cell = 0.5 * xp.exp(-eps0 / 2 - width * xp.arange(half)) * -xp.expm1(-width)
+    outward = cell / (1 + xp.exp(width))
+    nothing = xp.zeros(1)
+    base = xp.concatenate([cell - outward, nothing]) + xp.concatenate([nothing, outward])
+    base = xp.set_at(base, -1, base[-1] + 0.5 * xp.exp(-eps0))  # what lies beyond the input
+    loss = 2 * width * xp.arange(half + 1)
+    near = base * xp.exp(loss)
     return Law(
-        jnp.concatenate([near, base]),
-        jnp.concatenate([base, near]),
-        jnp.concatenate([base, base]),
-        jnp.concatenate([loss, -loss]),
-        -jnp.expm1(-eps0 / 2),
+        xp.concatenate([near, base]),
+        xp.concatenate([base, near]),
+        xp.concatenate([base, base]),
+        xp.concatenate([loss, -loss]),
+        -xp.expm1(-eps0 / 2),
     )
 
 
@@ -133,13 +134,13 @@ def laplace_homogeneous(eps0: Any, cells: int) -> Law:
 
     Only the cell of a report is told, which is smaller in convex order.
     """
-    place = jnp.arange(cells) / cells
+    place = xp.arange(cells) / cells
     width = eps0 / cells
-    cell = 0.5 * jnp.exp(-eps0 * place) * -jnp.expm1(-width)
-    first = jnp.concatenate([jnp.full(1, 0.5), cell, 0.5 * jnp.exp(-eps0)[None]])
-    loss = jnp.concatenate([eps0[None], eps0 * (1 - 2 * place) - width, -eps0[None]])
+    cell = 0.5 * xp.exp(-eps0 * place) * -xp.expm1(-width)
+    first = xp.concatenate([xp.full(1, 0.5), cell, 0.5 * xp.exp(-eps0)[None]])
+    loss = xp.concatenate([eps0[None], eps0 * (1 - 2 * place) - width, -eps0[None]])
     second = first[::-1]
-    return Law(first, second, second, loss, jnp.zeros_like(eps0))
+    return Law(first, second, second, loss, xp.zeros_like(eps0))
 
 
 def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
@@ -147,16 +148,16 @@ def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
 
     held: the input that all others hold; -1 for the blanket, the least probability of each report over all inputs.
     """
-    table = jnp.asarray(probabilities)
-    table = table / jnp.sum(table, axis=-1, keepdims=True)
+    table = xp.asarray(probabilities)
+    table = table / xp.sum(table, axis=-1, keepdims=True)
     first, second = table[person], table[other]
-    base = jnp.where(held < 0, jnp.min(table, axis=0), table[held])
+    base = xp.where(held < 0, xp.min(table, axis=0), table[held])
     live = (first > 0) & (second > 0)
-    logs = [jnp.log(jnp.where(live, side, 1.0)) for side in (first, second)]
+    logs = [xp.log(xp.where(live, side, 1.0)) for side in (first, second)]
     # the logarithms' rounding, up for upper bounds: from the largest loss on delta is 0
-    blur = 4e-16 * (1 + jnp.abs(logs[0]) + jnp.abs(logs[1]))
+    blur = 4e-16 * (1 + xp.abs(logs[0]) + xp.abs(logs[1]))
     loss = logs[0] - logs[1]
-    loss = jnp.where(loss > 0, loss + jnp.where(held < 0, blur, -blur), loss)
-    loss = jnp.where(live, loss, jnp.where(first > 0, jnp.inf, -jnp.inf))
-    rest = jnp.where(held < 0, jnp.maximum(1 - jnp.sum(base), 0.0), 0.0)
+    loss = xp.where(loss > 0, loss + xp.where(held < 0, blur, -blur), loss)
+    loss = xp.where(live, loss, xp.where(first > 0, xp.inf, -xp.inf))
+    rest = xp.where(held < 0, xp.maximum(1 - xp.sum(base), 0.0), 0.0)
     return Law(first, second, base, loss, rest)

@@ -9,7 +9,7 @@ from jaxdp.shuffle import checks, door
 from jaxdp.shuffle.two_point import two_point_epsilon
 
 
-@kernel(working_set=4096)
+@kernel(working_set=4096, by_numpy=64)
 def lower_bound_point(eps0, num_users, delta):
     """One point of `lower_bound_epsilon`."""
     return two_point_epsilon.point(num_users, eps0, delta).lower

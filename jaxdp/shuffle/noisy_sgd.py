@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.arrays import xp
 from jaxdp.hockey_stick import gaussian
 from jaxdp.precision import kernel
 from jaxdp.shuffle import checks, door
@@ -19,14 +18,14 @@ _MU_ERROR = 2.0**-51
 _LEAST_MU = 1e-300
 
 
-@kernel(working_set=64)
+@kernel(working_set=64, by_numpy=64)
 def _splits(mu, num_users, delta):
     """Candidate local pairs (eps0, delta0 = Gaussian delta at eps0), n delta0 from above delta to far below it."""
-    least = jnp.sqrt(2.0 * jnp.log(2.0 / delta)) * 0.8
-    most = jnp.sqrt(2.0 * jnp.log(1e4 * num_users / delta)) + 1.0
-    quantiles = jnp.linspace(least, most, _SPLITS)
+    least = xp.sqrt(2.0 * xp.log(2.0 / delta)) * 0.8
+    most = xp.sqrt(2.0 * xp.log(1e4 * num_users / delta)) + 1.0
+    quantiles = xp.linspace(least, most, _SPLITS)
     eps0 = mu * quantiles + 0.5 * mu * mu
-    return eps0, jax.vmap(lambda e: gaussian.delta_bounds(mu, e, _MU_ERROR)[1])(eps0)
+    return eps0, xp.vmap(lambda e: gaussian.delta_bounds(mu, e, _MU_ERROR)[1])(eps0)
 
 
 def noisy_sgd_one_pass_epsilon(

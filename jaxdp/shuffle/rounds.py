@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.arrays import xp
 from jaxdp.bounds import Bounds
 from jaxdp.precision import kernel
 from jaxdp.shuffle.law import Law
@@ -26,7 +25,7 @@ _LEAST_CELL = 1e-3  # of a round's standard deviation
 _UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
 
 
-@kernel(static=("points",), working_set=4 * POINTS)
+@kernel(static=("points",), working_set=4 * POINTS, by_numpy=64)
 def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS) -> Any:
     """Epsilons from 0 to the largest loss, close where a composition of rounds looks.
 
@@ -35,21 +34,21 @@ def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS)
     that go with the density to the power -1/3.
     """
     live = law.base > 0
-    base = jnp.where(live, law.base, 1.0)
-    spread = jnp.sqrt(jnp.sum(jnp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
+    base = xp.where(live, law.base, 1.0)
+    spread = xp.sqrt(xp.sum(xp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
     cap = law.largest_loss()
-    cap = jnp.where(jnp.isfinite(cap), cap, 60.0)
-    spread = jnp.minimum(spread, cap)
-    tilt = jnp.minimum(jnp.sqrt(2 * depth) + order * spread, cap / spread)
+    cap = xp.where(xp.isfinite(cap), cap, 60.0)
+    spread = xp.minimum(spread, cap)
+    tilt = xp.minimum(xp.sqrt(2 * depth) + order * spread, cap / spread)
     quantiles = normal_quantiles(points, 3.0)
-    near = jnp.concatenate([quantiles[points // 2 :], quantiles + tilt])
-    wide = jnp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
-    far = jnp.exp(jnp.linspace(jnp.log(1e-3), 0.0, _FAR + 1))[:-1]
-    steps = jnp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
+    near = xp.concatenate([quantiles[points // 2 :], quantiles + tilt])
+    wide = xp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
+    far = xp.exp(xp.linspace(xp.log(1e-3), 0.0, _FAR + 1))[:-1]
+    steps = xp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
     # points closer than that are one: a slope of a narrow cell is nothing but the errors of its two ends
     least = _LEAST_CELL * spread
-    steps = jnp.minimum(jnp.round(jnp.abs(steps) / least) * least, cap * (1 - 1e-4))
-    return jnp.concatenate([jnp.zeros(1), jnp.sort(steps), cap[None]])
+    steps = xp.minimum(xp.round(xp.abs(steps) / least) * least, cap * (1 - 1e-4))
+    return xp.concatenate([xp.zeros(1), xp.sort(steps), cap[None]])
 
 
 class _Cells(NamedTuple):
@@ -64,69 +63,69 @@ class _Cells(NamedTuple):
 
 
 def _cells(grid: Any) -> _Cells:
-    width = jnp.exp(grid[:-1]) * jnp.expm1(grid[1:] - grid[:-1])
-    return _Cells(jnp.where(width > 0, width, 1.0), width > 0)
+    width = xp.exp(grid[:-1]) * xp.expm1(grid[1:] - grid[:-1])
+    return _Cells(xp.where(width > 0, width, 1.0), width > 0)
 
 
 def _masses(slope: Any, error: Any, sign: float) -> Any:
     """Masses under Q at the right ends of cells from nondecreasing slopes, rounded by the errors of both slopes."""
-    following = jnp.append(slope[1:], 0.0)
-    return jnp.maximum(following - slope + sign * (error + jnp.append(error[1:], 0.0)), 0.0)
+    following = xp.append(slope[1:], 0.0)
+    return xp.maximum(following - slope + sign * (error + xp.append(error[1:], 0.0)), 0.0)
 
 
-@kernel(working_set=16 * POINTS)
+@kernel(working_set=16 * POINTS, by_numpy=64)
 def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
 
     grid: as from `grids`; delta: upper bounds there.
     """
-    delta = jax.lax.cummin(delta)
+    delta = xp.cummin(delta)
     cells = _cells(grid)
     slope = cells.slope(delta[:-1], delta[1:])
     # convex and nowhere smaller: seen from the right end, each slope at most those on its right
-    slope = jax.lax.cummin(jnp.where(cells.some, slope, 0.0), reverse=True)
-    mass = _masses(slope, _UNITS * jnp.abs(slope), 1.0)
-    return _symmetric(grid[1:], mass, mass, jnp.minimum(delta[-1], 1.0), up=True)
+    slope = xp.cummin(xp.where(cells.some, slope, 0.0), reverse=True)
+    mass = _masses(slope, _UNITS * xp.abs(slope), 1.0)
+    return _symmetric(grid[1:], mass, mass, xp.minimum(delta[-1], 1.0), up=True)
 
 
 def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> tuple[Any, Any, Any]:
     """Masses under Q at positive losses, for the pair and for its swap; what is missing of 1 has loss 0."""
-    under_p = mass * jnp.exp(losses)
-    rest = 1 - infinity - jnp.sum(under_p) - jnp.sum(turned) + (1e-15 if up else -1e-15) * losses.shape[0]
+    under_p = mass * xp.exp(losses)
+    rest = 1 - infinity - xp.sum(under_p) - xp.sum(turned) + (1e-15 if up else -1e-15) * losses.shape[0]
     # more finite mass than 1 - infinity would have to be carried into the composed mass at infinity: give up instead
-    infinity = jnp.where((rest < 0) & (infinity > 0), 1.0, infinity)
-    rest = jnp.maximum(rest, 0.0)
-    masses = jnp.concatenate([under_p, turned, rest[None]])
-    logs = jnp.log(jnp.where(masses > 0, masses, 1.0))
-    logs = logs + (4e-16 if up else -4e-16) * (1 + jnp.abs(logs))  # units of rounding of the logarithm and of the mass
-    return jnp.concatenate([losses, -losses, jnp.zeros(1)]), jnp.where(masses > 0, logs, -jnp.inf), infinity
+    infinity = xp.where((rest < 0) & (infinity > 0), 1.0, infinity)
+    rest = xp.maximum(rest, 0.0)
+    masses = xp.concatenate([under_p, turned, rest[None]])
+    logs = xp.log(xp.where(masses > 0, masses, 1.0))
+    logs = logs + (4e-16 if up else -4e-16) * (1 + xp.abs(logs))  # units of rounding of the logarithm and of the mass
+    return xp.concatenate([losses, -losses, xp.zeros(1)]), xp.where(masses > 0, logs, -xp.inf), infinity
 
 
 def _below(grid: Any, delta: Bounds) -> Any:
     """Masses under Q at the right ends of cells whose profile is nowhere above the true one."""
-    upper = jax.lax.cummin(delta.upper)
-    lower = jax.lax.cummax(jnp.maximum(delta.lower, 0.0), reverse=True)  # the truth is nonincreasing
+    upper = xp.cummin(delta.upper)
+    lower = xp.cummax(xp.maximum(delta.lower, 0.0), reverse=True)  # the truth is nonincreasing
     cells = _cells(grid)
-    place = jnp.arange(cells.some.shape[0])
+    place = xp.arange(cells.some.shape[0])
     # By convexity the slope in a cell lies between those of the cells left and right of it; outermost: -1 and 0.
-    left = jax.lax.cummax(jnp.where(cells.some, place, -1))
-    left = jnp.append(-1, left[:-1])
-    right = jax.lax.cummin(jnp.where(cells.some, place, place.size), reverse=True)
-    right = jnp.append(right[1:], place.size)
-    least = jnp.where(left >= 0, cells.slope(upper[:-1], lower[1:])[left], -1.0)
-    most = jnp.where(right < place.size, cells.slope(lower[:-1], upper[1:])[jnp.minimum(right, place.size - 1)], 0.0)
+    left = xp.cummax(xp.where(cells.some, place, -1))
+    left = xp.append(-1, left[:-1])
+    right = xp.cummin(xp.where(cells.some, place, place.size), reverse=True)
+    right = xp.append(right[1:], place.size)
+    least = xp.where(left >= 0, cells.slope(upper[:-1], lower[1:])[left], -1.0)
+    most = xp.where(right < place.size, cells.slope(lower[:-1], upper[1:])[xp.minimum(right, place.size - 1)], 0.0)
     # how far the corner of the two lines through the chord's ends lies below the chord
     chord = cells.slope(lower[:-1], lower[1:])
-    falls, rises = jnp.maximum(chord - least, 0.0), jnp.maximum(most - chord, 0.0)
-    total = jnp.where(falls + rises > 0, falls + rises, 1.0)
-    deep = jnp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
+    falls, rises = xp.maximum(chord - least, 0.0), xp.maximum(most - chord, 0.0)
+    total = xp.where(falls + rises > 0, falls + rises, 1.0)
+    deep = xp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
         upper[:-1] + upper[1:]
     )
-    value = lower - jnp.maximum(jnp.append(deep, 0.0), jnp.append(0.0, deep))
+    value = lower - xp.maximum(xp.append(deep, 0.0), xp.append(0.0, deep))
     # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
-    value = jnp.where(jnp.append(value[1:] < 0, False), 0.0, jnp.maximum(value, 0.0))
-    slope = jnp.minimum(_hull_slopes(grid, value), 0.0)
-    return _masses(slope, _UNITS * jnp.abs(slope), -1.0)
+    value = xp.where(xp.append(value[1:] < 0, False), 0.0, xp.maximum(value, 0.0))
+    slope = xp.minimum(_hull_slopes(grid, value), 0.0)
+    return _masses(slope, _UNITS * xp.abs(slope), -1.0)
 
 
 def _hull_slopes(grid: Any, value: Any) -> Any:
@@ -135,11 +134,11 @@ def _hull_slopes(grid: Any, value: Any) -> Any:
     The largest over the points left of the cell of the least slope from there to a point right of it.
     """
     place = np.arange(grid.shape[0])
-    width = jnp.exp(grid[:, None]) * jnp.expm1(jnp.maximum(grid[None, :] - grid[:, None], 0.0))
+    width = xp.exp(grid[:, None]) * xp.expm1(xp.maximum(grid[None, :] - grid[:, None], 0.0))
     apart = (place[:, None] < place[None, :]) & (width > 0)
-    slope = jnp.where(apart, (value[None, :] - value[:, None]) / jnp.where(apart, width, 1.0), jnp.inf)
-    least = jax.lax.cummin(slope, axis=1, reverse=True)[:, 1:]
-    return jnp.max(jnp.where(place[:, None] <= place[None, :-1], least, -jnp.inf), axis=0)
+    slope = xp.where(apart, (value[None, :] - value[:, None]) / xp.where(apart, width, 1.0), xp.inf)
+    least = xp.cummin(slope, axis=1, reverse=True)[:, 1:]
+    return xp.max(xp.where(place[:, None] <= place[None, :-1], least, -xp.inf), axis=0)
 
 
 def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
@@ -147,22 +146,22 @@ def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
 
     Under P: the sum of mass e^loss of one side and of the mass of the other. Less mass is a smaller profile.
     """
-    total = [jnp.sum(mass) for mass in sides]
-    room = (1 - jnp.maximum(*(jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
-    share = jnp.minimum(jnp.maximum(room, 0.0) / jnp.maximum(total[0] + total[1], SMALLEST), 1.0)
-    larger = [jnp.append(jax.lax.cumsum(mass, reverse=True)[1:], 0.0) for mass in sides]
-    return [jnp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
+    total = [xp.sum(mass) for mass in sides]
+    room = (1 - xp.maximum(*(xp.sum(mass * xp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
+    share = xp.minimum(xp.maximum(room, 0.0) / xp.maximum(total[0] + total[1], SMALLEST), 1.0)
+    larger = [xp.append(xp.cumsum(mass[::-1])[-2::-1], 0.0) for mass in sides]
+    return [xp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
 
 
-@kernel(working_set=1_000_000, costly=lambda: True)
+@kernel(working_set=1_000_000, costly=lambda: True, by_numpy=16)
 def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
     delta: bounds of its profile; turned: of that of its swap.
     """
     sides = _within_one(grid, [_below(grid, each) for each in (delta, turned)])
-    at_zero = [jnp.sum(mass * jnp.expm1(grid[1:])) for mass in sides]  # equal for a pair
-    least = jnp.minimum(*at_zero) * (1 - 1e-12)
-    shares = [jnp.where(total > 0, least / jnp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
+    at_zero = [xp.sum(mass * xp.expm1(grid[1:])) for mass in sides]  # equal for a pair
+    least = xp.minimum(*at_zero) * (1 - 1e-12)
+    shares = [xp.where(total > 0, least / xp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
     one, other = (mass * share for mass, share in zip(sides, shares, strict=True))
-    return _symmetric(grid[1:], one, other, jnp.zeros(()), up=False)
+    return _symmetric(grid[1:], one, other, xp.zeros(()), up=False)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+from jaxdp.arrays import xp
 
 _MOST_TRIES = 40
 _NEWTON = 0.05  # residuals of log delta above it are Newton's business, below it the ends are tested
@@ -45,39 +44,39 @@ def epsilon_bounds(
 
     def advance(s: _State) -> _State:
         seen = evaluate(s.epsilon)
-        high = jnp.where(seen.upper <= log_delta, jnp.minimum(s.high, s.epsilon), s.high)
-        low = jnp.where(seen.lower >= log_delta, jnp.maximum(s.low, s.epsilon), s.low)
+        high = xp.where(seen.upper <= log_delta, xp.minimum(s.high, s.epsilon), s.high)
+        low = xp.where(seen.lower >= log_delta, xp.maximum(s.low, s.epsilon), s.low)
         residual = seen.estimate - log_delta
-        left = jnp.where(residual > 0, jnp.maximum(s.left, s.epsilon), s.left)
-        right = jnp.where(residual <= 0, jnp.minimum(s.right, s.epsilon), s.right)
-        steep = jnp.abs(seen.slope)
+        left = xp.where(residual > 0, xp.maximum(s.left, s.epsilon), s.left)
+        right = xp.where(residual <= 0, xp.minimum(s.right, s.epsilon), s.right)
+        steep = xp.abs(seen.slope)
         newton = s.epsilon + residual / steep
         # next to the cap delta falls to 0 linearly: Newton on delta itself
-        linear = s.epsilon - jnp.expm1(-jnp.clip(residual, -30.0, 700.0)) / steep
-        usable = [(x >= jnp.maximum(left, 0.0)) & (x <= right) for x in (newton, linear)]
-        root = jnp.where(usable[0], newton, jnp.where(usable[1], linear, 0.5 * (jnp.maximum(left, 0.0) + right)))
+        linear = s.epsilon - xp.expm1(-xp.clip(residual, -30.0, 700.0)) / steep
+        usable = [(x >= xp.maximum(left, 0.0)) & (x <= right) for x in (newton, linear)]
+        root = xp.where(usable[0], newton, xp.where(usable[1], linear, 0.5 * (xp.maximum(left, 0.0) + right)))
         # a failed test is followed by a wider one
-        grown = 2.0 ** jnp.maximum(s.tries - 8, 0)
+        grown = 2.0 ** xp.maximum(s.tries - 8, 0)
         curved = residual * residual / steep + 1e-14 * root
         above = 1.1 * (seen.upper - seen.estimate) / steep + curved
         below = 1.1 * (seen.estimate - seen.lower) / steep + curved
         enough_above = high - root <= 2 * above + _CLOSE * root
         enough_below = root - low <= 2 * below + _CLOSE * root
-        rough = ~usable[0] | (jnp.abs(residual) > _NEWTON)
-        following = jnp.where(
+        rough = ~usable[0] | (xp.abs(residual) > _NEWTON)
+        following = xp.where(
             rough,
             root,
-            jnp.where(enough_above, jnp.maximum(root - grown * below, 0.5 * root), root + grown * above),
+            xp.where(enough_above, xp.maximum(root - grown * below, 0.5 * root), root + grown * above),
         )
-        following = jnp.minimum(following, 0.5 * (root + cap))
-        lost = ~(jnp.abs(seen.estimate) < jnp.inf) | ~(seen.upper < jnp.inf)
+        following = xp.minimum(following, 0.5 * (root + cap))
+        lost = ~(xp.abs(seen.estimate) < xp.inf) | ~(seen.upper < xp.inf)
         # where delta(0) may be below the target: 0 itself, once
-        following = jnp.where((newton <= 0) & (left < 0), 0.0, following)
+        following = xp.where((newton <= 0) & (left < 0), 0.0, following)
         settled = ~rough & enough_above & enough_below
         done = settled | lost | (high <= 0) | (s.tries >= _MOST_TRIES)
         return _State(following, low, high, left, right, done, s.tries + 1)
 
-    zero = jnp.zeros_like(cap)
-    state = _State(start, zero, cap, zero - 1, cap, ~wanted, jnp.zeros((), jnp.int32))
-    end = jax.lax.while_loop(lambda s: ~s.done, advance, state)
-    return jnp.minimum(end.low, end.high), end.high
+    zero = xp.zeros_like(cap)
+    state = _State(start, zero, cap, zero - 1, cap, ~wanted, xp.zeros((), xp.int32))
+    end = xp.while_loop(lambda s: ~s.done, advance, state)
+    return xp.minimum(end.low, end.high), end.high
