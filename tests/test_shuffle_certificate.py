@@ -60,12 +60,12 @@ def wrong(found, eps0, users, epsilon):
 
 
 TAIL = "near + floor + peaks"
-ALIAS = "right + jnp.where(subtract, remainder, plain)"
+ALIAS = "right + xp.where(subtract, remainder, plain)"
 # term: (constants that make it visible, function, its text, the text without the term, variance of the counts)
 TERMS = {
     "peaks of the tail": ({}, "_peaks", TAIL, "near + floor", 2000),
     "near part of the tail": ({"_REACH": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
-    "alias on the right": ({"_REACH": 18.0}, "_alias", ALIAS, "jnp.where(subtract, remainder, plain)", 3000),
+    "alias on the right": ({"_REACH": 18.0}, "_alias", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
 }
 
 
@@ -86,7 +86,7 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
     monkeypatch.setattr(counts, "_WIDTH", 1.0)
     monkeypatch.setattr(counts, "_MORE", 0.0)
     few = evaluated(counts_of, *where)
-    change = "jnp.logaddexp(summed, log_missed)", "summed"
+    change = "xp.logaddexp(summed, log_missed)", "summed"
     monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", change))
     sabotaged = evaluated(counts_of, *where)
     monkeypatch.undo()
@@ -128,7 +128,7 @@ def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
     [
         ("_windows", "between + recurring", "between"),
         ("_later", "plain[:, None] * kept + ", ""),
-        ("_later", "+ 1 / jnp.maximum(until, 0.1)", ""),
+        ("_later", "+ 1 / xp.maximum(until, 0.1)", ""),
     ],
 )
 def test_without_a_part_of_the_recurrences_beyond_the_windows_a_bound_is_wrong(name, old, new, monkeypatch):
