@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdp.bounds import Bounds
 from jaxdp.precision import canary, kernel
+from jaxdp.rounding import ULP
 from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
@@ -32,18 +33,26 @@ _SLACK = 2e-13  # rounding of log(delta)
 Evaluate = Callable[[Any], Evaluation]
 
 
-def _delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+    """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = jnp.where(inside, epsilon, 0.5 * jnp.minimum(largest, LARGEST_EPS0))
-    single = contour.sum_at(made, users, epsilon).single
+    single = jnp.log(contour.sum_at(made, users, epsilon).single)
     seen = evaluate(safe)
-    upper = jnp.where(inside, jnp.minimum(jnp.exp(seen.upper), single), single)
-    upper = jnp.where(epsilon >= largest, 0.0, jnp.clip(upper, LEAST_DELTA, 1.0))
+    upper = jnp.where(inside, jnp.minimum(seen.upper, single), single)
+    upper = jnp.where(epsilon >= largest, -jnp.inf, jnp.minimum(upper, 0.0))
     good = (epsilon >= 0) & ~jnp.isnan(upper) & (users >= 1)
-    lower = jnp.where(inside & good & ~jnp.isnan(seen.lower), jnp.exp(seen.lower), 0.0)
-    upper = jnp.where(good, upper, 1.0)
+    lower = jnp.where(inside & good & ~jnp.isnan(seen.lower), seen.lower, -jnp.inf)
+    upper = jnp.where(good, upper, 0.0)
     return Bounds(jnp.minimum(lower, upper), upper)
+
+
+def from_logs(logs: Bounds) -> Bounds:
+    """Bounds of delta from those of log delta; an upper one that underflows is `LEAST_DELTA`."""
+    xp = jnp if isinstance(logs.upper, jax.Array) else np
+    upper = xp.clip(xp.exp(logs.upper) * (1 + 8 * ULP), LEAST_DELTA, 1.0)
+    return Bounds(xp.exp(logs.lower) * (1 - 8 * ULP), xp.where(logs.upper == -xp.inf, 0.0, upper))
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
@@ -91,9 +100,9 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any 
 
 
 @kernel(working_set=_WORKING_SET, large=True)
-def contour_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
-    """Bounds of delta with 13 nodes."""
-    return _delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
+def contour_log_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
+    """Bounds of log delta with 13 nodes."""
+    return _log_delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
 
 
 @kernel(working_set=_WORKING_SET, large=True)
@@ -103,9 +112,9 @@ def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
 
 
 @kernel(working_set=20_000, large=True)
-def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
-    """Bounds of delta with as many nodes as it takes, up to most_nodes."""
-    return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
+def long_log_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
+    """Bounds of log delta with as many nodes as it takes, up to most_nodes."""
+    return _log_delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
 @kernel(working_set=20_000, large=True)
@@ -119,12 +128,12 @@ def _countable(made: Law, users: Any) -> Any:
 
 
 @kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
-def counts_delta(eps0: Any, users: Any, epsilon: Any, *, bound: str) -> Bounds:
-    """Bounds of delta of the clones pair, summed over the number of clones."""
+def counts_log_delta(eps0: Any, users: Any, epsilon: Any, *, bound: str) -> Bounds:
+    """Bounds of log delta of the clones pair, summed over the number of clones."""
     made = law.clones(eps0, bound)
     wanted = _countable(made, users)
-    bounds = _delta(lambda e: counts.evaluate(eps0, users, e, bound=bound, wanted=wanted), made, users, epsilon)
-    return Bounds(jnp.where(wanted, bounds.lower, 0.0), jnp.where(wanted, bounds.upper, 1.0))
+    bounds = _log_delta(lambda e: counts.evaluate(eps0, users, e, bound=bound, wanted=wanted), made, users, epsilon)
+    return Bounds(jnp.where(wanted, bounds.lower, -jnp.inf), jnp.where(wanted, bounds.upper, 0.0))
 
 
 @kernel(static=("bound",), working_set=_COUNTS_SET, large=True)
@@ -142,20 +151,23 @@ def clones_law(eps0: Any, *, bound: str) -> Law:
 
 
 _KERNELS = {
-    "delta": (contour_delta, long_delta, counts_delta),
+    "log_delta": (contour_log_delta, long_log_delta, counts_log_delta),
     "epsilon": (contour_epsilon, long_epsilon, counts_epsilon),
 }
 
 
 def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
-    """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
+    """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
-    gap: relative distance of the bounds at which work stops. sums: sizes of the long sums that may be tried.
+    gap: relative distance (of log_delta: distance) of the bounds at which work stops. sums: sizes of the long sums that
+    may be tried.
     """
+    if verb == "delta":
+        return from_logs(bounds("log_delta", made, users, target, gap, sums))
     short, long, _ = _KERNELS[verb]
     lower, upper = (np.array(side) for side in short(made, users, target))
     for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
-        rows = _wide(lower, upper, gap)
+        rows = _wide(verb, lower, upper, gap)
         if not rows.size:
             break
         some = jax.tree_util.tree_map(lambda a, rows=rows: a[rows], (made, users, target))
@@ -164,10 +176,12 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tupl
 
 
 def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6) -> Bounds:
-    """Bounds of "delta" or "epsilon" (verb) of the clones pair, flat float64 arrays of one length in, NumPy out."""
+    """Bounds of "delta", "log_delta" or "epsilon" of the clones pair, flat arrays of one length in, NumPy out."""
+    if verb == "delta":
+        return from_logs(clones_bounds("log_delta", eps0, users, target, bound, gap))
     short, _, one_by_one = _KERNELS[verb]
     lower, upper = (np.array(side) for side in short(clones_law(eps0, bound=bound), users, target))
-    rows = _wide(lower, upper, gap)
+    rows = _wide(verb, lower, upper, gap)
     rows = rows[np.argsort(users[rows] * np.exp(-eps0[rows]))]  # those of equal work together
     if rows.size:
         more = one_by_one(eps0[rows], users[rows], target[rows], bound=bound)
@@ -177,15 +191,17 @@ def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap
 
 def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> Bounds:
     """The same at one traced point."""
+    if verb == "delta":
+        return from_logs(clones_point("log_delta", eps0, users, target, bound))
     short, _, one_by_one = _KERNELS[verb]
     first = short.point(law.clones(eps0, bound), users, target)
     second = one_by_one.point(eps0, users, target, bound=bound)
     return Bounds(jnp.maximum(first.lower, second.lower), jnp.minimum(first.upper, second.upper))
 
 
-def _wide(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
+def _wide(verb: str, lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        close = (upper - lower <= gap * upper) & np.isfinite(upper)
+        close = (upper - lower <= (gap if verb == "log_delta" else gap * upper)) & np.isfinite(upper)
         return np.flatnonzero(~(close | (lower == upper)))
 
 

@@ -103,12 +103,12 @@ def _inside(users: Any, eps0: Any) -> tuple[Any, Any, Any]:
 
 @kernel(working_set=4096, large=True)
 def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
-    """Bounds of delta(epsilon) of the two directions."""
+    """Bounds of log delta(epsilon) of the two directions."""
     inside, n, local = _inside(users, eps0)
     inside = inside & (epsilon >= 0) & (epsilon < eps0)
     seen = evaluate(n, local, jnp.where(inside, epsilon, 0.5 * local))
-    lower, upper = jnp.exp(seen.lower), jnp.where(inside, jnp.exp(seen.upper), jnp.where(epsilon >= eps0, 0.0, 1.0))
-    lower = jnp.where(inside, lower, 0.0)
+    upper = jnp.where(inside, seen.upper, jnp.where(epsilon >= eps0, -jnp.inf, 0.0))
+    lower = jnp.where(inside, seen.lower, -jnp.inf)
     return Bounds(lower[0], upper[0]), Bounds(lower[1], upper[1])
 
 
