@@ -347,10 +347,8 @@ def _grids(
     for flat, t in found:
         reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
-    logs = [
-        _log_profile(flat, grid, rounds.EVERY, -800.0 if order is None else -np.inf)
-        for (flat, _), grid in zip(found, first, strict=True)
-    ]
+    deepest = -800.0 if order is None else -np.inf
+    logs = [_log_profile(flat, x, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
@@ -403,8 +401,8 @@ def _log_profile(flat: Shuffled, grid: np.ndarray, every: int = 1, deepest: floa
     place = np.arange(upper.size)
     places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
     if places.size:
-        some = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
-        upper[places] = np.fmin(upper[places], _worst("log_delta", *some, _PROFILE_GAP, _PROFILE_SUMS).upper)
+        some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
+        upper[places] = np.fmin(upper[places], _worst("log_delta", some, n, e, _PROFILE_GAP, _PROFILE_SUMS).upper)
     return upper.reshape(grid.shape)
 
 
@@ -435,8 +433,8 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
     for rows, solve in ((binary, _two_point_sides), (~binary, _homogeneous_sides)):
         places = np.flatnonzero(np.repeat(rows, size))
         if places.size:
-            some = jax.tree_util.tree_map(lambda a, p=places: np.repeat(a, size, axis=0)[p], (one, eps0))
-            for side, more in zip(both, solve(*some, users[places], epsilon[places]), strict=True):
+            laws_there, eps0_there = jax.tree_util.tree_map(lambda a, p=places: a[p // size], (one, eps0))
+            for side, more in zip(both, solve(laws_there, eps0_there, users[places], epsilon[places]), strict=True):
                 side.lower[places], side.upper[places] = more
     return rounds.by_rows(
         rounds.lower_pair, grid, z, *(Bounds(*(x.reshape(grid.shape) for x in side)) for side in both)
