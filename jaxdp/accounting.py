@@ -168,7 +168,8 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
         if usable is not True:
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
-                result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(stacks, flat)
+                finite = dominating(stacks, jnp.abs(flat))
+                result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(finite, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
             result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)

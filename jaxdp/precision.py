@@ -215,7 +215,8 @@ class Kernel:
         other = jax.tree_util.tree_leaves(exact)
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
-            agree = np.all(lower <= its_upper * (1 + _AGREEMENT)) and np.all(its_lower <= upper * (1 + _AGREEMENT))
+            slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
+            agree = np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack)
         else:
             agree = all(
                 np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)

@@ -55,8 +55,8 @@ def counts_of(eps0, users, epsilon):
 
 def wrong(found, eps0, users, epsilon):
     """How many upper bounds of log delta are below the sum over counts, and how many lower ones above."""
-    exact = bounds.counts_delta(bounds.clones_law(eps0, bound="clones"), users, epsilon)
-    return int(np.sum(found.upper < np.log(exact.lower))), int(np.sum(found.lower > np.log(exact.upper)))
+    exact = bounds.counts_log_delta(bounds.clones_law(eps0, bound="clones"), users, epsilon)
+    return int(np.sum(found.upper < exact.lower)), int(np.sum(found.lower > exact.upper))
 
 
 TAIL = "near + floor + peaks"

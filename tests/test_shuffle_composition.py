@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from jaxdp.shuffle.two_point import two_point_directions
 ROUNDING = 1e-12  # of a sum of a few thousand products here
 POINTS = [(1e3, 2.0), (1e5, 1.0), (10, 1.0), (1, 3.0), (3, 0.5), (1e12, 0.1), (100, 20.0), (1e6, 4.0)]
 USERS, EPS0 = np.array(POINTS, float).T
-DEPTHS = (1.4, 14.0)
+LOG_DELTAS = (-14.0, -140.0)
 
 
 def profile(law, epsilon):
@@ -35,14 +36,33 @@ def rows_of(mechanism):
     return spread(mechanism, np.shape(mechanism.num_users))
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_the_upper_pair_is_nowhere_below_the_round(depth):
+def grid_of(flat, log_delta):
+    """Grids for ten rounds of each row that together have this log delta."""
+    ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
+    nothing = np.full(USERS.size, np.nan)
+    return route._grids(ones, np.full(USERS.size, log_delta), nothing)[0]
+
+
+def upper_pair(grid, delta):
+    with np.errstate(divide="ignore"):
+        return rounds.by_rows(rounds.upper_pair, grid, np.log(delta))
+
+
+def lower_pair(grid, *sides):
+    with np.errstate(divide="ignore"):
+        return rounds.by_rows(
+            rounds.lower_pair, grid, np.ones(len(grid)), *(Bounds(*map(np.log, side)) for side in sides)
+        )
+
+
+@pytest.mark.parametrize("log_delta", LOG_DELTAS)
+def test_the_upper_pair_is_nowhere_below_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid = route._grid(flat, np.full(USERS.size, depth), rounds.COARSE)
+    grid, _ = grid_of(flat, log_delta)
     tiled = [np.repeat(x, grid.shape[1]) for x in (EPS0, USERS)]
     truth = bounds.clones_bounds("delta", *tiled, grid.ravel(), "clones", 1e-9)
     lower = truth.lower.reshape(grid.shape)
-    made = profile(rounds.upper_pair(grid, truth.upper.reshape(grid.shape)), grid)
+    made = profile(upper_pair(grid, truth.upper.reshape(grid.shape)), grid)
     assert (made >= lower * (1 - ROUNDING)).all()
     # not vacuous for most of the points
     assert (np.sort(made[:, 0] / np.maximum(lower[:, 0], 1e-300))[:6] <= 1 + 1e-3).all()
@@ -53,23 +73,31 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
     grid = np.linspace(0.0, 1.0, 900)[None]
     truth = (1 - grid) ** 3 * 0.2
     jitter = 1 + 1e-3 * (np.random.default_rng(0).uniform(size=grid.shape) < 0.05)
-    made = profile(rounds.upper_pair(grid, truth * jitter), grid)
+    made = profile(upper_pair(grid, truth * jitter), grid)
     assert (made >= truth * (1 - ROUNDING)).all()
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_the_lower_pair_is_a_law_nowhere_above_the_round(depth):
+@pytest.mark.parametrize("log_delta", LOG_DELTAS)
+def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid = route._grid(flat, np.full(USERS.size, depth), rounds.COARSE)
-    law = route._lower_law(flat, np.full(USERS.size, depth))
+    grid, tilt = grid_of(flat, log_delta)
+    law = route._lower_law(flat, grid, tilt)
     sides = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel())
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
     inner = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel())
-    for one, truth, middle in zip((law, swapped(law)), sides, inner, strict=True):
-        assert (np.sum(np.exp(one[1]), axis=1) <= 1 + ROUNDING).all()
-        assert (profile(one, grid) <= truth.upper.reshape(grid.shape) * (1 + ROUNDING) + 1e-300).all()
-        assert (profile(one, between) <= middle.upper.reshape(grid.shape) * (1 + ROUNDING) + 1e-300).all()
-    share = profile(law, grid)[:, 0] / np.maximum(sides[0].lower.reshape(grid.shape)[:, 0], 1e-300)
+    assert (np.sum(np.exp(law[1]), axis=1) <= 1 + ROUNDING).all()
+
+    def below(first, second):
+        """Rows in which the law is below the round whose orders are these."""
+        good = np.ones(USERS.size, bool)
+        for one, place in ((law, first), (swapped(law), second)):
+            for points, truth in ((grid, sides[place]), (between, inner[place])):
+                most = np.exp(truth.upper.reshape(grid.shape)) * (1 + ROUNDING) + 1e-300
+                good &= (profile(one, points) <= most).all(axis=1)
+        return good
+
+    assert (below(0, 1) | below(1, 0)).all()  # either order of the two inputs may be taken
+    share = profile(law, grid)[:, 0] / np.exp(sides[0].lower.reshape(grid.shape)[:, 0])
     assert (np.sort(share)[2:] >= 0.98).all()  # not vacuous for most of the points
 
 
@@ -79,7 +107,7 @@ def test_a_lower_pair_from_wide_bounds_still_is_a_law_below_the_truth():
     truth = (1 - grid) ** 3 * 0.2
     rng = np.random.default_rng(1)
     wide = Bounds(truth * (1 - 0.01 * rng.uniform(size=grid.shape)), truth * (1 + 0.01 * rng.uniform(size=grid.shape)))
-    law = rounds.lower_pair(grid, wide, wide)
+    law = lower_pair(grid, wide, wide)
     assert np.sum(np.exp(law[1])) <= 1 + ROUNDING
     assert (profile(law, grid) <= truth * (1 + ROUNDING)).all()
 
@@ -92,7 +120,7 @@ def test_the_lower_pair_needs_its_lowering(monkeypatch):
         return (math.e - np.exp(epsilon)) ** 2 / 16  # convex in e^epsilon, 0 at 1, a slope of -0.2 at 0
 
     exact = Bounds(truth(grid), truth(grid))
-    honest = profile(rounds.lower_pair(grid, exact, exact), fine)
+    honest = profile(lower_pair(grid, exact, exact), fine)
     assert (honest <= truth(fine) * (1 + ROUNDING) + 1e-15).all()
     values = truth(grid)
     slope = np.diff(values) / np.diff(np.exp(grid))
@@ -141,8 +169,8 @@ def test_two_and_three_rounds_of_few_users_enclose_the_exact_compositions(users)
         forward = two_point_pair(users, local)
         turned = [(q, p) for p, q in forward]
         response = float(max(composed_delta(pair, times, central) for pair in (forward, turned)))
-        assert clones * (1 - ROUNDING) <= upper[place] <= clones * (1 + 1e-3)
-        assert 0.85 * response <= lower[place] <= response * (1 + ROUNDING)
+        assert clones * (1 - ROUNDING) <= upper[place] <= clones * (1 + 1e-9)
+        assert 0.93 * response <= lower[place] <= response * (1 + ROUNDING)
 
 
 def test_composed_rounds_have_ordered_bounds():
@@ -155,11 +183,42 @@ def test_composed_rounds_have_ordered_bounds():
     assert (lower <= stronger).all() and (stronger < upper).all()
 
 
-def test_rounds_of_a_named_randomizer_cost_what_an_exact_sum_says():
-    """Ten rounds, delta 1e-6; values of another route, to three digits."""
-    mechanism = jaxdp.Shuffled(jaxdp.RandomizedResponse(3.0, 100), 1e4)
+# n, eps0, k, epsilon of ten rounds at delta 1e-6: values of another route, to three digits.
+TEN_ROUNDS = [(1e3, 1.0, 10, 0.275), (1e4, 3.0, 100, 0.305), (1e4, 3.0, 3, 0.753)]
+
+
+@pytest.mark.parametrize(("users", "eps0", "kinds", "exact"), TEN_ROUNDS)
+def test_ten_rounds_of_a_named_randomizer_cost_what_an_exact_sum_says(users, eps0, kinds, exact):
+    mechanism = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, kinds), users)
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(mechanism, 10), delta=1e-6)
-    assert 0.3045 < upper < 0.3055 and 0 <= lower < upper
+    assert exact - 5e-4 <= upper <= exact + 5e-4
+    assert exact * (1 - 2e-3) <= lower <= exact + 5e-4 and lower <= upper
+
+
+@pytest.mark.parametrize(
+    "randomizer",
+    [
+        jaxdp.RandomizedResponse(1.0, 2),
+        jaxdp.LocalHashing(1.0, 2, 0.0),
+        jaxdp.HadamardResponse(1.0),
+        jaxdp.LocalLaplace(1.0),
+    ],
+    ids=["binary", "hashing", "hadamard", "laplace"],
+)
+def test_composed_named_randomizers_have_the_lower_bound_of_a_data_set(randomizer):
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(randomizer, 1e4), 10), delta=1e-6)
+    assert 0.7 * upper <= lower <= upper
+
+
+@pytest.mark.parametrize("users", [2, 5])
+def test_composed_binary_response_encloses_the_exact_composition(users):
+    local, central = Fraction(math.e), Fraction(13, 10)
+    rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(math.log(local), 2), users), 3)
+    lower, upper = jaxdp.delta_bounds(rounds_of, epsilon=math.log(central))
+    forward = two_point_pair(users, local)
+    turned = [(q, p) for p, q in forward]
+    exact = float(max(composed_delta(pair, 3, central) for pair in (forward, turned)))
+    assert 0.99 * exact <= lower <= exact * (1 + ROUNDING) and exact <= upper
 
 
 def test_a_local_delta_without_a_pair_has_no_upper_bound_in_composition():

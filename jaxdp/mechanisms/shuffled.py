@@ -13,11 +13,8 @@ from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError,
 from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.renyi.excess import log_power_excess
-from jaxdp.shuffle import bounds, rounds
 
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
-_TRACED_POINTS = 96  # of a third of the grid of epsilon, where the law of a round is made under a trace
-_TRACED_DEPTH = 14.0  # -log of the delta that such a grid is made for
 
 
 @record
@@ -132,50 +129,3 @@ class Shuffled(Mechanism):
     def max_loss(self) -> Any:
         """The local epsilon."""
         return self.randomizer.max_loss()
-
-    def is_exact(self, direction: str) -> bool:
-        """False: in composition a round is a finite pair that dominates it."""
-        return False
-
-    def upper_law(self, depth: Any = _TRACED_DEPTH, order: Any = 0.0) -> LossLaw:
-        """A finite pair that dominates the round, for one parameter point."""
-        users, eps0 = xp.asarray(self.num_users, xp.float64), xp.asarray(self.max_loss(), xp.float64)
-        bound = self.chosen_bound()
-        if bound == "blanket":
-            laws = self.randomizer.upper_laws()
-            first = jax.tree_util.tree_map(lambda a: a[0], laws)
-
-            def upper(epsilon: Any) -> Any:
-                return xp.max(xp.vmap(lambda made: bounds.contour_delta.point(made, users, epsilon).upper)(laws))
-        else:
-            rate = "stronger" if bound == "stronger" else "clones"
-            first = bounds.clones_law.point(eps0, bound=rate)
-
-            def upper(epsilon: Any) -> Any:
-                return bounds.clones_point("delta", eps0, users, epsilon, rate).upper
-
-        grid = rounds.grids.point(first, users, depth, order, points=_TRACED_POINTS)
-        made = LossLaw(*rounds.upper_pair.point(grid, xp.vmap(upper)(grid)))
-        # with a positive local delta the additive term has no mass at infinity to stand for: all of it
-        leaks = xp.asarray(getattr(self.randomizer, "delta", 0.0)) > 0
-        return LossLaw(made.losses, made.log_weights, xp.where(leaks, 1.0, made.infinity))
-
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
-        """(losses, log weights under P, 0) of a finite pair that dominates the round, the same in every direction."""
-        return self.upper_law().atoms(direction)
-
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """K(z) of the finite pair of ``atoms``."""
-        return self.upper_law().log_mgf(z)
-
-    def renyi_divergence(self, order: Any) -> Any:
-        """Upper bound of R_order (infinite when the local delta is positive), by a finite pair that dominates."""
-        return self.upper_law(0.0, order).renyi_divergence(order)
-
-    def infinity_mass(self) -> Any:
-        """Mass at infinity of the finite pair of ``atoms``."""
-        return self.upper_law().infinity
-
-    def reverse_infinity_mass(self) -> Any:
-        """As ``infinity_mass``."""
-        return self.infinity_mass()

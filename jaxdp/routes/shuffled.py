@@ -23,13 +23,15 @@ from jaxdp.routes.base import Answer, Point, Route, explicit_delta, implicit_eps
 from jaxdp.routes.fourier import fourier_route
 from jaxdp.shuffle import approximate_local, bounds, contour, counts, law, rounds
 from jaxdp.shuffle.closed_form import clones_closed_form_point
-from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.two_point import two_point_delta, two_point_directions, two_point_epsilon
-from jaxdp.validate import is_traced
+from jaxdp.validate import SMALLEST, is_traced
 
 _LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
 _LOWER_SUMS = bounds.LONG_SUMS[:1]
-_PROFILE_GAP, _PROFILE_SUMS = 1e-4, bounds.LONG_SUMS[:1]  # of the values between which a round's finite pair lies
+_PROFILE_GAP, _PROFILE_SUMS = 1e-5, bounds.LONG_SUMS[:-1]  # of the values between which a round's finite pair lies
+_PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
+_TRACED_POINTS = 256
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 
 
@@ -116,10 +118,9 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
     if bound == "blanket":
         upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
-        return xp.minimum(_worst_point(verb, randomizer.lower_laws(), users, target).lower, upper), upper
-    known = isinstance(randomizer, KnownRandomizer)
-    lower = xp.zeros(()) if known else _TWO_POINT[verb].point(users, eps0, target).lower
-    local_delta = xp.zeros(()) if known else randomizer.delta
+        return jnp.minimum(_lower_point(verb, mechanism, target), upper), upper
+    lower = _lower_point(verb, mechanism, target)
+    local_delta = jnp.asarray(getattr(randomizer, "delta", 0.0))
     if bound == "closed_form":
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(
             (users, eps0, local_delta), target
@@ -138,17 +139,28 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     return xp.minimum(lower, upper), upper
 
 
+def _lower_point(verb: str, mechanism: Shuffled, target: Any) -> Any:
+    """The lower bound of some data set."""
+    randomizer, users = mechanism.randomizer, mechanism.num_users
+    if isinstance(randomizer, KnownRandomizer):
+        return _worst_point(verb, randomizer.lower_laws(), users, target).lower
+    return _TWO_POINT[verb].point(users, randomizer.max_loss(), target).lower
+
+
 def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
     short, long = (
-        (bounds.contour_delta, bounds.long_delta) if verb == "delta" else (bounds.contour_epsilon, bounds.long_epsilon)
+        (bounds.contour_log_delta, bounds.long_log_delta)
+        if verb == "delta"
+        else (bounds.contour_epsilon, bounds.long_epsilon)
     )
 
     def one(made: Law) -> Bounds:
         first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
         return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
-    found = xp.vmap(one)(laws)
-    return Bounds(xp.max(found.lower), xp.max(found.upper))
+    found = jax.vmap(one)(laws)
+    found = bounds.from_logs(found) if verb == "delta" else found
+    return Bounds(jnp.max(found.lower), jnp.max(found.upper))
 
 
 def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
@@ -238,9 +250,7 @@ def _closed_form_points() -> tuple[Point, Point]:
 
     def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(parameters(p), target)
-        known = isinstance(p.randomizer, KnownRandomizer)
-        lower = 0.0 if known else _TWO_POINT[verb].point(p.num_users, p.randomizer.max_loss(), target).lower
-        return xp.minimum(lower, upper), upper
+        return jnp.minimum(_lower_point(verb, p, target), upper), upper
 
     return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
         lambda p, e: _both_sides(lambda x: solve("delta", p, x), e), smooth, jax.jacfwd
@@ -283,102 +293,240 @@ class _Rounds:
         return _answer(self.verb, flat, target, None, gap)[:2]
 
     def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
-        runs = sum(np.sum(times, axis=1) for _, times in params)
-        depth = -np.log(np.clip(target, 1e-300, 1.0)) if self.verb == "epsilon" else np.full(target.shape, 14.0)
-        depth = depth / np.maximum(runs, 1.0)
+        unknown = np.full(target.shape, np.nan)
+        by_delta = self.verb == "epsilon"
+        log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
+        grids = _grids(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-        def side(lower: bool) -> tuple[Any, Any]:
-            stacks = tuple(_finite(record, times, depth, lower) for record, times in params)
-            route = fourier_route(stacks, self.direction)
-            sources = route.epsilon if self.verb == "epsilon" else route.delta
-            (found,) = intersect(self.verb, [sources], stacks, target, max(gap, _LOWER_GAP) if lower else gap)
+        def side(make: Callable[[Shuffled, np.ndarray, np.ndarray], Any], gap: float) -> tuple[Any, Any]:
+            stacks = _replaced(params, grids, make)
+            sources = getattr(fourier_route(stacks, self.direction), self.verb)
+            (found,) = intersect(self.verb, [sources], stacks, target, gap)
             return found
 
-        upper = side(False)[1]
-        return np.fmin(side(True)[0], upper), upper
+        upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], self._without_loss_beyond(params, target))
+        return np.fmin(side(_lower_law, max(gap, _LOWER_GAP))[0], upper), upper
+
+    def _without_loss_beyond(self, params: Any, target: np.ndarray) -> np.ndarray:
+        """No composition costs more than the sum of the largest losses."""
+        largest = sum(np.sum(np.where(t > 0, t * r.max_loss(), 0.0), axis=1) for r, t in params) * (1 + 1e-12)
+        return largest if self.verb == "epsilon" else np.where(target >= largest, 0.0, 1.0)
 
 
-def _finite(record: Any, times: Any, depth: np.ndarray, lower: bool) -> Stack:
-    """The stack, shuffled rounds replaced by finite laws that dominate them, or that they dominate (lower)."""
-    if not isinstance(record, Shuffled):
-        return record, times
-    flat: Any = jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
-    each = np.repeat(depth, times.shape[1])
-    made = _lower_law(flat, each) if lower else _upper_law(flat, each)
-    return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in made)), times
+def _flat(record: Shuffled) -> Any:
+    return jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
 
 
-def _grid(flat: Shuffled, depth: np.ndarray, points: int, order: Any = 0.0) -> np.ndarray:
-    randomizer = flat.randomizer
-    if isinstance(randomizer, KnownRandomizer):
-        laws = upper_laws(randomizer)
-        # of the pairs of inputs the one with the largest loss, where delta of all pairs ends
-        largest = np.argmax(np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1), axis=-1)
-        made = jax.tree_util.tree_map(lambda a: a[np.arange(largest.size), largest], laws)
-    else:
-        made = bounds.clones_law(randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
-    return rounds.grids(made, flat.num_users, depth, np.broadcast_to(order, depth.shape), points=points)
-
-
-def _profile(flat: Shuffled, grid: np.ndarray) -> np.ndarray:
-    """Upper bounds of delta on a grid, rows of epsilons."""
-    tiled = jax.tree_util.tree_map(lambda a: np.repeat(a, grid.shape[1], axis=0), flat)
-    if flat.chosen_bound() != "blanket":
-        return one_round("delta", tiled, grid.ravel(), 1e-7).upper.reshape(grid.shape)
-    lower, upper = (np.array(side).reshape(grid.shape) for side in _blanket(tiled, grid.ravel(), ()))
-    # Long sums take most of the time: they are made at every fourth point, with chords between (delta is convex).
-    wide = upper - lower > _PROFILE_GAP * upper
-    known = ~wide | (np.arange(grid.shape[1]) % 4 == 0)
-    known[:, -1] = True
-    places = np.flatnonzero(known & wide)
-    if places.size:
-        some = jax.tree_util.tree_map(lambda a: a[places], tiled)
-        upper.ravel()[places] = np.fmin(upper.ravel()[places], _blanket(some, grid.ravel()[places], _PROFILE_SUMS)[1])
-        with np.errstate(over="ignore"):
-            for row, odds, some in zip(upper, np.expm1(grid), known, strict=True):
-                row[:] = np.fmin(row, np.interp(odds, odds[some], row[some]) * (1 + 1e-14))
-    return upper
-
-
-def _blanket(flat: Shuffled, epsilon: np.ndarray, sums: tuple[int, ...]) -> Bounds:
-    return _worst("delta", upper_laws(flat.randomizer), flat.num_users, epsilon, _PROFILE_GAP, sums)
-
-
-def _upper_law(flat: Shuffled, depth: np.ndarray, order: Any = 0.0, points: int = rounds.POINTS) -> Any:
-    grid = _grid(flat, depth, points, order)
-    losses, weights, infinity = rounds.upper_pair(grid, _profile(flat, grid))
-    # with a positive local delta the additive term has no mass at infinity to stand for: all of it
-    leaks = np.asarray(getattr(flat.randomizer, "delta", 0.0)) > 0
-    return losses, weights, np.where(leaks, 1.0, infinity)
-
-
-def _lower_law(flat: Shuffled, depth: np.ndarray) -> Any:
-    grid = _grid(flat, depth, rounds.COARSE)
-    size = grid.shape[1]
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    if isinstance(flat.randomizer, KnownRandomizer):
-        one = jax.tree_util.tree_map(lambda a: np.repeat(a[:, 0], size, axis=0), lower_laws(flat.randomizer))
-        both = [bounds.bounds("delta", side, users, epsilon, _LOWER_GAP, ()) for side in (one, one.swapped())]
-    else:
-        both = two_point_directions(users, np.repeat(flat.randomizer.epsilon, size), epsilon)
-    return rounds.lower_pair(grid, *(Bounds(*(side.reshape(grid.shape) for side in each)) for each in both))
-
-
-def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Concrete stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order."""
-    made = []
+def _replaced(
+    stacks: tuple[Stack, ...],
+    grids: list[tuple[np.ndarray, np.ndarray]],
+    make: Callable[[Shuffled, np.ndarray, np.ndarray], Any],
+) -> tuple[Stack, ...]:
+    """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
+    left, made = iter(grids), []
     for record, times in stacks:
         if isinstance(record, Shuffled):
-            flat: Any = jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
-            orders = np.repeat(np.where(np.isfinite(order), order, 1e9), times.shape[1])
-            law = _upper_law(flat, np.zeros(orders.shape), orders, rounds.MANY)
+            law = make(_flat(record), *next(left))
             record = LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in law))
         made.append((record, times))
     return tuple(made)
 
 
+def _grids(
+    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Grids of epsilon for the shuffled rounds of the stacks, one row a round, and the tilts that they are made for.
+
+    Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
+    order.
+    """
+    found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
+    first = []
+    for flat, t in found:
+        reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
+        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
+    deepest = -800.0 if order is None else -np.inf
+    logs = [_log_profile(flat, x, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    if order is None:
+        rows = log_delta.shape[0]
+        wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
+        times = np.concatenate([t for _, t in found], axis=1)
+        z, total = rounds.by_rows(rounds.tilt, *wide, times, log_delta, epsilon)
+        log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
+    else:
+        z, log_end = order, np.full(order.shape, -np.inf)
+    made = []
+    for (_, t), grid, log in zip(found, first, logs, strict=True):
+        each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
+        made.append((rounds.by_rows(rounds.refined, grid, log, each, end, points=points), each))
+    return made
+
+
+def _widest_law(flat: Shuffled) -> Law:
+    """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
+    if not isinstance(flat.randomizer, KnownRandomizer):
+        return bounds.clones_law(flat.randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
+    laws = upper_laws(flat.randomizer)
+    return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
+
+
+def _chosen(laws: Law, score: np.ndarray) -> Law:
+    best = np.argmax(score, axis=-1)
+    return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
+
+
+def _log_profile(flat: Shuffled, grid: np.ndarray, every: int = 1, deepest: float = -np.inf) -> np.ndarray:
+    """Upper bounds of log delta on a grid, rows of epsilons.
+
+    every: long sums are made at every so many points only (delta is convex: the pairs take chords between them), and
+    not beyond a point where log delta is below ``deepest``.
+    """
+    size, bound = grid.shape[1], flat.chosen_bound()
+    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
+    if bound == "closed_form":
+        eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
+        with np.errstate(divide="ignore"):
+            return np.log(_closed_form_delta((users, eps0, local_delta), epsilon)).reshape(grid.shape)
+    if bound != "blanket":
+        eps0 = np.repeat(flat.randomizer.max_loss(), size)
+        return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, _PROFILE_GAP).upper.reshape(grid.shape)
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
+    lower, upper = _worst("log_delta", laws, users, epsilon, _PROFILE_GAP, ())
+    with np.errstate(invalid="ignore"):
+        wide = (upper > -np.inf) & ~(upper - lower <= _PROFILE_GAP)
+    # a point right of one where delta is as small as that has no mass that counts
+    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
+    place = np.arange(upper.size)
+    places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
+    if places.size:
+        some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
+        upper[places] = np.fmin(upper[places], _worst("log_delta", some, n, e, _PROFILE_GAP, _PROFILE_SUMS).upper)
+    return upper.reshape(grid.shape)
+
+
+def _upper_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray) -> Any:
+    losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid))
+    return losses, weights, _leaking(flat.randomizer, infinity, np)
+
+
+def _leaking(randomizer: Any, infinity: Any, xp: Any) -> Any:
+    """With a positive local delta the additive term has no mass at infinity to stand for: all of it."""
+    return xp.where(xp.asarray(getattr(randomizer, "delta", 0.0)) > 0, 1.0, infinity)
+
+
+def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
+    size = grid.shape[1]
+    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
+    randomizer = flat.randomizer
+    if isinstance(randomizer, KnownRandomizer):
+        laws = lower_laws(randomizer)
+        base = np.where(laws.base > 0, laws.base, 1.0)
+        apart = np.sum(np.where(laws.base > 0, (laws.first - laws.second) ** 2 / base, 0.0), axis=-1)
+        one = _chosen(laws, apart)
+        binary = _is_binary(one)
+        eps0 = np.where(binary, np.max(one.loss, axis=-1), 0.0)
+    else:
+        one, binary, eps0 = None, np.ones(len(grid), bool), randomizer.epsilon
+    both = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
+    for rows, solve in ((binary, _two_point_sides), (~binary, _homogeneous_sides)):
+        places = np.flatnonzero(np.repeat(rows, size))
+        if places.size:
+            laws_there, eps0_there = jax.tree_util.tree_map(lambda a, p=places: a[p // size], (one, eps0))
+            for side, more in zip(both, solve(laws_there, eps0_there, users[places], epsilon[places]), strict=True):
+                side.lower[places], side.upper[places] = more
+    return rounds.by_rows(
+        rounds.lower_pair, grid, z, *(Bounds(*(x.reshape(grid.shape) for x in side)) for side in both)
+    )
+
+
+def _is_binary(one: Law) -> np.ndarray:
+    """Rows whose reports take two values only, each input as likely to send one as the other is to send the other."""
+    mirrored = np.sum(one.first, axis=-1) - np.max(one.first, axis=-1) == np.min(
+        np.where(one.second > 0, one.second, 1.0), axis=-1
+    )
+    same = np.max(one.first, axis=-1) == np.max(one.second, axis=-1)
+    return (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2) & mirrored & same
+
+
+def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
+    return two_point_directions(users, eps0, epsilon)
+
+
+def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bounds]:
+    return [bounds.bounds("log_delta", side, users, epsilon, _LOWER_GAP, _LOWER_SUMS) for side in (one, one.swapped())]
+
+
+# ---- composition, one traced point ----
+
+
+def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
+    users, eps0 = jnp.asarray(record.num_users, jnp.float64), jnp.asarray(record.max_loss(), jnp.float64)
+    bound = record.chosen_bound()
+    if bound == "blanket":
+        laws = record.randomizer.upper_laws()
+        widest = jax.tree_util.tree_map(lambda a: a[0], laws)
+
+        def upper(e: Any) -> Any:
+            return jnp.max(jax.vmap(lambda made: bounds.contour_log_delta.point(made, users, e).upper)(laws))
+    else:
+        rate = "stronger" if bound == "stronger" else "clones"
+        widest = law.clones(eps0, rate)
+
+        def upper(e: Any) -> Any:
+            return bounds.clones_point("log_delta", eps0, users, e, rate).upper
+
+    def look(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        grid, _ = state
+        logs = jax.vmap(upper)(grid)
+        if order is None:
+            z, total = rounds.tilt(grid[None], logs[None], times[None], log_delta, epsilon)
+            log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
+        else:
+            z, log_end = order, jnp.asarray(-jnp.inf)
+        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
+        return jnp.where(i == 0, finer, grid), logs
+
+    first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
+    grid, logs = jax.lax.fori_loop(0, 2, look, (first, jnp.zeros(_TRACED_POINTS)))
+    losses, weights, infinity = rounds.upper_pair(grid, logs)
+    return LossLaw(losses, weights, _leaking(record.randomizer, infinity, jnp))
+
+
+def _traced_laws(stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None) -> tuple[Stack, ...]:
+    """The stacks of one traced point, shuffled rounds replaced by finite laws that dominate them."""
+    return tuple(
+        (jax.vmap(lambda r, t: _traced_law(r, t, log_delta, epsilon, order))(record, times), times)
+        if isinstance(record, Shuffled)
+        else (record, times)
+        for record, times in stacks
+    )
+
+
+def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
+    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order."""
+    if not any(isinstance(record, Shuffled) for record, _ in stacks):
+        return stacks
+    if is_traced((stacks, order)):
+        nan = jnp.asarray(jnp.nan)
+        return jax.vmap(lambda s, v: _traced_laws(s, nan, nan, v))(stacks, order)
+    grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, 1e9), rounds.MANY)
+    return _replaced(stacks, grids, _upper_law)
+
+
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are shuffled rounds."""
-    traced = fourier_route(stacks, direction) if is_traced(stacks) else None
-    points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
-    return Route(stacks, (_Rounds("epsilon", direction),), (_Rounds("delta", direction),), *points)
+
+    def traced(verb: str) -> Point:
+        def solve(params: Any, target: Any) -> tuple[Any, Any]:
+            nan = jnp.asarray(jnp.nan)
+            log_target = jnp.log(jnp.clip(target, SMALLEST, 1.0))
+            made = _traced_laws(params, *((log_target, nan) if verb == "epsilon" else (nan, jnp.maximum(target, 0.0))))
+            route = fourier_route(jax.tree_util.tree_map(lambda x: x[None], made), direction)
+            _, upper = (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)
+            return jnp.zeros_like(upper), upper
+
+        return jax.jit(solve)
+
+    return Route(
+        stacks, (_Rounds("epsilon", direction),), (_Rounds("delta", direction),), traced("epsilon"), traced("delta")
+    )

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.arrays import xp
 from jaxdp.bounds import Bounds
 from jaxdp.precision import canary, kernel
+from jaxdp.rounding import ULP
 from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
@@ -35,18 +37,26 @@ _SLACK = 2e-13  # rounding of log(delta)
 Evaluate = Callable[[Any], Evaluation]
 
 
-def _delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+    """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
-    single = contour.sum_at(made, users, epsilon).single
+    single = xp.log(contour.sum_at(made, users, epsilon).single)
     seen = evaluate(safe)
-    upper = xp.where(inside, xp.minimum(xp.exp(seen.upper), single), single)
-    upper = xp.where(epsilon >= largest, 0.0, xp.clip(upper, LEAST_DELTA, 1.0))
+    upper = xp.where(inside, xp.minimum(seen.upper, single), single)
+    upper = xp.where(epsilon >= largest, -xp.inf, xp.minimum(upper, 0.0))
     good = (epsilon >= 0) & ~xp.isnan(upper) & (users >= 1)
-    lower = xp.where(inside & good & ~xp.isnan(seen.lower), xp.exp(seen.lower), 0.0)
-    upper = xp.where(good, upper, 1.0)
+    lower = xp.where(inside & good & ~xp.isnan(seen.lower), seen.lower, -xp.inf)
+    upper = xp.where(good, upper, 0.0)
     return Bounds(xp.minimum(lower, upper), upper)
+
+
+def from_logs(logs: Bounds) -> Bounds:
+    """Bounds of delta from those of log delta; an upper one that underflows is `LEAST_DELTA`."""
+    xp = jnp if isinstance(logs.upper, jax.Array) else np
+    upper = xp.clip(xp.exp(logs.upper) * (1 + 8 * ULP), LEAST_DELTA, 1.0)
+    return Bounds(xp.exp(logs.lower) * (1 - 8 * ULP), xp.where(logs.upper == -xp.inf, 0.0, upper))
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
@@ -93,51 +103,49 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any 
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-@kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
-def contour_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
-    """Bounds of delta with 13 nodes."""
-    return _delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
+_short = kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
+_long = kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
+_counts = kernel(
+    static=("lanes",),
+    working_set=_COUNTS_SET,
+    large=True,
+    costly=lambda lanes: lanes > 1,
+    bounds=True,
+    by_numpy=64,
+)
 
 
-@kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
+@_short
+def contour_log_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
+    """Bounds of log delta with 13 nodes."""
+    return _log_delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
+
+
+@_short
 def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
     """Bounds of epsilon with 13 nodes."""
     return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
 
 
-@kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
-def long_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
-    """Bounds of delta with as many nodes as it takes, up to most_nodes."""
-    return _delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
+@_long
+def long_log_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
+    """Bounds of log delta with as many nodes as it takes, up to most_nodes."""
+    return _log_delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
 
 
-@kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
+@_long
 def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
     """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
     return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
 
 
-@kernel(
-    static=("lanes",),
-    working_set=_COUNTS_SET,
-    large=True,
-    costly=lambda lanes: lanes > 1,
-    bounds=True,
-    by_numpy=64,
-)
-def counts_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
-    """Bounds of delta, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
+@_counts
+def counts_log_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
+    """Bounds of log delta, summed over how often each outcome occurs; for laws that are `countable`."""
+    return _log_delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
 
 
-@kernel(
-    static=("lanes",),
-    working_set=_COUNTS_SET,
-    large=True,
-    costly=lambda lanes: lanes > 1,
-    bounds=True,
-    by_numpy=64,
-)
+@_counts
 def counts_epsilon(made: Law, users: Any, delta: Any, *, lanes: int = 1) -> Bounds:
     """Bounds of epsilon, summed over how often each outcome occurs; for laws that are `countable`."""
     return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta)
@@ -150,7 +158,7 @@ def clones_law(eps0: Any, *, bound: str) -> Law:
 
 
 _KERNELS = {
-    "delta": (contour_delta, long_delta, counts_delta),
+    "log_delta": (contour_log_delta, long_log_delta, counts_log_delta),
     "epsilon": (contour_epsilon, long_epsilon, counts_epsilon),
 }
 
@@ -176,11 +184,13 @@ def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
 
 
 def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
-    """Bounds of "delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
+    """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
-    gap: relative distance of the bounds at which work stops. sums: how many nodes may be tried, or the same work in
-    sums over counts.
+    gap: relative distance (of log_delta: distance) of the bounds at which work stops. sums: how many nodes may be
+    tried, or the same work in sums over counts.
     """
+    if verb == "delta":
+        return from_logs(bounds("log_delta", made, users, target, gap, sums))
     short, long, one_by_one = _KERNELS[verb]
     missing = _COMMON_OUTCOMES - made.first.shape[-1]
     if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
@@ -188,7 +198,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tupl
     lower, upper = (np.array(side) for side in short(made, users, target))
     terms = countable(made, users) / _TERMS_A_NODE
     for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
-        rows = _wide(lower, upper, gap)
+        rows = _wide(verb, lower, upper, gap)
         few = terms[rows] <= nodes
         counted, rest = rows[few], rows[~few]
         counted = counted[np.argsort(terms[counted])]  # those of equal work together
@@ -206,21 +216,23 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tupl
 
 
 def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6) -> Bounds:
-    """Bounds of "delta" or "epsilon" (verb) of the clones pair, flat float64 arrays of one length in, NumPy out."""
+    """Bounds of "delta", "log_delta" or "epsilon" of the clones pair, flat arrays of one length in, NumPy out."""
     return bounds(verb, clones_law(eps0, bound=bound), users, target, gap, _CLONES_SUMS)
 
 
 def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> Bounds:
     """The same at one traced point."""
+    if verb == "delta":
+        return from_logs(clones_point("log_delta", eps0, users, target, bound))
     short, _, one_by_one = _KERNELS[verb]
     made = law.clones(eps0, bound)
     first, second = (solve.point(made, users, target) for solve in (short, one_by_one))
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-def _wide(lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
+def _wide(verb: str, lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        close = (upper - lower <= gap * upper) & np.isfinite(upper)
+        close = (upper - lower <= (gap if verb == "log_delta" else gap * upper)) & np.isfinite(upper)
         return np.flatnonzero(~(close | (lower == upper)))
 
 

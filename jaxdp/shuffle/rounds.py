@@ -1,131 +1,230 @@
-"""Finite pairs around one shuffled round, for composition: from certified values of delta on a grid of epsilon.
+"""Finite pairs around one shuffled round, for composition and moments, from certified log delta on a grid of epsilon.
 
-Upper pair: the piecewise linear function of e^epsilon through upper bounds of delta. Lower pair: one through lower
-bounds, lowered by what convexity alone allows delta to lie below a chord. Proofs: notebooks/proofs/shuffle.md, section
-11.
+Upper pair: the piecewise linear function of a = e^epsilon through upper bounds of delta. Lower pair: one through lower
+bounds, lowered by what convexity alone allows delta to lie below a chord. The grid is made twice: the first one finds
+where the mass is that a composition or a moment looks at, and the second one is fine there. Proofs:
+notebooks/proofs/shuffle.md, section 11.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import numpy as np
 
-from jaxdp.arrays import xp
+from jaxdp.arrays import on_host, xp
 from jaxdp.bounds import Bounds
-from jaxdp.precision import kernel
+from jaxdp.rounding import ULP
 from jaxdp.shuffle.law import Law
-from jaxdp.special import normal_quantiles
+from jaxdp.special import log1mexp, log_expm1
 from jaxdp.validate import SMALLEST
 
-# Points of each half of a grid's bulk: for composition, for lower bounds, which need not be close, and for one moment.
-POINTS, COARSE, MANY = 1200, 200, 2048
-_WIDE, _FAR = 64, 96
-_LEAST_CELL = 1e-3  # of a round's standard deviation
-_UNITS = 2e-15  # eighteen units of rounding: what a difference of two values may lack, relative to the two
+POINTS, MANY = 384, 3456  # of a grid: for composition, for one moment
+_DEEPEST = 40.0  # standard deviations of the loss that the first grid covers evenly: delta is below 1e-308 there
+_UNBOUNDED = 60.0  # end of a grid where the loss is not bounded
+_FAR, _EDGE = 1 / 8, 1 / 8  # of the points of the first grid: beyond these deviations; next to the largest loss
+LOG_SHARE = -23.0  # log of the share of the composed delta that may become mass at infinity
+_LEAST_LOG = -690.0  # a mass at infinity below e^_LEAST_LOG would come near the smallest double
+_TILTS = np.geomspace(1e-3, 1e3, 49)
+_UNTILTED, _AROUND = 0.05, 0.15  # weights beside that of the tilted bulk: of the untilted one, of the rest
+EVERY = 8  # of so many points of the first grid one is worth a long sum
+_CHARGE = 16 * ULP  # relative, of a slope or a chord, for each unit of the logarithms that it is made from
 
 
-@kernel(static=("points",), working_set=4 * POINTS, by_numpy=64)
-def grids(law: Law, users: Any, depth: Any, order: Any, *, points: int = POINTS) -> Any:
-    """Epsilons from 0 to the largest loss, close where a composition of rounds looks.
+def by_rows(point: Callable[..., Any], *args: Any, **static: Any) -> Any:
+    """A function of this file for every row of a batch, by NumPy: milliseconds a row, and nothing to compile."""
+    size = jax.tree_util.tree_leaves(args)[0].shape[0]
+    with on_host():
+        made = [point(*jax.tree_util.tree_map(lambda x, i=i: x[i], args), **static) for i in range(size)]
+    return jax.tree_util.tree_map(lambda *rows: np.stack(rows), *made)
 
-    depth: nats that each round contributes to -log delta of the composition. order: that of the moment to be computed,
-    or 0. Cells are smallest where the loss is, under no tilt and under the one that depth and order ask for, in steps
-    that go with the density to the power -1/3.
+
+def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any:
+    """Epsilons from 0 to the largest loss: even over the deviations of the loss, then geometric, close at the end.
+
+    order: that of a moment, which looks order deviation^2 farther; or 0.
     """
     live = law.base > 0
     base = xp.where(live, law.base, 1.0)
-    spread = xp.sqrt(xp.sum(xp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
-    cap = law.largest_loss()
-    cap = xp.where(xp.isfinite(cap), cap, 60.0)
-    spread = xp.minimum(spread, cap)
-    tilt = xp.minimum(xp.sqrt(2 * depth) + order * spread, cap / spread)
-    quantiles = normal_quantiles(points, 3.0)
-    near = xp.concatenate([quantiles[points // 2 :], quantiles + tilt])
-    wide = xp.linspace(0.0, 1.0, _WIDE + 1)[1:-1]
-    far = xp.exp(xp.linspace(xp.log(1e-3), 0.0, _FAR + 1))[:-1]
-    steps = xp.concatenate([spread * near, spread * (12.0 + 2 * tilt) * wide, cap * wide, cap * far])
-    # points closer than that are one: a slope of a narrow cell is nothing but the errors of its two ends
-    least = _LEAST_CELL * spread
-    steps = xp.minimum(xp.round(xp.abs(steps) / least) * least, cap * (1 - 1e-4))
-    return xp.concatenate([xp.zeros(1), xp.sort(steps), cap[None]])
+    deviation = xp.sqrt(xp.sum(xp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
+    cap = xp.max(xp.where(law.first > 0, law.loss, -xp.inf))
+    cap = xp.where(xp.isfinite(cap), cap, _UNBOUNDED)
+    reach = xp.maximum(xp.minimum((_DEEPEST + 2 * order * deviation) * deviation, cap), 1e-6 * cap)
+    far, edge = int(_FAR * points), int(_EDGE * points)
+    even = reach * xp.linspace(0.0, 1.0, points - far - edge)
+    beyond = reach * (cap / xp.where(reach > 0, reach, 1.0)) ** xp.asarray(np.linspace(0.0, 1.0, far + 1)[1:])
+    end = cap - reach * xp.asarray(np.geomspace(0.3, 1e-5, edge))
+    return xp.sort(xp.concatenate([even, beyond[:-1], xp.maximum(end, 0.0), xp.reshape(cap, (1,))]))
 
 
-class _Cells(NamedTuple):
-    """Widths in e^epsilon of the cells of a grid, 1 for those of none, and which have some."""
-
-    width: Any
-    some: Any
-
-    def slope(self, left: Any, right: Any) -> Any:
-        """(right - left)/width of every cell."""
-        return (right - left) / self.width
+def _log_widths(grid: Any) -> Any:
+    """Log of the width in e^epsilon of every cell; -inf for those of none."""
+    step = grid[1:] - grid[:-1]
+    return xp.where(step > 0, grid[:-1] + log_expm1(xp.where(step > 0, step, 1.0)), -xp.inf)
 
 
-def _cells(grid: Any) -> _Cells:
-    width = xp.exp(grid[:-1]) * xp.expm1(grid[1:] - grid[:-1])
-    return _Cells(xp.where(width > 0, width, 1.0), width > 0)
+def _log_falls(grid: Any, logs: Any) -> Any:
+    """Log of minus the slope in e^epsilon of nonincreasing values, cell by cell; -inf where they do not fall."""
+    width = _log_widths(grid)
+    rise = logs[1:] - xp.where(logs[:-1] > -xp.inf, logs[:-1], 0.0)
+    falls = (logs[:-1] > -xp.inf) & (rise < 0) & (width > -xp.inf)
+    return xp.where(falls, logs[:-1] + log1mexp(xp.where(falls, rise, -1.0)) - xp.where(falls, width, 0.0), -xp.inf)
 
 
-def _masses(slope: Any, error: Any, sign: float) -> Any:
-    """Masses under Q at the right ends of cells from nondecreasing slopes, rounded by the errors of both slopes."""
-    following = xp.append(slope[1:], 0.0)
-    return xp.maximum(following - slope + sign * (error + xp.append(error[1:], 0.0)), 0.0)
+def _chorded(grid: Any, logs: Any) -> Any:
+    """The values lowered to chords of others: nearly convex in e^epsilon, and no lower than the convex hull."""
+    size = grid.shape[0]
+    place = xp.arange(size)
+    spans = xp.asarray([2**k for k in range(size.bit_length() - 2, -1, -1)] * 2)
+
+    def lower(i: Any, logs: Any) -> Any:
+        left, right = xp.maximum(place - spans[i], 0), xp.minimum(place + spans[i], size - 1)
+        before, after, whole = grid - grid[left], grid[right] - grid, grid[right] - grid[left]
+        ends = (
+            xp.where(before > 0, log_expm1(xp.where(before > 0, before, 1.0)), -xp.inf),
+            xp.where(after > 0, before + log_expm1(xp.where(after > 0, after, 1.0)), -xp.inf),
+        )
+        chord = xp.logaddexp(ends[0] + logs[right], ends[1] + logs[left])
+        chord = chord - log_expm1(xp.where(whole > 0, whole, 1.0))
+        size_of = xp.where(chord > -xp.inf, xp.abs(chord) - xp.log(xp.where(whole > 0, whole, 1.0)), 0.0)
+        return xp.where(whole > 0, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
+
+    return xp.fori_loop(0, spans.shape[0], lower, logs)
 
 
-@kernel(working_set=16 * POINTS, by_numpy=64)
-def upper_pair(grid: Any, delta: Any) -> tuple[Any, Any, Any]:
+def _log_masses(falls: Any) -> Any:
+    """Log masses under Q at the right ends of cells from nonincreasing falls, raised by the errors of both slopes."""
+    following = xp.concatenate([falls[1:], xp.full(1, -xp.inf)])
+    live = falls > following
+    mass = xp.where(live, falls + log1mexp(xp.where(live, following - falls, -1.0)), -xp.inf)
+    charge = xp.where(falls > -xp.inf, falls + xp.log(_CHARGE * (32 + xp.abs(falls))), -xp.inf)
+    return xp.logaddexp(mass, charge)
+
+
+def _log_upper_masses(grid: Any, logs: Any) -> Any:
+    logs = _chorded(grid, xp.cummin(logs))
+    # nowhere smaller and convex: seen from the right end, each slope is at least as steep as all on its right
+    return _log_masses(xp.cummax(_log_falls(grid, xp.cummin(logs))[::-1])[::-1])
+
+
+def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
 
-    grid: as from `grids`; delta: upper bounds there.
+    grid: increasing epsilons from 0; logs: upper bounds of log delta there. The last one becomes mass at infinity.
     """
-    delta = xp.cummin(delta)
-    cells = _cells(grid)
-    slope = cells.slope(delta[:-1], delta[1:])
-    # convex and nowhere smaller: seen from the right end, each slope at most those on its right
-    slope = xp.cummin(xp.where(cells.some, slope, 0.0), reverse=True)
-    mass = _masses(slope, _UNITS * xp.abs(slope), 1.0)
-    return _symmetric(grid[1:], mass, mass, xp.minimum(delta[-1], 1.0), up=True)
+    mass = _log_upper_masses(grid, logs)
+    last = xp.min(logs)
+    infinity = xp.where(last > -xp.inf, xp.maximum(xp.exp(last) * (1 + 4 * ULP), SMALLEST), 0.0)
+    return _symmetric(grid[1:], mass, mass, infinity, 1.0)
 
 
-def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, up: bool) -> tuple[Any, Any, Any]:
-    """Masses under Q at positive losses, for the pair and for its swap; what is missing of 1 has loss 0."""
-    under_p = mass * xp.exp(losses)
-    rest = 1 - infinity - xp.sum(under_p) - xp.sum(turned) + (1e-15 if up else -1e-15) * losses.shape[0]
+def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
+    """From log masses under Q at positive losses, of the pair and of its swap; what is missing of 1 has loss 0."""
+    under_p = mass + losses
+    total = xp.sum(xp.exp(under_p)) + xp.sum(xp.exp(turned))
+    rest = 1 - infinity - total + sign * 16 * ULP * losses.shape[0]
     # more finite mass than 1 - infinity would have to be carried into the composed mass at infinity: give up instead
     infinity = xp.where((rest < 0) & (infinity > 0), 1.0, infinity)
-    rest = xp.maximum(rest, 0.0)
-    masses = xp.concatenate([under_p, turned, rest[None]])
-    logs = xp.log(xp.where(masses > 0, masses, 1.0))
-    logs = logs + (4e-16 if up else -4e-16) * (1 + xp.abs(logs))  # units of rounding of the logarithm and of the mass
-    return xp.concatenate([losses, -losses, xp.zeros(1)]), xp.where(masses > 0, logs, -xp.inf), infinity
+    rest = xp.where(rest > 0, xp.log(xp.where(rest > 0, rest, 1.0)), -xp.inf)
+    logs = xp.concatenate([under_p, turned, xp.reshape(rest, (1,))])
+    logs = logs + xp.where(logs > -xp.inf, sign * 4 * ULP * (1 + xp.abs(logs)), 0.0)
+    return xp.concatenate([losses, -losses, xp.zeros(1)]), logs, infinity
+
+
+def tilt(grids: Any, logs: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
+    """(z, log delta): where the Chernoff bound of a composition is least, and its delta.
+
+    grids, logs: (rounds, points), the first grids and upper bounds there; times: (rounds,). Either log_delta or epsilon
+    is the target, the other is NaN. Nothing depends on their being right but how close the pairs will be.
+    """
+    masses = xp.vmap(_log_upper_masses)(grids, logs)
+    losses = grids[:, 1:]
+    rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(masses) * (1 + xp.exp(losses)), axis=1), SMALLEST))
+    deviation = xp.sqrt(xp.sum(times * xp.sum(xp.exp(masses) * losses**2, axis=1)) + SMALLEST)
+
+    def at(z: Any) -> Any:
+        parts = xp.logaddexp(masses + (1 + z) * losses, masses - z * losses)
+        return xp.sum(times * xp.logaddexp(xp.logsumexp(parts, axis=1), rest))
+
+    by_delta = ~xp.isnan(log_delta)
+    start = xp.where(by_delta, xp.sqrt(2 * xp.abs(log_delta)), 4.0) / deviation
+    z = xp.asarray(_TILTS) * start
+    k = xp.lax_map(at, z)
+    best = xp.argmin(xp.where(by_delta, (k - log_delta) / z, k - z * epsilon))
+    return z[best], xp.where(by_delta, log_delta, xp.minimum(k[best] - z[best] * epsilon, 0.0) - 8.0)
+
+
+def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS) -> Any:
+    """A grid that is fine where e^(z epsilon) delta is large, from 0 to where log delta is at most log_end.
+
+    The error of a chord goes with the mass in its cell times its squared width: steps go with the density to the power
+    -1/3. Farther away they grow slowly, because a chord there overshoots by e^(z width).
+    """
+    logs = _chorded(grid, xp.cummin(logs))
+    log_end = xp.where(log_end < _LEAST_LOG, -xp.inf, log_end)
+    end = xp.min(xp.where(logs <= log_end, grid, grid[-1]))
+    ends = xp.minimum(grid, end)
+    width = ends[1:] - ends[:-1]
+
+    def shared(part: Any) -> Any:
+        return part * width / xp.maximum(xp.sum(part * width), SMALLEST)
+
+    def height(c: Any) -> Any:
+        tilted = xp.where(grid <= end, logs + c * grid, -xp.inf)
+        tilted = xp.maximum(tilted - xp.maximum(xp.max(tilted), -1e300), -1e300)
+        return xp.maximum(tilted[1:], tilted[:-1])
+
+    tilted = height(z)
+    bulk = xp.exp(tilted) + _UNTILTED * xp.exp(height(xp.zeros_like(z)))
+    steps = shared(bulk ** (1 / 3)) + _AROUND * shared(1 / (1 + xp.sqrt(-tilted)))
+    reached = xp.concatenate([xp.zeros(1), xp.cumsum(steps)])
+    made = xp.interp(xp.asarray(np.linspace(0.0, 1.0, points)) * reached[-1], reached, ends)
+    return xp.concatenate([xp.zeros(1), made[1:-1], xp.reshape(end, (1,))])
+
+
+def _values(logs: Any, sign: float) -> Any:
+    """e^logs, rounded up (sign 1) or down (-1)."""
+    live = logs > -xp.inf
+    safe = xp.where(live, logs, 0.0)
+    least = SMALLEST if sign > 0 else 0.0
+    return xp.where(live, xp.maximum(xp.exp(safe) * (1 + sign * 4 * ULP * (2 + xp.abs(safe))), least), 0.0)
 
 
 def _below(grid: Any, delta: Bounds) -> Any:
-    """Masses under Q at the right ends of cells whose profile is nowhere above the true one."""
-    upper = xp.cummin(delta.upper)
-    lower = xp.cummax(xp.maximum(delta.lower, 0.0), reverse=True)  # the truth is nonincreasing
-    cells = _cells(grid)
-    place = xp.arange(cells.some.shape[0])
+    """Masses under Q at the right ends of cells whose profile is nowhere above the true one.
+
+    delta: bounds of log delta.
+    """
+    upper = _values(xp.cummin(delta.upper), 1.0)
+    lower = _values(xp.cummax(delta.lower[::-1])[::-1], -1.0)  # the truth is nonincreasing
+    width = grid[1:] - grid[:-1]
+    some = width > 0
+    width = xp.where(some, xp.exp(grid[:-1]) * xp.expm1(width), 1.0)
+    place = xp.arange(some.shape[0])
     # By convexity the slope in a cell lies between those of the cells left and right of it; outermost: -1 and 0.
-    left = xp.cummax(xp.where(cells.some, place, -1))
-    left = xp.append(-1, left[:-1])
-    right = xp.cummin(xp.where(cells.some, place, place.size), reverse=True)
-    right = xp.append(right[1:], place.size)
-    least = xp.where(left >= 0, cells.slope(upper[:-1], lower[1:])[left], -1.0)
-    most = xp.where(right < place.size, cells.slope(lower[:-1], upper[1:])[xp.minimum(right, place.size - 1)], 0.0)
+    none = xp.full(1, -1)
+    left = xp.concatenate([none, xp.cummax(xp.where(some, place, -1))[:-1]])
+    right = xp.concatenate(
+        [xp.cummin(xp.where(some, place, place.shape[0])[::-1])[::-1][1:], place.shape[0] + 1 + none]
+    )
+    least = xp.where(left >= 0, ((lower[1:] - upper[:-1]) / width)[xp.maximum(left, 0)], -1.0)
+    after = ((upper[1:] - lower[:-1]) / width)[xp.minimum(right, place.shape[0] - 1)]
+    most = xp.where(right < place.shape[0], after, 0.0)
     # how far the corner of the two lines through the chord's ends lies below the chord
-    chord = cells.slope(lower[:-1], lower[1:])
+    chord = (lower[1:] - lower[:-1]) / width
     falls, rises = xp.maximum(chord - least, 0.0), xp.maximum(most - chord, 0.0)
     total = xp.where(falls + rises > 0, falls + rises, 1.0)
-    deep = xp.where(cells.some, falls * rises / total * cells.width, 0.0) * (1 + 1e-12) + 1e-15 * (
-        upper[:-1] + upper[1:]
-    )
-    value = lower - xp.maximum(xp.append(deep, 0.0), xp.append(0.0, deep))
+    deep = xp.where(some, falls * rises / total * width, 0.0) * (1 + 1e-12) + 16 * ULP * (upper[:-1] + upper[1:])
+    nothing = xp.zeros(1)
+    value = lower - xp.maximum(xp.concatenate([deep, nothing]), xp.concatenate([nothing, deep]))
     # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
-    value = xp.where(xp.append(value[1:] < 0, False), 0.0, xp.maximum(value, 0.0))
+    beside = xp.concatenate([value[1:] < 0, xp.full(1, False)])
+    value = xp.where(beside, 0.0, xp.maximum(value, 0.0))
     slope = xp.minimum(_hull_slopes(grid, value), 0.0)
-    return _masses(slope, _UNITS * xp.abs(slope), -1.0)
+    following = xp.concatenate([slope[1:], xp.zeros(1)])
+    return xp.maximum(following - slope + _CHARGE * (slope + following), 0.0)
 
 
 def _hull_slopes(grid: Any, value: Any) -> Any:
@@ -133,35 +232,42 @@ def _hull_slopes(grid: Any, value: Any) -> Any:
 
     The largest over the points left of the cell of the least slope from there to a point right of it.
     """
-    place = np.arange(grid.shape[0])
+    place = xp.arange(grid.shape[0])
     width = xp.exp(grid[:, None]) * xp.expm1(xp.maximum(grid[None, :] - grid[:, None], 0.0))
     apart = (place[:, None] < place[None, :]) & (width > 0)
     slope = xp.where(apart, (value[None, :] - value[:, None]) / xp.where(apart, width, 1.0), xp.inf)
-    least = xp.cummin(slope, axis=1, reverse=True)[:, 1:]
+    least = xp.cummin(slope[:, ::-1], axis=1)[:, ::-1][:, 1:]
     return xp.max(xp.where(place[:, None] <= place[None, :-1], least, -xp.inf), axis=0)
 
 
-def _within_one(grid: Any, sides: list[Any]) -> list[Any]:
+def _within_one(losses: Any, sides: list[Any]) -> list[Any]:
     """The masses under Q without so many of the smallest losses that a law of total mass 1 has them.
 
     Under P: the sum of mass e^loss of one side and of the mass of the other. Less mass is a smaller profile.
     """
     total = [xp.sum(mass) for mass in sides]
-    room = (1 - xp.maximum(*(xp.sum(mass * xp.expm1(grid[1:])) for mass in sides))) * (1 - 1e-12)
+    room = (1 - xp.maximum(*(xp.sum(mass * xp.expm1(losses)) for mass in sides))) * (1 - 1e-12)
     share = xp.minimum(xp.maximum(room, 0.0) / xp.maximum(total[0] + total[1], SMALLEST), 1.0)
-    larger = [xp.append(xp.cumsum(mass[::-1])[-2::-1], 0.0) for mass in sides]
+    larger = [xp.concatenate([xp.cumsum(mass[::-1])[::-1][1:], xp.zeros(1)]) for mass in sides]
     return [xp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
 
 
-@kernel(working_set=1_000_000, costly=lambda: True, by_numpy=16)
-def lower_pair(grid: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
+def lower_pair(grid: Any, z: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
 
-    delta: bounds of its profile; turned: of that of its swap.
+    delta: bounds of log delta; turned: of that of the swapped pair. Of the two orders of the pair the one is taken
+    whose moment at the tilt z is larger: x and x' may be exchanged in each round.
     """
-    sides = _within_one(grid, [_below(grid, each) for each in (delta, turned)])
-    at_zero = [xp.sum(mass * xp.expm1(grid[1:])) for mass in sides]  # equal for a pair
+    losses = grid[1:]
+    sides = _within_one(losses, [_below(grid, each) for each in (delta, turned)])
+    at_zero = [xp.sum(mass * xp.expm1(losses)) for mass in sides]  # equal for a pair
     least = xp.minimum(*at_zero) * (1 - 1e-12)
     shares = [xp.where(total > 0, least / xp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
-    one, other = (mass * share for mass, share in zip(sides, shares, strict=True))
-    return _symmetric(grid[1:], one, other, xp.zeros(()), up=False)
+    masses = xp.stack([mass * share for mass, share in zip(sides, shares, strict=True)])
+    live = masses > SMALLEST
+    logs = xp.where(live, xp.log(xp.where(live, masses, 1.0)), -xp.inf)
+    larger = xp.logsumexp(logs + (1 + z) * losses, axis=1)
+    smaller = xp.logsumexp(logs - z * losses, axis=1)
+    forward = xp.logaddexp(larger[0], smaller[1]) >= xp.logaddexp(larger[1], smaller[0])
+    one, other = xp.where(forward, logs, logs[::-1])
+    return _symmetric(losses, one, other, xp.zeros(()), -1.0)

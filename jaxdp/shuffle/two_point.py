@@ -101,12 +101,12 @@ def _inside(users: Any, eps0: Any) -> tuple[Any, Any, Any]:
 
 @kernel(working_set=4096, large=True, by_numpy=64)
 def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
-    """Bounds of delta(epsilon) of the two directions."""
+    """Bounds of log delta(epsilon) of the two directions."""
     inside, n, local = _inside(users, eps0)
     inside = inside & (epsilon >= 0) & (epsilon < eps0)
     seen = evaluate(n, local, xp.where(inside, epsilon, 0.5 * local))
-    lower, upper = xp.exp(seen.lower), xp.where(inside, xp.exp(seen.upper), xp.where(epsilon >= eps0, 0.0, 1.0))
-    lower = xp.where(inside, lower, 0.0)
+    upper = xp.where(inside, seen.upper, xp.where(epsilon >= eps0, -xp.inf, 0.0))
+    lower = xp.where(inside, seen.lower, -xp.inf)
     return Bounds(lower[0], upper[0]), Bounds(lower[1], upper[1])
 
 
