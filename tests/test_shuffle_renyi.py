@@ -113,7 +113,7 @@ def test_the_slope_of_a_named_randomizers_epsilon_is_that_of_differences():
         return jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10.0), 1e5)
 
     at = float(jaxdp.epsilon(made(local), 1e-6))
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         slopes = jax.jit(jax.jacfwd(lambda x, e: route._log_delta(made(x), e, "blanket"), argnums=(0, 1)))
         by_local, by_epsilon = map(float, slopes(local, at))
     above, below = (jaxdp.epsilon(made(x), 1e-6) for x in (local + step, local - step))

@@ -227,10 +227,7 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
-        law = xp.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
-        both, error = xp.vmap(law, in_axes=(0, None, None, None))(
-            xp.array([0.0, -1.0]), atoms.loss, atoms.log_weight, atoms.blur
-        )
+        both, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
         ends = ends + xp.sum(xp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
         off = off + xp.max(xp.sum(xp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
     return Aliases(

@@ -29,7 +29,7 @@ class Line(NamedTuple):
 def discrete_log_m(
     z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """log m(z) at real z of a finite law, and what it may be off by.
+    """log m(z) at real z of finite laws, and what it may be off by; the laws' last axis is that of the atoms.
 
     blur: error of each loss. A log weight is off by as much, and rounded at its own size and the loss's.
     """
@@ -41,16 +41,17 @@ def _tilted(
     z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """log m(z), the weights tilted to z, the relative error of each, and their mean: the error of m(z)."""
+    z = xp.asarray(z)[..., None]
     exponents = log_weight + z * loss
-    log_m = xp.logsumexp(exponents)
+    log_m = xp.logsumexp(exponents, axis=-1, keepdims=True)
     live = log_weight > -xp.inf
     size = xp.where(live, xp.abs(log_weight) + (1 + xp.abs(z)) * xp.abs(loss) + xp.abs(log_m) + 8, 0.0)
     off = 4 * ULP * size + (1 + xp.abs(z)) * blur
     weight = xp.where(live, xp.exp(exponents - log_m), 0.0)
-    error = xp.sum(weight * off) + loss.shape[-1] * ULP
+    error = xp.sum(weight * off, axis=-1) + loss.shape[-1] * ULP
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
-    unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0))
-    return log_m, weight, off, xp.where(unsure, xp.inf, error)
+    unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0), axis=-1)
+    return log_m[..., 0], weight, off, xp.where(unsure, xp.inf, error)
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:

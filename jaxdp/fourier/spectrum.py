@@ -100,9 +100,7 @@ class Spectrum:
             log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, dead)
             total = total + xp.sum(xp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
-            kept = atoms.kept(cut)
-            law = xp.vmap(discrete_log_m, in_axes=(None, 0, 0, 0))
-            log_m, error = xp.vmap(law, in_axes=(0, None, None, None))(z, atoms.loss, kept, atoms.blur)
+            log_m, error = discrete_log_m(z[:, None], atoms.loss, atoms.kept(cut), atoms.blur)
             log_m = log_m + 8 * _ULP * xp.abs(log_m) + error * (1 + 1e-6)
             total = total + xp.sum(xp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
         return xp.where(xp.isnan(total), xp.inf, total)

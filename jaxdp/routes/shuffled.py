@@ -422,7 +422,7 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
         laws = lower_laws(randomizer)
         base = np.where(laws.base > 0, laws.base, 1.0)
         apart = np.sum(np.where(laws.base > 0, (laws.first - laws.second) ** 2 / base, 0.0), axis=-1)
-        one = _chosen(laws, apart)
+        one = _chosen(laws, np.where(_is_binary(laws), np.inf, apart))
         binary = _is_binary(one)
         eps0 = np.where(binary, np.max(one.loss, axis=-1), 0.0)
     else:
@@ -441,11 +441,10 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
 
 def _is_binary(one: Law) -> np.ndarray:
     """Rows whose reports take two values only, each input as likely to send one as the other is to send the other."""
-    mirrored = np.sum(one.first, axis=-1) - np.max(one.first, axis=-1) == np.min(
-        np.where(one.second > 0, one.second, 1.0), axis=-1
-    )
-    same = np.max(one.first, axis=-1) == np.max(one.second, axis=-1)
-    return (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2) & mirrored & same
+    least = [np.min(np.where(side > 0, side, 1.0), axis=-1) for side in (one.first, one.second)]
+    most = [np.max(side, axis=-1) for side in (one.first, one.second)]
+    two = (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2)
+    return two & (least[0] == least[1]) & (most[0] == most[1])
 
 
 def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
