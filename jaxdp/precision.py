@@ -216,13 +216,13 @@ class Kernel:
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
-            agree = np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack)
+            agree = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
         else:
             agree = all(
                 np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)
             )
         if not agree:
-            _refuse(self.__name__, where, first, "NumPy computes", other)
+            _refuse(self.point.__name__, where, first, "NumPy computes", other)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""

@@ -8,6 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
+import jaxdp
+from jaxdp import precision
 from jaxdp.arrays import on_host, xp
 from jaxdp.precision import x64
 
@@ -87,3 +89,27 @@ def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
     with pytest.raises(ZeroDivisionError), on_host():
         raise ZeroDivisionError
     assert xp.exp is jnp.exp
+
+
+MECHANISMS = {
+    "Gaussian": jaxdp.Gaussian(np.array([0.3, 1.0, 20.0])),
+    "sampled Gaussian": jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.01), 2000),
+    "Laplace": jaxdp.repeat(jaxdp.Laplace(np.array([1.0, 3.0, 10.0])), 20),
+    "randomized response": jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.1, 0.2, 0.5]), 4), 100),
+    "one finite pair": jaxdp.DiscretePair([[0.7, 0.3], [0.5, 0.5], [0.6, 0.4]], [0.3, 0.7]),
+    "discrete Gaussian": jaxdp.repeat(jaxdp.DiscreteGaussian(np.array([1.0, 2.0, 5.0])), 10),
+    "shuffled k-RR": jaxdp.Shuffled(jaxdp.RandomizedResponse(np.array([0.5, 1.0, 2.0]), 4), 10**5),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
+    before = sum(one.traces for one in precision._kernels)
+    relation = "remove" if name == "sampled Gaussian" else None
+    ours = jaxdp.epsilon_bounds(MECHANISMS[name], 1e-6, relation=relation)
+    assert sum(one.traces for one in precision._kernels) == before
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
+    theirs = jaxdp.epsilon_bounds(MECHANISMS[name], 1e-6, relation=relation)
+    assert sum(one.traces for one in precision._kernels) > before
+    np.testing.assert_allclose(ours.upper, theirs.upper, rtol=1e-7)
+    assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)

@@ -596,30 +596,3 @@ def test_a_program_that_disagrees_with_numpy_returns_no_number():
         for _ in range(2):  # a failure is not remembered as a pass
             with pytest.raises(BackendError, match="NumPy computes"):
                 broken(np.ones(2))
-
-
-MECHANISMS = {
-    "Gaussian": jaxdp.Gaussian(np.array([0.3, 1.0, 20.0])),
-    "sampled Gaussian": jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.01), 2000),
-    "one sampled step": jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.1),
-    "Laplace": jaxdp.repeat(jaxdp.Laplace(np.array([1.0, 3.0, 10.0])), 20),
-    "randomized response": jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.1, 0.2, 0.5]), 4), 100),
-    "one finite pair": jaxdp.DiscretePair([[0.7, 0.3], [0.5, 0.5], [0.6, 0.4]], [0.3, 0.7]),
-    "discrete Gaussian": jaxdp.repeat(jaxdp.DiscreteGaussian(np.array([1.0, 2.0, 5.0])), 10),
-    "mixed": jaxdp.compose(
-        jaxdp.Gaussian(np.array([2.0, 3.0, 4.0])), jaxdp.Laplace(3.0), jaxdp.PoissonSampled(jaxdp.Laplace(2.0), 0.1)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
-    mechanism = MECHANISMS[name]
-    compiled = [jaxdp.epsilon_bounds(mechanism, 1e-6), jaxdp.delta_bounds(mechanism, 0.1)]
-    monkeypatch.setattr(precision, "_COMPILE_AFTER", 10**6)
-    before = sum(one.traces for one in precision._kernels)
-    plain = [jaxdp.epsilon_bounds(mechanism, 1e-6), jaxdp.delta_bounds(mechanism, 0.1)]
-    assert sum(one.traces for one in precision._kernels) == before
-    for ours, theirs in zip(plain, compiled, strict=True):
-        np.testing.assert_allclose(ours.upper, theirs.upper, rtol=1e-7)
-        assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)

@@ -78,10 +78,10 @@ def make_pieces(steps: Steps, low: jax.Array, high: jax.Array, lowest: bool | ja
 
     One formula for every band, so that it is compiled once.
     """
-    lowest = xp.asarray(lowest)
+    flag = xp.asarray(lowest)
     below, all_below, between = xp.vmap(labels.make_labels)(steps.step, low, high)
-    chosen = jax.tree_util.tree_map(lambda x, y: xp.where(lowest, x, y), all_below, between)
-    return Pieces(chosen, below, lowest)
+    chosen = jax.tree_util.tree_map(lambda x, y: xp.where(flag, x, y), all_below, between)
+    return Pieces(chosen, below, flag)
 
 
 def _total(steps: Steps, log_a: jax.Array, log_b: jax.Array, lowest: jax.Array) -> jax.Array:

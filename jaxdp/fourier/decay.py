@@ -33,8 +33,8 @@ HEIGHTS = 2.0 ** -np.arange(1.0, 13.0)  # of the strip's
 def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array:
     """log of a bound of |m(c + is)| / e^{log_m} for all s >= end (remove and add); at most a little above 0."""
     if direction == "reverse":
-        ends = add_direction.interval(*(x[None] for x in (c, mu, q)))
-        low, cell, v = exact_nodes(*(x[0] for x in ends), size)
+        low, high = add_direction.interval(c[None], mu[None], q[None])
+        low, cell, v = exact_nodes(low[0], high[0], size)
     else:
         reach = (c + 1) * mu + REACH
         low, cell, v = exact_nodes(xp.full_like(reach, -REACH), xp.minimum(reach, cut), size)

@@ -171,8 +171,8 @@ def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
 
 def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
     """The step's law tilted to c > 0, as ``size`` complex weights and losses."""
-    ends = interval(*(x[None] for x in (c, mu, q, cut)), direction)
-    low, step, v = exact_nodes(*(x[0] for x in ends), size)
+    low, high = interval(c[None], mu[None], q[None], cut[None], direction)
+    low, step, v = exact_nodes(low[0], high[0], size)
     high = low + size * step
     at = xp.concatenate([v, xp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)

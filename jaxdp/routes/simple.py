@@ -122,7 +122,7 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     """
     lower, upper = nothing(verb, target)
     if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
-        bare = tuple((r.unsampled(direction) if is_sampled_gaussian(r) else r, times) for r, times in stacks)
+        bare = tuple((r.unsampled(direction) if isinstance(r, Sampled) else r, times) for r, times in stacks)
         _, upper = (gaussian_epsilon if verb == "epsilon" else gaussian_delta)(bare, target)
     return Answer(lower, upper)
 
