@@ -29,7 +29,9 @@ from jaxdp.validate import SMALLEST, is_traced
 
 _LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
 _LOWER_SUMS = bounds.LONG_SUMS[:1]
-_PROFILE_GAP, _PROFILE_SUMS = 1e-5, bounds.LONG_SUMS[:-1]  # of the values between which a round's finite pair lies
+# Of the log deltas between which a round's finite pair lies, the gap asked for and the long sums tried: in composition
+# the pair's own error is larger, in a moment nothing else is off.
+_COMPOSED, _MOMENT = (1e-4, bounds.LONG_SUMS[:2]), (1e-7, bounds.LONG_SUMS[:-1])
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 _TRACED_POINTS = 256
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
@@ -118,9 +120,9 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
     if bound == "blanket":
         upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
-        return jnp.minimum(_lower_point(verb, mechanism, target), upper), upper
+        return xp.minimum(_lower_point(verb, mechanism, target), upper), upper
     lower = _lower_point(verb, mechanism, target)
-    local_delta = jnp.asarray(getattr(randomizer, "delta", 0.0))
+    local_delta = xp.asarray(getattr(randomizer, "delta", 0.0))
     if bound == "closed_form":
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(
             (users, eps0, local_delta), target
@@ -158,9 +160,9 @@ def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
         first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
         return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
-    found = jax.vmap(one)(laws)
+    found = xp.vmap(one)(laws)
     found = bounds.from_logs(found) if verb == "delta" else found
-    return Bounds(jnp.max(found.lower), jnp.max(found.upper))
+    return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
 def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
@@ -250,7 +252,7 @@ def _closed_form_points() -> tuple[Point, Point]:
 
     def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
         upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(parameters(p), target)
-        return jnp.minimum(_lower_point(verb, p, target), upper), upper
+        return xp.minimum(_lower_point(verb, p, target), upper), upper
 
     return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
         lambda p, e: _both_sides(lambda x: solve("delta", p, x), e), smooth, jax.jacfwd
@@ -346,7 +348,7 @@ def _grids(
         reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
     deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    logs = [_log_profile(flat, x, _COMPOSED, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
@@ -375,13 +377,19 @@ def _chosen(laws: Law, score: np.ndarray) -> Law:
     return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
 
 
-def _log_profile(flat: Shuffled, grid: np.ndarray, every: int = 1, deepest: float = -np.inf) -> np.ndarray:
+def _log_profile(
+    flat: Shuffled,
+    grid: np.ndarray,
+    close: tuple[float, tuple[int, ...]],
+    every: int = 1,
+    deepest: float = -np.inf,
+) -> np.ndarray:
     """Upper bounds of log delta on a grid, rows of epsilons.
 
     every: long sums are made at every so many points only (delta is convex: the pairs take chords between them), and
     not beyond a point where log delta is below ``deepest``.
     """
-    size, bound = grid.shape[1], flat.chosen_bound()
+    (gap, sums), size, bound = close, grid.shape[1], flat.chosen_bound()
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
     if bound == "closed_form":
         eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
@@ -389,23 +397,25 @@ def _log_profile(flat: Shuffled, grid: np.ndarray, every: int = 1, deepest: floa
             return np.log(_closed_form_delta((users, eps0, local_delta), epsilon)).reshape(grid.shape)
     if bound != "blanket":
         eps0 = np.repeat(flat.randomizer.max_loss(), size)
-        return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, _PROFILE_GAP).upper.reshape(grid.shape)
+        return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, gap).upper.reshape(grid.shape)
     laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
-    lower, upper = _worst("log_delta", laws, users, epsilon, _PROFILE_GAP, ())
+    lower, upper = _worst("log_delta", laws, users, epsilon, gap, ())
     with np.errstate(invalid="ignore"):
-        wide = (upper > -np.inf) & ~(upper - lower <= _PROFILE_GAP)
+        wide = (upper > -np.inf) & ~(upper - lower <= gap)
     # a point right of one where delta is as small as that has no mass that counts
     deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
     place = np.arange(upper.size)
     places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
     if places.size:
         some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
-        upper[places] = np.fmin(upper[places], _worst("log_delta", some, n, e, _PROFILE_GAP, _PROFILE_SUMS).upper)
+        upper[places] = np.fmin(upper[places], _worst("log_delta", some, n, e, gap, sums).upper)
     return upper.reshape(grid.shape)
 
 
-def _upper_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray) -> Any:
-    losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid))
+def _upper_law(
+    flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, tuple[int, ...]] = _COMPOSED
+) -> Any:
+    losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid, close))
     return losses, weights, _leaking(flat.randomizer, infinity, np)
 
 
@@ -441,10 +451,9 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
 
 def _is_binary(one: Law) -> np.ndarray:
     """Rows whose reports take two values only, each input as likely to send one as the other is to send the other."""
-    least = [np.min(np.where(side > 0, side, 1.0), axis=-1) for side in (one.first, one.second)]
-    most = [np.max(side, axis=-1) for side in (one.first, one.second)]
-    two = (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2)
-    return two & (least[0] == least[1]) & (most[0] == most[1])
+    same = (np.sort(one.first, axis=-1) == np.sort(one.second, axis=-1)).all(axis=-1)
+    apart = np.argmax(one.first, axis=-1) != np.argmax(one.second, axis=-1)
+    return same & apart & (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2)
 
 
 def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
@@ -509,7 +518,7 @@ def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
         nan = jnp.asarray(jnp.nan)
         return jax.vmap(lambda s, v: _traced_laws(s, nan, nan, v))(stacks, order)
     grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, 1e9), rounds.MANY)
-    return _replaced(stacks, grids, _upper_law)
+    return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -526,6 +535,5 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
         return jax.jit(solve)
 
-    return Route(
-        stacks, (_Rounds("epsilon", direction),), (_Rounds("delta", direction),), traced("epsilon"), traced("delta")
-    )
+    epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
+    return Route(stacks, (epsilon,), (delta,), traced("epsilon"), traced("delta"))

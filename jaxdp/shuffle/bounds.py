@@ -21,6 +21,7 @@ from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
 from jaxdp.special import raised
+from jaxdp.validate import is_traced
 
 LEAST_DELTA = 2.3e-308
 """Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
@@ -54,9 +55,9 @@ def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bound
 
 def from_logs(logs: Bounds) -> Bounds:
     """Bounds of delta from those of log delta; an upper one that underflows is `LEAST_DELTA`."""
-    xp = jnp if isinstance(logs.upper, jax.Array) else np
-    upper = xp.clip(xp.exp(logs.upper) * (1 + 8 * ULP), LEAST_DELTA, 1.0)
-    return Bounds(xp.exp(logs.lower) * (1 - 8 * ULP), xp.where(logs.upper == -xp.inf, 0.0, upper))
+    array = jnp if is_traced(logs) else np
+    upper = array.clip(array.exp(logs.upper) * (1 + 8 * ULP), LEAST_DELTA, 1.0)
+    return Bounds(array.exp(logs.lower) * (1 - 8 * ULP), array.where(logs.upper == -np.inf, 0.0, upper))
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
