@@ -303,3 +303,18 @@ def test_ten_epochs(relation, exact):
 def test_fields_are_as_documented():
     assert [f.name for f in dataclasses.fields(Allocation)] == ["mechanism", "num_steps", "times"]
     assert len(jax.tree_util.tree_leaves(allocation(3, 1.0))) == 3
+
+
+def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
+    def epsilon(noise):
+        return jaxdp.epsilon(allocation(1000, noise), 1e-6, relation="remove")
+
+    with jax.enable_x64(True):
+        traced = jax.jit(jax.vmap(jax.value_and_grad(epsilon)))(np.array([2.0, -1.0, np.nan]))
+        values, slopes = map(np.asarray, traced)
+    low, high = (jaxdp.epsilon_bounds(allocation(1000, noise), 1e-6, relation="remove") for noise in (1.999, 2.001))
+    assert low.upper > values[0] > high.lower
+    assert values[0] == pytest.approx(0.059231457, rel=1e-6)
+    assert slopes[0] == pytest.approx((high.upper - low.upper) / 0.002, rel=1e-5)
+    np.testing.assert_array_equal(values[1:], np.inf)
+    np.testing.assert_array_equal(slopes[1:], 0.0)
