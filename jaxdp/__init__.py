@@ -6,6 +6,7 @@ from typing import Any
 from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds, log_mgf, renyi, tradeoff
 from jaxdp.bounds import Bounds
 from jaxdp.calibration import calibrate
+from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import (
     ApproximateDP,
@@ -53,6 +54,7 @@ __all__ = [
     "NoisyIteration",
     "PoissonSampled",
     "PureDP",
+    "RandomAllocation",
     "RandomizedResponse",
     "Shuffled",
     "SubsetSelection",

@@ -12,6 +12,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting, diffusion, precision, training
 from jaxdp.domains import POSITIVE, field
+from jaxdp.mechanisms.allocation import DirectedLaw
 from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
 from jaxdp.mechanisms.sampled import Bracket, JointlyConvex
@@ -80,6 +81,10 @@ EXAMPLES = {
         jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, 1e-9), 1000),
         {"num_users": (0.0, 1.5, INF)},
     ),
+    jaxdp.RandomAllocation: (
+        jaxdp.RandomAllocation(jaxdp.Gaussian(1.5), 100, 3),
+        {"num_steps": (0.0, 1.5, 2.0, INF), "times": (0.0, 1.5, 101.0, INF)},
+    ),
     Repeated: (jaxdp.repeat(jaxdp.Gaussian(1.5), 3), {"times": (-1.0, 2.5, INF)}),
     Composed: (jaxdp.compose(jaxdp.Gaussian(1.5), jaxdp.repeat(jaxdp.Laplace(2.0), 4)), {}),
     diffusion.BrownianMotion: (
@@ -93,7 +98,7 @@ EXAMPLES = {
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.
-INTERNAL = {Bracket, JointlyConvex, LossLaw}
+INTERNAL = {Bracket, DirectedLaw, JointlyConvex, LossLaw}
 # Only inside Shuffled, where it is in MORE_EXAMPLES.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}

@@ -1,0 +1,124 @@
+"""Certified delta(eps) and eps(delta) of one epoch of random allocation: closed forms and the contour, intersected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp.allocation import contour
+from jaxdp.allocation.contour import Effort
+from jaxdp.allocation.law import Step
+from jaxdp.arrays import xp
+from jaxdp.bounds import Bounds
+from jaxdp.hockey_stick import gaussian
+from jaxdp.precision import canary, kernel
+from jaxdp.rounding import ULP
+from jaxdp.shuffle import search
+from jaxdp.shuffle.search import Evaluation
+from jaxdp.special import raised
+
+EFFORTS = (Effort(24, 8, 16), Effort(64, 16, 32), Effort(256, 32, 64))
+_LEAST_DELTA = 2.3e-308
+_LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
+_SLACK = 2e-13  # rounding of log delta
+
+
+def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> Bounds:
+    scale, size = 1 / noise, xp.abs(epsilon)
+    inside = (size <= _LARGEST_EPSILON) & (steps > 1)
+    # delta of the other direction at the negative: H_a = 1 - a + a H_{1/a}
+    turned = xp.where(epsilon < 0, -sign, sign)
+    seen = contour.evaluate(Step(steps, scale, xp.where(inside, size, 1.0), turned), effort)
+    lower, upper = (xp.where(inside, xp.exp(side), no) for side, no in ((seen.lower, 0.0), (seen.upper, 1.0)))
+    negative = xp.minimum(epsilon, 0.0)
+    odds, floor = xp.exp(negative), -xp.expm1(negative)
+    lower = xp.where(epsilon < 0, (floor + odds * lower) * (1 - 8 * ULP), lower)
+    upper = xp.where(epsilon < 0, (floor + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, _LEAST_DELTA))
+    alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
+    upper = xp.fmin(upper, alone[1])  # a person who takes part in a known step leaks no less
+    lower = xp.where(steps == 1, alone[0], xp.where(xp.isnan(lower), 0.0, lower))
+    together = gaussian.delta_bounds(scale / xp.sqrt(steps), epsilon, 8 * ULP)[0]
+    return Bounds(xp.clip(xp.maximum(lower, together), 0.0, upper), xp.minimum(upper, 1.0))
+
+
+def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
+    """Epsilon where the sum is normal, or one step decides: whichever is larger."""
+    s = step.scale
+    spread = xp.sqrt(xp.expm1(xp.minimum(s * s, 50.0)) / step.steps)
+
+    def z_of(_: Any, z: Any) -> Any:
+        share = xp.log(spread) - log_delta - 0.919 - xp.log1p(0.8 * z + z * z)
+        return xp.sqrt(xp.maximum(2 * share, 1e-6))
+
+    z = xp.fori_loop(0, 6, z_of, xp.ones_like(s))
+    tail = xp.sqrt(xp.maximum(-2 * log_delta - 2 * xp.log(1 + xp.sqrt(xp.maximum(-2 * log_delta, 0.0))), 0.01))
+    jump = s * (tail + 0.5 * s) - xp.log(step.steps)
+    bulk = xp.where(step.sign > 0, xp.log1p(z * spread), -xp.log(xp.maximum(1 - z * spread, 0.1)))
+    return xp.clip(xp.where(step.sign > 0, xp.maximum(bulk, jump), bulk), 1e-6 * cap, 0.9 * cap)
+
+
+def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> Bounds:
+    scale = 1 / noise
+    target, _ = raised(delta)
+    alone = gaussian.epsilon_bounds(scale, target, 4 * ULP)
+    inside = (target > 0) & (target < 1) & (steps > 1) & (alone[1] > 0) & (alone[1] <= _LARGEST_EPSILON)
+    cap = xp.where(inside, alone[1], 1.0)
+    log_delta = xp.log(xp.where(inside, target, 0.5))
+
+    def look(epsilon: Any) -> Evaluation:
+        seen = contour.evaluate(Step(steps, scale, epsilon, sign), effort)
+        # infinite bounds end the search: the next effort is asked
+        most = 1.0 if effort == EFFORTS[-1] else 0.02
+        vague = seen.upper - seen.lower > most + 0.2 * xp.abs(seen.estimate - log_delta)
+        return seen._replace(upper=xp.where(vague, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK)
+
+    start = _guess(Step(steps, scale, cap, sign), log_delta, cap)
+    low, high = search.epsilon_bounds(look, log_delta, start, cap, inside)
+    low = xp.where(inside, low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
+    high = xp.where(inside, high, alone[1])
+    # all outputs added up: a Gaussian mechanism of mean 1 and variance T noise^2
+    together = gaussian.epsilon_bounds(scale / xp.sqrt(steps), target, 8 * ULP)[0]
+    return Bounds(xp.minimum(xp.maximum(low, together), high), high)
+
+
+@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+def allocation_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
+    """Bounds of delta of one point. sign: 1 for "remove", -1 for "add"."""
+    return _delta(steps, noise, sign, epsilon, effort)
+
+
+@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+def allocation_epsilon(steps: Any, noise: Any, sign: Any, delta: Any, *, effort: Effort) -> Bounds:
+    """Bounds of epsilon of one point. sign: 1 for "remove", -1 for "add"."""
+    return _epsilon(steps, noise, sign, delta, effort)
+
+
+@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+def profile_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
+    """Bounds of delta at neighbouring epsilons >= 0, which share one contour at the middle one."""
+    scale = 1 / noise
+    inside = (steps > 1) & (epsilon <= _LARGEST_EPSILON)
+    safe = xp.where(inside, epsilon, 1.0)
+    middle = safe[epsilon.shape[0] // 2]
+    seen = contour.profile(Step(xp.maximum(steps, 2.0), scale, middle, sign), safe, effort)
+    alone = xp.vmap(lambda e: gaussian.delta_bounds(scale, e, 4 * ULP))(epsilon)
+    upper = xp.where(inside, xp.maximum(xp.exp(seen.upper), _LEAST_DELTA), 1.0)
+    lower = xp.where(inside, xp.exp(seen.lower), xp.where(steps == 1, alone[0], 0.0))
+    upper = xp.fmin(upper, alone[1])
+    return Bounds(xp.fmin(xp.fmax(lower, 0.0), upper), upper)
+
+
+def log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any) -> Any:
+    """log delta at epsilon >= 0 as a differentiable function of noise and epsilon; an estimate."""
+    steps = xp.stop_gradient(steps)
+    many = contour.evaluate(Step(xp.maximum(steps, 2.0), 1 / noise, epsilon, sign), EFFORTS[1]).estimate
+    return xp.where(steps == 1, gaussian.smooth_delta(1 / noise, epsilon), many)
+
+
+@canary("random allocation, contour")
+def _canary() -> tuple[Any, Any, float]:
+    """One epsilon that other methods agree on."""
+    point = [np.array([x]) for x in (1000.0, 2.0, 1.0, 1e-6)]
+    found = allocation_epsilon.run_unchecked(*point, effort=EFFORTS[0])
+    return found.upper, np.array([0.059231457]), 1e-7

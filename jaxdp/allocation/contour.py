@@ -1,0 +1,375 @@
+"""E[(X_1 + ... + X_T)_+] of one epoch of random allocation, certified from both sides.
+
+Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one (a contour each,
+at its own tilt) or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.allocation import jumps, law, tail
+from jaxdp.allocation.law import Law, Step
+from jaxdp.arrays import xp
+from jaxdp.rounding import ULP
+from jaxdp.shuffle.search import Evaluation
+from jaxdp.special import log_normal_tail
+
+_NATS = 25.0  # by which the integrand falls before the last node
+_REST = math.log(1e-9)  # of the value: what more than one large step may contribute
+_GRID = 256
+_TILTS = 128
+_FAR = 38.0  # beyond it the normal law has no mass in double precision
+_ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
+_BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
+_LEAST, _SLACK = 1e-300, 64 * ULP
+_NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
+
+
+class Effort(NamedTuple):
+    """Static sizes: panels on each side of the split, nodes of the contour as a product."""
+
+    panels: int
+    rows: int
+    columns: int
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the contour."""
+        return self.rows * self.columns
+
+
+class Plan(NamedTuple):
+    """Where to cut and to tilt. No bound needs it to be right.
+
+    split, top: limits in x. tilts: for none and for one large step. rest_tilt: for more of them. log_delta: a guess.
+    """
+
+    x: Any
+    split: Any
+    top: Any
+    tilts: Any
+    rest_tilt: Any
+
+
+def _best(c: Any, log_value: Any) -> Any:
+    """The place of the minimum in log c, by a parabola through three points of a grid."""
+    i = xp.clip(xp.argmin(log_value), 1, c.shape[0] - 2)
+    left, middle, right = (log_value[i + k] for k in (-1, 0, 1))
+    bend = left - 2 * middle + right
+    move = xp.where(bend > 0, 0.5 * (left - right) / xp.where(bend > 0, bend, 1.0), 0.0)
+    return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
+
+
+def _least_nodes(c: Any, log_moment: Any, most_loss: Any) -> Any:
+    """The tilt that asks for the fewest nodes: alias terms that fall fast, and few nats of cancellation.
+
+    log_moment: K on the grid c. The alias terms are those of Chernoff at every other tilt of the grid.
+    """
+    height = log_moment - 2 * xp.log(c)
+    goal = xp.min(height) - 1
+    apart = c[:, None] - c[None, :]
+    needed = log_moment - 1 - xp.log(c) - (goal + xp.log(c[xp.argmin(height)])) + _NATS
+    period = needed[:, None] / xp.where(apart == 0, 1.0, xp.abs(apart))
+    right = xp.min(xp.where(apart > 0, period, xp.inf), axis=0)
+    left = xp.min(xp.where(apart < 0, period, xp.inf), axis=0)
+    loss = height - goal
+    nodes = xp.maximum(right, left) * xp.sqrt(_NATS + loss)
+    allowed = (loss <= 1.2 + most_loss) & (c <= c[xp.argmin(height)]) & (nodes > 0)
+    return c[xp.argmin(xp.where(allowed, nodes, xp.inf))]
+
+
+def plan(step: Step) -> Plan:
+    """From sums over a plain grid."""
+    steps, s, removes = step.steps, step.scale, step.sign > 0
+    cut = step.cut()
+    theta = 1 + step.threshold()
+    c = xp.exp(xp.linspace(xp.log(0.02 / (steps * theta)), xp.log(200 / (xp.minimum(s, 1.0) * theta)), _TILTS))
+
+    def exponents(top: Any) -> tuple[Any, Any]:
+        x = xp.linspace(step.left(), top, _GRID)
+        return x, c[:, None] * step.value(x) - 0.5 * x * x + xp.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
+
+    whole = law.log_sum(exponents(xp.minimum(cut, _FAR + xp.where(removes, s, 0.0)))[1])
+    log_delta = xp.min(steps * whole - xp.log(c)) - xp.log(steps) - 2.0
+    single = xp.where(removes, log_normal_tail(cut - s), -xp.inf)
+    nats = xp.maximum(-xp.maximum(log_delta, single), 0.0)
+    top = xp.minimum(cut, xp.sqrt(2 * (nats + 30 + xp.log(steps))) + xp.where(removes, s, 0.0))
+    x, exponent = exponents(top)
+    most = xp.max(exponent, axis=1, keepdims=True)
+    above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
+    pairs = xp.log(xp.maximum(steps - 1, 1.0) / 2)
+    rest = pairs + (steps - 2) * above[:, :1] + 2 * above - xp.log(c)[:, None]
+    enough = xp.min(rest, axis=0) <= -nats + _REST
+    two = removes & xp.any(enough)
+    place = xp.where(two, xp.argmax(enough), _GRID)
+    index = xp.arange(_GRID)
+    low = law.log_sum(xp.where(index < place, exponent, -xp.inf))
+    high = xp.where(two, law.log_sum(xp.where(two & (index < place), -xp.inf, exponent)), low)
+    none, one = steps * low, (steps - 1) * low + high + xp.log(steps)
+    most_loss = xp.maximum(0.0, xp.log(1e6 / steps))
+    tilts = xp.stack([_least_nodes(c, each, most_loss) for each in (none, one)])
+    place = xp.minimum(place, _GRID - 1)
+    split = xp.where(two, x[place], top)
+    return Plan(x, split, top, tilts, _best(c, rest[:, place]))
+
+
+class _Part(NamedTuple):
+    """In units of e^log_total: the sum over nodes, its errors, the sum with weight 1/z; and a bound of it all.
+
+    One number for each epsilon that is asked for.
+    """
+
+    log_total: Any
+    value: Any
+    error: Any
+    beyond: Any
+    alias: Any
+    crossing: Any
+    chernoff: Any
+
+
+def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
+    """Edges on both sides of the split, of panels of about equal cost: curvature, tilt and oscillation."""
+    cost = made.x * xp.maximum(0.5, step.scale) + xp.exp(step.log_ratio(made.x)) * (c / 4 + t / 10)
+    limits = xp.stack([made.x[0], made.split, made.top])
+    at = xp.interp(limits, made.x, cost)
+    share = np.linspace(0.0, 1.0, panels + 1)
+    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * share, cost, made.x)
+    return xp.where(share == 0, limits[:-1, None], xp.where(share == 1, limits[1:, None], inner))
+
+
+def _log_errors(step: Step, panels: Law, c: Any, t: Any) -> Any:
+    """logs of what both sums over nodes may be off M(c + it'), |t'| <= t: quadrature, and x left of the panels."""
+    start = panels.edges[0, 0]
+    most = xp.where(step.sign > 0, step.value(start), 1 + step.threshold())
+    missing = xp.stack([log_normal_tail(-start) + c * most, -xp.inf])
+    return xp.logaddexp(law.log_quadrature_errors(step, panels, c, t), missing)
+
+
+def _moment_bounds(step: Step, panels: Law, c: Any) -> Any:
+    """Upper bounds of log M(c) of both intervals, c >= 0."""
+    slack = ULP * (panels.value.size + 1000 + 2 * xp.abs(c * step.value(panels.edges[1, -1])))
+    return xp.logaddexp(law.log_moments(panels, c), _log_errors(step, panels, c, xp.zeros(()))) + slack
+
+
+def _weights(panels: Law, c: Any, log_moments: Any) -> Any:
+    shift = xp.where(xp.isfinite(log_moments), log_moments, 0.0)
+    return xp.exp(panels.log_mass + c * panels.value - shift[:, None, None])
+
+
+class _Transform(NamedTuple):
+    """phi at the nodes: |phi|, its angle, and a bound of its error."""
+
+    modulus: Any
+    angle: Any
+    error: Any
+
+
+def _transform(x: Any, w: Any, h: Any, effort: Effort) -> tuple[Any, Any]:
+    """phi(jh) = sum w e^{ijhx} for j = 0, 1, ...: two factors for each node, joined by a matrix product."""
+    fine = h * x[:, None] * np.arange(float(effort.columns))
+    coarse = h * effort.columns * x[:, None] * np.arange(float(effort.rows))
+    small = xp.concatenate([xp.cos(fine), xp.sin(fine)], axis=1)
+    large = xp.concatenate([xp.cos(coarse), xp.sin(coarse)], axis=1) * w[:, None]
+    product = xp.exact_matmul(large.T, small)
+    a, b = effort.rows, effort.columns
+    return (product[:a, :b] - product[a:, b:]).ravel(), (product[a:, :b] + product[:a, b:]).ravel()
+
+
+def _both_transforms(step: Step, panels: Law, c: Any, log_moments: Any, h: Any, effort: Effort) -> _Transform:
+    t = h * np.arange(float(effort.nodes))
+    w = _weights(panels, c, log_moments)
+    flat = (2, -1)
+    re, im = xp.vmap(lambda x, w: _transform(x, w, h, effort))(panels.value.reshape(flat), w.reshape(flat))
+    # of a weight: its exponent and its logarithm's parts; of a sum of n terms in any order: n units
+    units = 1.5 * w[0].size + 30 + 4 * xp.abs(c * panels.value) + panels.x**2
+    own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
+    moved = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
+    missed = xp.exp(_log_errors(step, panels, c, t[-1]) - log_moments)
+    angle = xp.arctan2(im, re)
+    error = (own + missed)[:, None] + (c + t) * moved[:, None] + 4 * ULP * xp.abs(angle)
+    return _Transform(xp.sqrt(re * re + im * im), angle, error)
+
+
+def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
+    """Bound of both alias sums in units of e^{K(c)}; growths: K at the points (the last one is 0) minus K(c)."""
+    shift = (points - c)[:-1] * period
+    each = xp.exp(growths[:-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
+    each = xp.where(xp.isnan(each), xp.inf, each)
+    right = xp.min(xp.where(shift > 0, each, xp.inf))
+    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # all of T e^-epsilon and more
+    left = xp.min(xp.where(shift < 0, each, xp.inf))
+    # (S + mP)_+ <= S_+ + mP
+    rest = -xp.expm1(-c * period)
+    plain = xp.exp(-c * period) / (rest * math.e * c) + period * xp.exp(growths[-1] - c * period) / rest**2
+    return (right + xp.fmin(left, xp.where(xp.isnan(plain), xp.inf, plain))) * (1 + 1e-9)
+
+
+def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort) -> _Part:
+    """The contour of exactly ``large`` (0 or 1) steps with x between split and top, all others below the split.
+
+    shift: of the sum, for each epsilon, from that at the step's own.
+    """
+    step = jax.tree_util.tree_map(xp.stop_gradient, live)
+    powers = xp.stack([step.steps - large, large])
+
+    def groups(panels: Law) -> tuple[Any, tail.Group]:
+        moments = law.log_moments(panels, c)
+        usable = xp.where(xp.isfinite(moments), moments, 0.0)
+        off = xp.exp(_log_errors(step, panels, c, xp.zeros(())) - usable)
+        mass = xp.sum(_weights(panels, c, moments), axis=-1) + off[:, None]
+        return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w))(usable, panels.edges, mass)
+
+    def total(log_moments: Any) -> Any:
+        """K: of all steps."""
+        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0)) + large * xp.log(step.steps)
+
+    def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
+        panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
+        moments, parts = groups(panels)
+        return panels, moments, parts, tail.reach(parts, powers, c, _NATS)
+
+    # panels for an oscillation that is found with panels for none
+    _, (panels, moments, parts, t_wanted) = xp.scan(
+        lambda t, _: (lambda made: (made[-1], made))(build(t)), xp.zeros(()), None, length=2
+    )
+    panels, moments, parts, t_wanted = jax.tree_util.tree_map(lambda a: a[1], (panels, moments, parts, t_wanted))
+    log_total = total(moments)
+    w = _weights(panels, c, moments)
+    mean = xp.sum(w * panels.value, axis=(1, 2))
+    deviation = xp.sqrt(xp.sum(powers * xp.sum(w * (panels.value - mean[:, None, None]) ** 2, axis=(1, 2))))
+    points = xp.concatenate([c + _ABOVE / deviation, c * _BELOW])
+    bounds = xp.vmap(lambda p: total(_moment_bounds(step, panels, p)))(points)
+    growths = bounds - log_total
+
+    def alias(period: Any, moved: Any) -> Any:
+        return _alias(step, growths - (points - c) * moved, points, c, period)
+
+    wanted = xp.exp(
+        tail.bisect(lambda u: alias(xp.exp(u), 0.0) * c - math.exp(-_NATS), -xp.log(c) - 2.0, -xp.log(c) + 21.0)
+    )
+    ratio = xp.sqrt(2 * math.pi * (effort.nodes - 1) / (t_wanted * wanted))
+    last = t_wanted * xp.minimum(ratio, 1.1)
+    h = last / (effort.nodes - 1)
+    # differentiable in the step's numbers; where nodes and panels lie is not
+    step = live
+    panels = law.on_panels(step, panels.edges)
+    moments = law.log_moments(panels, c)
+    log_total = total(moments)
+    phi = _both_transforms(step, panels, c, moments, h, effort)
+    t = h * np.arange(float(effort.nodes))
+    inverse = 1 / (c * c + t * t)
+    power = powers[:, None]
+
+    def log_power(modulus: Any) -> Any:
+        return xp.sum(xp.where(power > 0, power * xp.log(xp.maximum(modulus, 1e-300)), 0.0), axis=0)
+
+    log_size, angle = log_power(phi.modulus), xp.sum(power * phi.angle, axis=0)
+    half = xp.where(t == 0, 0.5, 1.0) * inverse * (h / math.pi)
+    size = half * xp.exp(log_size)
+    turned = t * shift[:, None]
+    phase = angle - turned
+    cosine, sine = xp.cos(phase), xp.sin(phase)
+    value = xp.sum(size * inverse * ((c * c - t * t) * cosine + 2 * c * t * sine), axis=1)
+    crossing = xp.sum(size * (c * cosine + t * sine), axis=1)
+    # |a^n - b^n| <= n |a - b| max(a, b)^(n - 1)
+    most = phi.modulus + phi.error
+    relative = xp.sum(xp.where(power > 0, power * phi.error / most, 0.0), axis=0)
+    relative = relative + ULP * (12 + 2 * xp.abs(angle) + 4 * xp.abs(turned) + 4 * xp.abs(log_size))
+    error = xp.sum(half * xp.exp(log_power(most)) * relative, axis=1)
+    log_total = log_total - c * shift
+    error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * xp.sum(size)
+    beyond = xp.full_like(shift, tail.integral(parts, powers, c, last) / math.pi)
+    aliases = xp.vmap(lambda moved: alias(2 * math.pi / h, moved))(shift)
+    apart = (points - c)[:-1] * shift[:, None]
+    chernoff = xp.exp(xp.min(growths[:-1] - apart - 1 - xp.log(points[:-1]), axis=1))
+    return _Part(log_total, value, error, beyond, aliases, crossing, chernoff)
+
+
+def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any, Any]:
+    """(value, error, probability) of the steps beyond the cut: their part of delta, and how likely there are some.
+
+    notebooks/proofs/allocation.md, section 2; "remove" only.
+    """
+    odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
+    one, none = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))
+    log_below = xp.log1p(-xp.minimum(none, 0.5))
+    others = -xp.expm1((step.steps - 1) * log_below)
+    terms = xp.stack([one + 0 * odds, -odds * none, -others * excess, others * odds * none, -others * one + 0 * odds])
+    error = 16 * ULP * (4 + cut * cut + epsilon) * xp.sum(xp.abs(terms), axis=0)
+    some = -xp.expm1(step.steps * log_below) + 0 * odds
+    return tuple(xp.where(step.sign > 0, xp.stack([xp.sum(terms, axis=0), error, some]), 0.0))
+
+
+def _dropped(step: Step, cut: Any, top: Any) -> Any:
+    """Bound of the part of delta from steps between top and cut, where the panels end before the cut (section 3)."""
+    one, none = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
+    spread = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
+    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * spread)
+    return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * none) * (1 + 1e-12), 0.0)
+
+
+def _rest(step: Step, made: Plan, shift: Any, effort: Effort) -> Any:
+    """log of a bound of E[S_+; more than one step beyond the split]/T (section 3), for each epsilon."""
+    panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
+
+    def bound(c: Any) -> Any:
+        low, high = _moment_bounds(step, panels, c)
+        return (step.steps - 2) * xp.logaddexp(low, high) + 2 * high - 1 - xp.log(c) - c * shift
+
+    pairs = xp.log(xp.maximum(step.steps - 1, 0.0) / 2)
+    least = pairs + xp.min(xp.vmap(bound)(made.rest_tilt * _NEAR), axis=0) + 64 * ULP * step.steps
+    return xp.where(made.split < made.top, xp.where(xp.isnan(least), xp.inf, least), -xp.inf)
+
+
+def evaluate(step: Step, effort: Effort) -> Evaluation:
+    """Bounds of log delta at the step's epsilon, an estimate, and its slope in epsilon."""
+    return jax.tree_util.tree_map(lambda a: a[0], profile(step, step.epsilon[None], effort))
+
+
+def profile(step: Step, epsilon: Any, effort: Effort) -> Evaluation:
+    """`evaluate` at an array of epsilons >= 0, close to the step's own if the bounds are to be close."""
+    still = jax.tree_util.tree_map(xp.stop_gradient, step)
+    made = plan(still)
+    cut = xp.max(still._replace(epsilon=xp.stop_gradient(epsilon)).cut())
+    shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
+    limits = (xp.where(end == still.cut(), cut, end) for end in (made.split, made.top))
+    made = made._replace(**dict(zip(("split", "top"), limits, strict=True)))
+    parts = xp.vmap(lambda k, c: _part(step, made, shift, k, c, effort))(np.arange(2.0), made.tilts)
+    closed, closed_error, some = _closed(step, epsilon, cut)
+    live = xp.stack([True, made.split < made.top])[:, None]
+    unit = parts.log_total + xp.where(step.sign > 0, 0.0, epsilon) - xp.log(step.steps)
+    unit = xp.where(live, xp.exp(unit), 0.0)
+
+    def total(each: Any) -> Any:
+        return xp.sum(xp.where(live, unit * each, 0.0), axis=0)
+
+    off = parts.error + parts.beyond
+    estimate = total(parts.value) + closed
+    most = xp.fmin(parts.value + off, parts.chernoff)
+    omitted = xp.exp(_rest(still, made, shift, effort)) + _dropped(still, cut, made.top)
+    upper = total(most) + closed + closed_error + omitted
+    least = xp.maximum(parts.value - off - parts.alias, 0.0)
+    lower = total(xp.where(xp.isnan(least), 0.0, least)) + closed - closed_error
+    known = xp.vmap(lambda e: jumps.bracket(still._replace(epsilon=e)))(xp.stop_gradient(epsilon))
+    sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < upper)
+    lower = xp.fmax(lower, known.lower)
+    upper = xp.fmin(upper, known.upper)
+    positive = total(parts.crossing) * step.steps
+    # d delta/d epsilon = -e^epsilon P(sum Y > T e^epsilon); "add": delta - P(sum Y < T e^-epsilon)
+    slope = xp.where(step.sign > 0, -xp.exp(epsilon) * (some + positive), estimate - positive * xp.exp(-epsilon))
+    between = xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper)
+    estimate = xp.where(sure, estimate, between)
+    slope = xp.where(sure, slope, known.slope)
+    safe = xp.where(estimate > 0, estimate, 1.0)
+    return Evaluation(
+        xp.where(upper >= 0, xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
+        xp.where(lower > 0, xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
+        xp.where(estimate > 0, xp.log(safe), -xp.inf),
+        slope / safe,
+    )

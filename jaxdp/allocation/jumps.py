@@ -1,0 +1,112 @@
+"""Bounds of delta from sums over one large step: close where a single step decides, valid everywhere.
+
+No contour: normal tails, Jensen's inequality from below, a parabola and Chernoff bounds from above. Proofs:
+notebooks/proofs/allocation.md, section 8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp.allocation import law
+from jaxdp.allocation.law import Step
+from jaxdp.arrays import xp
+from jaxdp.rounding import ULP
+from jaxdp.special import LOG_SQRT_2PI, log_normal_tail
+
+_PANELS = 32
+_TILTS = np.exp(np.linspace(-3.5, 5.5, 28))
+_SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7])
+_CHARGE = 1e-12  # of every sum of moduli: hundreds of units of rounding times squares of x
+
+
+def _tails(x: Any) -> Any:
+    return xp.exp(log_normal_tail(x))
+
+
+class Bracket(NamedTuple):
+    """Bounds of delta, and a guess of its slope in epsilon."""
+
+    lower: Any
+    upper: Any
+    slope: Any
+
+
+def bracket(step: Step) -> Bracket:
+    """Bounds of delta at epsilon >= 0, more than one step."""
+    steps, s = step.steps, step.scale
+    removes = step.sign > 0
+    odds = 1 + step.threshold()
+    total = steps * odds
+    cut = step.cut()
+    edges = xp.linspace(step.left(), xp.minimum(cut, 38.0 + s), _PANELS + 1)
+    panels = law.on_panels(step, edges)
+    split = edges[1:]
+    # one step: tails, and of what is left of the split mass, mean and variance of Y
+    none, one = _tails(split), _tails(split - s)
+    usable = split > 0
+    below = xp.where(usable, 1 - none, 1.0)
+    mean = _tails(s - split) / below
+    square = xp.exp(xp.minimum(s * s, 600.0))
+    variance = xp.maximum(square * _tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
+    # log E[e^{c(Y - e^epsilon)}; x <= split] for every tilt
+    c = _TILTS / total
+
+    def moments(tilt: Any) -> Any:
+        exponent = panels.log_mass + tilt * panels.value
+        errors = xp.vmap(lambda e: law.log_quadrature_errors(step, panels._replace(edges=e), tilt, xp.zeros(())))(
+            xp.stack([edges[:-1], edges[1:]], axis=1)
+        )
+        most = xp.max(exponent)
+        each = xp.sum(xp.exp(exponent - most), axis=1) + xp.exp(errors - most)
+        start = tilt * xp.where(removes, step.value(edges[0]), odds) + log_normal_tail(-edges[0])
+        return most + xp.log(xp.cumsum(each) + xp.exp(start - most)) + 5e-13
+
+    log_moment = xp.vmap(moments)(c)
+    log_c = xp.log(c)[:, None]
+    slack = 1e-15 * steps + 1e-12
+    chernoff = xp.exp(xp.min(steps * log_moment - log_c, axis=0) - 1 + slack) / steps
+    rest = (steps - 1) * none * (one + 0.5 * none * _spread(step))
+    # exactly one step beyond the split; the others sum to about the mean
+    others = (steps - 1) * mean
+    all_below = xp.exp((steps - 1) * xp.log1p(-xp.minimum(none, 1 - 1e-12)))
+
+    def decided(v: Any) -> tuple[Any, Any]:
+        """E[(Y + v - total)_+; x > split] and the sum of the moduli that it is the difference of."""
+        gap = xp.maximum(total - v, 1e-300)
+        x = xp.maximum((xp.log(gap) + 0.5 * s * s) / s, split)
+        here, there = _tails(x - s), (v - total) * _tails(x)
+        return here + there, (here + xp.abs(there)) * (1 + x * x) * _CHARGE
+
+    value, error = decided(others)
+    mass_error = 4 * ULP * (steps + 4) * (1 + split**2)
+    least = all_below * xp.maximum(value - error, 0.0) * (1 - mass_error)
+    lower = xp.max(xp.where(usable, least, 0.0))
+    places = others + _SHARES[:, None] * xp.maximum(total - others, 0.0)
+    ahead = xp.maximum(total - places, 1e-300)
+    u = (xp.log(ahead) + 0.5 * s * s) / s
+    bend = xp.exp(-0.5 * u * u - LOG_SQRT_2PI) / (s * ahead)
+    bend = xp.where(u > -s, bend, xp.inf)  # the density falls right of its mode
+    far = (steps - 1) * (log_moment + c[:, None] * odds) - log_c - 1 + slack
+    far = xp.vmap(lambda place: xp.exp(xp.min(far - c[:, None] * place, axis=0)))(places)
+    far = far + 1e-12 * none
+    curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + none * far, axis=0)
+    one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
+    most = chernoff + rest + one_step
+    upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf))
+    slope = -odds * steps * _tails((xp.log(xp.maximum(total - others[-1], 1e-3 * total)) + 0.5 * s * s) / s)
+    # "add": all below a split that keeps the mean below the threshold
+    fewer = xp.exp(steps * xp.log1p(-xp.minimum(none, 1 - 1e-12)))
+    least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
+    low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0))
+    high_add = chernoff[-1] / odds + xp.where(edges[-1] < cut, steps * _tails(edges[-1]), 0.0)
+    lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
+    upper = xp.where(upper <= 1, upper, 1.0)
+    return Bracket(xp.where(xp.isnan(lower), 0.0, lower), upper, xp.where(removes, slope, -upper / step.epsilon))
+
+
+def _spread(step: Step) -> Any:
+    """Bound of E[(sum Y - T)_+]."""
+    return xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps * xp.expm1(xp.minimum(step.scale**2, 600.0))))

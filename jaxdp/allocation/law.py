@@ -1,0 +1,112 @@
+"""The law of one step's likelihood ratio Y = exp(s x - s^2/2), x ~ N(0, 1), on Gauss panels with a bounded error.
+
+X = sign (Y - e^(sign epsilon)) on x <= top. sign = 1: "remove", delta = E[(sum X)_+]/T; sign = -1: "add", delta =
+e^epsilon E[(sum X)_+]/T. Proofs: notebooks/proofs/allocation.md, sections 1 to 4.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp.arrays import xp
+from jaxdp.rounding import ULP
+from jaxdp.special import LOG_SQRT_2PI
+
+NODES = 16  # of each Gauss panel
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)
+_RADII = np.array([1.6, 2.0, 2.6, 3.4, 4.5, 6.0, 9.0, 14.0])  # of the Bernstein ellipses that are tried
+_LEFT = 9.5  # how far left of the bulk the panels begin, in deviations
+
+
+class Step(NamedTuple):
+    """One parameter point: T steps, s = 1/noise multiplier, epsilon >= 0 and the sign of the direction."""
+
+    steps: Any
+    scale: Any
+    epsilon: Any
+    sign: Any
+
+    def log_ratio(self, x: Any) -> Any:
+        """log Y."""
+        return self.scale * x - 0.5 * self.scale**2
+
+    def threshold(self) -> Any:
+        """e^(sign epsilon) - 1."""
+        return xp.expm1(self.sign * self.epsilon)
+
+    def value(self, x: Any) -> Any:
+        """X."""
+        return self.sign * (xp.expm1(self.log_ratio(x)) - self.threshold())
+
+    def blur(self, x: Any) -> Any:
+        """Bound of the rounding of X."""
+        u = self.log_ratio(x)
+        size = xp.abs(self.scale * x) + 0.5 * self.scale**2
+        return ULP * (5 * xp.abs(xp.expm1(u)) + 4 * size * xp.exp(u) + 5 * xp.abs(self.threshold()))
+
+    def cut(self) -> Any:
+        """An x with Y >= T e^(sign epsilon) there: beyond it one step decides."""
+        x = (self.sign * self.epsilon + xp.log(self.steps) + 0.5 * self.scale**2) / self.scale
+        size = (self.epsilon + xp.log(self.steps) + self.scale**2) / self.scale
+        return x + 16 * ULP * size
+
+    def left(self) -> Any:
+        """Where the panels begin."""
+        return xp.minimum(0.0, (self.sign * self.epsilon + 0.5 * self.scale**2) / self.scale) - _LEFT
+
+
+class Law(NamedTuple):
+    """Panels of intervals of x: edges (..., n + 1), nodes (..., n, NODES) with X, its rounding, log mass."""
+
+    edges: Any
+    x: Any
+    value: Any
+    blur: Any
+    log_mass: Any
+
+
+def on_panels(step: Step, edges: Any) -> Law:
+    """The law between the edges; panels may be empty."""
+    middle, half = 0.5 * (edges[..., 1:] + edges[..., :-1]), 0.5 * (edges[..., 1:] - edges[..., :-1])
+    x = middle[..., None] + half[..., None] * _POINTS
+    weight = half[..., None] * _WEIGHTS
+    log_mass = xp.log(xp.where(weight > 0, weight, 1.0)) - 0.5 * x * x - LOG_SQRT_2PI
+    return Law(edges, x, step.value(x), step.blur(x), xp.where(weight > 0, log_mass, -xp.inf))
+
+
+def log_sum(exponent: Any) -> Any:
+    """log of the sum of exponentials along the last axis, -inf for nothing, inf for NaN."""
+    most = xp.max(exponent, axis=-1)
+    most = xp.where(xp.isfinite(most), most, 0.0)
+    total = xp.sum(xp.exp(exponent - most[..., None]), axis=-1)
+    return xp.where(xp.isnan(total), xp.inf, most + xp.log(total))
+
+
+def log_moments(law: Law, c: Any) -> Any:
+    """log of the sum of mass e^{cX} over the nodes of each interval; -inf where there are none."""
+    exponent = law.log_mass + c * law.value
+    return log_sum(exponent.reshape(*exponent.shape[:-2], -1))
+
+
+def log_quadrature_errors(step: Step, law: Law, c: Any, t: Any) -> Any:
+    """log of a bound of |sum - integral| of e^{zX} over each interval, for every z = c + it', |t'| <= t.
+
+    notebooks/proofs/allocation.md, section 5: each panel's integrand is bounded on Bernstein ellipses, the best counts.
+    """
+    middle, half = 0.5 * (law.edges[..., 1:] + law.edges[..., :-1]), 0.5 * (law.edges[..., 1:] - law.edges[..., :-1])
+    middle, half, radius = middle[..., None], half[..., None], xp.asarray(_RADII)
+    wide, high = half * 0.5 * (radius + 1 / radius), half * 0.5 * (radius - 1 / radius)
+    near = xp.maximum(xp.abs(middle) - wide, 0.0)
+    low_y, high_y = xp.exp(step.log_ratio(middle - wide)), xp.exp(step.log_ratio(middle + wide))
+    turn = step.scale * high
+    sine = xp.sin(xp.minimum(turn, 0.5 * math.pi))
+    # -Re Y for "add", Re Y for "remove", from above
+    below = xp.where(turn < 0.5 * math.pi, -low_y * xp.cos(turn), high_y)
+    real = xp.where(step.sign > 0, high_y, below)
+    grown = c * (real - step.sign * (1 + step.threshold())) + t * high_y * sine
+    factor = xp.log(8 * radius / (radius - 1)) - 2 * NODES * xp.log(radius)
+    bound = xp.min(grown - 0.5 * (near**2 - high**2) - LOG_SQRT_2PI + factor, axis=-1)
+    return log_sum(xp.where(half[..., 0] > 0, bound + xp.log(half[..., 0]), -xp.inf))

@@ -1,0 +1,320 @@
+"""Random allocation: exact values, published ones, sabotage of each error term, the edges of the range."""
+
+import dataclasses
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import RandomAllocation as Allocation
+from jaxdp.allocation import bounds, contour, jumps, law, tail
+from jaxdp.allocation.law import Step
+from jaxdp.arrays import on_host
+
+SMALL = bounds.EFFORTS[0]
+# (num_steps, noise_multiplier, epsilon of remove at delta 1e-6): independent methods agree on the digits shown
+KNOWN = [
+    (100, 1.0, 0.857985977),
+    (1000, 2.0, 0.059231457),
+    (1000, 1.0, 0.171728685),
+    (100, 2.0, 0.204930415),
+    (1e4, 2.0, 0.017062918),
+]
+LAST_DIGIT = 6e-10
+
+
+def allocation(num_steps, noise, times=1):
+    return Allocation(jaxdp.Gaussian(noise), num_steps, times)
+
+
+def evaluated(steps, noise, epsilon, sign, effort=SMALL):
+    """(lower, upper) of delta by the contour alone, without a compiler."""
+    with on_host():
+        seen = contour.evaluate(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
+    return np.exp(seen.lower), np.exp(seen.upper)
+
+
+def two_steps(noise, epsilon, sign):
+    """Exact delta for T = 2: one integral of a call or put price over the other step's Y."""
+    mp = mpmath.mp
+    with mpmath.workdps(30):
+        s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
+        total = 2 * (odds if sign > 0 else 1 / odds)
+
+        def price(x):
+            gap = total - mpmath.exp(s * x - s * s / 2)
+            if gap <= 0:
+                return 1 - gap if sign > 0 else mp.mpf(0)
+            d = (mpmath.log(gap) + s * s / 2) / s
+            if sign > 0:
+                return mpmath.ncdf(s - d) - gap * mpmath.ncdf(-d)
+            return gap * mpmath.ncdf(d) - mpmath.ncdf(d - s)
+
+        cut = (mpmath.log(total) + s * s / 2) / s
+        points = [-12, -6, -3, 0, cut] if cut > 0 else [-12, -6, -3, cut]
+        points += [x for x in (cut + 3, cut + 8, cut + 14) if sign > 0]
+        value = mpmath.quad(lambda x: mpmath.npdf(x) * price(x), points) / 2
+        return float(value if sign > 0 else value * odds)
+
+
+@pytest.mark.parametrize("steps, noise, exact", KNOWN)
+def test_known_epsilons_lie_in_the_bounds(steps, noise, exact):
+    found = jaxdp.epsilon_bounds(allocation(steps, noise), 1e-6, relation="remove")
+    assert found.upper - found.lower <= 1e-6 * found.upper
+    assert found.lower <= exact + LAST_DIGIT and found.upper >= exact - LAST_DIGIT
+
+
+def test_where_one_step_decides_the_bounds_are_close_without_a_contour():
+    """(T 100, sigma 0.5): epsilon 6.39364 at delta 1e-6, to the digits shown."""
+    with on_host():
+        below, above = (jumps.bracket(Step(100.0, 2.0, e, 1.0)) for e in (6.39363, 6.39366))
+    assert below.lower > 1e-6 > above.upper
+    assert below.upper / below.lower - 1 < 1e-4
+
+
+@pytest.mark.parametrize("relation", ["add", "remove"])
+def test_one_step_is_the_gaussian_mechanism(relation):
+    for noise in (0.3, 1.0, 20.0):
+        plain = jaxdp.Gaussian(noise)
+        for epsilon in (0.0, 0.3, 2.0, -1.0):
+            one = jaxdp.delta_bounds(allocation(1, noise), epsilon, relation=relation)
+            exact = jaxdp.delta_bounds(plain, epsilon, relation=relation)
+            np.testing.assert_allclose(one, exact, rtol=1e-11)
+        one = jaxdp.epsilon_bounds(allocation(1, noise), 1e-6, relation=relation)
+        np.testing.assert_allclose(one, jaxdp.epsilon_bounds(plain, 1e-6), rtol=1e-11)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("noise, epsilon", [(0.5, 1.0), (1.0, 0.2), (1.0, 1.0), (2.0, 0.5), (5.0, 0.1)])
+def test_two_steps_lie_in_the_bounds(noise, epsilon, sign):
+    exact = two_steps(noise, epsilon, sign)
+    lower, upper = evaluated(2, noise, epsilon, sign)
+    assert lower <= exact * (1 + 1e-12) and upper >= exact * (1 - 1e-12)
+    with on_host():
+        known = jumps.bracket(Step(2.0, 1 / noise, epsilon, sign))
+    assert known.lower <= exact * (1 + 1e-12) and known.upper >= exact * (1 - 1e-12)
+
+
+def test_sampled_epochs_agree():
+    """Importance sampling: own step from the first law; E[(1 - e^epsilon / mean Y)_+] under it."""
+    steps, noise, epsilon, size = 20, 1.0, 0.5, 200_000
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((size, steps))
+    x[:, 0] += 1 / noise
+    mean = np.exp(x / noise - 0.5 / noise**2).mean(axis=1)
+    values = np.maximum(1 - np.exp(epsilon) / mean, 0.0)
+    deviation = values.std() / np.sqrt(size)
+    lower, upper = evaluated(steps, noise, epsilon, 1.0, bounds.EFFORTS[1])
+    # five deviations: one run in two million misses
+    assert lower <= values.mean() + 5 * deviation and upper >= values.mean() - 5 * deviation
+    assert upper - lower < deviation
+
+
+def test_directions_are_dual():
+    """delta of one direction at -epsilon from that of the other at epsilon."""
+    m, epsilon = allocation(50, 1.5), 0.2
+    add = jaxdp.delta_bounds(m, epsilon, relation="add")
+    turned = jaxdp.delta_bounds(m, -epsilon, relation="remove")
+    odds = np.exp(epsilon)
+    # the bounds of both enclose one number
+    assert 1 - odds + odds * turned.lower <= add.upper * (1 + 1e-12)
+    assert 1 - odds + odds * turned.upper >= add.lower * (1 - 1e-12)
+    assert add.upper - add.lower < 1e-6 * add.upper
+
+
+def test_delta_falls_with_epsilon_steps_and_noise():
+    def pair(steps, noise, epsilon):
+        return evaluated(steps, noise, epsilon, 1.0)
+
+    points = [(100, 2.0, 0.1), (100, 2.0, 0.12), (130, 2.0, 0.12), (130, 2.2, 0.12)]
+    found = [pair(*point) for point in points]
+    for (lower, _), (_, upper) in zip(found[:-1], found[1:], strict=True):
+        assert upper < lower
+
+
+# ---- each error term ----
+
+
+def bracket_after(monkeypatch, change, steps=100, noise=1.0, epsilon=0.5, sign=1.0, effort=None):
+    """The contour's bounds with parts changed, without the bounds that need no contour."""
+    nothing = jumps.Bracket(np.float64(0.0), np.float64(1.0), np.float64(-1.0))
+    monkeypatch.setattr(contour.jumps, "bracket", lambda step: nothing)
+    part = contour._part
+    monkeypatch.setattr(contour, "_part", lambda *args: change(part(*args)))
+    return evaluated(steps, noise, epsilon, sign, effort or SMALL)
+
+
+FEW = contour.Effort(24, 4, 8)  # 32 nodes: alias and tail are visible
+
+
+@pytest.fixture(scope="module")
+def exact():
+    lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
+    assert upper / lower - 1 < 1e-6
+    return 0.5 * (lower + upper)
+
+
+def test_few_nodes_still_enclose(monkeypatch, exact):
+    lower, upper = bracket_after(monkeypatch, lambda part: part, effort=FEW)
+    assert lower <= exact <= upper
+
+
+def without(*names):
+    def change(part):
+        kept = part._replace(**{name: 0.0 * getattr(part, name) for name in names})
+        return kept._replace(chernoff=np.full_like(part.chernoff, np.inf))
+
+    return change
+
+
+def test_without_alias_and_tail_few_nodes_fail(monkeypatch, exact):
+    lower, upper = bracket_after(monkeypatch, without("beyond", "alias"), effort=FEW)
+    assert not lower <= exact <= upper
+
+
+def test_a_contour_that_ends_early_is_saved_by_its_tail_alone(monkeypatch, exact):
+    real = tail.reach
+    monkeypatch.setattr(contour.tail, "reach", lambda *args: 0.05 * real(*args))
+    with monkeypatch.context() as inner:
+        lower, upper = bracket_after(inner, lambda part: part)
+        assert lower <= exact <= upper
+    lower, upper = bracket_after(monkeypatch, without("beyond"))
+    assert not lower <= exact <= upper
+
+
+def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
+    coarse = contour.Effort(8, 16, 16)
+    lower, upper = bracket_after(monkeypatch, lambda part: part, effort=coarse)
+    assert lower <= exact <= upper
+    monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # the bound of the quadrature vanishes
+    monkeypatch.setattr(law, "log_quadrature_errors", lambda step, panels, c, t: np.full(2, -np.inf))
+    monkeypatch.setattr(law, "_POINTS", law._POINTS * (1 + 1e-7))  # a rule that is a little off
+    lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
+    assert not lower <= exact <= upper
+
+
+def test_without_the_steps_beyond_the_cut_the_lower_side_is_too_small_and_the_upper_fails(monkeypatch, exact):
+    monkeypatch.setattr(contour, "_closed", lambda step, epsilon, cut: (np.zeros(1), np.zeros(1), np.zeros(1)))
+    _, upper = bracket_after(monkeypatch, lambda part: part, effort=bounds.EFFORTS[1])
+    assert upper < exact
+
+
+def test_rounding_is_charged_to_the_moduli_not_to_the_sum():
+    """Off the saddle the sum cancels; the charge follows the moduli (T 1e4, sigma 1, epsilon 0.2)."""
+    with on_host():
+        step = Step(1e4, 1.0, 0.2, 1.0)
+        made = contour.plan(step)
+        at = contour._part(step, made, np.zeros(1), 0.0, made.tilts[0], SMALL)
+        lower_tilt = contour._part(step, made, np.zeros(1), 0.0, 0.6 * made.tilts[0], SMALL)
+    loss = float((at.log_total - lower_tilt.log_total)[0])
+    assert loss < 0  # K is larger off the saddle
+    assert lower_tilt.error[0] / lower_tilt.value[0] > at.error[0] / at.value[0]
+
+
+def test_the_bound_of_the_modulus_is_above_the_modulus():
+    with on_host():
+        for sign in (1.0, -1.0):
+            step = Step(100.0, 1.0, 0.5, sign)
+            edges = np.linspace(-9.5, 5.0, 65)
+            for c in (0.02, 0.1):
+                panels = law.on_panels(step, edges)
+                log_moment = law.log_moments(panels, c)
+                w = np.exp(panels.log_mass + c * panels.value - log_moment)
+                group = tail.groups(step, c, log_moment, edges, w.sum(axis=1))
+                for t in (0.05, 0.3, 1.0, 4.0):
+                    fine = law.on_panels(step, np.linspace(-9.5, 5.0, 2049))
+                    wf = np.exp(fine.log_mass + c * fine.value - law.log_moments(fine, c))
+                    assert tail.modulus(group, t) >= abs(np.sum(wf * np.exp(1j * t * fine.value))) * (1 - 1e-9)
+
+
+# ---- edges ----
+
+
+@pytest.mark.parametrize("steps", [1, 2, 1e6])
+@pytest.mark.parametrize("noise", [0.3, 20.0])
+def test_the_corners_of_the_range_are_answered(steps, noise):
+    m = allocation(steps, noise)
+    with on_host():
+        for sign in (1.0, -1.0):
+            for delta in (1e-300, 1e-6, 0.5):
+                found = bounds.allocation_epsilon.point(
+                    np.float64(steps), np.float64(noise), sign, np.float64(delta), effort=SMALL
+                )
+                assert 0 <= found.lower <= found.upper < np.inf
+    assert jaxdp.delta(m, np.inf) == 0 and jaxdp.delta(m, -np.inf) == 1
+    assert jaxdp.epsilon(m, 0.0) == np.inf and jaxdp.epsilon(m, 1.0) == 0
+
+
+def test_arrays_and_types():
+    m = Allocation(jaxdp.Gaussian(np.float32([[2.0], [4.0]])), np.array([100, 200], np.int32))
+    found = jaxdp.delta_bounds(m, 0.1, relation="remove")
+    assert found.upper.shape == (2, 2)
+    assert (found.lower <= found.upper).all() and (np.diff(found.upper, axis=0) < 0).all()
+    assert (
+        repr(allocation(10, 1.5)) == "RandomAllocation(mechanism=Gaussian(noise_multiplier=1.5), num_steps=10, times=1)"
+    )
+
+
+def test_wrong_input_is_refused_in_one_sentence():
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="Laplace is not available: its steps must add Gaussian"):
+        jaxdp.epsilon(Allocation(jaxdp.Laplace(1.0), 10), 1e-6)
+    with pytest.raises(ValueError, match="num_steps must be a whole number >= 1, got 2.5"):
+        jaxdp.epsilon(allocation(2.5, 1.0), 1e-6)
+    with pytest.raises(ValueError, match="times / num_steps must be at most 1"):
+        jaxdp.epsilon(allocation(4, 1.0, 5), 1e-6)
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="replace_one"):
+        jaxdp.epsilon(allocation(4, 1.0), 1e-6, relation="replace_one")
+    with pytest.raises(TypeError, match="mechanism must be a jaxdp mechanism"):
+        jaxdp.epsilon(Allocation(1.0, 4), 1e-6)
+
+
+def test_the_same_bins_in_every_epoch_are_one_epoch_with_less_noise():
+    same = Allocation.same_in_every_epoch(jaxdp.Gaussian(2.0), 100, 4)
+    np.testing.assert_allclose(
+        jaxdp.delta_bounds(same, 0.8, relation="remove"),
+        jaxdp.delta_bounds(allocation(100, 1.0), 0.8, relation="remove"),
+    )
+
+
+def test_renyi_is_that_of_known_steps():
+    assert jaxdp.renyi(allocation(100, 2.0, 3), 4.0) == pytest.approx(4 * 3 / 4 / 2, rel=1e-9)
+
+
+def test_everybody_in_every_step_is_plain_composition():
+    """Three blocks of one step each are three plain steps; the sum of T outputs is a Gaussian mechanism."""
+    three = allocation(3, 2.0, 3)
+    plain = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Gaussian(2.0), 3), 1e-5)
+    found = jaxdp.epsilon_bounds(three, 1e-5, relation="remove")
+    assert found.lower <= plain.upper * (1 + 1e-9) and found.upper >= plain.lower * (1 - 1e-9)
+    assert found.upper <= plain.upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("relation, exact", [("remove", 1.96427), ("add", 1.75162)])
+def test_ten_epochs(relation, exact):
+    """Values of two methods, to the digits shown: T 100, sigma 1, delta 1e-6."""
+    epochs = jaxdp.repeat(allocation(100, 1.0), 10)
+    found = jaxdp.epsilon_bounds(epochs, 1e-6, relation=relation)
+    assert found.lower <= exact <= found.upper
+    assert found.upper == pytest.approx(exact, rel=5e-5)
+
+
+def test_fields_are_as_documented():
+    assert [f.name for f in dataclasses.fields(Allocation)] == ["mechanism", "num_steps", "times"]
+    assert len(jax.tree_util.tree_leaves(allocation(3, 1.0))) == 3
+
+
+def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
+    def epsilon(noise):
+        return jaxdp.epsilon(allocation(1000, noise), 1e-6, relation="remove")
+
+    with jax.enable_x64(True):
+        traced = jax.jit(jax.vmap(jax.value_and_grad(epsilon)))(np.array([2.0, -1.0, np.nan]))
+        values, slopes = map(np.asarray, traced)
+    low, high = (jaxdp.epsilon_bounds(allocation(1000, noise), 1e-6, relation="remove") for noise in (1.999, 2.001))
+    assert low.upper > values[0] > high.lower
+    assert values[0] == pytest.approx(0.059231457, rel=1e-6)
+    assert slopes[0] == pytest.approx((high.upper - low.upper) / 0.002, rel=1e-5)
+    np.testing.assert_array_equal(values[1:], np.inf)
+    np.testing.assert_array_equal(slopes[1:], 0.0)
