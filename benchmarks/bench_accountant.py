@@ -345,8 +345,8 @@ def header():
         "# Fourier accountant",
         "",
         f"{platform.machine()}, {jax.default_backend()}, {versions}. CPU seconds of all threads. Single runs of the",
-        "baselines (calibration: the better of two), best of three to eighteen of jaxdp, compiled before. Excess: relative",
-        "to the exact value (to the digits known: 9 and more).",
+        "baselines (calibration: the better of two), best of three to eighteen of jaxdp, compiled before. Excess:",
+        "relative to the exact value (to the digits known: 9 and more).",
         "",
     ]
 
