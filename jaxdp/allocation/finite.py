@@ -52,12 +52,13 @@ def directed(grid: Any, forward: Any, backward: Any) -> tuple[Any, Any, Any, Any
 
     forward: of the pair of this direction; backward: of its swap, whose masses stand at negative losses.
     """
-    size = grid.shape[-1] - 1
-    losses, ahead, _ = rounds.upper_pair.point(grid, forward)
-    _, behind, _ = rounds.upper_pair.point(grid, backward)
+    raised = [xp.log(each) * (1 - 2 * ULP) + 4 * ULP for each in (forward, backward)]  # log of at most 1
+    masses = [rounds.log_upper_masses(grid, logs) for logs in raised]
+    logs = xp.concatenate([masses[0] + grid[1:], masses[1]])
+    logs = logs + xp.where(logs > -xp.inf, 4 * ULP * (1 + xp.abs(logs)), 0.0)
+    losses = xp.concatenate([grid[1:], -grid[1:], xp.zeros(1)])
     # a hundredth more: what masses rounded up to more than 1 in all could add to it in any composition
     infinity, reverse = (xp.minimum(1.01 * xp.min(each), 1.0) for each in (forward, backward))
-    logs = xp.concatenate([ahead[:size], behind[size : 2 * size]])
     rest = 1 - infinity - xp.sum(xp.exp(logs)) + 16 * ULP * losses.shape[0]
     # more finite mass than 1 - infinity would have to be carried into the composed mass at infinity: give up instead
     infinity = xp.where((rest < 0) & (infinity > 0), 1.0, infinity)

@@ -53,9 +53,10 @@ class RandomAllocation(Mechanism):
     Renyi divergences, K(z), and compositions under a trace are those of a person whose steps are known, without
     amplification: compositions should be computed outside the trace.
 
-    Accuracy of one epoch with times = 1, delta 1e-6: relative distance of the bounds of epsilon below 1e-6 at T from
-    100 to 1e6 and noise_multiplier 1 to 20; up to 1e-3 where a few steps decide (noise_multiplier 0.5 and below, T
-    below 10), where the bounds are still valid.
+    Accuracy of one epoch with times = 1, remove, delta 1e-6: relative distance of the bounds of epsilon at most 1.3e-7
+    at nine points (num_steps 100 to 1e6, noise_multiplier 0.8 to 20). Where a few steps decide (noise_multiplier 0.5
+    and below, num_steps below 10) it was up to 2e-3, and 9e-2 at num_steps 2, noise_multiplier 20: valid all the same.
+    Of several epochs the upper bound is close and the lower one is not (1.37 against 1.96 at num_steps 100).
 
     Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
     noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.

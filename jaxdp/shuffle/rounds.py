@@ -103,7 +103,11 @@ def _log_masses(falls: Any) -> Any:
     return xp.logaddexp(mass, charge)
 
 
-def _log_upper_masses(grid: Any, logs: Any) -> Any:
+def log_upper_masses(grid: Any, logs: Any) -> Any:
+    """Log masses under Q at grid[1:] of a profile that is nowhere below e^logs and linear in e^epsilon between points.
+
+    What is beyond the last point is not among them: its delta is to become mass at infinity.
+    """
     logs = _chorded(grid, xp.cummin(logs))
     # nowhere smaller and convex: seen from the right end, each slope is at least as steep as all on its right
     return _log_masses(xp.cummax(_log_falls(grid, xp.cummin(logs))[::-1])[::-1])
@@ -114,7 +118,7 @@ def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
 
     grid: increasing epsilons from 0; logs: upper bounds of log delta there. The last one becomes mass at infinity.
     """
-    mass = _log_upper_masses(grid, logs)
+    mass = log_upper_masses(grid, logs)
     last = xp.min(logs)
     infinity = xp.where(last > -xp.inf, xp.maximum(xp.exp(last) * (1 + 4 * ULP), SMALLEST), 0.0)
     return _symmetric(grid[1:], mass, mass, infinity, 1.0)
@@ -139,7 +143,7 @@ def tilt(grids: Any, logs: Any, times: Any, log_delta: Any, epsilon: Any) -> tup
     grids, logs: (rounds, points), the first grids and upper bounds there; times: (rounds,). Either log_delta or epsilon
     is the target, the other is NaN. Nothing depends on their being right but how close the pairs will be.
     """
-    masses = xp.vmap(_log_upper_masses)(grids, logs)
+    masses = xp.vmap(log_upper_masses)(grids, logs)
     losses = grids[:, 1:]
     rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(masses) * (1 + xp.exp(losses)), axis=1), SMALLEST))
     deviation = xp.sqrt(xp.sum(times * xp.sum(xp.exp(masses) * losses**2, axis=1)) + SMALLEST)
