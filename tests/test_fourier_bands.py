@@ -8,13 +8,13 @@ import collections
 import functools
 
 import jax
-import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from two_ways import compiled, plainly
 
 import jaxdp
-from jaxdp.arrays import on_host, xp
+from jaxdp.arrays import xp
 from jaxdp.fourier import band_contour, bands, labels
 from jaxdp.fourier.contour import Effort
 from jaxdp.fourier.exponential_sums import less_one_error, log_ratios, ratios_less_one
@@ -73,22 +73,6 @@ def exact_delta(eps, low, high):
 
 
 BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
-
-
-def plainly(run, *numbers):
-    """By NumPy: the same lines as the compiled program, without seconds of compiling for each sabotage."""
-    with jax.enable_x64(True), on_host():
-        return run(*(np.asarray(x, np.float64) for x in numbers))
-
-
-def compiled(run, *numbers):
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        return program(run)(*(jnp.asarray(x, jnp.float64) for x in numbers))
-
-
-@functools.cache
-def program(run):
-    return jax.jit(run, compiler_options=compiler_options("cpu"))
 
 
 def ends_of(band):
