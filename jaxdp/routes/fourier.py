@@ -34,7 +34,7 @@ from jaxdp.routes.base import (
     wide,
 )
 
-# Efforts, cheapest first: a point climbs until its gap is small enough. (nodes, quadrature, cover, smooth)
+# Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
     Effort(128, 128, 64, False),
     Effort(1024, 256, 128, False),
