@@ -225,3 +225,14 @@ def test_a_local_delta_without_a_pair_has_no_upper_bound_in_composition():
     leaky = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, np.array([0.0, 1e-9])), 50)
     lower, upper = jaxdp.delta_bounds(jaxdp.repeat(leaky, 2), epsilon=0.5)
     assert 0 < upper[0] < 1 and upper[1] == 1 and (lower <= upper).all()
+
+
+def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
+    """Beyond the sum of the finite losses delta is not 0 where an infinite loss has a chance."""
+    clean, leaky = (jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 50) for local in (0.0, 1e-3))
+    assert jaxdp.delta(jaxdp.repeat(leaky, 2), epsilon=3.0) == 1
+    assert jaxdp.epsilon(jaxdp.repeat(leaky, 2), delta=1e-9) == np.inf
+    with_other = jaxdp.compose(clean, jaxdp.ApproximateDP(0.5, 1e-3))
+    assert jaxdp.delta(with_other, epsilon=2.0, relation="replace_one") >= 1e-3
+    assert jaxdp.epsilon(with_other, delta=1e-9, relation="replace_one") == np.inf
+    assert jaxdp.epsilon(jaxdp.repeat(clean, 2), delta=0.0) == pytest.approx(2.0, rel=1e-11)

@@ -310,8 +310,14 @@ class _Rounds:
         return np.fmin(side(_lower_law, max(gap, _LOWER_GAP))[0], upper), upper
 
     def _without_loss_beyond(self, params: Any, target: np.ndarray) -> np.ndarray:
-        """No composition costs more than the sum of the largest losses."""
-        largest = sum(np.sum(np.where(t > 0, t * r.max_loss(), 0.0), axis=1) for r, t in params) * (1 + 1e-12)
+        """Rounds of pure local randomizers alone cost at most the sum of their largest losses."""
+        largest = np.zeros(target.shape)
+        for record, times in params:
+            if not isinstance(record, Shuffled):
+                return nothing(self.verb, target)[1]
+            each = np.where(_leaks(record.randomizer, np), np.inf, record.max_loss())
+            largest = largest + np.sum(np.where(times > 0, times * each, 0.0), axis=1)
+        largest = largest * (1 + 1e-12)
         return largest if self.verb == "epsilon" else np.where(target >= largest, 0.0, 1.0)
 
 
@@ -416,12 +422,12 @@ def _upper_law(
     flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, tuple[int, ...]] = _COMPOSED
 ) -> Any:
     losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid, close))
-    return losses, weights, _leaking(flat.randomizer, infinity, np)
+    return losses, weights, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
 
 
-def _leaking(randomizer: Any, infinity: Any, xp: Any) -> Any:
-    """With a positive local delta the additive term has no mass at infinity to stand for: all of it."""
-    return xp.where(xp.asarray(getattr(randomizer, "delta", 0.0)) > 0, 1.0, infinity)
+def _leaks(randomizer: Any, array: Any) -> Any:
+    """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
+    return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
 
 
 def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
@@ -497,7 +503,7 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
     first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
     grid, logs = jax.lax.fori_loop(0, 2, look, (first, jnp.zeros(_TRACED_POINTS)))
     losses, weights, infinity = rounds.upper_pair(grid, logs)
-    return LossLaw(losses, weights, _leaking(record.randomizer, infinity, jnp))
+    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
 
 
 def _traced_laws(stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None) -> tuple[Stack, ...]:
