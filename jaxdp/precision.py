@@ -15,7 +15,6 @@ import concurrent.futures
 import contextlib
 import functools
 import inspect
-import math
 import os
 import pathlib
 import queue
@@ -33,18 +32,14 @@ from jaxdp.arrays import on_host
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
 # the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
-# for large kernels alone. Their programs of few points, which run for milliseconds, are not optimised: a contour's
-# compile in less than half the time, for which the first number waits. The user's own choice, in XLA_FLAGS, counts. A
-# release may not know an option: where all together are refused, each is probed alone.
-_LEVEL = "xla_backend_optimization_level"
+# for large kernels alone. The user's own choice, in XLA_FLAGS, counts. A release may not know an option: where all
+# together are refused, each is probed alone.
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
-_SAVE_TIME: dict[str, Any] = {_LEVEL: 1, **_FOR_LARGE}
+_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 # What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
 _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
-_SMALLEST_BATCH = 8  # Of a large kernel one point and eight are one program: eight points cost milliseconds.
-_WIDE = 64  # Numbers that describe a point, past which eight points may take much longer than one.
 # Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
 _COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "1000000"))
 _AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
@@ -61,18 +56,16 @@ def x64():
 
 
 @functools.cache
-def compiler_options(platform: str, large: bool = True, few: bool = False) -> dict[str, Any] | None:
+def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
     """Options for our own jit calls on this platform, or None where none exists.
 
-    large: with those of large kernels. few: of programs for few points.
+    large: with those of large kernels.
     """
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
     wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
-    if few and _LEVEL in wanted:
-        wanted[_LEVEL] = 0
     if not _is_known(wanted):
         wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
     return wanted or None
@@ -129,13 +122,11 @@ class Kernel:
         static: tuple[str, ...],
         working_set: int,
         large: bool = False,
-        costly: Callable[..., bool] | None = None,
         bounds: bool = False,
         by_numpy: int | Callable[..., int] = 0,
     ):
         self.point = point
         self.large = large
-        self.costly = costly
         self.working_set = working_set
         self.bounds = bounds
         self.by_numpy = by_numpy
@@ -150,18 +141,18 @@ class Kernel:
         self._answered: collections.Counter[Any] = collections.Counter()
         _kernels.add(self)
 
-    def _compiled(self, where: str, few: bool) -> Callable:
-        _require_reductions(where, self.large, few)
-        if (where, few) in self._jitted:
-            return self._jitted[where, few]
+    def _compiled(self, where: str) -> Callable:
+        _require_reductions(where, self.large)
+        if where in self._jitted:
+            return self._jitted[where]
 
         def batched(static_items, *args):
             self.traces += 1
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
                 return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large, few))
-        return self._jitted.setdefault((where, few), made)  # one for all threads
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
+        return self._jitted.setdefault(where, made)  # one for all threads
 
     def _chunk(self, where: str) -> int:
         room, most = _BATCH.get(where, _ON_ACCELERATOR)
@@ -193,17 +184,13 @@ class Kernel:
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
-        width = sum(math.prod(shape) for shape in program[1])
-        costly = not self.large or width > _WIDE or (self.costly is not None and self.costly(**static))
         pieces = []
-        smallest, largest = 1 if costly else _SMALLEST_BATCH, self._chunk(where)
-        for start, stop, padded in _pieces(size, smallest, largest, where == "cpu"):
-            few = padded <= _SMALLEST_BATCH and not costly
-            piece = self._compiled(where, few)(program[0], *_slice(args, start, stop, padded))
+        for start, stop, padded in _pieces(size, self._chunk(where), where == "cpu"):
+            piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
-            if self._patience(args, static) and (where, few, padded, program) not in self._agreed:
+            if self._patience(args, static) and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
-                self._agreed.add((where, few, padded, program))
+                self._agreed.add((where, padded, program))
             pieces.append(piece)
         if self.traces != traced and memory_maps() > 0.5:
             forget_compiled()
@@ -243,7 +230,6 @@ def kernel(
     static: tuple[str, ...] = (),
     working_set: int = 4096,
     large: bool = False,
-    costly: Callable[..., bool] | None = None,
     bounds: bool = False,
     by_numpy: int | Callable[..., int] = 0,
 ) -> Callable[[Callable], Kernel]:
@@ -251,13 +237,11 @@ def kernel(
 
     static: names of keyword arguments that fix sizes (each value compiles once).
     working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
-    that compiling them sooner counts: one point is computed with seven more, to share the program of eight, and that
-    program is not optimised. costly: of the static arguments, whether that would be noticed (a point of more than 32
-    numbers is costly in any case). bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
+    that compiling them sooner counts. bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
     NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
     written with `jaxdp.arrays.xp`.
     """
-    return lambda point: Kernel(point, static, working_set, large, costly, bounds, by_numpy)
+    return lambda point: Kernel(point, static, working_set, large, bounds, by_numpy)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:
@@ -265,8 +249,8 @@ def _as_float64(leaf: Any) -> np.ndarray:
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def _pieces(size: int, smallest: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of what is computed at once: ``smallest`` times 1, 8, 64, ..., at most ``largest``.
+def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of what is computed at once: 1, 8, 64, ... points, at most ``largest``.
 
     sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
     which fills with one call).
@@ -274,7 +258,7 @@ def _pieces(size: int, smallest: int, largest: int, sparing: bool) -> Iterator[t
     start = 0
     while start < size:
         rest = min(size - start, largest)
-        smaller, padded = smallest, smallest
+        smaller, padded = 1, 1
         while padded < rest:
             smaller, padded = padded, padded * 8
         padded = min(padded, largest)
@@ -364,15 +348,14 @@ def ensure_canary(module: str) -> None:
         _passed.add((where, module))
 
 
-def _require_reductions(where: str, large: bool, few: bool) -> None:
+def _require_reductions(where: str, large: bool) -> None:
     """Check, once, that a kernel's options compile the reductions right that a release is known to get wrong."""
-    if (where, large, few) in _passed:
+    if (where, large) in _passed:
         return
     with _checking:
-        if (where, large, few) not in _passed:
-            options = compiler_options(where, large, few)
-            _require("reductions of log1p and expm1", where, *_check_reductions(options))
-            _passed.add((where, large, few))
+        if (where, large) not in _passed:
+            _require("reductions of log1p and expm1", where, *_check_reductions(compiler_options(where, large)))
+            _passed.add((where, large))
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:

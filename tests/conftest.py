@@ -96,7 +96,7 @@ def compiled_programs_leave_room():
 def one_batch_size(monkeypatch):
     """Every batch in pieces padded to one size, so that each kernel is compiled once however many rows a test needs."""
 
-    def pieces(size, smallest, largest, sparing):
+    def pieces(size, largest, sparing):
         padded = min(64, largest)
         return [(start, min(start + padded, size), padded) for start in range(0, size, padded)]
 

@@ -127,22 +127,6 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     assert fourier.contour_epsilon.large and not lower_bound_point.large
 
 
-def test_only_large_kernels_programs_of_few_points_are_not_optimised(monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    many, few = (compiler_options.__wrapped__("cpu", True, choice) for choice in (False, True))
-    assert (many.pop(precision._LEVEL), few.pop(precision._LEVEL)) == (1, 0) and many == few
-    monkeypatch.setenv("XLA_FLAGS", f"--{precision._LEVEL}=2")
-    assert precision._LEVEL not in compiler_options.__wrapped__("cpu", True, True)
-
-    def doubled(x):
-        return 2 * x
-
-    for is_large, programs in ((True, {True, False}), (False, {False})):
-        one = kernel(large=is_large)(doubled)
-        one(np.arange(8.0)), one(np.arange(64.0))
-        assert {is_few for _, is_few in one._jitted} == programs
-
-
 def test_options_probed_inside_a_trace_are_those_probed_outside():
     inside = []
     jax.make_jaxpr(lambda x: inside.append(compiler_options.__wrapped__("cpu")) or x)(1.0)
@@ -159,10 +143,9 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
     assert right == (jax.lib.__version__ != "0.10.2")
 
 
-@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("large", [False, True])
-def test_our_compilation_passes_also_where_the_plain_one_does_not(large, few):
-    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large, few))
+def test_our_compilation_passes_also_where_the_plain_one_does_not(large):
+    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large))
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
@@ -480,24 +463,12 @@ def test_memory_maps_are_a_share_of_the_limit():
 
 def test_a_batch_is_computed_in_few_pieces_of_few_sizes_with_little_padding():
     for size in range(1, 1300):
-        for smallest, sparing in ((1, True), (1, False), (8, True), (8, False)):
-            pieces = list(precision._pieces(size, smallest, 512, sparing))
+        for sparing in (True, False):
+            pieces = list(precision._pieces(size, 512, sparing))
             assert [p[0] for p in pieces] == [0, *(p[1] for p in pieces[:-1])] and pieces[-1][1] == size
             assert all(stop - start <= padded and padded in (1, 8, 64, 512) for start, stop, padded in pieces)
-            assert all(padded >= smallest for _, _, padded in pieces)
-            assert sum(p[2] for p in pieces) <= (2 if sparing else 8) * max(size, smallest)
+            assert sum(p[2] for p in pieces) <= (2 if sparing else 8) * size
             assert len(pieces) <= size / 512 + 13
-
-
-def test_one_point_and_eight_of_a_large_kernel_are_one_program_but_where_a_point_is_costly():
-    @kernel(static=("nodes",), large=True, costly=lambda nodes: nodes > 10)
-    def shifted(x, *, nodes=1):
-        return x + nodes
-
-    for nodes, shape, programs in ((1, (), 1), (100, (), 3), (1, (100,), 5)):
-        for rows in (1, 8):
-            shifted(np.ones((rows, *shape)), nodes=nodes)
-        assert shifted.traces == programs
 
 
 def test_a_static_argument_left_out_shares_the_program_of_its_default():

@@ -82,19 +82,19 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> B
     return Bounds(xp.minimum(xp.maximum(low, together), high), high)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
 def allocation_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of delta of one point. sign: 1 for "remove", -1 for "add"."""
     return _delta(steps, noise, sign, epsilon, effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
 def allocation_epsilon(steps: Any, noise: Any, sign: Any, delta: Any, *, effort: Effort) -> Bounds:
     """Bounds of epsilon of one point. sign: 1 for "remove", -1 for "add"."""
     return _epsilon(steps, noise, sign, delta, effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, costly=lambda effort: True, bounds=True, by_numpy=40)
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
 def profile_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of delta at neighbouring epsilons >= 0, which share one contour at the middle one."""
     scale = 1 / noise

@@ -55,11 +55,6 @@ class Effort(NamedTuple):
         most = (4 if effort.bands == 4 else 0) if effort.bands else 256
         return most // mechanisms
 
-    @staticmethod
-    def costly(effort: Effort, **_: str) -> bool:
-        """Whether eight points of the effort take much longer than one: they do past some milliseconds a point."""
-        return effort.nodes > 1000
-
 
 class Contour(NamedTuple):
     """Everything that does not depend on eps. Leading axis: the smoothings, s (and 2s when the effort is smooth).

@@ -65,7 +65,8 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
-_FEW = 16  # points of a costly effort, at most, that go one by one: a batch of them would be compiled for nothing
+_FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
+_COSTLY = 1000
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _FINEST_DELTA = 1e-290
@@ -78,7 +79,6 @@ _contour_kernel = kernel(
     static=("direction", "effort"),
     working_set=60000,
     large=True,
-    costly=Effort.costly,
     bounds=True,
     by_numpy=Effort.by_numpy,
 )
@@ -165,7 +165,7 @@ class _Contour:
         lower, upper = (side.copy() for side in known)
         rows = np.arange(target.size)
         step, threads = _rows_at_once(self.effort, params)
-        if Effort.costly(self.effort) and rows.size <= _FEW:
+        if self.effort.nodes > _COSTLY and rows.size <= _FEW:
             step = 1
 
         def answer(some: np.ndarray) -> tuple[Any, Any]:

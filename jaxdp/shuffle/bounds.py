@@ -105,12 +105,11 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any 
 
 
 _short = kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
-_long = kernel(working_set=20_000, large=True, costly=lambda: True, bounds=True, by_numpy=64)
+_long = kernel(working_set=20_000, large=True, bounds=True, by_numpy=64)
 _counts = kernel(
     static=("lanes",),
     working_set=_COUNTS_SET,
     large=True,
-    costly=lambda lanes: lanes > 1,
     bounds=True,
     by_numpy=64,
 )
