@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import accounting, precision
+from jaxdp import precision
 from jaxdp.hockey_stick import gaussian
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
-from jaxdp.routes import fourier
+from jaxdp.routes import base, fourier
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
 from jaxdp.shuffle.lower_bound import lower_bound_point
@@ -412,7 +412,7 @@ def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch):
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
     together = jaxdp.epsilon_bounds(grid, 1e-6)
     monkeypatch.setattr(precision, "cores", lambda: 1)
-    for module in (accounting, fourier):
+    for module in (base, fourier):
         monkeypatch.setattr(module, "cores", lambda: 1)
     alone = jaxdp.epsilon_bounds(grid, 1e-6)
     assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
