@@ -62,6 +62,15 @@ def compiled_as_for_users():
     _compile_with(before)
 
 
+@pytest.fixture
+def compiled_quickly():
+    """Without optimisation for one test of a file whose other tests are compiled as for users."""
+    before = precision._CPU_OPTIONS
+    _compile_with(QUICK_OPTIONS)
+    yield
+    _compile_with(before)
+
+
 def _compile_with(options):
     if precision._CPU_OPTIONS != options:
         precision._CPU_OPTIONS = options

@@ -407,7 +407,7 @@ def test_threads_that_want_the_same_program_compile_it_once():
     assert raised_to.traces == 4
 
 
-def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch):
+def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compiled_quickly):
     sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, 20))
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
     together = jaxdp.epsilon_bounds(grid, 1e-6)
