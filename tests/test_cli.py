@@ -82,7 +82,7 @@ def test_calibrate_finds_a_whole_number_of_steps(capsys):
     assert at[0] <= 1 < at[1]
 
 
-def test_sweep_writes_the_data_set_the_picture_and_a_short_table(capsys, tmp_path):
+def test_sweep_writes_the_data_set_the_picture_and_a_short_table(capsys, tmp_path, compiled):
     data, picture = tmp_path / "grid.nc", tmp_path / "grid.png"
     status, out, err = run(
         capsys, "sweep", "gaussian", "--sigma", "1:4:12", "--steps", "1e0:1e4:13:log", "--delta", "1e-6",
