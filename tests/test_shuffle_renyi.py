@@ -98,7 +98,7 @@ def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(na
         return jaxdp.epsilon(TRACED[name](x), 1e-6)
 
     with jax.enable_x64(True):
-        run = jax.jit(jax.vmap(jax.value_and_grad(epsilon)), compiler_options=compiler_options("cpu", few=True))
+        run = jax.jit(jax.vmap(jax.value_and_grad(epsilon)), compiler_options=compiler_options("cpu"))
         values, slopes = map(np.asarray, run(eps0))
     np.testing.assert_allclose(values, epsilon(eps0), rtol=1e-6)
     difference = (epsilon(eps0 + step) - epsilon(eps0 - step)) / (2 * step)
