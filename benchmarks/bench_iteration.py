@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 import jaxdp
-from jaxdp import isotonic, iteration
+from jaxdp import iteration
+from jaxdp.iteration import isotonic
 
 STEPS = 100_000
 DELTA = 1e-5

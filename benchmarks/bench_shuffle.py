@@ -26,9 +26,9 @@ import scipy  # noqa: E402
 from scipy import optimize, stats  # noqa: E402
 
 import jaxdp  # noqa: E402
-from jaxdp.bounds import Bounds  # noqa: E402
-from jaxdp.routes.shuffled import upper_laws  # noqa: E402
+from jaxdp.interval import Bounds  # noqa: E402
 from jaxdp.shuffle.bounds import bounds, clones_bounds  # noqa: E402
+from jaxdp.sources.shuffling import upper_laws  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parent
 GOLDEN = json.loads((ROOT.parent / "tests" / "data" / "shuffle.json").read_text())["cases"]

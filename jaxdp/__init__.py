@@ -4,8 +4,8 @@ import importlib
 from typing import Any
 
 from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds, log_mgf, renyi, tradeoff
-from jaxdp.bounds import Bounds
 from jaxdp.calibration import calibrate
+from jaxdp.interval import Bounds
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import (
@@ -30,7 +30,7 @@ from jaxdp.mechanisms.local_randomizers import (
 )
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
-from jaxdp.precision import BackendError
+from jaxdp.runtime.precision import BackendError
 from jaxdp.sweep import sweep
 
 __version__ = "0.1.0"

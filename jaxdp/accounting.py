@@ -11,18 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import provenance, validate
-from jaxdp.bounds import Bounds
+from jaxdp import validate
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
+from jaxdp.interval import Bounds
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
-from jaxdp.precision import require_x64, x64
-from jaxdp.routes import choose_routes
-from jaxdp.routes.base import VACUOUS, Route, intersect
-from jaxdp.routes.gaussian import composed_mu, mu_error
-from jaxdp.routes.renyi import log_mgf_kernel, renyi_kernel
-from jaxdp.routes.shuffled import dominating
-from jaxdp.special import raised
+from jaxdp.numerics.special import raised
+from jaxdp.runtime import provenance
+from jaxdp.runtime.precision import require_x64, x64
+from jaxdp.sources import choose_routes
+from jaxdp.sources.base import VACUOUS, Route, intersect
+from jaxdp.sources.gaussian import composed_mu, mu_error
+from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
+from jaxdp.sources.shuffling import dominating
 
 
 def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:

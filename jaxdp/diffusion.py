@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp import samplers, validate
+from jaxdp import validate
 from jaxdp.domains import POSITIVE, field
-from jaxdp.formulas import at_least_one, checked, formula
 from jaxdp.mechanisms.base import GaussianMechanism, record
+from jaxdp.numerics import samplers
+from jaxdp.runtime.formulas import at_least_one, checked, formula
 
 _NODES = 15
 _PANELS = 512

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.formulas import above_one, checked, formula
-from jaxdp.renyi.laplace import laplace_log_g_slope, laplace_renyi_upper
-from jaxdp.rounding import ULP
+from jaxdp.closed_forms.laplace_renyi import laplace_log_g_slope, laplace_renyi_upper
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.formulas import above_one, checked, formula
 
 # Entries of a stochastic matrix come from other computations: rows may miss 1 by this much and no more.
 _ROW_SUM_ERROR = 1e-9

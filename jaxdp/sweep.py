@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import provenance
-from jaxdp.bounds import Bounds
-from jaxdp.fingerprint import fingerprint
+from jaxdp.interval import Bounds
+from jaxdp.runtime import provenance
+from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep_store import Folder, Memory
 
 # A chunk long enough to hide the cost of a call, short enough that a kill loses only seconds.

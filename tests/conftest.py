@@ -8,7 +8,7 @@ import hypothesis
 import jax
 import pytest
 
-from jaxdp import precision
+from jaxdp.runtime import precision
 
 # Silent promotion hides float32 in a float64 sum. Only jaxdp's own code is strict about types: jax's library functions
 # promote internally, and are not ours to fix.

@@ -11,7 +11,7 @@ import jaxdp
 from jaxdp import RandomAllocation as Allocation
 from jaxdp.allocation import bounds, contour, jumps, law, tail
 from jaxdp.allocation.law import Step
-from jaxdp.arrays import on_host
+from jaxdp.runtime.arrays import on_host
 
 SMALL = bounds.EFFORTS[0]
 # (num_steps, noise_multiplier, epsilon of remove at delta 1e-6): independent methods agree on the digits shown

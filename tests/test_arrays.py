@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import precision
-from jaxdp.arrays import on_host, xp
-from jaxdp.precision import x64
+from jaxdp.runtime import precision
+from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.runtime.precision import x64
 
 EXACT = {
     "erf": (mpmath.erf, [-3.0, -0.1, 0.0, 1e-8, 0.5, 5.0], 1e-15),

@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import precision
-from jaxdp.hockey_stick import gaussian
+from jaxdp.closed_forms import gaussian
 from jaxdp.mechanisms.composition import normal_form
-from jaxdp.precision import BackendError, canary, compiler_options, kernel, platform, x64
-from jaxdp.routes import base, fourier
+from jaxdp.numerics.special import deviance, log1mexp, log_binomial_pmf, stirling_error
+from jaxdp.runtime import precision
+from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
 from jaxdp.shuffle.lower_bound import lower_bound_point
-from jaxdp.special import deviance, log1mexp, log_binomial_pmf, stirling_error
+from jaxdp.sources import base
+from jaxdp.sources import contour as fourier
 
 pytestmark = pytest.mark.as_users_compile
 
@@ -91,7 +92,7 @@ def test_a_backend_that_returns_nan_is_refused(fresh_canaries):
         _double(np.array([4.0]))
 
 
-@pytest.mark.parametrize("module", ["jaxdp.routes.gaussian", "jaxdp.shuffle.bounds"])
+@pytest.mark.parametrize("module", ["jaxdp.sources.gaussian", "jaxdp.shuffle.bounds"])
 def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, module):
     precision.ensure_canary(module)
     honest = precision.Kernel.run_unchecked

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import accounting, diffusion, precision, training
+from jaxdp import accounting, diffusion, training
 from jaxdp.domains import POSITIVE, field
 from jaxdp.mechanisms.allocation import DirectedLaw
 from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
 from jaxdp.mechanisms.sampled import Bracket, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.runtime import precision
 
 NAN, INF = np.nan, np.inf
 # For every field, whatever its domain. 1e-310 is subnormal and 1e308 has a subnormal reciprocal: compiled arithmetic

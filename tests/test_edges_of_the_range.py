@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.precision import compiler_options
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.validate import SMALLEST
 
 # exact epsilon at delta 1e-310

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 import jaxdp
-from jaxdp import special
-from jaxdp.routes import gaussian as route
+from jaxdp.numerics import special
+from jaxdp.sources import gaussian as route
 
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "accounting.json").read_text())["cases"]
 GAUSSIAN = [c for c in CASES if c["mechanism"]["type"] == "gaussian"]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from jaxdp import isotonic, iteration
+from jaxdp import iteration
+from jaxdp.iteration import isotonic
 
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
 GOLDEN = 1e-10  # asked of every stored value; the stored digits go further

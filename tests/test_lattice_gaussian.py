@@ -10,8 +10,8 @@ import pytest
 import jaxdp
 from jaxdp.mechanisms import lattice_gaussian
 from jaxdp.mechanisms.composition import normal_form
-from jaxdp.precision import compiler_options
-from jaxdp.routes.simple import law_delta
+from jaxdp.runtime.precision import compiler_options
+from jaxdp.sources.simple import law_delta
 
 RATE = 0.1
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import jaxdp
-from jaxdp.precision import compiler_options
+from jaxdp.runtime.precision import compiler_options
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 NOISES = {

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.fourier.contour import PLACES, Sums, seen
-from jaxdp.roots import Seen, proved_ends
+from jaxdp.contour.trapezoid import PLACES, Sums, seen
+from jaxdp.numerics.roots import Seen, proved_ends
 
 ROOT = 2.0
 

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import jaxdp
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
 
 SOURCES = sorted(pathlib.Path(jaxdp.__file__).parent.rglob("*.py"))
 

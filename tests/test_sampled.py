@@ -12,8 +12,8 @@ import jaxdp
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
-from jaxdp.precision import compiler_options
-from jaxdp.routes.simple import law_delta, law_epsilon
+from jaxdp.runtime.precision import compiler_options
+from jaxdp.sources.simple import law_delta, law_epsilon
 
 EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
 GRID = 1e-4  # cells of the Gaussian (deltas above 1e-7) and of Laplace: measured 7e-5 and 1e-6

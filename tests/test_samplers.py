@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp import diffusion, samplers
+from jaxdp import diffusion
+from jaxdp.numerics import samplers
 
 COUNT = 200_000
 # Each moment and fit test fails with probability about 1e-6 for a fresh seed (five-sigma normal deviate, p-value 1e-6).

@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp.precision import compiler_options
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law
 
 SIZE = 64

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.precision import compiler_options
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law
 from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 

@@ -12,9 +12,9 @@ import pytest
 
 import jaxdp
 from jaxdp.mechanisms.composition import spread
-from jaxdp.routes import shuffled as route
-from jaxdp.routes.shuffled import lower_laws, upper_laws
 from jaxdp.shuffle import bounds
+from jaxdp.sources import shuffling as route
+from jaxdp.sources.shuffling import lower_laws, upper_laws
 
 pytestmark = pytest.mark.usefixtures("one_batch_size")
 

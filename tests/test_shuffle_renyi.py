@@ -9,9 +9,9 @@ import pytest
 from mpmath import mp
 
 import jaxdp
-from jaxdp.precision import compiler_options
-from jaxdp.routes import shuffled as route
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import krr_epsilon_closed_form
+from jaxdp.sources import shuffling as route
 
 pytestmark = pytest.mark.usefixtures("one_batch_size")
 

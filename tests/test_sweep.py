@@ -16,8 +16,9 @@ import pytest
 import xarray
 
 import jaxdp
-from jaxdp import provenance, sweep_store
-from jaxdp.fingerprint import fingerprint
+from jaxdp import sweep_store
+from jaxdp.runtime import provenance
+from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep import sweep
 
 pytestmark = pytest.mark.as_users_compile

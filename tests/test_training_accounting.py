@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.isotonic import allocation
 from jaxdp.iteration import gdp_mu
+from jaxdp.iteration.isotonic import allocation
 from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding, projected
 
 DELTA = 1e-5

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.arrays import on_host
-from jaxdp.precision import compiler_options
+from jaxdp.runtime.arrays import on_host
+from jaxdp.runtime.precision import compiler_options
 
 
 def plainly(run, *numbers):

@@ -9,14 +9,14 @@ import numpy as np
 from jaxdp.allocation import contour
 from jaxdp.allocation.contour import Effort
 from jaxdp.allocation.law import Step
-from jaxdp.arrays import xp
-from jaxdp.bounds import Bounds
-from jaxdp.hockey_stick import gaussian
-from jaxdp.precision import canary, kernel
-from jaxdp.rounding import ULP
+from jaxdp.closed_forms import gaussian
+from jaxdp.interval import Bounds
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
 from jaxdp.shuffle import search
 from jaxdp.shuffle.search import Evaluation
-from jaxdp.special import raised
 
 EFFORTS = (Effort(24, 8, 16), Effort(64, 16, 32), Effort(256, 32, 64))
 _LEAST_DELTA = 2.3e-308

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp.allocation.bounds import EFFORTS, profile_delta
-from jaxdp.arrays import xp
-from jaxdp.bounds import Bounds
-from jaxdp.precision import kernel
-from jaxdp.rounding import ULP
+from jaxdp.interval import Bounds
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import normal_quantiles
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
-from jaxdp.special import normal_quantiles
 
 CELL = 8  # neighbouring epsilons that share one contour
 POINTS = 1200

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxdp.allocation import law
 from jaxdp.allocation.law import Step
-from jaxdp.arrays import xp
-from jaxdp.rounding import ULP
-from jaxdp.special import LOG_SQRT_2PI, log_normal_tail
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
+from jaxdp.runtime.arrays import xp
 
 _PANELS = 32
 _TILTS = np.exp(np.linspace(-3.5, 5.5, 28))

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.arrays import xp
-from jaxdp.rounding import ULP
-from jaxdp.special import LOG_SQRT_2PI
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import LOG_SQRT_2PI
+from jaxdp.runtime.arrays import xp
 
 NODES = 16  # of each Gauss panel
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)

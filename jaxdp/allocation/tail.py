@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.allocation.law import Step
-from jaxdp.arrays import xp
-from jaxdp.special import LOG_SQRT_2PI
+from jaxdp.numerics.special import LOG_SQRT_2PI
+from jaxdp.runtime.arrays import xp
 
 _MERGED = (1, 2, 4, 8)  # neighbouring panels that are bounded as one
 _CELLS = np.exp(0.08 * np.arange(101))  # of the integral beyond the last node, in units of that node

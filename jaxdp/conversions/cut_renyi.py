@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import special, validate
+from jaxdp import validate
 from jaxdp.conversions.rdp import TINY, _log_gain
-from jaxdp.formulas import checked, formula
-from jaxdp.rounding import ULP
+from jaxdp.numerics import special
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.formulas import checked, formula
 
 # Whole orders 2 .. _TERMS - 1; one term of the binomial sum each.
 _TERMS = 2048

@@ -17,7 +17,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
 
 # Room for the logarithms that the record takes of the masses; the pair itself is exact without it.
 _MARGIN = 1e-12

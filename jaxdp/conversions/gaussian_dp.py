@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.formulas import formula
-from jaxdp.hockey_stick import gaussian
-from jaxdp.rounding import ULP
-from jaxdp.special import raised
+from jaxdp.closed_forms import gaussian
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import formula
 
 # mu from e^-46, to the last bit of its logarithm
 _SMALLEST, _HALVINGS = -46.0, 60

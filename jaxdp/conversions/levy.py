@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.precision import x64
+from jaxdp.runtime.precision import x64
 
 LogCharacteristic = Callable[[np.ndarray], Any]
 # Points of t per block, so that a long rule does not need a (points x nodes) array at once.

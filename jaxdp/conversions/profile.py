@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.bounds import Bounds
 from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import real_target
-from jaxdp.formulas import formula
-from jaxdp.precision import kernel
-from jaxdp.rounding import ULP
+from jaxdp.interval import Bounds
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.formulas import formula
+from jaxdp.runtime.precision import kernel
 
 _FAR = 700.0
 

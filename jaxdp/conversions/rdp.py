@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.formulas import above_one, formula
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.formulas import above_one, formula
 
 METHODS = ("cks", "classic")
 # Twenty units of roundoff of every term: more than the handful of operations can lose.

@@ -20,9 +20,9 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import TINY, _log_gain, infinity_bound, real_target, renyi_curve
-from jaxdp.precision import kernel, require_x64
-from jaxdp.roots import crossing
-from jaxdp.rounding import ULP
+from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.precision import kernel, require_x64
 
 # logits to 2e-10, the relative accuracy of p*; both ends of the bracket are kept
 _HALVINGS = 42

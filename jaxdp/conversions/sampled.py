@@ -11,7 +11,7 @@ from jaxdp import validate
 from jaxdp.conversions.dominating_pair import pair_from_profile
 from jaxdp.conversions.rdp import TINY
 from jaxdp.mechanisms.basic import DiscretePair
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
 
 # e^_FAR and e^-_FAR are normal numbers
 _FAR = 700.0

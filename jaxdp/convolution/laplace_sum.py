@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.bounds import Bounds
-from jaxdp.formulas import above_one
-from jaxdp.precision import Kernel, kernel
-from jaxdp.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
+from jaxdp.interval import Bounds
+from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
+from jaxdp.runtime.formulas import above_one
+from jaxdp.runtime.precision import Kernel, kernel
 
 LARGEST_SUM = 10_000
 _SIZES = (16, 128, 1024, LARGEST_SUM)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
 from jaxdp.convolution.laplace_sum import laplace_sum_rdp
-from jaxdp.formulas import above_one, checked, formula
-from jaxdp.renyi.laplace import discrete_laplace_renyi, laplace_renyi_upper
+from jaxdp.runtime.formulas import above_one, checked, formula
 
 _UP = 1.0 + 2.0**-49
 _DISCRETE_UP = 1.0 + 1e-12  # sums of logarithms of size up to 700

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.formulas import checked, formula
+from jaxdp.runtime.formulas import checked, formula
 
 _UP = 1.0 + 2.0**-50
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.formulas import at_least_one, checked, formula
 from jaxdp.iteration.constants import contraction as gradient_contraction
+from jaxdp.runtime.formulas import at_least_one, checked, formula
 
 
 def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index):

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import isotonic, validate
-from jaxdp.formulas import checked
-from jaxdp.precision import Kernel, require_x64
+from jaxdp import validate
+from jaxdp.iteration import isotonic
+from jaxdp.runtime.formulas import checked
+from jaxdp.runtime.precision import Kernel, require_x64
 
 _UP = 1.0 + 2.0**-51
 _POINT_BYTES = 64 * 2**20
@@ -80,7 +81,7 @@ def gdp_mu(contraction: Any, noise_std: Any, shift: Any, *, diameter: Any = None
         ValueError: contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
 
     Accuracy:
-        Excess of mu^2: `jaxdp.isotonic.shift_allocation_mu2`. Differentiable in x64 traces without a diameter.
+        Excess of mu^2: `isotonic.shift_allocation_mu2`. Differentiable in x64 traces without a diameter.
 
     Reference:
         notebooks/proofs/heterogeneous_gdp_iteration.md; constant case Bok, Su, Altschuler 2024, Lemma C.3.

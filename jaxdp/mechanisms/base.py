@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.arrays import xp
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
+from jaxdp.runtime.arrays import xp
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.

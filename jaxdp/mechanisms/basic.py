@@ -8,16 +8,16 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.arrays import xp
+from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
-from jaxdp.isotonic import shift_allocation_mu2
+from jaxdp.iteration.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
-from jaxdp.renyi.laplace import laplace_renyi
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log_complement
+from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
-from jaxdp.special import log_complement
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxdp.arrays import xp
 from jaxdp.domains import POSITIVE, field, whole
 from jaxdp.mechanisms import finite, lattice_gaussian
 from jaxdp.mechanisms.base import Mechanism, record
+from jaxdp.runtime.arrays import xp
 
 _TERMS = 12
 # Below this sigma the direct sum needs few terms, above it the Poisson-dual sum does.

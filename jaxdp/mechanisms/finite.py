@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.arrays import xp
-from jaxdp.rounding import ULP
-from jaxdp.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
+from jaxdp.runtime.arrays import xp
 
 _LEAST = 2.3e-308  # subnormal numbers are flushed to 0
 Pair = tuple[Any, ...]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.arrays import xp
 from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
-from jaxdp.rounding import ULP
-from jaxdp.special import log_expm1
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log_expm1
+from jaxdp.runtime.arrays import xp
 
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12

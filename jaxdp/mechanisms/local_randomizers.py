@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.arrays import xp
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.arrays import xp
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
@@ -24,6 +23,7 @@ from jaxdp.mechanisms.base import (
 )
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
+from jaxdp.runtime.arrays import xp
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 

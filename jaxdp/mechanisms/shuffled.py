@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import jax
 
 from jaxdp import validate
-from jaxdp.arrays import xp
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
-from jaxdp.renyi.excess import log_power_excess
+from jaxdp.numerics.power_excess import log_power_excess
+from jaxdp.runtime.arrays import xp
 
 BOUNDS = ("clones", "stronger", "closed_form", "blanket")
 

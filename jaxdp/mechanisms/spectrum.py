@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from jaxdp.arrays import xp
-from jaxdp.fourier.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
+from jaxdp.contour.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
-from jaxdp.special import log_complement
+from jaxdp.numerics.special import log_complement
+from jaxdp.runtime.arrays import xp
 
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:

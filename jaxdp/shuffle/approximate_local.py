@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
 from jaxdp.shuffle import bounds
 from jaxdp.validate import is_traced
 

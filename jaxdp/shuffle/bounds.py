@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.arrays import xp
-from jaxdp.bounds import Bounds
-from jaxdp.precision import canary, kernel
-from jaxdp.rounding import ULP
+from jaxdp.interval import Bounds
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
 from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
-from jaxdp.special import raised
 from jaxdp.validate import is_traced
 
 LEAST_DELTA = 2.3e-308

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jaxdp import validate
-from jaxdp.arrays import xp
-from jaxdp.precision import kernel
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import checks, door
 
 

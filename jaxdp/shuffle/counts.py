@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.arrays import xp
-from jaxdp.rounding import ULP
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, log_one_plus, polynomial, stirling_error
+from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.search import Evaluation
-from jaxdp.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, log_one_plus, polynomial, stirling_error
 
 _WIDTH = 6.5  # of the window, in tilted standard deviations on either side
 _MORE = 12.0  # counts on either side, for laws like Poisson's

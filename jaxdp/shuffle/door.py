@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.precision import require_x64
+from jaxdp.runtime.precision import require_x64
 
 
 def run(kernel: Any, check: Callable[..., tuple], *arguments: Any, **static: Any) -> Any:

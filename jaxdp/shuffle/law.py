@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.arrays import xp
+from jaxdp.runtime.arrays import xp
 
 LARGEST_EPS0 = 300.0  # e^(2 eps0) must not overflow; above it nothing but eps0 itself is returned
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxdp.precision import kernel
+from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import checks, door
 from jaxdp.shuffle.two_point import two_point_epsilon
 

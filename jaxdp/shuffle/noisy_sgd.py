@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.arrays import xp
-from jaxdp.hockey_stick import gaussian
-from jaxdp.precision import kernel
+from jaxdp.closed_forms import gaussian
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import checks, door
 from jaxdp.shuffle.approximate_local import clones_upper
 

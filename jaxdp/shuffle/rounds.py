@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.arrays import on_host, xp
-from jaxdp.bounds import Bounds
-from jaxdp.rounding import ULP
+from jaxdp.interval import Bounds
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log1mexp, log_expm1
+from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.shuffle.law import Law
-from jaxdp.special import log1mexp, log_expm1
 from jaxdp.validate import SMALLEST
 
 POINTS, MANY = 384, 3456  # of a grid: for composition, for one moment

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxdp.arrays import xp
+from jaxdp.runtime.arrays import xp
 
 _MOST_TRIES = 40
 _NEWTON = 0.05  # residuals of log delta above it are Newton's business, below it the ends are tested

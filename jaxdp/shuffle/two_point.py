@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.arrays import xp
-from jaxdp.bounds import Bounds
-from jaxdp.precision import canary, kernel
+from jaxdp.interval import Bounds
+from jaxdp.numerics.special import log1p_excess, log_binomial_pmf, raised
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
 from jaxdp.shuffle import search
 from jaxdp.shuffle.law import LARGEST_EPS0
-from jaxdp.special import log1p_excess, log_binomial_pmf, raised
 
 _NODES = 64
 _EXPONENT = 38.0

@@ -7,7 +7,7 @@ from jaxdp.training.loss import StronglyConvexLoss
 from jaxdp.training.noise import NoisyState
 from jaxdp.training.projected import NoisyProjectedSGD, float32_rounding
 from jaxdp.training.schedule import IteratedRelease
-from jaxdp.training.shuffled import ShuffledSGD
+from jaxdp.training.shuffled_pass import ShuffledSGD
 
 __all__ = [
     "DPSGD",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
-from jaxdp.isotonic import allocation
+from jaxdp.iteration.isotonic import allocation
 from jaxdp.mechanisms.base import GaussianMechanism, record
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.

@@ -1,0 +1,75 @@
+"""delta and epsilon of one run of a mechanism whose loss takes finitely many values: an all-positive sum."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.runtime.arrays import xp
+
+_HALVINGS = 64
+_LEAST = 2.3e-308
+
+
+def delta_bounds(
+    loss: jax.Array, log_weight: jax.Array, blur: jax.Array, infinity: jax.Array, eps: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) of infinity + sum w_i (1 - e^{eps - L_i})_+, eps finite.
+
+    loss, log_weight: one axis, log_weight -inf where there is no atom; weights need not sum to 1. blur: what a loss and
+    with it its log weight may be off by besides the rounding of numbers of their size. infinity: not less than it is,
+    and more by rounding only.
+    """
+    live = log_weight > -xp.inf
+    weight = xp.where(live, xp.exp(log_weight), 0.0)
+    gap = xp.where(live, loss - eps, -1.0)
+    share = -xp.expm1(-xp.maximum(gap, 0.0))
+    total = xp.sum(weight * share)
+    # a weight is off at the size of its exponent, a gap at that of its parts: an atom at eps may fall on either side
+    heavier = 4 * _ULP * xp.where(live, xp.abs(log_weight) + xp.abs(loss) + 8, 0.0) + 2 * blur
+    moved = 2 * _ULP * (xp.abs(loss) + xp.abs(eps)) + blur
+    off = heavier * share + xp.where(gap > -moved, moved, 0.0)
+    # XLA flushes subnormal numbers to zero: each term and its error are charged the smallest normal number
+    error = xp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * _LEAST)
+    # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
+    unsure = xp.any(live & (heavier > 0.25) & (log_weight + heavier > -745.0))
+    total, error = xp.where(unsure, 0.0, total), xp.where(unsure, 2.0, error)
+    largest = xp.max(xp.where(live, loss + blur, -xp.inf))
+    upper = xp.where(eps >= largest, infinity, (total + error + infinity) * (1 + 8 * _ULP))
+    sure = _at_least(infinity, loss.shape[0])
+    floor = -xp.expm1(xp.minimum(eps, 0.0))
+    lower = xp.where(eps >= largest, sure, (total - error + sure) * (1 - 8 * _ULP))
+    lower = xp.maximum(lower, xp.maximum(floor * (1 - 8 * _ULP), sure))
+    return xp.clip(lower, 0.0, 1.0), xp.clip(upper, xp.maximum(floor * (1 + 8 * _ULP), infinity), 1.0)
+
+
+def _at_least(infinity: jax.Array, terms: int) -> jax.Array:
+    return xp.where(infinity < 1e-307, 0.0, infinity * (1 - (4 * terms + 2048) * _ULP))
+
+
+def epsilon_bounds(
+    loss: jax.Array, log_weight: jax.Array, blur: jax.Array, infinity: jax.Array, delta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1], by bisection on `delta_bounds`."""
+    law = loss, log_weight, blur, infinity
+    largest = xp.maximum(xp.max(xp.where(log_weight > -xp.inf, loss + blur, 0.0)), 0.0)
+
+    def halve(_: int, ends: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        lower_low, lower_high, upper_low, upper_high = ends
+        a, b = 0.5 * (lower_low + lower_high), 0.5 * (upper_low + upper_high)
+        leaks = delta_bounds(*law, a)[0] > delta
+        safe = delta_bounds(*law, b)[1] <= delta
+        return (
+            xp.where(leaks, a, lower_low),
+            xp.where(leaks, lower_high, a),
+            xp.where(safe, upper_low, b),
+            xp.where(safe, b, upper_high),
+        )
+
+    zero = xp.zeros_like(largest)
+    lower, _, _, upper = xp.fori_loop(0, _HALVINGS, halve, (zero, largest, zero, largest))
+    upper = xp.where(delta_bounds(*law, zero)[1] <= delta, 0.0, upper)
+    known = (delta >= 0) & (delta <= 1)
+    never = delta < _at_least(infinity, loss.shape[0])
+    lower = xp.where(known, xp.where(never, xp.inf, xp.where(delta < infinity, 0.0, lower)), 0.0)
+    return lower, xp.where(known & ~(delta < infinity), upper, xp.inf)

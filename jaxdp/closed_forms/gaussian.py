@@ -1,0 +1,120 @@
+"""delta and epsilon of a Gaussian-DP mechanism, certified from both sides.
+
+delta(eps) = Phi_c(x1) - e^eps Phi_c(x2) with x1 = eps/mu - mu/2, x2 = eps/mu + mu/2, written as
+density(x1) [Mills(x1) - Mills(x2)], which keeps its digits down to 1e-300 where the difference of two
+tails loses them. d delta/d eps = -e^eps Phi_c(x2), d delta/d mu = density(x1).
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import mills
+from jaxdp.runtime.arrays import xp
+
+_TINY = 2.2250738585072014e-308
+_LOG_ROOT_2PI = 0.9189385332046727
+
+
+def _safe_mu(mu: jax.Array) -> jax.Array:
+    return xp.where((mu > 0) & xp.isfinite(mu), mu, 1.0)
+
+
+def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(log delta, its slope in eps, relative error bound of delta) for 0 < mu < inf and finite eps.
+
+    The error has four parts: a few ulp of the functions, the rounding of x1 seen through the hazard rate,
+    the relative error ``mu_error`` of mu seen in the same way, and the cancellation of the two Mills ratios
+    (it grows like 1/mu).
+    """
+    scale = xp.abs(eps) / mu + mu / 2
+    x1, x2 = eps / mu - mu / 2, eps / mu + mu / 2
+    far = x1 < -5
+    y1, y2 = xp.where(far, 0.0, x1), xp.where(far, 1.0, x2)
+    m1, m2 = mills(y1), mills(y2)
+    gap = xp.maximum(m1 - m2, _TINY)
+    near_value = -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(gap)
+    # left of 0 Mills is nearly sqrt(2 pi) e^{x^2/2}: the argument's rounding counts x^2 times
+    near_error = (8 + 4 * xp.minimum(y1, 0.0) ** 2) * (m1 + m2) / gap
+    z1, z2 = xp.where(far, x1, -6.0), xp.where(far, x2, 0.0)
+    log_second = eps + xp.log_ndtr(-z2)
+    gap_far = -xp.expm1(xp.minimum(log_second, 0.0)) - xp.ndtr(z1)
+    gap_far = xp.maximum(gap_far, _TINY)
+    value = xp.where(far, xp.log(gap_far), near_value)
+    # e^eps Phi_c(x2) = density(x1) Mills(x2) for x2 > -5; the far branch takes the logarithm itself
+    log_minus_slope = xp.where(far, log_second, -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(m2))
+    cancel = xp.where(far, 8 / gap_far, near_error)
+    hazard = xp.where(far, 1e-4, xp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
+    error = 2 * ULP * (16 + 4 * hazard * scale + cancel + 4 * xp.abs(xp.where(far, eps, 0.0)))
+    error = error + 4 * mu_error * hazard * scale
+    return value, -xp.exp(log_minus_slope - value), error
+
+
+def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps (any sign, +-inf) for mu >= 0 (mu = inf: no privacy)."""
+    inside = (mu > 0) & xp.isfinite(mu) & xp.isfinite(eps)
+    # Phi_c(x) <= exp(-x^2/2): all that can be said when x1 is so large that its rounding matters
+    x1 = xp.maximum(xp.where(inside, eps, 0.0) / _safe_mu(mu) - _safe_mu(mu) / 2, 0.0) * (1 - 1e-12)
+    value, _, error = log_delta(_safe_mu(mu), xp.where(inside, eps, 0.0), mu_error)
+    lower, upper = xp.exp(value) * (1 - error), xp.exp(value) * (1 + error)
+    floor = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
+    # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
+    upper = xp.minimum(xp.maximum(upper + _TINY, floor), 1.0)
+    lower = xp.clip(lower, floor * (1 - 8 * ULP), 1.0)
+    known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, floor, 1.0))
+    good = ~(xp.isnan(mu) | xp.isnan(eps) | (mu < 0))
+    lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, known, 0.0))
+    upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
+    crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + _TINY, floor)
+    # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
+    small = floor * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + _TINY
+    crude = xp.minimum(crude, small)
+    return lower, xp.where(inside, xp.minimum(upper, crude), upper)
+
+
+def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1]; delta = 0 gives inf unless mu = 0."""
+    inside = (mu > 0) & xp.isfinite(mu) & (delta > 0) & (delta < 1)
+    m, d = _safe_mu(mu), xp.where(inside, delta, 0.5)
+    target = xp.log(d)
+    # Phi_c(x1) <= delta suffices; x1 = sqrt(2 log(1/delta)) is such a point (delta <= 1/2), else x1 = 0 is not
+    # far off: one more unit of mu covers delta close to 1
+    high = m * (m / 2 + xp.sqrt(-2 * target) + 1e-3) * (1 + 1e-12)
+    start = xp.maximum(high - m * 0.5, 0.5 * high)
+
+    def shifted(sign: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, slope, error = log_delta(m, eps, mu_error)
+        return value + sign * 2 * error - target, slope
+
+    zero = xp.zeros_like(m)
+    at_zero = delta_bounds(m, zero, mu_error)
+    # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
+    high_upper, high_lower = xp.where(at_zero[1] <= d, 0.0, high), xp.where(at_zero[0] <= d, 0.0, high)
+    signs, tops = xp.array([-1.0, 1.0]), xp.stack([high_lower, high_upper])
+    ends = xp.vmap(lambda sign, top: crossing(lambda e: shifted(sign, e), zero, top, start, rtol=1e-13))(signs, tops)
+    lower, upper = ends[0][0], ends[1][1]
+    known = xp.where((mu == 0) | (delta >= 1), 0.0, xp.inf)
+    good = ~(xp.isnan(mu) | xp.isnan(delta) | (mu < 0) | (delta < 0))
+    lower = xp.where(inside, lower, xp.where(good, known, 0.0))
+    upper = xp.where(inside, upper, xp.where(good, known, xp.inf))
+    return lower, upper
+
+
+def smooth_delta(mu: jax.Array, eps: jax.Array) -> jax.Array:
+    """log delta as a differentiable function of mu and eps (for the implicit function theorem)."""
+    return _log_delta_smooth(mu, eps)
+
+
+@jax.custom_jvp
+def _log_delta_smooth(mu: jax.Array, eps: jax.Array) -> jax.Array:
+    return log_delta(mu, eps)[0]
+
+
+@_log_delta_smooth.defjvp
+def _log_delta_smooth_jvp(primals, tangents):
+    mu, eps = primals
+    value, slope, _ = log_delta(mu, eps)
+    by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - _LOG_ROOT_2PI - value)
+    return value, by_mu * tangents[0] + slope * tangents[1]

@@ -1,0 +1,95 @@
+"""Renyi divergences of Laplace and discrete Laplace noise against their own shift."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp.numerics.special import log1mexp, log_one_plus
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
+
+_SERIES_BELOW = 0.5
+_SERIES_TERMS = 18
+_LONGEST_SHIFT = 1024
+_RELATIVE, _TINY = 1.0 + 2.0**-46, 2.3e-308
+
+
+def laplace_renyi(order, ratio):
+    """R_alpha(Laplace(1) + x, Laplace(1)) for alpha > 1 and x = shift / scale >= 0.
+
+    R = log g / (alpha - 1), g = [alpha e^{x(alpha-1)} + (alpha-1) e^{-x alpha}] / (2 alpha - 1), written as
+    x + log1p(q expm1(-x (2 alpha - 1))) / (alpha - 1), q = (alpha-1)/(2 alpha - 1), which survives alpha -> 1 and
+    alpha = 1e6; below x alpha = 1/2, where it starts to cancel, the power series of g - 1. Relative error 4e-15 while
+    the result is above 1e-300.
+
+    Reference: Mironov 2017, Corollary 2.
+    """
+    small = ratio * order < _SERIES_BELOW
+    excess = order - 1.0
+    far = xp.where(small, 1.0, ratio)
+    share = excess / (2 * order - 1.0)
+    direct = far + log_one_plus(share * xp.expm1(-far * (2 * order - 1.0))) / excess
+    near = xp.where(small, ratio, 0.0)
+    return xp.where(small, _small_shift(order, excess, near), direct)
+
+
+def laplace_renyi_upper(order, ratio):
+    """`laplace_renyi` rounded up by its error and that of a ratio rounded a few times; what underflows is not 0."""
+    return xp.where(ratio > 0, xp.maximum(laplace_renyi(order, ratio) * _RELATIVE, _TINY), 0.0)
+
+
+def _small_shift(order, excess, x):
+    """log1p(alpha (alpha-1) sum_{j>=2} h_j x^j / j!) / (alpha - 1), h_{j+1} = -h_j + alpha (alpha-1) h_{j-1}."""
+    # x and the order are kept together: x^2 underflows where alpha x^2 does not
+    grown, square = order * x, (order * x) * (excess * x)
+    previous, term = xp.zeros_like(x), x / 2
+    total = term
+    for j in range(2, _SERIES_TERMS):
+        previous, term = term, (-x * term + square * previous / j) / (j + 1)
+        total = total + term
+    rise = grown * total
+    return xp.where(excess * rise < 1e-20, rise, log_one_plus(excess * rise) / excess)
+
+
+def laplace_log_g_slope(order, x):
+    """h'(x) for h = log g_alpha: alpha (alpha-1) (e^{x(alpha-1)} - e^{-x alpha}) / ((2 alpha - 1) g_alpha(x)).
+
+    From 0 at x = 0 (relative accuracy kept there) to alpha - 1; divided by alpha - 1, so 1 at infinity.
+    """
+    shrink = -xp.expm1(-x * (2 * order - 1.0))
+    return order * shrink / (order + (order - 1.0) * xp.exp(-x * (2 * order - 1.0)))
+
+
+def discrete_laplace_renyi(order, rate, shift):
+    """R_alpha of P(x) ~ e^{-a|x|} on the integers against its shift by s = 0, 1, ..., 1024; infinite beyond.
+
+    M - 1 = [expm1(zas)(-expm1(-as(1+z)))]/(1+e^{-a}) + tanh(a/2) sum_{1<=j<s/2} e^{-aj} expm1(zaw)(-expm1(-aw(1+z))),
+    w = s - 2j, z = alpha - 1: outcomes j and s - j are paired, so every term is positive.
+    """
+    z = order - 1.0
+    j = xp.arange(_LONGEST_SHIFT // 2, dtype=rate.dtype)
+    width = shift - 2 * j
+    # expm1(t) = e^t (1 - e^{-t}) in logarithms, since t reaches alpha a s.
+    inside = xp.where(width > 0, rate * width, 1.0)
+    terms = z * inside + log1mexp(-z * inside) + log1mexp(-inside * order)
+    weight = xp.where(j > 0, xp.log(xp.tanh(rate / 2)) - rate * j, -xp.log1p(xp.exp(-rate)))
+    terms = xp.where(width > 0, terms + weight, -xp.inf)
+    top = xp.max(terms)
+    safe = xp.where(xp.isfinite(top), top, 0.0)
+    log_excess = safe + xp.log(xp.sum(xp.exp(terms - safe)))
+    value = xp.where(shift > 0, xp.logaddexp(0.0, log_excess), 0.0)
+    # log(1 + y) for tiny y: logaddexp is log1p(exp(.)) there, no cancellation.
+    inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == xp.floor(shift)) & (rate > 0) & (z > 0)
+    return xp.where(inside_domain, value / z, xp.inf)
+
+
+@kernel(working_set=64, by_numpy=256)
+def _laplace(order, ratio):
+    return laplace_renyi(order, ratio)
+
+
+@canary("renyi.laplace")
+def _laplace_canary():
+    """The small-shift series and the direct form against exact digits."""
+    values = _laplace.run_unchecked(np.array([2.0, 1000.0, 1.5]), np.array([1e-6, 3.0, 1.0]))
+    return values, [9.9999966666641666692e-13, 2.9993066596040858228, 0.5128835112945085956], 1e-12

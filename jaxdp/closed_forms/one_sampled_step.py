@@ -1,0 +1,94 @@
+"""One step of the sampled Gaussian: delta and epsilon from the Gaussian's own, without cancellation.
+
+With rate q, mu = 1/sigma and delta_G the Gaussian's profile (swap identity applied until all terms are positive):
+
+    remove  delta(eps) = q delta_G(log(1 + (e^eps - 1)/q)),            1 - e^eps where e^eps <= 1 - q
+    add     delta(eps) = (1 - e^-g) delta_G(-log((1-q)(e^g - 1)/q)),   g = -log(1-q) - eps,   0 where g <= 0.
+
+Next to the supremum of the add direction's loss g is a difference whose rounding decides: it is moved outward by what
+it may be off, delta rising in g.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jaxdp.closed_forms import gaussian
+from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.numerics.special import log_complement
+from jaxdp.runtime.arrays import xp
+
+_SLACK = 1e-13
+_TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
+_LARGE = 30.0
+_CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
+
+
+def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, forward (remove) or reverse (add)."""
+    lower, upper = (_forward if direction == "forward" else _reverse)(mu, q, eps)
+    floor = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
+    lower = xp.maximum(lower * (1 - _SLACK), floor * (1 - _SLACK))
+    upper = xp.where(eps < _CERTAIN, 1.0, xp.minimum(upper * (1 + _SLACK), 1.0))
+    return xp.where(xp.isnan(lower), 0.0, lower), xp.where(xp.isnan(upper), 1.0, upper)
+
+
+def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    large = eps > _LARGE
+    ratio = xp.expm1(xp.where(large, 0.0, eps)) / q
+    dead = ratio <= -1 + 1e-12
+    near = xp.log1p(xp.where(dead, 0.0, ratio))
+    # log(1 + (e^eps - 1)/q) = eps - log q + log(1 - (1-q) e^-eps)
+    far = eps - xp.log(q) + xp.log1p(-(1 - q) * xp.exp(-xp.where(large, eps, _LARGE)))
+    inner = xp.where(large, far, near)
+    # the argument's rounding, seen through a slope of at most 1 (XLA's log1p is 241 units off near -0.414)
+    shift = 1e-15 * (1 + xp.abs(inner)) + 4e-16 / xp.maximum(xp.exp(xp.minimum(inner, 0.0)), 1e-300)
+    shift = shift + xp.where(ratio < -0.25, 3e-14, 0.0)
+    floor = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
+    lower, upper = q * gaussian.delta_bounds(mu, inner + shift)[0], q * gaussian.delta_bounds(mu, inner - shift)[1]
+    # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
+    over = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
+    upper = xp.where(ratio < xp.inf, upper, q)  # a rate below 1e-295
+    return xp.where(dead, floor, lower), xp.where(dead, floor + over, upper) + _TINY
+
+
+def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    log_rest, log_q = log_complement(q, 1 - q), xp.log(q)
+    gap = -log_rest - xp.maximum(eps, _CERTAIN)
+    off = 8 * _ULP * (xp.abs(log_rest) + xp.abs(eps))
+
+    def at(g: jax.Array, sign: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        small = xp.log(xp.expm1(xp.clip(g, 1e-300, _LARGE)))
+        log_grown = xp.where(g > _LARGE, g + xp.log1p(-xp.exp(-xp.maximum(g, 1.0))), small)
+        inner = log_q - log_rest - log_grown
+        shift = 1e-15 * (2 + xp.abs(log_q) + xp.abs(log_rest) + xp.abs(log_grown))
+        return gaussian.delta_bounds(mu, inner + sign * shift), -xp.expm1(-g)
+
+    (lower, _), low_factor = at(gap - off, 1.0)
+    (_, upper), high_factor = at(gap + off, -1.0)
+    lower = xp.where((gap - off > 0) & (eps >= _CERTAIN), low_factor * lower, 0.0)
+    return lower, xp.where(gap + off > 0, high_factor * upper + _TINY, 0.0)
+
+
+def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon >= 0 of one step at 0 < delta < 1."""
+    top = -log_complement(q, 1 - q) * (1 + 2e-15) if direction == "reverse" else xp.asarray(xp.inf)
+    _, reach = gaussian.epsilon_bounds(mu, xp.minimum(delta, 0.5))
+    high = xp.minimum(reach + 1e-12, top)  # sampling never hurts
+    high = xp.where(xp.isfinite(high), high, 0.0)
+
+    def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        lower, upper = delta_bounds(mu, q, eps, direction)
+        value = xp.where(which == 0, upper, lower)
+        return xp.where(value > delta, 1.0, -1.0) * xp.abs(xp.log(xp.maximum(value, 1e-307) / delta)), xp.full_like(
+            eps, xp.nan
+        )
+
+    ends = xp.vmap(
+        lambda which: crossing(lambda e: side(which, e), xp.zeros(()), high, 0.5 * high, rtol=1e-13, max_steps=70)
+    )(xp.arange(2))
+    at_zero = delta_bounds(mu, q, xp.zeros(()), direction)
+    upper = xp.where(at_zero[1] <= delta, 0.0, ends[1][0])
+    upper = xp.where(xp.isfinite(reach), upper, top)
+    return xp.where(at_zero[0] <= delta, 0.0, ends[0][1]), upper

@@ -1,0 +1,117 @@
+r"""Losses on a lattice a0 + ell Z: one period of the contour is a finite, exact sum.
+
+With z_n = c + 2 pi i n/(N ell), n = 0..N-1, b = the first lattice point beyond eps, th = b - eps in (0, ell],
+
+    S_N = (1/N) e^{K(c) - c b} sum_n Re[ (M(z_n)/M(c)) e^{-i t_n b} (A + B e^{-z_n ell}) / D(z_n) ],
+    D(z) = (1 - e^{-z ell}) (1 - e^{-(z+1) ell}),
+    A = 1 - e^{-th},  B = e^{-th} - e^{-ell},
+
+is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of the contour certificate.
+A and B are nonnegative, so nothing cancels between the two geometric sums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from jaxdp.contour.plan import Plan
+from jaxdp.contour.spectrum import Spectrum, along_line
+from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.runtime.arrays import xp
+
+
+class LatticeContour(NamedTuple):
+    """What does not depend on eps. first, second: node weights that go with A and with B."""
+
+    plan: Plan
+    offset: jax.Array
+    spacing: jax.Array
+    node_t: jax.Array
+    first: tuple[jax.Array, jax.Array]
+    second: tuple[jax.Array, jax.Array]
+    errors: jax.Array
+    extra_mu2: jax.Array
+    mixing: jax.Array
+    log_m_c: jax.Array
+    log_m_c_units: jax.Array
+    log_kept: jax.Array
+
+
+def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
+    """Evaluate K on one period. The period of the alias becomes count x spacing."""
+    offset, spacing = spectrum.lattice or (xp.zeros(()), xp.ones(()))
+    spacing = xp.where(spacing > 0, spacing, 1.0)
+    c, period = plan.c, count * spacing
+    step = 2 * xp.pi / period
+    # the second half of the period is the conjugate of the first
+    nodes = along_line(spectrum, [], c, step, count // 2 + 1)
+    t = step * xp.arange(count // 2 + 1)
+    ends = (xp.arange(t.shape[0]) == 0) | (xp.arange(t.shape[0]) == count // 2)
+    fold = xp.where(ends, 1.0, 2.0) / count
+    turn = t * spacing
+    near_re, near_im = _one_minus_exp(c * spacing, turn)
+    far_re, far_im = _one_minus_exp((c + 1) * spacing, turn)
+    den_re, den_im = near_re * far_re - near_im * far_im, near_re * far_im + near_im * far_re
+    norm = den_re**2 + den_im**2
+    size = xp.exp(nodes.log_abs) * fold / norm
+    cosine, sine = xp.cos(nodes.phase), xp.sin(nodes.phase)
+    real, imag = size * (cosine * den_re + sine * den_im), size * (sine * den_re - cosine * den_im)
+    fade = xp.exp(-c * spacing)
+    cos_l, sin_l = xp.cos(turn), xp.sin(turn)
+    second = (fade * (real * cos_l + imag * sin_l), fade * (imag * cos_l - real * sin_l))
+    reach = xp.exp(nodes.log_abs) * fold / xp.sqrt(norm)
+    slack = xp.expm1(xp.minimum(nodes.excess, 600.0))
+    own = xp.sum(reach * (slack + (48 + count / 4 + 2 * xp.abs(nodes.phase)) * _ULP))
+    errors = xp.stack([own, xp.sum(reach * t) * _ULP, xp.sum(reach) * _ULP])
+    log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
+    units = 16 + spectrum.closed_units + 4 * xp.abs(log_m_c)
+    zero = xp.zeros(())
+    return LatticeContour(
+        plan._replace(period=period),
+        offset,
+        spacing,
+        t,
+        (real, imag),
+        second,
+        errors,
+        xp.zeros(1),
+        zero,
+        log_m_c[None],
+        units[None],
+        zero,
+    )
+
+
+def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """1 - e^{-(x + iy)} for x > 0, real and imaginary part, without cancellation."""
+    fade = xp.exp(-x)
+    return -xp.expm1(-x) + 2 * fade * xp.sin(0.5 * y) ** 2, fade * xp.sin(y)
+
+
+def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
+    """(value, slope in eps, 0, rounding) of S_N at eps, one or some, in units of e^ref: (1, *eps.shape)."""
+    c, ell = contour.plan.c, contour.spacing
+    position = (eps - contour.offset) / ell
+    index = xp.floor(position) + 1
+    gap = xp.clip((index - position) * ell, 0.0, ell)
+    beyond = contour.offset + index * ell
+    log_m_c = contour.log_m_c[0]
+    front = xp.exp(log_m_c - c * beyond - ref)
+    a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)
+    angle = contour.node_t * beyond[..., None]
+    cosine, sine = xp.cos(angle), xp.sin(angle)
+    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine, axis=-1)
+    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine, axis=-1)
+    own, moment, mass = contour.errors
+    place = xp.abs(contour.offset) + xp.abs(eps) + ell
+    # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
+    head = contour.log_m_c_units[0] + 4 * (xp.abs(log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
+    reach = a + b + 16 * _ULP * place
+    rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
+    # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
+    shift = 16 * _ULP * place
+    rounding = rounding + shift * xp.exp(log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
+    slope = front * inner * (second - first)
+    return tuple(x[None] for x in (front * (a * first + b * second), slope, xp.zeros_like(front), rounding))

@@ -1,0 +1,274 @@
+"""Where to put the contour: abscissa, step, cut. A recipe; nothing here needs to be right for the bounds to hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from jaxdp.contour.spectrum import DEAD, Spectrum
+from jaxdp.numerics.special import log_expm1
+from jaxdp.runtime.arrays import xp
+
+_SMALL = (1e-2, 1.0, 0.505)  # orders at which K tells the variance of the loss
+_POINTS = 9  # of a row of a grid
+_POINTS_UNCUT = 14  # where there is one row
+_ZOOMS = 3
+_SHARPENED = 5  # times that the cut is fitted to delta
+_FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa, delta near 1
+_NEAR = (-0.7, 0.3)  # and the contour's abscissa, about the saddle
+_CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
+_DEARER = 0.25  # in log period, what a nat of them costs
+_CUT_NATS = 60.0
+_DYING = 5e-4  # in place of DEAD where no contour is put
+_ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
+
+
+class Plan(NamedTuple):
+    """Contour abscissa c, period 2 pi / h of the alias, and the Chernoff data the certificate reuses."""
+
+    c: jax.Array
+    period: jax.Array
+    cut: jax.Array
+    rdp_epsilon: jax.Array  # certified upper bound of epsilon (epsilon plans)
+    log_chernoff: jax.Array  # certified upper bound of log delta without masses (delta plans)
+    above: jax.Array  # abscissae > c
+    k_above: jax.Array
+    below: jax.Array  # c'' > 0 standing for -1 - c''
+    k_below: jax.Array
+
+
+def conversion(c: jax.Array) -> jax.Array:
+    """c log c - (c+1) log(c+1): the constant of Canonne, Kamath, Steinke 2020, Proposition 12.
+
+    As -c log(1 + 1/c) - log(1 + c): the two products, each of size c log c, would cancel.
+    """
+    large = c > 1.0
+    far = c * xp.log1p(1 / xp.where(large, c, 1.0))
+    near = c * (xp.log1p(c) - xp.log(xp.maximum(c, 1e-300)))
+    return -xp.where(large, far, near) - xp.log1p(c)
+
+
+def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
+    """Size of the loss's variance, from K at the orders of ``_SMALL`` (the smaller wins past a phase transition).
+
+    With mass at infinity K(0) < 0, and only the bend of K tells the variance.
+    """
+    c = xp.array(_SMALL)
+    plain = xp.min(2 * k[:2] / (c[:2] * (c[:2] + 1)))
+    bend = (k[1] - 2 * k[2] + k[0]) / 0.495**2
+    return xp.clip(xp.where(infinity > 0, bend, plain), 1e-24, 1e24)
+
+
+def _widest(spectrum: Spectrum) -> float:
+    """How far right of the Gaussian guess, in nats, an abscissa is sought: far where the loss has a supremum."""
+    return 26.0 if spectrum.direction == "reverse" else 4.0
+
+
+def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
+    """The u beyond which a step's mass is charged like mass at infinity: e^-60 of delta over all steps.
+
+    That much less than needed, because the integrand must have died at the cut, at every abscissa used.
+    """
+    mu = xp.zeros(())
+    for part in spectrum.sampled:
+        mu = xp.maximum(mu, xp.max(part.mu))
+    return xp.sqrt(2 * (xp.maximum(-log_delta, 0.0) + xp.log(spectrum.step_count()) + _CUT_NATS)) + mu
+
+
+def _between(ends: jax.Array, points: int) -> jax.Array:
+    """Equally spaced points in a row for each column of (low, high)."""
+    return ends[0][:, None] + (ends[1] - ends[0])[:, None] * xp.linspace(0.0, 1.0, points)
+
+
+def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """As many points as there are in all rows between the ends."""
+    return xp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
+
+
+def _first_points(shape: tuple[int, int]) -> jax.Array:
+    """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
+    return xp.log(xp.array([*_SMALL, *[_SMALL[-1]] * (shape[0] * shape[1] - len(_SMALL))])).reshape(shape)
+
+
+def _beside_least(x: jax.Array, value: jax.Array) -> jax.Array:
+    """The neighbours of each row's best point: (low ends, high ends)."""
+    best = xp.argmin(value, axis=1)
+    low, high = xp.maximum(best - 1, 0), xp.minimum(best + 1, x.shape[1] - 1)
+    return xp.stack([xp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
+
+
+def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+    """log of the integrand's modulus on the real axis."""
+    return k - c * eps - xp.log(c) - xp.log1p(c)
+
+
+# The planning loops below hold the only rough evaluation of K, because its size is most of what there is to compile:
+# what a round looks at is chosen by its number.
+def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: jax.Array) -> Plan:
+    """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone.
+
+    ceiling: a known upper bound of eps. Where it is far below the Chernoff bound's, so is the abscissa that serves.
+
+    Rounds: the orders that tell the variance; zooms on the least Chernoff bound; the saddle, coarse and fine.
+    """
+    cut = tail_cut(spectrum, log_delta)
+    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row, where a cut is
+    shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
+    dead = xp.array([DEAD, _DYING])[: shape[0], None] * xp.ones(shape[1])
+    reach = xp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
+    # the Chernoff bound's epsilon is too large, and next to the supremum the saddle for it much too far right
+    far = xp.stack([xp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * xp.exp(3 * xp.minimum(log_delta, 0.0))])
+
+    def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
+        constant = conversion(c)
+        rounding = 1e-14 * (xp.abs(k) - log_delta + xp.abs(constant))
+        return (k - log_delta + constant + rounding) / c
+
+    def level_of(eps: jax.Array) -> jax.Array:
+        eps = xp.minimum(eps, ceiling)
+        return xp.where(xp.isfinite(eps), xp.clip(eps, 0.0, spectrum.top), 1.0)
+
+    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, _, best, eps = state
+        c, zooming = xp.exp(x), i <= _ZOOMS
+        k = spectrum.rough(c.ravel(), cut, size, xp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
+        bound = rdp(c, k)
+        near = _beside_least(x, bound)
+        best = xp.where(zooming, 0.5 * (near[0] + near[1]), best)
+        eps = xp.where(zooming, xp.min(bound), eps)
+        center = 0.5 * xp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
+        ends = xp.where(i == 0, center + reach, near)
+        bottom = x.ravel()[xp.argmin(_saddle(c, k, level_of(eps)))]
+        row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
+        return xp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
+
+    nothing = xp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, xp.zeros(shape[0]), xp.zeros(())
+    _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, look, start)
+    candidates, both = xp.exp(x.ravel()), xp.exp(best)
+    above = _above(candidates, k.ravel(), level_of(rough))
+    k_above, k_both = xp.split(spectrum.real(xp.concatenate([above, both]), cut, size), [above.size])
+    eps = xp.min(rdp(both, k_both))
+    plan = _finish(spectrum, cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, size)
+    return plan._replace(rdp_epsilon=eps)
+
+
+def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
+    """Contour for delta at a given eps; log_chernoff is certified.
+
+    Rounds: the orders that tell the variance; zooms on the least Chernoff bound and, apart, on the saddle, which is far
+    right of it where delta is near 1; again with the cut that the bound asks for; the saddle's surroundings.
+    """
+    loose = tail_cut(spectrum, xp.asarray(-800.0))
+    # the cut depends on delta, delta on the cut: past a phase transition each time the zooms gain many digits
+    is_cut = bool(spectrum.discrete) or (bool(spectrum.sampled) and spectrum.direction != "reverse")
+    last = _ZOOMS * (_SHARPENED if is_cut else 1)
+    reach = xp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
+
+    def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
+        constant = conversion(c)
+        return k - c * eps + constant + 1e-14 * (xp.abs(k) + xp.abs(c * eps) + xp.abs(constant))
+
+    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, _, cut, center, best = state
+        c = xp.exp(x)
+        k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
+        variance = _scale(spectrum.infinity, k.ravel())
+        first = xp.log(xp.maximum(xp.abs(eps) / variance, 1 / xp.sqrt(variance)))
+        center = xp.where(i == 0, first, center)
+        bound = chernoff(c[0], k[0])
+        near = _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
+        best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
+        again = i % _ZOOMS == 0
+        cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, xp.min(bound)), cut)
+        following = _between(xp.where(again, center + reach, near), shape[1])
+        return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, center, best
+
+    shape = (2, _POINTS)
+    nothing = xp.zeros(shape)
+    start = _first_points(shape), nothing, nothing, loose, xp.zeros(()), xp.zeros(2)
+    _, x, k, cut, _, best = xp.fori_loop(0, last + 2, look, start)
+    candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
+    above = _above(candidates, k.ravel(), eps)
+    k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
+    value = chernoff(least, k_least)[0]
+    guess = xp.where(xp.isfinite(value), xp.minimum(value, 0.0), 0.0)
+    plan = _finish(spectrum, cut, eps, guess, candidates, k.ravel(), above, k_above, size)
+    return plan._replace(rdp_epsilon=eps, log_chernoff=value)
+
+
+def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+    """The saddle and abscissae right of it."""
+    return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+
+
+def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_above, size) -> Plan:
+    """Of abscissae around the saddle, the one that allows the largest step without much cancellation."""
+    below = above[0] * xp.geomspace(0.01, 10.0, 9)
+    k_below = spectrum.real_swapped(below, cut, size)
+    height = _saddle(candidates, k_candidates, eps)
+    cancels = ~(height <= xp.min(height) + _CANCELLATION)
+
+    def shortest(c: jax.Array) -> jax.Array:
+        return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
+
+    periods = xp.vmap(shortest)(candidates)
+    best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _DEARER * height))
+    never = xp.asarray(xp.inf)
+    return Plan(candidates[best], periods[best], cut, never, never, above, k_above, below, k_below)
+
+
+class AliasBound(NamedTuple):
+    """What of `log_alias` does not depend on eps, per abscissa right (above) and left (below) of the contour's."""
+
+    above: jax.Array
+    right: jax.Array
+    right_size: jax.Array  # of what is rounded in ``right``
+    below: jax.Array
+    left: jax.Array
+    left_size: jax.Array
+    plain: jax.Array
+
+
+def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBound:
+    """For `log_alias`; k_above, k_below: those of the plan, raised by what smoothing adds."""
+    c, period = plan.c, plan.period
+    gap = plan.above - c
+    right = k_above + conversion(plan.above) - log_expm1(xp.where(gap > 0, gap * period, 1e-9))
+    left = k_below + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
+    return AliasBound(
+        plan.above,
+        xp.where(gap > 0, right, xp.inf),
+        xp.abs(k_above),
+        1 + plan.below,
+        left,
+        xp.abs(k_below),
+        -log_expm1((1 + c) * period),
+    )
+
+
+def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it.
+
+    Proof: notebooks/proofs/contour_certificate.md, section 2.
+    """
+    away = bound.above * eps[..., None]
+    right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)), axis=-1)
+    # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
+    toward = bound.below * eps[..., None]
+    left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)), axis=-1)
+    # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
+    return xp.minimum(left, bound.plain + eps), right
+
+
+def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
+    """The least period at which both sides of the alias are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
+    aim = log_delta + _ALIAS_TARGET
+    gap = above - c
+    right = xp.softplus(k_above - above * eps + conversion(above) - aim) / xp.where(gap > 0, gap, 1.0)
+    right = xp.min(xp.where(gap > 0, right, xp.inf))
+    left = xp.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
+    # delta_QP <= 1, and delta <= 1
+    plain = xp.minimum(xp.softplus(eps - aim) / (1 + c), xp.softplus(-aim) / c)
+    return xp.clip(xp.maximum(right, xp.minimum(xp.min(left), plain)), xp.exp(-6.0) / c, xp.exp(14.0) / c)

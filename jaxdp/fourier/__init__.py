@@ -1,1 +1,0 @@
-"""Certified inversion of the log moment generating function: one parameter point, pure, float64."""

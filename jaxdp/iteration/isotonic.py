@@ -1,0 +1,394 @@
+"""Optimal shift allocation along a noisy iteration, by pooling adjacent violators.
+
+The iteration x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) against a neighbouring run keeps a distance bound
+z_j = kappa_j z_{j-1} + d_j - a_j with z_0 = z_T = 0. Spending a_j at step j costs a_j^2 / s_j^2, and the last
+iterate is mu-GDP for mu^2 the total cost. The cheapest allocation is an isotonic regression, so mu^2 is
+the sum over its blocks of (sum D)^2 / (sum v), in the units of the end of the run.
+
+A block is kept as (log m, log v): m = D^2 / v does not change when a further step scales the block, so
+nothing is lost however often that happens, and log v cannot overflow where kappa^(2T) would. A block of noiseless
+steps only is marked (bare, 1 or 0) and has a v of 1 in the frame of its last step, which no noise is ever added to.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.precision import canary, kernel
+
+_SMALLEST = 1e-300
+
+
+def _log_units(contraction, noise_std, shift):
+    """(log kappa, log s^2, log d^2, log of the unit of mu^2): the largest s and the largest d become 1."""
+    s_unit = jnp.max(noise_std)
+    d_unit = jnp.max(shift)
+    s_unit = jnp.where(s_unit > 0, s_unit, 1.0)
+    d_unit = jnp.where(d_unit > 0, d_unit, 1.0)
+    log_s2 = 2 * jnp.log(noise_std / s_unit)
+    log_d2 = 2 * jnp.log(shift / d_unit)
+    return jnp.log(contraction), log_s2, log_d2, 2 * (jnp.log(d_unit) - jnp.log(s_unit))
+
+
+def _merge(first, second):
+    """One block (log m, log v, bare) out of two in the same frame: distances add, variances add."""
+    (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
+    log_d = jnp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
+    log_v = jnp.where(bare1 > bare2, log_v2, jnp.where(bare2 > bare1, log_v1, jnp.logaddexp(log_v1, log_v2)))
+    return 2 * log_d - log_v, log_v, bare1 * bare2
+
+
+def _log_slope(log_m, log_v, bare):
+    """2 log(D / v); a distance without any noise is as steep as can be."""
+    return jnp.where((bare > 0) & (log_m > -jnp.inf), jnp.inf, log_m - log_v)
+
+
+def _one_move(steps, carry, _):
+    """Merge the top block into the one below, or else take in the next step; at most 2 T moves in all.
+
+    A top block is (log m, log v, log of the kappas seen since it was pushed, first step, bare). Blocks below are
+    brought to the frame of the top only when they are met, which makes a step O(1).
+    """
+    log_k, log_s2, log_d2 = steps
+    index, depth, top, below, stack, largest = carry
+    log_v_below = below[1] + 2 * top[2]
+    steeper = _log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4])
+    merges = (depth > 0) & steeper
+    log_m, log_v, bare = _merge((below[0], log_v_below, below[4]), (top[0], top[1], top[4]))
+    merged = jnp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
+
+    here = jnp.minimum(index, log_k.shape[0] - 1)
+    takes = ~merges & (index < log_k.shape[0])
+    kappa, noise, moved = log_k[here], log_s2[here], log_d2[here]
+    forgets = kappa == -jnp.inf
+    empty = forgets | (top[0] == -jnp.inf)
+    only_scales = (noise == -jnp.inf) & (moved == -jnp.inf) & ~forgets
+    scaled = top + jnp.where(forgets, 0.0, kappa) * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    bare = noise == -jnp.inf
+    noise = jnp.where(bare, 0.0, noise)
+    fresh = jnp.stack([moved - noise, noise, jnp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
+
+    pushes = takes & ~empty & ~only_scales
+    # Always write, to a spare last row when nothing is pushed, and read the next block after that: in any
+    # other order the whole stack is copied at every move.
+    slot = jnp.where(pushes, depth, log_k.shape[0])
+    stack = stack.at[slot].set(scaled, mode="promise_in_bounds")
+    new_top = jnp.where(merges, merged, jnp.where(takes, jnp.where(only_scales, scaled, fresh), top))
+    depth = jnp.where(merges, depth - 1, jnp.where(takes & empty, 0, depth + pushes))
+    largest = jnp.maximum(largest, jnp.abs(new_top[1]))
+    below = stack.at[jnp.maximum(depth - 1, 0)].get(mode="promise_in_bounds")
+    return (index + takes, depth, new_top, below, stack, largest), None
+
+
+def _blocks(log_k, log_s2, log_d2):
+    """Final blocks as rows (log m, log v, -, first step, bare), their number, and the largest |log v| met."""
+    count = log_k.shape[0]
+    top = jnp.array([-jnp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
+    stack = jnp.zeros((count + 1, 5), log_k.dtype)
+    start = (jnp.int32(0), jnp.int32(0), top, top, stack, jnp.zeros((), log_k.dtype))
+
+    def move(carry, x):
+        return _one_move((log_k, log_s2, log_d2), carry, x)
+
+    (_, depth, top, _, stack, largest), _ = lax.scan(move, start, None, length=2 * count)
+    return stack.at[depth].set(top), depth + 1, largest
+
+
+def _is_valid(contraction, noise_std, shift):
+    finite = jnp.isfinite(contraction) & jnp.isfinite(noise_std) & jnp.isfinite(shift)
+    return jnp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
+
+
+def _outward(log_mu2, some, log_unit, largest, steps, valid):
+    """mu^2 in the caller's units, rounded up; infinite when a noiseless step is not hidden, or on bad input."""
+    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
+    value = jnp.maximum(jnp.exp(log_mu2 + log_unit), _SMALLEST) * slack
+    value = jnp.where(some, value, 0.0)  # not mu2 > 0: a positive optimum may have underflowed
+    finite = (value < jnp.inf) & valid
+    return jnp.where(finite, value, jnp.inf)
+
+
+def _log_total(stack, kept):
+    """log of the sum of the blocks' m (the sum itself under- and overflows); infinite if one has no noise."""
+    log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
+    top = jnp.max(log_m)
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    total = safe + jnp.log(jnp.sum(jnp.exp(log_m - safe)))
+    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, total)
+
+
+def _solve(contraction, noise_std, shift):
+    """(mu^2 rounded up, the final blocks)."""
+    valid = _is_valid(contraction, noise_std, shift)
+    log_k, log_s2, log_d2, log_unit = _log_units(contraction, noise_std, shift)
+    stack, number, largest = _blocks(log_k, log_s2, log_d2)
+    kept = jnp.arange(stack.shape[0]) < number
+    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
+    mu2 = _outward(_log_total(stack, kept), some, log_unit, largest, log_k.shape[0], valid)
+    return mu2, (stack, number, log_k)
+
+
+def _prices(contraction, noise_std, shift, blocks):
+    """lambda_j = a_j / s_j^2, the slope of the block of step j in the frame of step j, and the last steps."""
+    stack, number, log_k = blocks
+    count = log_k.shape[0]
+    first = jnp.where(jnp.arange(count + 1) < number, stack[:, 3], jnp.inf)
+    position = jnp.arange(count, dtype=first.dtype)
+    block = jnp.searchsorted(first, position, side="right") - 1
+    following = jnp.concatenate([first[1:], jnp.array([jnp.inf], first.dtype)])
+    frame = jnp.where(jnp.isinf(following), count - 1, following).astype(jnp.int32)
+    to_end = jnp.cumsum(log_k[::-1])[::-1] - jnp.where(jnp.isinf(log_k), 0.0, log_k)
+    to_end = jnp.where(jnp.isnan(to_end), -jnp.inf, to_end)
+    live = (block >= 0) & (stack[block, 0] > -jnp.inf)
+    gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
+    slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # a noiseless one is infinite
+    s_unit, d_unit = jnp.max(noise_std), jnp.max(shift)
+    unit = jnp.where(s_unit > 0, d_unit / jnp.where(s_unit > 0, s_unit, 1.0) ** 2, 0.0)
+    last = position + 1 == following[block]
+    return jnp.where(live, slope * unit, 0.0), live & last
+
+
+def _distances(contraction, noise_std, shift, price, last):
+    """z_{j-1} for every j: the distance bound that step j starts from."""
+
+    def step(z, x):
+        kappa, d, spent, ends = x
+        return jnp.where(ends, 0.0, jnp.maximum(kappa * z + d - spent, 0.0)), z
+
+    spent = price * noise_std**2
+    return lax.scan(step, jnp.zeros((), shift.dtype), (contraction, shift, spent, last))[1]
+
+
+@jax.custom_jvp
+def _mu2(contraction, noise_std, shift):
+    return _solve(contraction, noise_std, shift)[0]
+
+
+@_mu2.defjvp
+def _mu2_jvp(primals, tangents):
+    # Envelope theorem: at the optimum only the direct dependence of the cost and of the constraint counts,
+    # and the price of the constraint of step j is 2 lambda_j.
+    contraction, noise_std, shift = primals
+    mu2, blocks = _solve(*primals)
+    price, last = _prices(*primals, blocks)
+    before = _distances(*primals, price, last)
+    k_dot, s_dot, d_dot = tangents
+    change = price * d_dot - price**2 * noise_std * s_dot + price * before * k_dot
+    return mu2, 2 * jnp.sum(jnp.where(price > 0, change, 0.0))
+
+
+def _mu2_of_schedule(contraction, noise_std, shift):
+    if shift.shape[0] == 0:
+        return jnp.zeros((), shift.dtype)
+    return _mu2(contraction, noise_std, shift)
+
+
+def shift_allocation_mu2(contraction, noise_std, shift):
+    """Smallest mu^2 of the last iterate over all shift allocations of one schedule, rounded up.
+
+    Args:
+        contraction: (T,) Lipschitz constants kappa_j >= 0 of the maps.
+        noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
+        shift: (T,) distances d_j >= 0 between the two maps of step j.
+
+    Returns:
+        Scalar mu^2 >= 0; infinite where a noiseless step is never hidden, or where an entry is invalid.
+        Above the exact optimum by a relative 8 ulp (T + 8) (4 + max |log v|), v the block variances in units
+        of the largest s_j^2; an optimum below 1e-300 is reported as 1e-300.
+
+    One point, traceable in float64, differentiable once in all three arrays (blocks are locally constant, so the
+    derivative is that of the closed form). Noise before the first participation is never used.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
+
+    """
+    contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
+    return _mu2_of_schedule(contraction, noise_std, shift)
+
+
+@kernel(working_set=4096)
+def allocation(contraction, noise_std, shift):
+    """mu^2 of one schedule (see `shift_allocation_mu2`)."""
+    return shift_allocation_mu2(contraction, noise_std, shift)
+
+
+@canary("isotonic.allocation")
+def _allocation_canary():
+    """Twelve steps with two blocks against 18 exact digits."""
+    contraction = [0.968, 0.901, 1.006, 0.810, 0.943, 0.908, 0.903, 0.860, 0.994, 1.031, 0.866, 0.932]
+    variance = [0.403, 1.493, 1.4, 1.988, 1.697, 0.784, 0.956, 1.437, 0.338, 1.085, 0.586, 0.499]
+    shift = [1.583, 0.646, 1.769, 1.009, 0, 0, 1.0, 0, 0.948, 1.792, 0, 0.517]
+    rows = [np.asarray([row]) for row in (contraction, np.sqrt(variance), shift)]
+    return allocation.run_unchecked(*rows), 6.3501231478890159994, 1e-11
+
+
+@kernel(working_set=4096)
+def participation_allocation(log_contraction, log_variance, log_shift2):
+    """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
+    if log_shift2.shape[0] == 0:
+        return jnp.zeros((), log_shift2.dtype)
+    unit = jnp.max(log_shift2)
+    unit = jnp.where(jnp.isfinite(unit), unit, 0.0)
+    noise_unit = jnp.max(log_variance)
+    noise_unit = jnp.where(jnp.isfinite(noise_unit), noise_unit, 0.0)
+    stack, number, largest = _blocks(log_contraction, log_variance - noise_unit, log_shift2 - unit)
+    kept = jnp.arange(stack.shape[0]) < number
+    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
+    total = _log_total(stack, kept)
+    return _outward(total, some, unit - noise_unit, largest, log_shift2.shape[0], jnp.bool_(True))
+
+
+def _follow(first, second):
+    """Two stretches of noise-only steps in a row: (log of the product of kappas, log of the noise variance)."""
+    (k1, v1), (k2, v2) = first, second
+    return k1 + k2, jnp.logaddexp(jnp.where(k2 == -jnp.inf, -jnp.inf, v1 + 2 * k2), v2)
+
+
+def _stretches(log_k, log_v, start, stop):
+    """(log kappa, log variance) of the steps start..stop-1, for many stretches, by doubling: O(T log T)."""
+    count = log_k.shape[0]
+    table = (log_k, log_v)
+    total = (jnp.zeros(start.shape, log_k.dtype), jnp.full(start.shape, -jnp.inf, log_k.dtype))
+    length, position = stop - start, start
+    for level in range(max(1, count.bit_length())):
+        span = 1 << level
+        piece = tuple(part[jnp.minimum(position, count - 1)] for part in table)
+        taken = (length >> level) % 2 == 1
+        total = tuple(jnp.where(taken, new, old) for new, old in zip(_follow(total, piece), total, strict=True))
+        position = position + jnp.where(taken, span, 0)
+        later = (
+            jnp.concatenate([table[0][span:], jnp.zeros(min(span, count), log_k.dtype)]),
+            jnp.concatenate([table[1][span:], jnp.full(min(span, count), -jnp.inf, log_k.dtype)]),
+        )
+        table = _follow(table, later)
+    return total
+
+
+@kernel(working_set=4096)
+def participation_steps(contraction, noise_std, shift, steps):
+    """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`.
+
+    steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. Everything from a
+    participation to the next is one step, because noise-only steps always merge into the block before them.
+    """
+    count = contraction.shape[0]
+    steps = steps.astype(jnp.int32)
+    last = jnp.full((steps.shape[0], 1), count, jnp.int32)
+    following = jnp.concatenate([steps[:, 1:], last], axis=1)
+    real = steps < count
+    here = jnp.minimum(steps, count - 1)
+    log_k, log_v = jnp.log(contraction), 2 * jnp.log(noise_std)
+    begin = jnp.minimum(steps + 1, count)
+    rest_k, rest_v = _stretches(log_k, log_v, begin, jnp.maximum(following, begin))
+    step_k, step_v = _follow((log_k[here], log_v[here]), (rest_k, rest_v))
+    log_d2 = 2 * jnp.log(shift[here]) + jnp.where(rest_k == -jnp.inf, -jnp.inf, 2 * rest_k)
+    empty = -jnp.inf
+    return jnp.where(real, step_k, 0.0), jnp.where(real, step_v, empty), jnp.where(real, log_d2, empty)
+
+
+@kernel(working_set=4096)
+def single_participation_mu2(contraction, noise_std, shift):
+    """mu^2 for a record that takes part in one step only, for every step of one schedule; rounded up.
+
+    mu_i^2 = d_i^2 / S_i with S_i = s_i^2 + S_{i+1} / kappa_{i+1}^2: all terms positive, one backward scan.
+    Relative excess at most 4 ulp (T + 8).
+    """
+    valid = _is_valid(contraction, noise_std, shift)
+    unit = jnp.max(noise_std)
+    unit = jnp.where(unit > 0, unit, 1.0)
+    huge = 1e300
+
+    def step(hidden, x):
+        kappa, noise = x
+        here = jnp.minimum(noise**2 + hidden, huge)
+        before = jnp.where(kappa > 0, here / jnp.where(kappa > 0, kappa, 1.0) ** 2, huge)
+        return jnp.minimum(before, huge), here
+
+    start = jnp.zeros((), shift.dtype)
+    _, noise = lax.scan(step, start, (contraction, noise_std / unit), reverse=True)
+    moved = shift / unit
+    mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
+    mu2 = jnp.where(moved > 0, jnp.maximum(mu2, _SMALLEST), 0.0)
+    return jnp.where(valid, mu2, jnp.inf)
+
+
+def _absorb_to_the_right(block, depth, stack):
+    """Merge a new first block with the blocks after it until the slopes increase.
+
+    block: (log m, log v, bare). Rows of the stack: (log m, log v, log scale since pushed, log of the sum of m from
+    there on, bare).
+    """
+
+    def next_of(state):
+        _, position, scale = state
+        row = stack[jnp.maximum(position - 1, 0)]
+        return (row[0], row[1] + 2 * scale, row[4]), row[2]
+
+    def violates(state):
+        return (state[1] > 0) & (_log_slope(*state[0]) >= _log_slope(*next_of(state)[0]))
+
+    def absorb(state):
+        following, scale = next_of(state)
+        return jnp.stack(_merge(state[0], following)), state[1] - 1, state[2] + scale
+
+    merged, depth, scale = lax.while_loop(violates, absorb, (block, depth, jnp.zeros((), block.dtype)))
+    rest = jnp.where(depth > 0, stack[jnp.maximum(depth - 1, 0), 3], -jnp.inf)
+    endless = (merged[2] > 0) & (merged[0] > -jnp.inf) | (rest == jnp.inf)
+    return merged, depth, scale, jnp.where(endless, jnp.inf, jnp.logaddexp(merged[0], jnp.where(endless, 0.0, rest)))
+
+
+def _prepend(carry, x, log_reset):
+    """Put one step in front of a suffix; the suffix's own mu^2 and that after a restart just before it."""
+    depth, stack, best, plain, alive, largest = carry
+    log_k, noise, moved, first = x
+    bare = (noise == -jnp.inf).astype(moved.dtype)
+    thick = jnp.where(bare > 0, 0.0, noise)
+    jump = 2 * jnp.logaddexp(moved / 2, log_reset + log_k)
+    _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick, bare]), depth, stack)
+    best = jnp.where(alive & ~first, jnp.minimum(best, restarted), best)
+    merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick, bare]), depth, stack)
+    silent = (noise == -jnp.inf) & (moved == -jnp.inf)
+    keeps = alive & ~silent
+    # To the frame of the step before: everything after it is divided by kappa.
+    back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
+    row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
+    top = stack[jnp.maximum(depth - 1, 0)]
+    slid = top + back * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    slot = jnp.where(keeps, lower, jnp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
+    stack = stack.at[slot].set(jnp.where(keeps, row, slid), mode="promise_in_bounds")
+    depth = jnp.where(keeps, lower + 1, depth)
+    plain = jnp.where(keeps, total, plain)
+    largest = jnp.maximum(largest, jnp.where(alive, jnp.abs(row[1]), 0.0))
+    return (depth, stack, best, plain, alive & (log_k > -jnp.inf), largest), None
+
+
+@kernel(working_set=4096)
+def restarted_mu2(contraction, noise_std, shift, diameter):
+    """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
+
+    The allocation may start afresh before any step k from z = diameter; the minimum over k is taken in one
+    pass from the last step to the first, which keeps the blocks of every suffix. The same accuracy as
+    `shift_allocation_mu2`. Traceable; not differentiable in reverse mode. Measured 0.1 s at T = 1e4 and 13 s at
+    T = 1e5: the blocks are copied at each step.
+    """
+    count = shift.shape[0]
+    if count == 0:
+        return jnp.zeros((), shift.dtype)
+    valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
+    d_unit = jnp.maximum(jnp.max(shift), jnp.where(jnp.isfinite(diameter), diameter, 0.0))
+    s_unit = jnp.max(noise_std)
+    d_unit, s_unit = jnp.where(d_unit > 0, d_unit, 1.0), jnp.where(s_unit > 0, s_unit, 1.0)
+    log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
+    first = jnp.arange(count) == 0
+    xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)
+    log_reset = jnp.log(diameter / d_unit)
+    zero = jnp.zeros((), shift.dtype)
+    stack = jnp.zeros((count + 1, 5), shift.dtype)
+    start = (jnp.int32(0), stack, zero + jnp.inf, zero - jnp.inf, jnp.bool_(True), zero)
+    (_, _, best, plain, _, largest), _ = lax.scan(
+        lambda carry, x: _prepend(carry, x, log_reset), start, xs, reverse=True
+    )
+    return _outward(jnp.minimum(best, plain), jnp.any(shift > 0), log_unit, largest, count, valid)

@@ -1,0 +1,1 @@
+"""Ground floor: special functions, rounding, root finding, samplers. Knows nothing of privacy."""

@@ -1,0 +1,412 @@
+"""Where float64 and the compiler are kept honest: the x64 scope, the batching wrapper, the canary.
+
+Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a
+flat batch: it enters a float64 scope of its own (the user's flag is never touched). The first points that are asked for
+are answered by NumPy, because compiling takes seconds (`runtime.arrays`). After them the kernel is compiled, with the
+known-bad fusion of jaxlib 0.10.2 switched off; the batch is padded to a few sizes so that new values and new
+batch lengths do not recompile. NumPy has to pass a canary once per process, and each compiled program has to agree with
+NumPy before its first number leaves.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import os
+import pathlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.runtime.arrays import on_host
+
+# jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
+# fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
+# the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
+# for large kernels alone. The user's own choice, in XLA_FLAGS, counts. A release may not know an option: where all
+# together are refused, each is probed alone.
+_FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
+_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
+# What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
+_BATCH = {"cpu": (192 * 2**20, 2**13)}
+_ON_ACCELERATOR = (2**32, 2**20)
+# Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
+_COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "1000000"))
+_AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
+_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class BackendError(RuntimeError):
+    """The backend returned wrong numbers for a computation with a known answer."""
+
+
+def x64():
+    """Context manager: float64 inside, the caller's flag restored outside, this thread only."""
+    return jax.enable_x64(True)
+
+
+@functools.cache
+def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
+    """Options for our own jit calls on this platform, or None where none exists.
+
+    large: with those of large kernels.
+    """
+    if platform != "cpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
+    wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
+    if not _is_known(wanted):
+        wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
+    return wanted or None
+
+
+def _is_known(options: dict[str, Any]) -> bool:
+    try:
+        # Run for real even under a user's trace: a probe that only traces would fail and stay cached as "unknown".
+        with jax.core.eval_context():
+            jax.jit(lambda x: x + 1, compiler_options=options)(np.float32(0)).block_until_ready()
+    except Exception:  # the option's absence surfaces as different exception types across releases
+        return False
+    return True
+
+
+def platform() -> str:
+    """Platform of the device that computations go to now (honours `jax.default_device`)."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def memory_maps() -> float:
+    """Share of the memory maps a Linux process may have that this one has; 0 where there is no such limit."""
+    try:
+        limit = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
+        return len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) / limit
+    except (OSError, ValueError):
+        return 0.0
+
+
+def forget_compiled() -> None:
+    """Drop what our kernels have compiled.
+
+    XLA's CPU programs take about a hundred memory maps each. Past the system's limit (65530 by default) the next one
+    is a segmentation fault, so a process that has asked for many kinds of composition forgets and compiles anew.
+    """
+    for one in list(_kernels):
+        for compiled in list(one._jitted.values()):
+            compiled.clear_cache()
+
+
+class Kernel:
+    """A one-point function with a batched float64 front, run by NumPy or compiled. Made by `kernel`.
+
+    ``kernel.point`` is the traceable one-point function; ``kernel(*args, **static)`` takes pytrees of
+    NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
+    """
+
+    def __init__(
+        self,
+        point: Callable,
+        static: tuple[str, ...],
+        working_set: int,
+        large: bool = False,
+        bounds: bool = False,
+        by_numpy: int | Callable[..., int] = 0,
+    ):
+        self.point = point
+        self.large = large
+        self.working_set = working_set
+        self.bounds = bounds
+        self.by_numpy = by_numpy
+        self.traces = 0
+        parameters = inspect.signature(point).parameters
+        self._defaults = {
+            name: parameters[name].default for name in static if parameters[name].default is not inspect.Parameter.empty
+        }
+        functools.update_wrapper(self, point)
+        self._jitted: dict[Any, Any] = {}
+        self._agreed: set[Any] = set()
+        self._answered: collections.Counter[Any] = collections.Counter()
+        _kernels.add(self)
+
+    def _compiled(self, where: str) -> Callable:
+        _require_reductions(where, self.large)
+        if where in self._jitted:
+            return self._jitted[where]
+
+        def batched(static_items, *args):
+            self.traces += 1
+            with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
+                return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
+
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
+        return self._jitted.setdefault(where, made)  # one for all threads
+
+    def _chunk(self, where: str) -> int:
+        room, most = _BATCH.get(where, _ON_ACCELERATOR)
+        return min(most, 1 << int(np.log2(max(1.0, room / (8 * self.working_set)))))
+
+    def run_unchecked(self, *args: Any, **static: Any) -> Any:
+        """The batched call without the canary (the canary itself uses it)."""
+        # Concrete numbers inside a user's trace are computed now, not traced: the result is NumPy.
+        with x64(), jax.core.eval_context():
+            args = jax.tree_util.tree_map(_as_float64, args)
+            shapes = tuple(leaf.shape for leaf in jax.tree_util.tree_leaves(args))
+            size = shapes[0][0]
+            # One program, whether a caller names a default or leaves it out.
+            static = {**self._defaults, **static}
+            items = tuple(sorted(static.items()))
+            program = items, tuple(shape[1:] for shape in shapes)
+            if self._answered[program] + size <= min(self._patience(args, static), _COMPILE_AFTER):
+                self._answered[program] += size
+                return _stacked([self._by_numpy(args, row, static) for row in range(size)])
+            return self._by_programs(args, size, static, program)
+
+    def _patience(self, args: Any, static: Any) -> int:
+        return self.by_numpy(*args, **static) if callable(self.by_numpy) else self.by_numpy
+
+    def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
+        with on_host():
+            made = self.point(*jax.tree_util.tree_map(lambda leaf: leaf[row], args), **static)
+        return jax.tree_util.tree_map(np.asarray, made)
+
+    def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
+        where, traced = platform(), self.traces
+        pieces = []
+        for start, stop, padded in _pieces(size, self._chunk(where), where == "cpu"):
+            piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
+            piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
+            if self._patience(args, static) and (where, padded, program) not in self._agreed:
+                self._require_agreement(where, piece, self._by_numpy(args, start, static))
+                self._agreed.add((where, padded, program))
+            pieces.append(piece)
+        if self.traces != traced and memory_maps() > 0.5:
+            forget_compiled()
+        return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
+
+    def _require_agreement(self, where: str, compiled: Any, exact: Any) -> None:
+        """Of a program's first row with NumPy's: bounds have to overlap, other numbers to be close."""
+        first = [leaf[0] for leaf in jax.tree_util.tree_leaves(compiled)]
+        other = jax.tree_util.tree_leaves(exact)
+        if self.bounds:
+            (lower, upper), (its_lower, its_upper) = first, other
+            slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
+            agree = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
+        else:
+            agree = all(
+                np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)
+            )
+        if not agree:
+            _refuse(self.point.__name__, where, first, "NumPy computes", other)
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
+        ensure_canary(self.point.__module__)
+        size = jax.tree_util.tree_leaves(args)[0].shape[0]
+        if size == 0:
+            ones = jax.tree_util.tree_map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
+            return jax.tree_util.tree_map(lambda a: a[:0], self.run_unchecked(*ones, **static))
+        return self.run_unchecked(*args, **static)
+
+
+def _stacked(rows: list[Any]) -> Any:
+    return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def kernel(
+    *,
+    static: tuple[str, ...] = (),
+    working_set: int = 4096,
+    large: bool = False,
+    bounds: bool = False,
+    by_numpy: int | Callable[..., int] = 0,
+) -> Callable[[Callable], Kernel]:
+    """Decorator: one-point function -> `Kernel`.
+
+    static: names of keyword arguments that fix sizes (each value compiles once).
+    working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
+    that compiling them sooner counts. bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
+    NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
+    written with `jaxdp.runtime.arrays.xp`.
+    """
+    return lambda point: Kernel(point, static, working_set, large, bounds, by_numpy)
+
+
+def _as_float64(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return array if array.dtype == np.complex128 else array.astype(np.float64)
+
+
+def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of what is computed at once: 1, 8, 64, ... points, at most ``largest``.
+
+    sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
+    which fills with one call).
+    """
+    start = 0
+    while start < size:
+        rest = min(size - start, largest)
+        smaller, padded = 1, 1
+        while padded < rest:
+            smaller, padded = padded, padded * 8
+        padded = min(padded, largest)
+        if sparing and 2 * smaller * -(-rest // smaller) <= padded:
+            rest, padded = min(rest, smaller), smaller
+        yield start, start + rest, padded
+        start += rest
+
+
+def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
+    def take(array: np.ndarray) -> np.ndarray:
+        part = array[start:stop]
+        if padded == stop - start:
+            return part
+        return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
+
+    return jax.tree_util.tree_map(take, args)
+
+
+@functools.cache
+def cores() -> int:
+    """Processor cores of this machine."""
+    return os.cpu_count() or 1
+
+
+def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
+    """call(piece) for each piece, by the caller's thread and by others beside it, on the caller's device.
+
+    Threads that want the same program wait for the first of them to compile it (jax sees to that).
+    """
+    others = min(threads, len(pieces)) - 1
+    if others < 1:
+        return [call(piece) for piece in pieces]
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(len(pieces)):
+        waiting.put(place)
+    results: list[Any] = [None] * len(pieces)
+
+    def take() -> int | None:
+        with contextlib.suppress(queue.Empty):
+            return waiting.get_nowait()
+        return None
+
+    def work() -> None:
+        with jax.default_device(device):
+            while (place := take()) is not None:
+                results[place] = call(pieces[place])
+
+    with concurrent.futures.ThreadPoolExecutor(others) as pool:
+        helpers = [pool.submit(work) for _ in range(others)]
+        work()
+        for helper in helpers:
+            helper.result()
+    return results
+
+
+_CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
+_passed: set[tuple[Any, ...]] = set()
+_checking = threading.RLock()  # of several threads one checks, the others wait
+
+
+def canary(name: str) -> Callable[[Callable], Callable]:
+    """Register a check: a function returning (computed, exact, relative tolerance).
+
+    It runs once per process and backend, before the first number of any kernel of its own module leaves.
+    """
+
+    def register(check: Callable) -> Callable:
+        _CANARIES.append((name, check))
+        return check
+
+    return register
+
+
+def ensure_canary(module: str) -> None:
+    """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
+    where = platform()
+    if (where, module) in _passed:
+        return
+    with _checking:
+        if (where, module) in _passed:
+            return
+        for name, check in list(_CANARIES):
+            if check.__module__ == module:
+                _require(name, where, *check())
+        _passed.add((where, module))
+
+
+def _require_reductions(where: str, large: bool) -> None:
+    """Check, once, that a kernel's options compile the reductions right that a release is known to get wrong."""
+    if (where, large) in _passed:
+        return
+    with _checking:
+        if (where, large) not in _passed:
+            _require("reductions of log1p and expm1", where, *_check_reductions(compiler_options(where, large)))
+            _passed.add((where, large))
+
+
+def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:
+    computed, exact = np.broadcast_arrays(np.asarray(computed), np.asarray(exact))
+    good = np.abs(computed - exact) <= tolerance * np.abs(exact)
+    if not good.all():
+        _refuse(name, where, computed[~good][0], "the exact value is", exact[~good][0])
+
+
+def _refuse(name: str, where: str, computed: Any, but: str, exact: Any) -> NoReturn:
+    raise BackendError(
+        f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed {computed!r} where {but} {exact!r}. "
+        "No number was returned. Install another jaxlib release (0.10.1 is good)."
+    )
+
+
+# Reductions that jaxlib 0.10.2 gets wrong under jit, by factors of 2 to 200, at 512 rows (it is right at 200). Each is
+# compiled alone: in one computation they share their operands, are fused otherwise and come out right.
+_REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda xp, s: xp.sum(xp.log1p(-s) + xp.log1p(s), -1),
+    lambda xp, s: xp.max(xp.log1p(-s) + xp.log1p(s), -1),
+    lambda xp, s: xp.sum(xp.expm1(-s) * xp.expm1(s), -1),
+    lambda xp, s: xp.ravel(xp.log(s) @ xp.exp(s).T),
+)
+
+
+def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
+    s = np.linspace(0.01, 0.9, 512 * 16).reshape(512, 16)
+    with x64(), jax.core.eval_context():
+        compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
+        computed = np.concatenate([np.asarray(reduction(s)) for reduction in compiled])
+    return computed, np.concatenate([reduction(np, s) for reduction in _REDUCTIONS]), 1e-11
+
+
+@functools.cache
+def plain_compilation_is_sound(where: str) -> bool:
+    """Whether jit without our options passes too: what runs under a user's own trace."""
+    computed, exact, tolerance = _check_reductions(None)
+    return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
+
+
+def require_x64() -> None:
+    """RuntimeError inside a trace that would compute in float32, BackendError in one that the backend miscompiles."""
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
+        raise RuntimeError(
+            "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
+            "jax.enable_x64(True):`), or call it on concrete numbers outside the transformation."
+        )
+    where = platform()
+    if not plain_compilation_is_sound(where):
+        raise BackendError(
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call it "
+            "outside the transformation, where it is compiled safely, or install another jaxlib release."
+        )

@@ -1,0 +1,183 @@
+"""delta and epsilon where a few rare large losses rule: one contour for each band of the largest loss.
+
+Next to a phase transition no single tilt serves both the many small losses and the one large one: the integrand of the
+plain contour cancels or never dies. Labelling every outcome by its size splits the law of the sum exactly,
+
+    M(z) = sum_j M_j(z),     M_j = prod (B_j + A_j)^T - prod B_j^T     (the largest label is j),
+
+and each M_j, the transform of a positive measure, gets an abscissa of its own (`largest_loss.labels`; the argument
+stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction; sampled Gaussians with anything in
+closed form.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.contour.plan import conversion, tail_cut
+from jaxdp.contour.spectrum import Spectrum
+from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, seen
+from jaxdp.numerics.roots import Seen, crossing, proved_ends
+from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.numerics.special import log_expm1
+from jaxdp.runtime.arrays import xp
+from jaxdp.sampled_gaussian.largest_loss.contour import (
+    Masses,
+    Tilt,
+    build,
+    chernoff,
+    label_edges,
+    make_pieces,
+    make_steps,
+    masses_of,
+    over_bands,
+    place,
+    tilts_of,
+)
+
+_OUTWARD = 1 + 1e-9
+_MOST_PLACES = 5  # times that the contours are made for one epsilon
+_ROUNDS = 27  # of a search on the contours of one place
+
+
+class Bands(NamedTuple):
+    """What does not depend on eps, stacked over the bands: tilt and contour of each, and its probabilities."""
+
+    tilts: Tilt
+    contours: Contour
+    masses: Masses
+
+
+def _left_alias(masses: Masses, spectrum: Spectrum, c, p, eps: jax.Array, ref: jax.Array):
+    """(lower, upper) bound of sum_k e^{-c k p} delta_j(eps - k p), k >= 1, in units of e^ref.
+
+    delta_j(e) is M_j(0) - e^e M_j(-1), plus at most e^e M_j(-1).
+    """
+    closed = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
+    off = spectrum.closed_units * _ULP + 4 * _ULP * xp.abs(closed)
+    blur = 1e-14 * (1 + (c + 1) * p + xp.abs(ref) + xp.abs(eps))
+    first = -log_expm1(c * p) - ref
+    second = xp.exp(eps - log_expm1((c + 1) * p) - ref + xp.minimum(masses.q_upper + closed[1] + off[1], 0.0) + blur)
+    lower = xp.exp(first + masses.p_lower + closed[0] - off[0] - blur) - second
+    upper = xp.exp(first + xp.minimum(masses.p_upper + closed[0] + off[0], 0.0) + blur)
+    return xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0)), upper * _OUTWARD
+
+
+def _evaluate(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
+    tilts, contours, masses = bands
+    raw: Raw = xp.vmap(lambda one: Raw(*(x[0] if x.ndim else x for x in contour_sum(one, eps, ref))))(contours)
+    plan = contours.plan
+    c, p = plan.c, plan.period
+    gap = plan.above - c[:, None]
+    right = plan.k_above - plan.above * eps + conversion(plan.above)
+    right = right - log_expm1(xp.where(gap > 0, gap * p[:, None], 1e-9))
+    right = right + 1e-14 * (xp.abs(plan.k_above) + plan.above * xp.abs(eps))
+    right = xp.exp(xp.min(xp.where(gap > 0, right, xp.inf), axis=1) - ref) * _OUTWARD
+    left_low, left_high = _left_alias(masses, spectrum, c, p, eps, ref)
+    largest = xp.exp(chernoff(tilts, eps) - ref) * _OUTWARD
+    middle = raw.total - left_low
+    upper = middle + raw.tail + raw.rounding
+    lower = raw.total - left_high - right - raw.tail - raw.rounding
+    known = raw.tail + raw.rounding < largest  # otherwise the band's Chernoff bound says more
+    upper = xp.where(known, xp.fmin(upper, largest), largest)
+    lower = xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0))
+    middle = xp.where(known, middle, 0.0)
+    slope = xp.where(known, raw.slope, 0.0)
+    mass = spectrum.infinity * xp.exp(-ref)
+    return Sums(
+        (xp.sum(upper) + mass * (1 + 4 * _ULP) + charges * xp.exp(-ref)) * (1 + 64 * _ULP),
+        xp.maximum((xp.sum(lower) + spectrum.infinity_low * xp.exp(-ref)) * (1 - 64 * _ULP), 0.0),
+        xp.sum(middle) + mass,
+        xp.minimum(xp.sum(slope), 0.0),
+    )
+
+
+def _bands(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Bands:
+    def one(low: jax.Array, high: jax.Array, lowest: jax.Array, tilt: Tilt) -> tuple[Contour, Masses]:
+        pieces = make_pieces(steps, low, high, lowest)
+        known = masses_of(steps, pieces)
+        plan = place(spectrum, steps, pieces, tilt, known, eps, log_delta)
+        return build(spectrum, steps, pieces, plan, effort), known
+
+    return Bands(tilts, *over_bands(edges, one, tilts))
+
+
+def _log_sum(tilts: Tilt, eps: jax.Array) -> jax.Array:
+    return xp.logsumexp(chernoff(tilts, eps))
+
+
+def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere."""
+    usable = xp.isfinite(eps) & (eps > 0)
+    e = xp.where(usable, eps, 1.0)
+    loose = tail_cut(spectrum, xp.asarray(-800.0))
+
+    # delta asks for a cut, and the cut tells delta
+    def sharpen(_: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
+        cut = state[0]
+        steps = make_steps(spectrum, cut, effort.quadrature)
+        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
+        return xp.minimum(tail_cut(spectrum, xp.clip(_log_sum(tilts, e), -800.0, 0.0)), loose), tilts, cut
+
+    none = xp.zeros(effort.bands + 1)
+    _, tilts, cut = xp.fori_loop(0, 2, sharpen, (loose, Tilt(none, none), loose))
+    steps = make_steps(spectrum, cut, effort.quadrature)
+    edges = label_edges(steps, e, cut, effort.bands)
+    ref = xp.clip(_log_sum(tilts, e), -745.0, 0.0)
+    bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
+    sums = _evaluate(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
+    upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + 2.3e-308, 1.0), 1.0)
+    return xp.where(usable, xp.minimum(sums.lower * xp.exp(ref), upper), 0.0), upper
+
+
+def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon at delta; (0, inf) where nothing is found."""
+    spare = delta - spectrum.infinity
+    inside = (spare > 0) & (delta < 1)
+    ref = xp.log(xp.where(inside, spare, 0.5))
+    cut = tail_cut(spectrum, ref)
+    steps = make_steps(spectrum, cut, effort.quadrature)
+    charges = -xp.expm1(spectrum.log_kept(cut))
+    target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
+    aim = xp.log(xp.where(inside, spare, 0.5) * (1 - 1e-9))
+
+    # the Chernoff bounds' sum, certified: it leaves 1e-9 of delta for the mass cut away
+    def rough(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        e = xp.exp(x)
+        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
+        parts = chernoff(tilts, e)
+        total = xp.logsumexp(parts)
+        return total - aim, -e * xp.sum(xp.exp(parts - total) * tilts.c)
+
+    low, high = np.log(1e-9), np.log(1e6)
+    _, ceiling = crossing(rough, xp.asarray(low), xp.asarray(high), xp.asarray(0.0), rtol=1e-3, max_steps=40)
+    sound = (ceiling < high) & (charges <= 1e-10 * xp.exp(ref))
+    ceiling = xp.exp(ceiling) * (1 + 1e-12)
+
+    def bands_at(e: jax.Array) -> Bands:
+        edges = label_edges(steps, e, cut, effort.bands)
+        return _bands(spectrum, steps, edges, tilts_of(spectrum, steps, edges, e), e, ref, effort)
+
+    # contours made for one eps serve others near it: they are made again until the root is near the place they are for
+    def improve(state):
+        _, root, lower, upper, _, count = state
+        bands = bands_at(root)
+
+        def look(eps: jax.Array) -> Seen:
+            return seen(xp.vmap(lambda e: _evaluate(spectrum, bands, charges, e, ref))(eps), target)
+
+        low, high, better = proved_ends(look, ceiling, ceiling * PLACES, max_rounds=_ROUNDS)
+        return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1
+
+    def far(state) -> jax.Array:
+        place, root, _, _, steepest, count = state
+        return (count < 2) | ((count < _MOST_PLACES) & (steepest * xp.abs(root - place) > 0.5))
+
+    nothing = xp.zeros(())
+    start = ceiling, ceiling, nothing, ceiling, nothing, xp.asarray(0)
+    _, _, lower, upper, _, _ = xp.while_loop(far, improve, start)
+    upper, lower = xp.where(sound, upper, xp.inf), xp.where(sound, lower, 0.0)
+    return epsilon_edges(spectrum, delta, inside, lower, upper)

@@ -1,0 +1,96 @@
+"""A = 1 - q + q e^w, the likelihood ratio of a sampled Gaussian, on the axis and off it."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxdp.runtime.arrays import xp
+
+ROOT_2PI = 2.5066282746310002
+REACH = 9.5  # half width of a line in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
+
+
+def log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of log(1 - q + q e^w), accurate relative to itself for small q.
+
+    For q > 1/2 the roles are swapped, log A(w; q) = w + log A(-w; 1 - q): 1 + q expm1(w) would cancel.
+    """
+    flip = q > 0.5
+    sign, rate = xp.where(flip, -1.0, 1.0), xp.where(flip, 1 - q, q)
+    re, im = _small(sign * w_re, sign * w_im, rate)
+    return re + xp.where(flip, w_re, 0.0), im + xp.where(flip, w_im, 0.0)
+
+
+def _small(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    large = w_re > 30
+    a = xp.where(large, 0.0, w_re)
+    half = xp.sin(0.5 * w_im)
+    re = q * (xp.expm1(a) * xp.cos(w_im) - 2 * half * half)
+    im = q * xp.exp(a) * xp.sin(w_im)
+    excess = re * (2 + re) + im * im
+    # XLA's log1p is up to 129 ulp off near -0.414 (jax-ml/jax 39707); away from 0 the plain logarithm is not
+    near_one = xp.abs(excess) < 0.25
+    log_abs = 0.5 * xp.where(near_one, xp.log1p(xp.where(near_one, excess, 0.0)), xp.log(1 + excess))
+    angle = xp.arctan2(im, 1 + re)
+    safe_q = xp.where(q > 0, q, 1.0)
+    fade = (1 - q) / safe_q * xp.exp(-xp.where(large, w_re, 30.0))
+    re_far, im_far = fade * xp.cos(w_im), -fade * xp.sin(w_im)
+    far_abs = xp.log(safe_q) + w_re + 0.5 * xp.log1p(re_far * (2 + re_far) + im_far * im_far)
+    far_angle = w_im + xp.arctan2(im_far, 1 + re_far)
+    use_far = large & (q > 0)
+    return xp.where(use_far, far_abs, log_abs), xp.where(use_far, far_angle, angle)
+
+
+def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
+    """log(1 - q + q e^w) for real w, to 3e-14 absolute (XLA's log1p is 129 ulp off near -0.414)."""
+    flip = q > 0.5
+    x, rate = xp.where(flip, -w, w), xp.where(flip, 1 - q, q)
+    near = xp.log1p(rate * xp.expm1(xp.minimum(x, 700.0)))
+    far = xp.log(xp.where(rate > 0, rate, 1.0)) + x
+    return xp.where((x > 700.0) & (rate > 0), far, near) + xp.where(flip, w, 0.0)
+
+
+def log_integrand(v, c, mu, q, direction):
+    """Logarithm of the integrand (without 1/sqrt(2 pi)) at real u = v, t = 0."""
+    return integrand_and_mixture(v, c, mu, q, direction)[0]
+
+
+def integrand_and_mixture(v, c, mu, q, direction):
+    """`log_integrand`, and log A at v."""
+    a = log_mixture_real(v * mu - mu * mu / 2, q)
+    if direction == "forward":
+        return -v * v / 2 + (c + 1) * a, a
+    if direction == "reverse":
+        return -v * v / 2 - c * a, a
+    return -v * v / 2 + (c + 1) * a - c * log_mixture_real(-v * mu - mu * mu / 2, q), a
+
+
+def exp_or_inf(x: jax.Array) -> jax.Array:
+    """e^x of a bound: what is out of reach is infinite, not clipped, for a tiny factor may follow."""
+    return xp.where(x < 600, xp.exp(xp.minimum(x, 600.0)), xp.inf)
+
+
+def gained(left: jax.Array, step: jax.Array) -> jax.Array:
+    """u^2 at the left end of a cell less its smallest in the cell: what g's exponent gains, twice over."""
+    right = left + step
+    smallest = xp.where((left < 0) & (right > 0), 0.0, xp.minimum(xp.abs(left), xp.abs(right)))
+    return left * left - smallest * smallest
+
+
+def exact_nodes(low: jax.Array, high: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(low, cell, midpoints) of ``size`` cells from about low to about high, free of rounding; high may move up.
+
+    The nodes are multiples of 2^-41: a steep integrand would notice nodes a unit in the last place off the grid.
+    """
+    grain = 2.0**-40
+    low = xp.floor(low / grain) * grain
+    cell = xp.ceil((high - low) / size / grain) * grain
+    return low, cell, low + (xp.arange(size) + 0.5) * cell
+
+
+def log_units(v: jax.Array, log_a: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
+    """Units of 2^-53 by which log A, real or complex, may be off at Re u = v: its own and those of w."""
+    size = mu * (xp.abs(v) + mu)
+    w = v * mu - mu * mu / 2
+    share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - xp.real(log_a), 10.0))
+    return 16 * (xp.abs(log_a) + xp.where(q > 0.5, size, 0.0)) + 4 * share * size

@@ -1,0 +1,162 @@
+"""What a route is, how its sources' answers are intersected, and how they are differentiated."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.runtime.precision import cores, side_by_side
+
+Point = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Answer(NamedTuple):
+    """Valid bounds of every row asked for (0 and `VACUOUS` where the source has nothing to say).
+
+    settled: rows, or all, of which no other source would tell more: they are not asked for again.
+    """
+
+    lower: Any
+    upper: Any
+    settled: Any = False
+
+
+# (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
+Source = Callable[[Any, np.ndarray, tuple[np.ndarray, np.ndarray], float], Answer]
+VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+
+
+def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds that always hold."""
+    return np.zeros(target.shape), np.full(target.shape, VACUOUS[verb])
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """One way to answer for one dominating pair: sources for concrete numbers, one-point functions for traced ones.
+
+    params: the pytree the sources take, leading axis the batch. epsilon, delta: sources, cheapest first.
+    traced_epsilon, traced_delta: (params, target) -> (lower, upper) for one point, differentiable. attained: whether
+    the pair is that of some data set (of rows: then the lower bounds count), of params.
+    """
+
+    params: Any
+    epsilon: tuple[Source, ...]
+    delta: tuple[Source, ...]
+    traced_epsilon: Point
+    traced_delta: Point
+    attained: Callable[[Any], Any] = lambda params: True
+
+
+def source(kernel: Point) -> Source:
+    """The source that a kernel is by itself: a closed form, which nothing narrows."""
+    return lambda params, target, known, gap: Answer(*kernel(params, target), True)
+
+
+def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
+    """Whether the relative gap is above ``gap``."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return ~(np.where(upper == lower, 0.0, (upper - lower) / upper) <= gap)
+
+
+def intersect(
+    verb: str,
+    pairs: list[tuple[Source, ...]],
+    params: Any,
+    target: np.ndarray,
+    gap: float,
+    allowed: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
+
+    A row of one pair is narrow enough where its relative gap is at most ``gap`` (or what ``allowed`` says of the
+    bounds), or where its upper bound is not above a lower bound of another pair: the larger of the pairs is sought.
+    """
+    found = [nothing(verb, target) for _ in pairs]
+    settled = [np.zeros(target.shape, bool) for _ in pairs]
+
+    def ask(job: tuple[int, Source, np.ndarray]) -> None:
+        pair, one, rows = job
+        lower, upper = found[pair]
+        some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+        answer = one(some, target[rows], (lower[rows], upper[rows]), gap)
+        upper[rows] = np.fmin(upper[rows], answer.upper)
+        lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
+        settled[pair][rows] = answer.settled
+
+    for rank in range(max(map(len, pairs))):
+        floor = np.maximum.reduce([lower for lower, _ in found])
+        jobs = []
+        for pair, sources in enumerate(pairs):
+            lower, upper = found[pair]
+            open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > floor)
+            rows = np.flatnonzero(open_rows & ~settled[pair])
+            if rank < len(sources) and rows.size:
+                jobs.append((pair, sources[rank], rows))
+        side_by_side(ask, jobs, cores())
+    return found
+
+
+def implicit_epsilon(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
+    """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
+
+    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. Both
+    bounds get the same derivative. It is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where
+    log_delta has loops whose length is not known. Compiled as a unit: traced eagerly (a bare jax.grad) it would run
+    one operation at a time.
+    """
+
+    @jax.custom_jvp
+    def solve(params: Any, target: Any) -> tuple[Any, Any]:
+        return bounds(params, target)
+
+    @solve.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        params, target = primals
+        lower, upper = solve(params, target)
+        live = (upper > 0) & jnp.isfinite(upper)
+        eps = jnp.where(live, upper, 1.0)
+        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, eps)
+        by_params = jax.tree_util.tree_map(lambda g: _finite(-g / by_eps, live), by_params)
+        by_target = _finite(1 / (jnp.where(target > 0, target, 1.0) * by_eps), live)
+        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
+        return (lower, upper), (tangent, tangent)
+
+    return jax.jit(solve)
+
+
+def explicit_delta(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
+    """delta bounds with the derivative of the differentiable formula."""
+
+    @jax.custom_jvp
+    def solve(params: Any, eps: Any) -> tuple[Any, Any]:
+        return bounds(params, eps)
+
+    @solve.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        lower, upper = solve(*primals)
+        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(*primals)
+        by_params = jax.tree_util.tree_map(lambda g: _finite(upper * g), by_params)
+        tangent = _directional(by_params, tangents[0]) + _finite(upper * by_eps) * tangents[1]
+        return (lower, upper), (tangent, tangent)
+
+    return jax.jit(solve)
+
+
+def _finite(value: Any, live: Any = True) -> Any:
+    return jnp.where(live & jnp.isfinite(value), value, 0.0)
+
+
+def _directional(gradient: Any, tangent: Any) -> Any:
+    products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), gradient, tangent)
+    return sum(jax.tree_util.tree_leaves(products), jnp.zeros(()))

@@ -1,0 +1,312 @@
+"""Everything without a closed form: what is simple first, then the contour of K at one effort after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.contour import derivative
+from jaxdp.contour import trapezoid as contour
+from jaxdp.contour.trapezoid import Effort
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
+from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, cores, kernel, platform, side_by_side
+from jaxdp.sampled_gaussian.largest_loss import bands
+from jaxdp.sources import simple
+from jaxdp.sources.base import (
+    Answer,
+    Point,
+    Route,
+    Source,
+    explicit_delta,
+    implicit_epsilon,
+    intersect,
+    nothing,
+    wide,
+)
+
+# Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
+_SAMPLED_LADDER = (
+    Effort(128, 128, 64, False),
+    Effort(1024, 256, 128, False),
+    Effort(16384, 512, 512, False),
+    Effort(65536, 1024, 1024, True),
+    Effort(262144, 4096, 4096, True),
+)
+# remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
+_BANDED_LADDER = (
+    *_SAMPLED_LADDER[:3],
+    Effort(1024, 1024, 256, False, bands=4),
+    Effort(1024, 2048, 256, False, bands=8),
+    Effort(8192, 4096, 512, False, bands=14),
+    Effort(65536, 4096, 512, False, bands=14),
+)
+_MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
+_GAUSSIAN_LADDER = (
+    Effort(128, 1, 1, False),
+    Effort(1024, 1, 1, False),
+    Effort(16384, 1, 1, True),
+    Effort(262144, 1, 1, True),
+)
+_PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
+_LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
+_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
+_ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
+_WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
+# A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
+# plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
+_REPEATS, _LOWER = 3, 0.99
+_FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
+_COSTLY = 1000
+_COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
+_BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
+_FINEST_DELTA = 1e-290
+_USUAL_LAW = 2e-5  # a gap that a bracket that is not fine meets also for few runs
+_AROUND = 4.0  # deviations about the place where a run's loss is when the sum is large
+_ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
+
+
+_contour_kernel = kernel(
+    static=("direction", "effort"),
+    working_set=60000,
+    large=True,
+    bounds=True,
+    by_numpy=Effort.by_numpy,
+)
+
+
+@_contour_kernel
+def contour_epsilon(
+    stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
+    if effort.bands:
+        return bands.epsilon_bounds(spectrum(stacks, direction), delta, effort)
+    return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
+
+
+@_contour_kernel
+def contour_delta(
+    stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    """Certified (lower, upper) delta of one point. known: not needed, taken to be called like `contour_epsilon`."""
+    solve = bands.delta_bounds if effort.bands else contour.delta_bounds
+    return solve(spectrum(stacks, direction), eps, effort)
+
+
+def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
+    if on_lattice(stacks):
+        return _LATTICE_LADDER
+    sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
+    if sampled:
+        finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
+        banded = direction == "forward" and sampled <= _MOST_BANDED and not finite
+        return _BANDED_LADDER if banded else _SAMPLED_LADDER
+    if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
+        return _GAUSSIAN_LADDER
+    return _PLAIN_LADDER
+
+
+def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
+    """The route of one dominating pair."""
+    exact = all(record.is_exact(direction) for record, _ in stacks)
+    ladder = _ladder(stacks, direction)
+    quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
+    traced = (ladder[1], _SAMPLED_LADDER[3] if quadrature else ladder[-2])
+    attained = functools.partial(_attained, direction=direction)
+    return Route(
+        stacks,
+        _sources("epsilon", stacks, direction, ladder, exact),
+        _sources("delta", stacks, direction, ladder, exact),
+        *_traced_points(direction, traced, bool(exact and np.all(attained(stacks)))),
+        attained,
+    )
+
+
+def _sources(
+    verb: str, stacks: tuple[Stack, ...], direction: str, ladder: tuple[Effort, ...], exact: bool
+) -> tuple[Source, ...]:
+    """Cheapest first. Of pairs that are not exact the contours are of those that enclose them."""
+
+    def plain(answer: Callable[..., Answer]) -> Source:
+        return lambda params, target, known, gap: answer(verb, direction, params, target)
+
+    often = _REPEATS if verb == "epsilon" and ladder in (_SAMPLED_LADDER, _BANDED_LADDER) else 1
+    contours = [_Contour(verb, direction, effort, often) for effort in ladder]
+    pair: tuple[Source, ...] = (
+        plain(simple.one_finite_law), contours[0], plain(simple.next_to_supremum), *contours[1:]
+    )  # fmt: skip
+    if not exact:
+        refinable = any(record.refinable(direction) for record, _ in stacks)
+        pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
+    return (plain(simple.no_step), plain(simple.one_sampled_step), *pair, plain(simple.unsampled))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contour:
+    """Contours at one effort, repeated as long as that moves the upper bound by much."""
+
+    verb: str
+    direction: str
+    effort: Effort
+    often: int
+
+    def __call__(self, params: Any, target: Any, known: tuple[Any, Any], gap: float) -> Answer:
+        solve = contour_epsilon if self.verb == "epsilon" else contour_delta
+        lower, upper = (side.copy() for side in known)
+        rows = np.arange(target.size)
+        step, threads = _rows_at_once(self.effort, params)
+        if self.effort.nodes > _COSTLY and rows.size <= _FEW:
+            step = 1
+
+        def answer(some: np.ndarray) -> tuple[Any, Any]:
+            points = jax.tree_util.tree_map(lambda x: x[some], params), target[some], upper[some]
+            return solve(*points, direction=self.direction, effort=self.effort)
+
+        for _ in range(self.often):
+            planned = upper.copy()
+            pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
+            for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, threads), strict=True):
+                lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
+            rows = np.flatnonzero(wide(lower, upper, gap) & (upper < _LOWER * planned))
+        return Answer(lower, upper)
+
+
+def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
+    """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
+    finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
+    width = max(effort.quadrature, _WIDEST if finite else 1)
+    size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
+    size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
+    on_cpu = platform() == "cpu"
+    room = _CACHED if on_cpu else _ON_ACCELERATOR
+    at_once = cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
+    return next((rows for rows in ((512, 64) if on_cpu else (512, 64, 8)) if rows * size <= room), 1), at_once
+
+
+@dataclasses.dataclass(frozen=True)
+class _Between:
+    """The upper bound of a pair that dominates, the lower one of a dominated pair; fine: see `Mechanism.bracket`."""
+
+    verb: str
+    direction: str
+    fine: bool
+    sources: tuple[Source, ...]
+
+    def __call__(self, params: Any, target: Any, known: tuple[Any, Any], gap: float) -> Answer:
+        depth = -np.log(np.clip(target if self.verb == "epsilon" else known[1], 1e-300, 1.0))
+        if not self.fine and self.verb == "epsilon" and gap < _USUAL_LAW and _few_runs(params, target):
+            return Answer(*nothing(self.verb, target))
+        both = _bracketed(params, self.direction, depth if self.fine else None)
+        if both is None:
+            ((_, upper),) = intersect(self.verb, [self.sources], params, target, gap * _ROUGH)
+            return Answer(np.zeros(target.shape), upper)
+        allowed = functools.partial(_allowed, gap * _COARSE)
+        ((lower, upper),) = intersect(self.verb, [self.sources], both, np.tile(target, 2), gap, allowed)
+        return Answer(lower[target.size :], upper[: target.size], _all_infinite(both, target.size))
+
+
+def _allowed(gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The gap at which either of two pairs is done: any, once the two together have what is asked for."""
+    half = upper.size // 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = np.where(np.isfinite(upper[:half]), 1 - lower[half:] / upper[:half], np.nan)
+    return np.tile(np.where(between <= gap / _COARSE, np.inf, np.fmax(gap, _BESIDE * between)), 2)
+
+
+def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
+    """Rows whose pair is that of some data set: of fixed-size batches under replace_one only one round is.
+
+    Composed, their symmetric pair only dominates (notebooks/proofs/sampled_replace.md, section 7).
+    """
+    if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
+        return True
+    times = stacks[0][1]
+    return (len(stacks) == 1) & (times.shape[1] == 1) & (times[:, 0] <= 1)
+
+
+def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
+    """Rows in which the pair that dominates is nothing but mass at infinity: no other grid helps."""
+    masses = [np.reshape(r.infinity, (2 * size, -1))[:size] for r, _ in both if isinstance(r, LossLaw)]
+    return np.any([np.any(mass >= 1, axis=1) for mass in masses], axis=0) | np.zeros(size, bool)
+
+
+def _few_runs(stacks: tuple[Stack, ...], delta: np.ndarray) -> bool:
+    """Whether a bracket that is not fine need not be tried (a fine one has mass at infinity: not for tiny deltas)."""
+    runs = sum(np.sum(times, axis=1) for _, times in stacks)
+    few = np.any([record.hopeless(runs) for record, _ in stacks], axis=0)
+    return bool(np.all(few & (delta > _FINEST_DELTA)))
+
+
+def _bracketed(stacks: tuple[Stack, ...], direction: str, depth: np.ndarray | None) -> tuple[Stack, ...] | None:
+    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown.
+
+    depth: -log delta of every row, for fine pairs. A sum of T losses that lies sqrt(2 depth) deviations out is one of
+    T losses sqrt(2 depth/T) deviations out, more or less.
+    """
+    made = []
+    for record, times in stacks:
+        reach = None if depth is None else np.sqrt(2.0 * depth[:, None] / np.maximum(times, 1.0)) + _AROUND
+        both = (record, record) if record.is_exact(direction) else record.bracket(depth is not None, reach)
+        if both is None:
+            return None
+        twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
+        made.append((twice, np.concatenate([times, times])))
+    return tuple(made)
+
+
+@functools.cache
+def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) -> tuple[Point, Point]:
+    """The differentiable one-point solvers; cached, so that equal configurations compile once."""
+
+    def log_delta(params: Any, eps: Any) -> Any:
+        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, efforts[0])
+
+    def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
+        def run(params: Any, target: Any) -> tuple[Any, Any]:
+            made = spectrum(params, direction)
+            lower, upper = solve(made, target, xp.asarray(xp.inf), efforts[0])
+            more_lower, more_upper = xp.cond(
+                upper - lower <= 1e-6 * upper,
+                lambda: (lower, upper),
+                lambda: solve(made, target, upper, efforts[1]),
+            )
+            lower = xp.maximum(lower, more_lower) if exact else xp.zeros_like(lower)
+            return lower, xp.minimum(upper, more_upper)
+
+        return run
+
+    def delta_bounds(made: Any, eps: Any, known: Any, effort: Effort) -> tuple[Any, Any]:
+        return contour.delta_bounds(made, eps, effort)
+
+    return implicit_epsilon(point(contour.epsilon_bounds), log_delta), explicit_delta(point(delta_bounds), log_delta)
+
+
+@canary("contour of the sampled Gaussian")
+def _canary() -> tuple[Any, Any, float]:
+    """One DP-SGD epsilon, exact to 20 digits."""
+    stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
+    points = stacks, np.array([1e-8]), np.array([np.inf])
+    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=_SAMPLED_LADDER[0])
+    return upper, np.array([27.81331522523486904152]), 1e-8
+
+
+@canary("contour of randomized response")
+def _lattice_canary() -> tuple[Any, Any, float]:
+    """The golden 500-fold randomized response, read backwards: epsilon 20 at its exact delta."""
+    local = np.array([[np.log(0.55) - np.log(0.45)]])
+    stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
+    points = stacks, np.array([0.007786793109874420442849]), np.array([np.inf])
+    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=_LATTICE_LADDER[0])
+    return upper, np.array([20.0]), 1e-9

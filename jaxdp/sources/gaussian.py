@@ -1,0 +1,79 @@
+"""Gaussian-DP mechanisms and their compositions: one mu, the closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdp.closed_forms import gaussian
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
+from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
+
+_SMALLEST = 1e-150
+
+
+def composed_mu(stacks: tuple[Stack, ...]) -> Any:
+    """mu of the composition: the root of the sum of count x mu^2 over the Gaussian mechanisms of one point."""
+    parts = []
+    for record, times in stacks:
+        if isinstance(record, GaussianMechanism):
+            # 0 runs of an infinitely leaky mechanism leak nothing
+            parts.append((xp.where(times > 0, xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record), 0.0), times))
+    if not parts:
+        return xp.zeros(())
+    # in units of the largest: the square of a mu below 1e-154 is 0
+    unit = xp.stop_gradient(xp.max(xp.stack([xp.max(mu) for mu, _ in parts])))
+    unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
+    total = sum((xp.sum(xp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), xp.zeros(()))
+    return xp.where(total > 0, unit * xp.sqrt(xp.where(total > 0, total, 1.0)), 0.0)
+
+
+def mu_error(stacks: tuple[Stack, ...]) -> float:
+    """Relative error of `composed_mu`: a sum of so many squares."""
+    return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
+
+
+@kernel(working_set=512, large=True, bounds=True, by_numpy=256)
+def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
+    """Certified (lower, upper) epsilon of one point."""
+    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, mu_error(stacks)))
+
+
+@kernel(working_set=512, large=True, bounds=True, by_numpy=256)
+def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
+    """Certified (lower, upper) delta of one point."""
+    floor = -xp.expm1(xp.where(eps < 0, eps, 0.0))
+    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), floor)
+
+
+def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
+    """A mu below 1e-150, the square of which underflows, has the upper bound of that and no lower one."""
+    lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, _SMALLEST), mu))
+    return xp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
+
+
+def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:
+    return gaussian.smooth_delta(composed_mu(stacks), eps)
+
+
+_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta)
+_traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
+
+
+def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
+    """The closed-form route."""
+    return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
+
+
+@canary("Gaussian delta and epsilon")
+def _canary() -> tuple[Any, Any, float]:
+    """A deep tail and an epsilon, exact to 20 digits."""
+    stacks = ((Gaussian(np.array([[1.0], [20.0]])), np.array([[1.0], [1000.0]])),)
+    _, upper = gaussian_epsilon.run_unchecked(stacks, np.array([1e-50, 1e-6]))
+    return upper, np.array([15.24786543230564852697, 8.306225049954728206035]), 1e-11

@@ -1,0 +1,201 @@
+"""Sources that need no contour: one step, one finite law, the unsampled bound, the lower one next to the supremum.
+
+Each takes (verb, direction, stacks, target); of rows that are not its business it says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.closed_forms import finite_law
+from jaxdp.closed_forms import one_sampled_step as sampled_gaussian
+from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
+from jaxdp.mechanisms.spectrum import is_sampled_gaussian
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import canary, kernel
+from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
+from jaxdp.sources.base import Answer, nothing
+from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
+
+_RANKS = 64
+
+
+@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
+def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
+    mu = xp.asarray(record.mechanism.gaussian_mu())
+    return sampled_gaussian.epsilon_bounds(mu, record.sampling_probability, delta, direction)
+
+
+@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
+def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
+    mu = xp.asarray(record.mechanism.gaussian_mu())
+    return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
+
+
+def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
+    loss, log_weight, blur = record.atoms(direction)
+    return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
+
+
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) epsilon of one run."""
+    return finite_law.epsilon_bounds(*_law(record, direction), delta)
+
+
+@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) delta of one run."""
+    return finite_law.delta_bounds(*_law(record, direction), eps)
+
+
+def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows that are one sampled Gaussian step, or sample everyone."""
+    lower, upper = nothing(verb, target)
+    settled = np.zeros(target.shape, bool)
+    record: Any = stacks[0][0]
+    if not (_is_one(stacks) and is_sampled_gaussian(record)):
+        return Answer(lower, upper)
+
+    def settle(rows: np.ndarray, solve: Any, params: Any, **static: str) -> None:
+        if rows.size:
+            lower[rows], upper[rows] = solve(params, target[rows], **static)
+            settled[rows] = True
+
+    times, rate = stacks[0][1], record.sampling_probability[:, 0]
+    everyone = np.flatnonzero(rate == 1)
+    some = jax.tree_util.tree_map(lambda x: x[everyone], (record.unsampled(direction), times))
+    settle(everyone, gaussian_epsilon if verb == "epsilon" else gaussian_delta, (some,))
+    inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
+    if direction == "replace":
+        # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
+        direction, inside = "forward", inside & (target >= 0) & isinstance(record, FixedSizeSampled)
+    rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
+    some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
+    settle(rows, _single_epsilon if verb == "epsilon" else _single_delta, some, direction=direction)
+    return Answer(lower, upper, settled)
+
+
+def _is_one(stacks: tuple[Stack, ...]) -> bool:
+    """Whether every row is one mechanism, repeated or not."""
+    return len(stacks) == 1 and stacks[0][1].shape[1] == 1
+
+
+def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows that are one run of one mechanism with a finite law of the loss: the sum itself."""
+    lower, upper = nothing(verb, target)
+    settled = np.zeros(target.shape, bool)
+    record, times = stacks[0]
+    if _is_one(stacks) and hasattr(record, "atoms") and not is_sampled_gaussian(record, direction):
+        settled = (times[:, 0] == 1) & np.isfinite(target)
+        rows = np.flatnonzero(settled)
+        if rows.size:
+            some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
+            solve = law_epsilon if verb == "epsilon" else law_delta
+            lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
+    return Answer(lower, upper, settled)
+
+
+def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Of the rows of delta in which nothing is run or nobody sampled."""
+    lower, upper = nothing(verb, target)
+    rows = np.isfinite(target) & (verb == "delta")
+    for record, times in stacks:
+        rate = record.sampling_probability if isinstance(record, Sampled) else 1.0
+        rows = rows & np.all((times == 0) | (rate == 0), axis=1)
+    exact = -np.expm1(np.minimum(target[rows], 0.0))
+    lower[rows], upper[rows] = exact * (1 - 1e-15), np.minimum(exact * (1 + 1e-15), 1.0)
+    return Answer(lower, upper, rows)
+
+
+def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """The upper bound without sampling: leaving records out never hurts.
+
+    Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a, so also composed. The
+    replace pair of Poisson sampling is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the latter.
+    """
+    lower, upper = nothing(verb, target)
+    if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
+        bare = tuple((r.unsampled(direction) if isinstance(r, Sampled) else r, times) for r, times in stacks)
+        _, upper = (gaussian_epsilon if verb == "epsilon" else gaussian_delta)(bare, target)
+    return Answer(lower, upper)
+
+
+@kernel(static=("verb",), working_set=4096, by_numpy=256)
+def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
+    """Lower bound of epsilon or delta in the add direction from the outcomes that are all below a threshold a.
+
+    Their chance is Phi(a)^T, their loss at least l = -sum T log A(a), as A rises: delta >= Phi(a)^T (1 - e^(eps-l)).
+    """
+    a = xp.linspace(-40.0, 6.0, 461)
+    loss, size, log_chance = xp.zeros_like(a), xp.zeros_like(a), xp.zeros_like(a)
+    for record, times in stacks:
+        mu, rate, count = (
+            xp.reshape(xp.asarray(x, xp.float64), (-1, 1))
+            for x in (record.mechanism.gaussian_mu(), record.sampling_probability, times)
+        )
+        log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
+        blur = 1e-13 * (xp.abs(log_a) + xp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
+        live = (count > 0) & (rate > 0)
+        loss = loss - xp.sum(xp.where(live, count * log_a, 0.0), axis=0)
+        size = size + xp.sum(xp.where(live, count * blur, 0.0), axis=0)
+        log_chance = log_chance + xp.sum(xp.where(live, count, 0.0)) * xp.log_ndtr(a)
+    loss, log_chance = loss - size, log_chance * (1 + 1e-12) - 1e-12
+    return _at_least(loss, log_chance, target, verb)
+
+
+@kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
+def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
+    """The same for finite laws: each loss one of its record's r + 1 largest, r = 0, 1, ..."""
+    loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
+    for record, times in stacks:
+        atoms, log_weight, blur = xp.vmap(lambda one: one.atoms(direction))(record)
+        order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
+        order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
+        some, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
+        # (in a law of fewer losses the last one stands for the rest)
+        live = (log_weight > -xp.inf) & (xp.arange(_RANKS) < atoms.shape[-1])
+        log_weight = xp.where(live, log_weight, 0.0)
+        rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(some))
+        weight = xp.where(live, xp.exp(log_weight - 2 * blur) * xp.maximum(1 - rounding, 0.0), 0.0)
+        least = xp.cummin(some - blur - 1e-15 * xp.abs(some), axis=1)
+        chance = xp.minimum(xp.cumsum(weight, axis=-1), 1.0)
+        count = xp.reshape(xp.asarray(times, xp.float64), (-1, 1))
+        loss = loss + xp.sum(xp.where(count > 0, count * least, 0.0), axis=0)
+        log_chance = log_chance + xp.sum(xp.where(count > 0, count * xp.log(chance), 0.0), axis=0)
+    loss, log_chance = loss - 1e-12 * xp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
+    return _at_least(loss, log_chance, target, verb)
+
+
+def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
+    """The best of the bounds delta >= chance (1 - e^(eps - loss)), or the epsilon at which it is delta."""
+    if verb == "delta":
+        return xp.maximum(xp.max(xp.exp(log_chance) * -xp.expm1(xp.minimum(target - loss, 0.0))), 0.0)
+    share = xp.log(target) - log_chance
+    return xp.max(xp.where(share < 0, loss + xp.log(-xp.expm1(xp.minimum(share, -1e-300))) - 1e-15, 0.0))
+
+
+def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """A lower bound that is close where nearly all of the loss's range is asked for."""
+    lower, upper = nothing(verb, target)
+    sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
+    if direction == "reverse" and all(sampled):
+        lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
+    elif all(hasattr(record, "atoms") for record, _ in stacks) and not any(sampled):
+        lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
+    return Answer(lower, upper)
+
+
+@canary("one run of a finite law")
+def _canary() -> tuple[Any, Any, float]:
+    """delta(1/2) = 3/4 - e^{1/2} / 4 of the pair (3/4, 1/4), (1/4, 3/4)."""
+    record = DiscretePair(np.array([[0.75, 0.25]]), np.array([[0.25, 0.75]]))
+    _, upper = law_delta.run_unchecked(record, np.array([0.5]), direction="forward")
+    return upper, np.array([0.75 - 0.25 * np.exp(0.5)]), 1e-13

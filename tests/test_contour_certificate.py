@@ -1,0 +1,345 @@
+"""Honesty of the contour certificate: coarse contours enclose the exact delta, a term left out is noticed.
+
+The contours here are chosen by hand and badly, so that the error under test dominates. Exact values are closed forms
+in mpmath. None of the planning code runs: the bounds must hold for any plan.
+"""
+
+import dataclasses
+
+import mpmath as mp
+import numpy as np
+import pytest
+from two_ways import compiled, plainly
+
+from jaxdp.contour import spectrum
+from jaxdp.contour import trapezoid as contour
+from jaxdp.contour.exponential_sums import log_ratios, ratios_less_one
+from jaxdp.contour.plan import Plan
+from jaxdp.contour.spectrum import Sampled, Spectrum, along_line
+from jaxdp.contour.trapezoid import Effort
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import compiler_options
+from jaxdp.sampled_gaussian import moment as sampled_gaussian
+from jaxdp.sampled_gaussian.decay import log_decay
+
+mp.mp.dps = 40
+NO_CUT = 1e3  # beyond every line: nothing is cut
+NEVER = -np.inf
+ROUNDING = 1e-13  # 64 terms, exponents up to 50, float64
+
+
+def gaussian(mu):
+    """The Gaussian's spectrum, by its K(z) as if it had no closed form."""
+    return make_spectrum(lambda z: z * (z + 1) * mu**2 / 2, closed_units=64.0, mu2=mu**2)
+
+
+def make_spectrum(closed, **fields):
+    """A spectrum with one formula and nothing else, unless said."""
+    plain = {
+        "closed_units": xp.zeros(()), "mu2": xp.zeros(()), "sampled": (), "discrete": (), "direction": "forward",
+        "infinity": xp.zeros(()), "reverse_infinity": xp.zeros(()), "top": xp.inf,
+    }  # fmt: skip
+    return Spectrum(closed, **{**plain, **fields})
+
+
+def binary_response(loss, times, infinity=0.0):
+    """times-fold randomized response with mass at infinity in every round: |M(c + it)| does not decay."""
+
+    def closed(z):
+        either = xp.log(xp.exp(loss * (z + 1)) + xp.exp(-loss * z))  # (NumPy has no complex logaddexp)
+        return times * (either - xp.log1p(xp.exp(loss)) + xp.log1p(-infinity))
+
+    total = -np.expm1(times * np.log1p(-infinity))
+    return make_spectrum(closed, closed_units=64.0 * times, infinity=total, reverse_infinity=total, top=times * loss)
+
+
+def sampled(sigma, rate, direction):
+    """One step of the Poisson-sampled Gaussian."""
+    part = Sampled(xp.array([1 / sigma]), xp.array([rate]), xp.array([1.0]))
+    return make_spectrum(lambda z: xp.zeros(xp.shape(z), xp.complex128), sampled=(part,), direction=direction)
+
+
+def sampled_and_gaussian(sigma, rate, direction, mu=1.0):
+    """The same composed with a Gaussian, which ends the contour early: what is left is rounding."""
+    one = sampled(sigma, rate, direction)
+    return dataclasses.replace(one, closed=gaussian(mu).closed, closed_units=xp.asarray(64.0), mu2=xp.asarray(mu**2))
+
+
+def exact_sampled_and_gaussian(sigma, rate, direction, eps, mu=1.0):
+    """The Gaussian's delta at eps less the step's loss, over the step's outcome."""
+    step, rate = 1 / mp.mpf(sigma), mp.mpf(rate)
+
+    def integrand(u):
+        mixed = 1 - rate + rate * mp.exp(u * step - step * step / 2)
+        loss, density = (mp.log(mixed), mixed) if direction == "forward" else (-mp.log(mixed), 1)
+        return mp.npdf(u) * density * exact_gaussian(mu, eps - loss)
+
+    with mp.workdps(30):
+        return mp.quad(integrand, mp.linspace(-14, 20, 69))
+
+
+def exact_gaussian(mu, eps):
+    mu, eps = mp.mpf(mu), mp.mpf(eps)
+    return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+
+
+def exact_binary_response(loss, times, eps, infinity=0.0):
+    loss, eps, infinity = mp.mpf(loss), mp.mpf(eps), mp.mpf(infinity)
+    p = mp.exp(loss) / (1 + mp.exp(loss))
+    kept = (1 - infinity) ** times
+    terms = (
+        mp.binomial(times, k) * p**k * (1 - p) ** (times - k) * max(1 - mp.exp(eps - (2 * k - times) * loss), 0)
+        for k in range(times + 1)
+    )
+    return 1 - kept + kept * mp.fsum(terms)
+
+
+def exact_sampled(sigma, rate, direction, eps):
+    """(1-q) N(0) + q N(1) against N(0), or swapped (notebooks/proofs/profiles.md, section 1)."""
+    sigma, rate, eps = mp.mpf(sigma), mp.mpf(rate), mp.mpf(eps)
+    if direction == "forward":
+        return rate * exact_gaussian(1 / sigma, mp.log(1 + mp.expm1(eps) / rate))
+    ratio = mp.exp(-eps) - 1 + rate
+    if ratio <= 0:
+        return mp.mpf(0)
+    x = sigma * mp.log(ratio / rate) + 1 / (2 * sigma)
+    return mp.ncdf(x) - mp.exp(eps) * ((1 - rate) * mp.ncdf(x) + rate * mp.ncdf(x - 1 / sigma))
+
+
+def bracket(by, make, eps, *, c, period, nodes, quadrature=256, cover=64, smooth=False, cut=NO_CUT):
+    """(lower, upper) of delta by the contour through c with the given alias period."""
+    effort = Effort(nodes, quadrature, cover, smooth)
+
+    def run(eps, c, period, cut):
+        made = make()
+        above, below = c * xp.array([1.05, 1.3, 2.0, 4.0]), c * xp.array([0.3, 1.0, 3.0])
+        k_above = made.real(above, cut, 1024)
+        k_below = made.real_swapped(below, cut, 1024)
+        plan = Plan(c, period, cut, xp.asarray(xp.inf), xp.asarray(xp.inf), above, k_above, below, k_below)
+        line = contour.build(made, plan, effort)
+        sums = contour.evaluate(line, contour.aliases(line, made), made, eps, xp.zeros(()))
+        return sums.lower, sums.upper
+
+    lower, upper = by(run, eps, c, period, cut)
+    return float(lower), float(upper)
+
+
+def encloses(bounds, exact):
+    return mp.mpf(float(bounds[0])) <= exact <= mp.mpf(float(bounds[1]))
+
+
+# One row per error source: a contour on which that source dominates.
+CASES = {
+    "alias": (lambda: gaussian(1.0), exact_gaussian(1.0, 1.0), {"eps": 1.0, "c": 1.5, "period": 4.0, "nodes": 64}),
+    "truncation": (
+        lambda: gaussian(1.0),
+        exact_gaussian(1.0, 1.0),
+        {"eps": 1.0, "c": 1.5, "period": 40.0, "nodes": 12},
+    ),
+    "truncation, raised line": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 1.0, "period": 40.0, "nodes": 12, "cover": 128},
+    ),
+    "truncation, raised line, add": (
+        lambda: sampled(0.5, 0.3, "reverse"),
+        exact_sampled(0.5, 0.3, "reverse", 0.2),
+        {"eps": 0.2, "c": 12.0, "period": 4.0, "nodes": 12, "cover": 128},
+    ),
+    "cancellation": (
+        lambda: gaussian(1.0),
+        exact_gaussian(1.0, 4.0),
+        {"eps": 4.0, "c": 11.0, "period": 30.0, "nodes": 256},
+    ),
+    "cancellation, sampled": (
+        lambda: sampled_and_gaussian(0.5, 0.3, "forward"),
+        exact_sampled_and_gaussian(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 3.0, "period": 40.0, "nodes": 256},
+    ),
+    "cancellation, sampled, add": (
+        lambda: sampled_and_gaussian(0.5, 0.3, "reverse"),
+        exact_sampled_and_gaussian(0.5, 0.3, "reverse", 2.0),
+        {"eps": 2.0, "c": 8.0, "period": 40.0, "nodes": 256},
+    ),
+    "smoothing": (
+        lambda: binary_response(0.2, 100),
+        exact_binary_response(0.2, 100, 7.0),
+        {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
+    ),
+    "mass at infinity": (
+        lambda: binary_response(0.2, 100, 1e-6),
+        exact_binary_response(0.2, 100, 7.0, 1e-6),
+        {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
+    ),
+    "quadrature": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 1.0, "period": 20.0, "nodes": 4096, "quadrature": 20},
+    ),
+    "tail cut": (
+        lambda: sampled(0.5, 0.3, "forward"),
+        exact_sampled(0.5, 0.3, "forward", 2.0),
+        {"eps": 2.0, "c": 0.3, "period": 60.0, "nodes": 4096, "cut": 5.0},
+    ),
+}
+
+
+def errorless_nodes(*arguments):
+    """The contour's nodes as if M were computed exactly."""
+    nodes = along_line(*arguments)
+    return dataclasses.replace(nodes, excess=0 * nodes.excess)
+
+
+def errorless_line(*arguments):
+    """One step's sum as if its rule were exact."""
+    line = sampled_gaussian.tilted_line(*arguments)
+    return line._replace(error=0 * line.error, rule=0 * line.rule, drift=0 * line.drift)
+
+
+# What leaves each source out of the sum: (module, name, replacement).
+SABOTAGE = {
+    "alias": [(contour, "log_alias", lambda *a: (xp.asarray(NEVER), xp.asarray(NEVER)))],
+    "truncation": [(contour, "log_tail", lambda *a: xp.asarray(NEVER))],
+    "truncation, raised line": [(contour, "log_fallen", lambda *a: xp.asarray(NEVER))],
+    "truncation, raised line, add": [(contour, "log_fallen", lambda *a: xp.asarray(NEVER))],
+    "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "cancellation, sampled": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "cancellation, sampled, add": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
+    "quadrature": [(spectrum, "tilted_line", errorless_line)],
+    # the ends of the line are charged more than the mass beyond them, so both must go
+    "tail cut": [
+        (Spectrum, "log_kept", lambda self, cut: xp.zeros(())),
+        (sampled_gaussian, "_side_error", lambda *a: xp.zeros(())),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_coarse_contour_still_encloses_the_exact_delta(name):
+    make, exact, contour_choice = CASES[name]
+    assert encloses(bracket(plainly, make, **contour_choice), exact)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_encloses_the_exact_delta_also_when_compiled_as_for_users(name, compiled_as_for_users):
+    make, exact, contour_choice = CASES[name]
+    assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
+    assert encloses(bracket(compiled, make, **contour_choice), exact)
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_leaving_an_error_term_out_is_noticed(name, monkeypatch):
+    make, exact, contour_choice = CASES[name]
+    for owner, attribute, replacement in SABOTAGE[name]:
+        monkeypatch.setattr(owner, attribute, replacement)
+    assert not encloses(bracket(plainly, make, **contour_choice), exact)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("sigma, rate", [(0.5, 0.3), (10.0, 0.5), (0.7, 1e-3), (0.5, 1 - 1e-6)])
+def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, rate, direction):
+    order, frequency = 1.5, [0.7, 9.0]
+
+    def run(c, mu, q, t):
+        line = sampled_gaussian.tilted_line(c, mu, q, xp.asarray(NO_CUT), direction, 64)
+        log_abs, angle, error = xp.vmap(lambda x: log_ratios(line, x, 2))(t)
+        return xp.exp(xp.complex(log_abs, angle)), error * xp.exp(log_abs), line.log_m, line.error
+
+    ratio, bound, log_m, error = plainly(run, order, 1 / sigma, rate, np.array(frequency))
+    base = exact_m(sigma, rate, direction, order)
+    assert abs(mp.log(base) - log_m) <= error + ROUNDING
+    assert (ratio[:, 0] == 1).all() and (bound[:, 0] == 0).all()
+    for t, value, off in zip(frequency, ratio[:, 1], bound[:, 1], strict=True):
+        exact = exact_m(sigma, rate, direction, mp.mpc(order, t)) / base
+        assert abs(exact - mp.mpc(complex(value))) <= off
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("sigma, rate, order, step", [(1.0, 1e-5, 5.0, 0.5), (2.0, 1e-4, 30.0, 3.0)])
+def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small(sigma, rate, order, step, direction):
+    """It is taken 1e6 times over, and the sum of the weights times e^{itL} is rounded at 1."""
+    nodes = (1, 3, 10, 40)
+
+    def run(c, mu, q, h):
+        line = sampled_gaussian.tilted_line(c, mu, q, xp.asarray(NO_CUT), direction, 512)
+        usual = xp.log(xp.abs(xp.sum(line.weight * xp.exp(1j * h * line.loss))))
+        return *log_ratios(line, h, 41), usual
+
+    log_abs, angle, error, usual = plainly(run, order, 1 / sigma, rate, step)
+    base = exact_m(sigma, rate, direction, order)
+    exact = {n: mp.log(exact_m(sigma, rate, direction, mp.mpc(order, n * step)) / base) for n in nodes}
+    for n in nodes:
+        off = abs(mp.mpc(log_abs[n], angle[n]) - exact[n])
+        assert off <= error[n] < 5 * 2.0**-53  # where the sum of the terms of a ratio is off by thousands of units
+    assert abs(usual - exact[1].real) > 1e-12 * abs(exact[1])
+
+
+def test_a_charge_of_the_ratios_left_out_is_noticed():
+    """Weights and losses are moved by half of what `Line` says of them: the ratio moves, within what is charged."""
+    c, step, count = 5.0, 0.5, 65
+
+    def run(c, mu, q, h):
+        line = sampled_gaussian.tilted_line(c, mu, q, xp.asarray(NO_CUT), "forward", 512)
+        share = xp.where(xp.real(line.loss) > 0.1, 0.5 * line.drift[0], 0.0) / xp.sum(
+            xp.where(xp.real(line.loss) > 0.1, xp.abs(line.weight) * xp.abs(line.loss), 0.0)
+        )
+        moved = line._replace(weight=line.weight * (1 + share))
+        later = line._replace(loss=line.loss + 0.5 * line.drift[1] / xp.sum(xp.abs(line.weight)))
+        there = [xp.stack(ratios_less_one(one, h, count)) for one in (line, moved, later)]
+        errors = [log_ratios(one, h, count)[2] for one in (line, line._replace(drift=0 * line.drift))]
+        log_abs = log_ratios(line, h, count)[0]
+        return xp.stack(there), xp.stack(errors) * xp.exp(log_abs)
+
+    (plain, moved, later), (charged, bare) = plainly(run, c, 1.0, 0.01, step)
+    for other in (moved, later):
+        off = np.hypot(*(other - plain))[1:]
+        assert (off <= charged[1:]).all()
+        assert (off[:8] > 0.03 * charged[1:9]).all()  # of the size of the charge
+    assert (bare[1:] < charged[1:]).all()
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("sigma, rate, order", [(0.5, 0.3, 1.5), (10.0, 0.5, 30.0), (0.7, 1e-3, 6.0), (0.25, 0.9, 0.1)])
+def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, rate, order, direction):
+
+    def run(c, mu, q, times):
+        cut = xp.asarray(NO_CUT)
+        line = sampled_gaussian.tilted_line(c, mu, q, cut, direction, 512)
+        frequency = times / line.spread
+        return frequency, xp.vmap(lambda t: log_decay(c, mu, q, cut, direction, 512, line.log_m, t))(frequency)
+
+    frequency, bounds = plainly(run, order, 1 / sigma, rate, np.array([0.3, 2.0, 10.0, 1000.0]))
+    base = exact_m(sigma, rate, direction, order)
+    sizes = [float(mp.log(abs(exact_m(sigma, rate, direction, mp.mpc(order, float(t))) / base))) for t in frequency[:2]]
+    assert all(size <= bound for size, bound in zip(sizes, bounds, strict=False))
+    assert (np.diff(bounds) <= 0).all()
+    if rate > 0.01:  # one hump; what it says counts T-fold: near 0 a third of the true decay, at least
+        assert bounds[0] < 0.3 * sizes[0]
+
+
+def exact_m(sigma, rate, direction, z):
+    """One step's m(z) by adaptive quadrature on the real line."""
+    mu, rate = 1 / mp.mpf(sigma), mp.mpf(rate)
+    power = z + 1 if direction == "forward" else -z
+
+    def integrand(u):
+        return mp.npdf(u) * (1 - rate + rate * mp.exp(u * mu - mu * mu / 2)) ** power
+
+    with mp.workdps(20):
+        return mp.quad(integrand, mp.linspace(-14, 20, 18))
+
+
+def test_leaving_out_the_mass_at_infinity_is_noticed():
+    make, _, contour_choice = CASES["mass at infinity"]
+    without = bracket(plainly, lambda: binary_response(0.2, 100), **contour_choice)
+    assert without[1] < exact_binary_response(0.2, 100, 7.0, 1e-6)
+
+
+def test_a_contour_far_left_gets_the_period_that_a_large_epsilon_asks_for():
+    """The period once ended at e^10/c: the alias left of eps was then many times delta, and the lower bound 0."""
+    mu, eps = 2000.0, 2.06e6
+    effort = Effort(8192, 1, 1, False)
+    bounds = plainly(lambda e: contour.delta_bounds(gaussian(mu), e, effort), eps)
+    exact = exact_gaussian(mu, eps)
+    assert encloses(bounds, exact) and float(bounds[0]) >= (1 - mp.mpf(1e-6)) * exact

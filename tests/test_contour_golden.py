@@ -1,0 +1,137 @@
+"""The accountant against values exact to 22 digits: every stored case is enclosed, and closely."""
+
+import json
+import pathlib
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.sources.simple import next_to_supremum
+
+pytestmark = pytest.mark.as_users_compile
+
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "accounting.json").read_text())["cases"]
+RELATION = {"remove": "remove", "add": "add", "replace": "replace_one", "symmetric": None}
+GAP = {"epsilon": 1e-6, "delta": 1e-5}  # relative; promised for epsilon, delta moves faster than epsilon
+HETEROGENEOUS = "heterogeneous"
+
+
+def mechanism(kind, parameters):
+    """One batched record for cases of one type; ``parameters``: name -> array."""
+    if kind == "poisson_subsampled_gaussian":
+        one = jaxdp.PoissonSampled(jaxdp.Gaussian(parameters["sigma"]), parameters["q"])
+    elif kind == "gaussian":
+        one = jaxdp.Gaussian(parameters["sigma"])
+    elif kind == "laplace":
+        one = jaxdp.Laplace(parameters["b"])
+    elif kind == "randomized_response":
+        one = jaxdp.RandomizedResponse(np.log(parameters["p"] / (1 - parameters["p"])))
+    elif kind == "discrete_gaussian":
+        one = jaxdp.DiscreteGaussian(np.sqrt(parameters["sigma2"]), parameters["sensitivity"])
+    else:
+        one = jaxdp.DiscreteLaplace(1 / parameters["a"], parameters["sensitivity"])
+    return jaxdp.repeat(one, parameters["T"])
+
+
+def groups():
+    """Cases that one call can answer: same type, direction and unknown."""
+    found = {}
+    for case in CASES:
+        kind = case["mechanism"]["type"]
+        if kind != HETEROGENEOUS:
+            found.setdefault((kind, case["direction"], case["unknown"]), []).append(case)
+    return found
+
+
+def solve(kind, direction, unknown, cases):
+    """(bounds, exact values) of a group, in one call."""
+    names = [n for n, v in cases[0]["mechanism"].items() if n not in ("type", "pair")]
+    parameters = {n: np.array([c["mechanism"][n] for c in cases], float) for n in names}
+    known = "delta" if unknown == "epsilon" else "epsilon"
+    target = np.array([float(c[known]) for c in cases])
+    verb = jaxdp.epsilon_bounds if unknown == "epsilon" else jaxdp.delta_bounds
+    bounds = verb(mechanism(kind, parameters), target, relation=RELATION[direction])
+    return bounds, [Fraction(c[unknown]) for c in cases]
+
+
+@pytest.mark.parametrize("group", groups(), ids="-".join)
+def test_bounds_enclose_every_stored_value_and_lie_close_together(group):
+    cases = groups()[group]
+    bounds, exact = solve(*group, cases)
+    for case, lower, upper, truth in zip(cases, bounds.lower, bounds.upper, exact, strict=True):
+        # the mechanism's own parameters are rounded when they are logarithms or reciprocals of the stored numbers
+        slack = Fraction(0) if group[0] in ("poisson_subsampled_gaussian", "gaussian", "laplace") else truth / 10**12
+        assert Fraction(lower) <= truth + slack, case["id"]
+        assert Fraction(upper) >= truth - slack, case["id"]
+        assert upper - lower <= GAP[group[2]] * upper, case["id"]
+
+
+def composition_of_1300():
+    """WORKLOADS C: 500 Gaussians, 500 randomized responses, 300 sampled Gaussians."""
+    i = np.arange(500)
+    p = 0.52 + 0.03 * i / 499
+    gaussians = [jaxdp.Gaussian(s) for s in 50 + 50 * i / 499]
+    responses = [jaxdp.RandomizedResponse(e) for e in np.log(p / (1 - p))]
+    return jaxdp.compose(*gaussians, *responses, jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 300))
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_composition_of_1300_different_mechanisms_encloses_the_stored_values(direction):
+    cases = [c for c in CASES if c["mechanism"]["type"] == HETEROGENEOUS and c["direction"] == direction]
+    assert len(cases) == 3
+    epsilon = np.array([c["epsilon"] for c in cases])
+    bounds = jaxdp.delta_bounds(composition_of_1300(), epsilon, relation=direction)
+    exact = np.array([float(c["delta"]) for c in cases])
+    # the 500 response levels are logarithms rounded to doubles; delta moves by about 1e-13 with them
+    assert np.all(bounds.lower <= exact * (1 + 1e-11))
+    assert np.all(bounds.upper >= exact * (1 - 1e-11))
+    assert np.all(bounds.upper - bounds.lower <= GAP["delta"] * bounds.upper)
+
+
+def test_the_table_of_cases_is_complete():
+    assert len(CASES) == 69
+    assert {c["mechanism"]["type"] for c in CASES} == {
+        "poisson_subsampled_gaussian", "gaussian", "laplace", "randomized_response", "discrete_gaussian",
+        "discrete_laplace", HETEROGENEOUS,
+    }  # fmt: skip
+
+
+def test_within_a_millionth_of_the_supremum_a_lower_bound_is_left():
+    """Two steps, add, where no contour has a lower bound: the outcomes below a threshold tell."""
+    cases = [
+        (0.703, 0.595, 1.8077364227511956, "3.3116832312150986354e-106"),
+        (0.23, 0.327, 0.7920198986648186, "1.2039263959360953282e-19"),
+        (0.3425, 0.000536, 0.0010722873986017244, "1.5496654806284173962e-34"),
+    ]
+    sigma, rate, epsilon = (np.array(column) for column in list(zip(*cases, strict=True))[:3])
+    exact = [Fraction(case[3]) for case in cases]
+    two = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2)
+    stacks = normal_form(two, epsilon.shape)
+    from_events = next_to_supremum("delta", "reverse", stacks, epsilon).lower
+    for lower, value in zip(from_events, exact, strict=True):
+        assert value / 100 < Fraction(lower) <= value
+    wanted = np.array([float(value) for value in exact])
+    from_events = next_to_supremum("epsilon", "reverse", stacks, wanted).lower
+    assert np.all((from_events <= epsilon) & (epsilon - from_events < 1e-7 * epsilon))
+    solved = jaxdp.epsilon_bounds(two, wanted, relation="add")
+    assert np.all((solved.lower <= epsilon * (1 + 1e-15)) & (epsilon * (1 - 1e-15) <= solved.upper))
+    assert np.all(solved.upper - solved.lower <= 1e-7 * solved.upper)
+
+
+def test_the_chance_that_an_outcome_is_small_is_not_too_large():
+    """`next_to_supremum` raises it to the power T: beyond -20 it is a series, which must err on the low side."""
+    places = np.linspace(-40.0, 6.0, 461)
+    with jax.enable_x64(True):
+        compiled = np.asarray(jax.jit(jax.scipy.special.log_ndtr)(jnp.asarray(places)))
+    with on_host():
+        plain = xp.log_ndtr(places)
+    with mp.workdps(40):
+        for place, *values in zip(places, compiled, plain, strict=True):
+            assert max(values) * (1 + 1e-12) - 1e-12 <= mp.log(mp.ncdf(mp.mpf(float(place))))

@@ -1,0 +1,343 @@
+"""Rare large losses: the bands' certificate against mpmath, term by term, and the whole against exact compositions.
+
+One step, labelled, is a one-dimensional integral, which mpmath takes to 30 digits; two steps without labels are one
+too. The contours are chosen by hand and badly, so that the error under test dominates.
+"""
+
+import collections
+import functools
+
+import jax
+import mpmath as mp
+import numpy as np
+import pytest
+from two_ways import compiled, plainly
+
+import jaxdp
+from jaxdp.contour.exponential_sums import less_one_error, log_ratios, ratios_less_one
+from jaxdp.contour.plan import Plan
+from jaxdp.contour.spectrum import Sampled, Spectrum
+from jaxdp.contour.trapezoid import Effort
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import compiler_options
+from jaxdp.sampled_gaussian.largest_loss import bands, labels
+from jaxdp.sampled_gaussian.largest_loss import contour as band_contour
+from jaxdp.sources import contour as fourier
+
+mp.mp.dps = 20
+Exponentials = collections.namedtuple("Exponentials", "weight loss")
+SIGMA, RATE, CUT = 1.0, 0.01, 14.0
+LOW, HIGH = 2.0, 3.0
+ROUNDING = 1e-12
+
+
+def spectrum_of(times, sigma=SIGMA, rate=RATE):
+    part = Sampled(xp.array([1 / sigma]), xp.array([rate]), xp.reshape(xp.asarray(times, xp.float64), 1))
+    nothing = xp.zeros(())
+    return Spectrum(
+        lambda z: xp.zeros(xp.shape(z), xp.complex128), nothing, nothing, (part,), (), "forward", nothing, nothing,
+        xp.inf,
+    )  # fmt: skip
+
+
+def weight(u, edge):
+    return 1 / (1 + mp.exp(2 * mp.sinh((u - mp.mpf(edge)) / mp.mpf("0.3"))))
+
+
+def label(u, low, high):
+    """The band's label: low None, everything below high; high None, everything above low."""
+    return (1 if high is None else weight(u, high)) - (0 if low is None else weight(u, low))
+
+
+def mixture(u):
+    return 1 - mp.mpf(RATE) + mp.mpf(RATE) * mp.exp(u / mp.mpf(SIGMA) - 1 / (2 * mp.mpf(SIGMA) ** 2))
+
+
+def integral(function, start=-14):
+    places = sorted({mp.mpf(k) / 2 for k in range(2 * start, 2 * int(CUT) + 1)} | {mp.mpf(k) / 8 for k in range(8, 33)})
+    return mp.quad(function, [p for p in places if p >= start])
+
+
+@functools.cache
+def exact_moment(z, low, high):
+    return integral(lambda u: mp.npdf(u) * label(u, low, high) * mixture(u) ** (z + 1))
+
+
+@functools.cache
+def exact_delta(eps, low, high):
+    """What one step's outcomes with this label contribute to delta."""
+    e = mp.exp(mp.mpf(eps))
+    at = mp.mpf(SIGMA) * mp.log((e - 1 + mp.mpf(RATE)) / mp.mpf(RATE)) + 1 / (2 * mp.mpf(SIGMA))
+    places = [at] + [p for p in (at + mp.mpf(k) / 8 for k in range(1, 80)) if p < CUT] + [mp.mpf(CUT)]
+    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * (mixture(u) - e), places)
+
+
+BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
+
+
+def ends_of(band):
+    """(low, high, whether it is the lowest) as numbers: bands share what is compiled."""
+    low, high = BANDS[band]
+    return low or LOW, high or labels.NEVER, low is None
+
+
+def pieces_of(steps, low, high, lowest):
+    full = xp.ones(steps.times.shape)
+    return band_contour.make_pieces(steps, low * full, high * full, lowest > 0)
+
+
+@functools.cache
+def bracket_by(nodes, size):
+    """The band's part of delta (lower, upper), by a contour with so many nodes, as a function of numbers."""
+
+    def run(eps, c, period, *ends):
+        spectrum = spectrum_of(1)
+        steps = band_contour.make_steps(spectrum, xp.asarray(CUT), size)
+        pieces = pieces_of(steps, *ends)
+        above = c * xp.array([1.05, 1.3, 2.0, 4.0])
+        k_above = xp.vmap(lambda x: band_contour._log_moment(spectrum, steps, pieces, x)[0])(above)
+        nothing = xp.zeros(1)
+        plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing)
+        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
+        contours = jax.tree_util.tree_map(lambda x: x[None], contour)
+        tilts = band_contour.Tilt(c[None], xp.full((1,), xp.inf))
+        masses = jax.tree_util.tree_map(lambda x: x[None], band_contour.masses_of(steps, pieces))
+        one = bands.Bands(tilts, contours, masses)
+        sums = bands._evaluate(spectrum, one, xp.zeros(()), eps, xp.zeros(()))
+        return sums.lower, sums.upper
+
+    return run
+
+
+def bracket(run, band, eps, *, c, period, nodes, size):
+    """(lower, upper) of the band's part of delta, by the contour through c with the given alias period."""
+    lower, upper = run(bracket_by(nodes, size), eps, c, period, *ends_of(band))
+    return float(lower), float(upper)
+
+
+def encloses(bounds, exact):
+    return mp.mpf(bounds[0]) <= exact <= mp.mpf(bounds[1])
+
+
+# One row per error source: (band, eps, contour on which that source dominates). Few sizes: each is a program.
+CASES = {
+    "alias on the right": ("middle", 0.02, {"c": 200.0, "period": 0.1, "nodes": 4096, "size": 1024}),
+    "alias on the left": ("middle", 0.02, {"c": 20.0, "period": 0.3, "nodes": 4096, "size": 1024}),
+    "alias on the left, of the swapped pair": ("middle", 0.02, {"c": 5.0, "period": 2.0, "nodes": 4096, "size": 1024}),
+    "truncation": ("middle", 0.02, {"c": 100.0, "period": 160.0, "nodes": 4096, "size": 1024}),
+    "truncation, lowest band": ("lowest", 0.005, {"c": 100.0, "period": 160.0, "nodes": 4096, "size": 1024}),
+    "quadrature": ("middle", 0.02, {"c": 10.0, "period": 6.0, "nodes": 4096, "size": 160}),
+    "cancellation": ("middle", 0.02, {"c": 220.0, "period": 2.0, "nodes": 4096, "size": 1024}),
+    "nothing": ("highest", 0.3, {"c": 5.0, "period": 12.0, "nodes": 4096, "size": 1024}),
+}
+
+
+def without_strip(*arguments):
+    return SOFT_LINE(*arguments)._replace(error=xp.zeros(()), rule=xp.zeros(()), drift=xp.zeros(2))
+
+
+def errorless_weights(nodes, *rest):
+    real, imag, errors = NODE_WEIGHTS(nodes, *rest)
+    return real, imag, 0 * errors
+
+
+def without_left(x):
+    """The left alias is the one call with one number per band."""
+    return xp.full_like(x, xp.inf) if x.ndim == 1 else LOG_EXPM1(x)
+
+
+def without_swapped(*arguments):
+    return MASSES_OF(*arguments)._replace(q_upper=xp.asarray(-xp.inf))
+
+
+SOFT_LINE, NODE_WEIGHTS, LOG_EXPM1 = labels.soft_line, band_contour.node_weights, bands.log_expm1
+MASSES_OF = band_contour.masses_of
+SABOTAGE = {
+    "alias on the right": (bands, "conversion", lambda c: xp.full_like(c, -xp.inf)),
+    "alias on the left": (bands, "log_expm1", without_left),
+    "alias on the left, of the swapped pair": (band_contour, "masses_of", without_swapped),
+    "truncation": (labels, "decay", lambda *a: xp.zeros(())),
+    "truncation, lowest band": (labels, "log_fallen", lambda *a: xp.asarray(-xp.inf)),
+    "quadrature": (labels, "soft_line", without_strip),
+    "cancellation": (band_contour, "node_weights", errorless_weights),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_coarse_contour_still_encloses_what_a_band_contributes(name):
+    band, eps, choice = CASES[name]
+    assert encloses(bracket(plainly, band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_encloses_what_a_band_contributes_also_when_compiled_as_for_users(name, compiled_as_for_users):
+    band, eps, choice = CASES[name]
+    assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
+    assert encloses(bracket(compiled, band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_leaving_an_error_term_of_a_band_out_is_noticed(name, monkeypatch):
+    band, eps, choice = CASES[name]
+    monkeypatch.setattr(*SABOTAGE[name])
+    assert not encloses(bracket(plainly, band, eps, **choice), exact_delta(eps, *BANDS[band]))
+
+
+def test_a_fine_contour_of_a_band_is_close():
+    band, eps, choice = CASES["nothing"]
+    lower, upper = bracket(plainly, band, eps, **choice)
+    assert upper - lower < 2e-9 * upper
+
+
+@pytest.mark.parametrize("band", BANDS)
+def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
+    order, frequency = 3.0, [0.0, 2.0, 40.0]
+
+    def run(c, *ends):
+        steps = band_contour.make_steps(spectrum_of(1), xp.asarray(CUT), 1024)
+        step = jax.tree_util.tree_map(lambda x: x[0], steps.step)
+        piece = jax.tree_util.tree_map(lambda x: x[0], pieces_of(steps, *ends).within)
+        line = labels.soft_line(step, piece, c)
+        log_abs, angle, off = xp.vmap(lambda t: log_ratios(line, t, 2))(xp.asarray(frequency))
+        ratio, off = xp.exp(xp.complex(log_abs, angle))[:, 1], (off * xp.exp(log_abs))[:, 1]
+        decay = xp.stack([labels.decay(step, line, xp.asarray(t)) for t in frequency])
+        if band == "lowest":
+            fallen = [labels.log_fallen(step, piece, c, line, xp.asarray(t)) for t in frequency]
+            decay = xp.minimum(decay, xp.exp(xp.stack(fallen)))
+        return (
+            labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay,
+            labels.spread(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
+        )  # fmt: skip
+
+    (lower, upper), log_m, error, ratio, off, decay, spread, variation, rest = plainly(run, order, *ends_of(band))
+    exact = exact_moment(mp.mpf(order), *BANDS[band])
+    assert 0 <= upper - mp.log(exact) < 1e-8 + rest
+    assert 0 <= mp.log(exact) - lower < 1e-8 + rest
+    assert abs(mp.log(exact) - log_m) <= error + ROUNDING
+    for t, value, charged, bound in zip(frequency, ratio, off, decay, strict=True):
+        true = exact_moment(mp.mpc(order, t), *BANDS[band]) / exact
+        assert abs(true - mp.mpc(complex(value))) <= charged
+        assert abs(true) <= bound
+
+    def tilted(function):
+        return integral(lambda u: function(mp.log(mixture(u))) * mp.npdf(u) * label(u, *BANDS[band])
+                        * mixture(u) ** (order + 1)) / exact  # fmt: skip
+
+    mean = tilted(lambda x: x)
+    true = mp.sqrt(tilted(lambda x: (x - mean) ** 2))
+    assert true <= spread
+    if band == "lowest":  # the only one that needs them
+        assert spread <= 1.5 * true
+        assert tilted_variation(order, band, exact) <= variation < 1.2 * tilted_variation(order, band, exact)
+
+
+@pytest.mark.parametrize("times", [1, 500])
+@pytest.mark.parametrize("band", BANDS)
+def test_probabilities_of_a_band_are_enclosed(band, times):
+    def run(times, *ends):
+        steps = band_contour.make_steps(spectrum_of(times), xp.asarray(CUT), 1024)
+        return band_contour.masses_of(steps, pieces_of(steps, *ends))
+
+    low, high = BANDS[band]
+    masses = plainly(run, times, *ends_of(band))
+    for z, lower, upper in ((0, masses.p_lower, masses.p_upper), (-1, -np.inf, masses.q_upper)):
+        under = 0 if low is None else exact_moment(mp.mpf(z), None, low)
+        exact = mp.log((under + exact_moment(mp.mpf(z), low, high)) ** times - under**times)
+        assert lower <= exact <= upper
+    assert masses.p_upper - masses.p_lower < 1e-10 * times
+
+
+def tilted_variation(order, band, moment):
+    """Total variation of the tilted density of the loss, from its values at many places."""
+    u = np.linspace(-10.0, CUT, 40_001)
+    mixed = 1 - RATE + RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2)
+    share = RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2) / mixed
+    low, high = BANDS[band]
+    tagged = 1 / (1 + np.exp(2 * np.sinh(np.clip((u - high) / 0.3, -6.0, 6.0))))
+    assert low is None
+    density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi) * tagged * mixed ** (order + 1) * SIGMA / share
+    return float(np.abs(np.diff(density)).sum() / float(moment))
+
+
+def test_rounding_of_a_ratio_less_one_goes_with_its_size():
+    """Against mpmath, at random laws with losses of 1e-9 to 1: the error is within its bound, and the bound small."""
+    random = np.random.default_rng(3)
+    for scale, step, count in ((1e-9, 1.0, 4000), (1e-4, 0.3, 1025), (1.0, 0.05, 300)):
+        loss = scale * (random.normal(size=700) + 1j * random.uniform(0, 0.2, 700))
+        weight = random.uniform(size=700) * np.exp(1j * random.normal(size=700))
+        weight = weight / weight.sum()
+
+        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count):
+            line = Exponentials(weight_re + 1j * weight_im, loss_re + 1j * loss_im)
+            return ratios_less_one(line, step, count), less_one_error(line, step * xp.arange(count))
+
+        found = [by(run, loss.real, loss.imag, weight.real, weight.imag) for by in (plainly, compiled)]
+        for n in (0, 1, 17, count // 2, count - 1):
+            turned = (mp.expm1(1j * mp.mpf(step) * n * mp.mpc(x)) for x in loss)
+            exact = mp.fsum(mp.mpc(w) * e for w, e in zip(weight, turned, strict=True))
+            for (re, im), bound in found:
+                off, bounded = abs(mp.mpc(float(re[n]), float(im[n])) - exact), float(bound[n])
+                small, large = step * n * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
+                assert off <= bounded <= min(1e-12 * small, 2e-12 * large)
+
+
+def test_bound_of_the_label_holds_at_every_angle_used():
+    random = np.random.default_rng(0)
+    x, angle = random.uniform(-4.0, 4.0, 20_000), random.uniform(-0.7, 0.7, 20_000)
+    modulus = np.exp(2 * np.sinh(x) * np.cos(angle))
+    whole = np.abs(1 + np.exp(2 * np.sinh(x + 1j * angle)))
+    assert (np.log(np.maximum(1, modulus) / whole) <= labels._MODULUS).all()
+    assert (whole < modulus).any()  # without the constant it would not hold
+
+
+# Two steps, remove direction: sigma, rate, eps and delta there, a one-dimensional integral in mpmath (40 digits).
+TWO_STEPS = [
+    (5.92, 2.6e-4, 0.08716892012407178, "1.7999999514306574783e-268"),
+    (1.22, 2.86e-5, 0.00019879543230243946, "2.4999999908323859358e-7"),
+    (2.5, 0.00152, 3.6837924899464007, "2.0999999979178626411e-144"),
+    (0.307, 0.0247, 31.959129669368917, "5.4999999994853232801e-14"),
+    (20.4, 0.00257, 0.00834167515866624, "1.199999998587966551e-175"),
+    (0.398, 9.75e-5, 6.484060034232824, "1.7999999741455028065e-11"),
+]
+
+
+def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
+    """At one effort: the cheaper ones, which a verb tries first and which do for larger deltas, are not compiled."""
+    monkeypatch.setattr(fourier.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
+    sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
+    exact = [mp.mpf(case[3]) for case in TWO_STEPS]
+    two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
+    effort = next(effort for effort in fourier._BANDED_LADDER if effort.bands >= 8)
+    half = slice(None, None, 2)  # epsilon takes seven times as long as delta
+    some = jax.tree_util.tree_map(lambda x: x[half], two)
+    nothing = np.full(3, np.inf)
+    lower, upper = fourier.contour_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
+    assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
+    lower, upper = fourier.contour_delta(two, eps, np.ones(6), direction="forward", effort=effort)
+    assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
+    # (a verb takes a larger effort for the one of 1e-268)
+    assert (upper - lower < np.where(delta < 1e-200, 1e-5, 1e-6) * upper).all()
+
+
+def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
+    noise, rate, times = np.array([0.8, 1.1, 2.0]), np.array([0.004, 0.02, 0.01]), np.array([400, 30, 1000])
+    part = Sampled(1 / noise, rate, times.astype(float))
+
+    def run(delta):
+        nothing = xp.zeros(())
+        spectrum = Spectrum(
+            lambda z: 0.02 * z * (z + 1), xp.asarray(64.0), xp.asarray(0.04), (part,), (), "forward", nothing,
+            nothing, xp.inf,
+        )  # fmt: skip
+        return bands.epsilon_bounds(spectrum, delta, Effort(2048, 1024, 128, False, bands=8))
+
+    lower, upper = plainly(run, 1e-9)
+    mechanism = jaxdp.compose(
+        jaxdp.Gaussian(5.0),
+        *(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), q), t)
+          for s, q, t in zip(noise, rate, times, strict=True)),
+    )  # fmt: skip
+    plain = jaxdp.epsilon_bounds(mechanism, 1e-9, relation="remove")
+    assert upper - lower < 1e-6 * upper
+    assert max(lower, float(plain.lower)) <= min(upper, float(plain.upper))
