@@ -13,10 +13,10 @@ from two_ways import compiled, plainly
 
 from jaxdp.contour import spectrum
 from jaxdp.contour import trapezoid as contour
-from jaxdp.contour.exponential_sums import log_ratios, ratios_less_one
 from jaxdp.contour.plan import Plan
 from jaxdp.contour.spectrum import Sampled, Spectrum, along_line
 from jaxdp.contour.trapezoid import Effort
+from jaxdp.numerics.exponential_sums import log_ratios, ratios_less_one
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.sampled_gaussian import moment as sampled_gaussian

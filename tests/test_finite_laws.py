@@ -14,7 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse
-from jaxdp.contour.exponential_sums import discrete_log_m
+from jaxdp.numerics.exponential_sums import discrete_log_m
 
 POINTS = 16
 DIGITS = 700

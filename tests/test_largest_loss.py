@@ -14,15 +14,15 @@ import pytest
 from two_ways import compiled, plainly
 
 import jaxdp
-from jaxdp.contour.exponential_sums import less_one_error, log_ratios, ratios_less_one
+from jaxdp.contour.largest_loss import bands, labels
+from jaxdp.contour.largest_loss import contour as band_contour
 from jaxdp.contour.plan import Plan
 from jaxdp.contour.spectrum import Sampled, Spectrum
 from jaxdp.contour.trapezoid import Effort
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.numerics.exponential_sums import less_one_error, log_ratios, ratios_less_one
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.sampled_gaussian.largest_loss import bands, labels
-from jaxdp.sampled_gaussian.largest_loss import contour as band_contour
 from jaxdp.sources import contour as fourier
 
 mp.mp.dps = 20

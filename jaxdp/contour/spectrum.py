@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.contour.exponential_sums import Line, discrete_line, discrete_log_m, log_ratios
+from jaxdp.numerics.exponential_sums import Line, discrete_line, discrete_log_m, log_ratios
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.moment import real_log_m, tail_mass, tilted_line

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.contour.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.contour.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.contour.plan import AliasBound, Plan, alias_bound, conversion, log_alias, plan_delta, plan_epsilon
 from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.contour.truncation import log_fallen, log_tail
+from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Seen, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
@@ -38,7 +38,7 @@ class Effort(NamedTuple):
     """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`).
 
     lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
-    bands: edges of the label by which `jaxdp.sampled_gaussian.largest_loss` splits the law; 0 for the plain contour.
+    bands: edges of the label by which `jaxdp.contour.largest_loss` splits the law; 0 for the plain contour.
     """
 
     nodes: int

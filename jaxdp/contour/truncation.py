@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from jaxdp.contour.exponential_sums import Line, ratios
 from jaxdp.contour.spectrum import Spectrum
+from jaxdp.numerics.exponential_sums import Line, ratios
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
 

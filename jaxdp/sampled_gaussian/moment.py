@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.contour.exponential_sums import Line
+from jaxdp.numerics.exponential_sums import Line
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp.contour import derivative
 from jaxdp.contour import trapezoid as contour
+from jaxdp.contour.largest_loss import bands
 from jaxdp.contour.trapezoid import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
@@ -22,7 +23,6 @@ from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, cores, kernel, platform, side_by_side
-from jaxdp.sampled_gaussian.largest_loss import bands
 from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.contour.exponential_sums import LEAST_RATIO, log_ratios, ratios
+from jaxdp.contour.largest_loss import labels
+from jaxdp.contour.largest_loss.labels import Label, SoftLine, Step
 from jaxdp.contour.plan import Plan, conversion
 from jaxdp.contour.spectrum import Nodes, Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, node_weights, table
 from jaxdp.numerics.complex_logarithms import log_expm1_complex, log_one_plus
+from jaxdp.numerics.exponential_sums import LEAST_RATIO, log_ratios, ratios
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
-from jaxdp.sampled_gaussian.largest_loss import labels
-from jaxdp.sampled_gaussian.largest_loss.labels import Label, SoftLine, Step
 
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 _DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put

@@ -70,7 +70,7 @@ class SoftLine(NamedTuple):
     weight: jax.Array
     loss: jax.Array
     error: jax.Array
-    rule: jax.Array  # these two as in `jaxdp.contour.exponential_sums.Line`
+    rule: jax.Array  # these two as in `jaxdp.numerics.exponential_sums.Line`
     drift: jax.Array
     log_edge: jax.Array  # |the integrand| along the upper edge, per cell, relative to m(c)
     rest: jax.Array  # the ends and what lies left of the line, relative to m(c)

@@ -17,14 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.contour.plan import conversion, tail_cut
-from jaxdp.contour.spectrum import Spectrum
-from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, seen
-from jaxdp.numerics.roots import Seen, crossing, proved_ends
-from jaxdp.numerics.rounding import ULP as _ULP
-from jaxdp.numerics.special import log_expm1
-from jaxdp.runtime.arrays import xp
-from jaxdp.sampled_gaussian.largest_loss.contour import (
+from jaxdp.contour.largest_loss.contour import (
     Masses,
     Tilt,
     build,
@@ -37,6 +30,13 @@ from jaxdp.sampled_gaussian.largest_loss.contour import (
     place,
     tilts_of,
 )
+from jaxdp.contour.plan import conversion, tail_cut
+from jaxdp.contour.spectrum import Spectrum
+from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, seen
+from jaxdp.numerics.roots import Seen, crossing, proved_ends
+from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.numerics.special import log_expm1
+from jaxdp.runtime.arrays import xp
 
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # times that the contours are made for one epsilon
