@@ -6,12 +6,12 @@ PIP := $(BIN)/python -m pip install --quiet
 # A stamp per extra, newer than pyproject.toml, says that the extra is installed.
 STAMPS := $(VENV)/stamps
 
-.PHONY: help demo test lint types readme notebooks build bench clean
+.PHONY: help demo test lint types readme notebooks build bench stress clean
 
 help:
 	@echo "make demo       install, then sweep epsilon of shuffling over eps0 and n: out/sweep.nc, out/sweep.png, a table"
 	@echo "make test       install, then run the tests"
-	@echo "make lint types readme notebooks build bench    the other checks"
+	@echo "make lint types readme notebooks build bench stress    the other checks"
 
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "jaxdp needs Python >= 3.11; say make PYTHON=python3.12")'
@@ -56,7 +56,11 @@ build: $(STAMPS)/venv
 	$(BIN)/python -m build --outdir dist
 
 bench: $(STAMPS)/all $(STAMPS)/bench
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+# Random cases against independent routes; not part of the daily checks.
+stress: $(STAMPS)/bench
+	$(BIN)/python benchmarks/stress.py --cases 20000 --seed 1
 
 clean:
 	rm -rf $(VENV) out dist
