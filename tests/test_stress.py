@@ -25,7 +25,7 @@ def test_intervals_hold_the_other_route_and_a_wrong_bound_is_noticed(family):
 
 def test_a_contour_integral_without_certificate_agrees_with_the_certified_one():
     case = stress.laplace(np.random.default_rng(5), 40)
-    assert case.value.size >= 5 and not stress.violations(case).any()
+    assert case.value.size >= 3 and not stress.violations(case).any()
 
 
 def test_nan_in_a_bound_is_a_violation():

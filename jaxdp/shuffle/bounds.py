@@ -174,7 +174,7 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     plain = ((made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)).all(1) & (made.base[:, 4:] == 0).all(1)
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
-    spread = np.sqrt(users[:, None] * shares * (1 - shares))
+    spread = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
     terms = np.prod(np.where(shares > 0, 13 * spread + 4 + np.minimum(spread**2, 12), 1.0), axis=1)
     return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
 
