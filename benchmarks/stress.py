@@ -55,7 +55,7 @@ def _integral(
     epsilon: float,
     rounding: float,
     least: float = 0.0,
-    most: int = 2**18,
+    most: int = 2**16,
 ) -> tuple[float, float]:
     """(delta, error): (1/2 pi i) integral of e^{K(z) - z eps}/(z (z+1)) dz, nodes doubled until the sum stands still.
 
@@ -196,7 +196,7 @@ def discrete_laplace(rng: np.random.Generator, count: int) -> Case:
 def laplace(rng: np.random.Generator, count: int) -> Case:
     """Composed Laplace noise against a plain contour integral."""
     few = max(1, count // 4)
-    scale, steps = _log_uniform(rng, 0.5, 20, few), np.floor(_log_uniform(rng, 5, 300, few))
+    scale, steps = _log_uniform(rng, 0.5, 10, few), np.floor(_log_uniform(rng, 20, 300, few))
     target = _log_uniform(rng, 1e-10, 1e-2, few)
     made = jaxdp.repeat(jaxdp.Laplace(scale), steps)
     epsilon = jaxdp.epsilon(made, target)
@@ -362,8 +362,8 @@ def noisy_iteration(rng: np.random.Generator, count: int) -> Case:
 
 # Each family's share of the cases: a sum takes microseconds, an integral or Monte Carlo up to a second.
 FAMILIES: dict[Callable[[np.random.Generator, int], Case], float] = {
-    gaussian: 0.15,
-    laplace: 0.025,
+    gaussian: 0.165,
+    laplace: 0.01,
     randomized_response: 0.15,
     discrete_laplace: 0.15,
     sampled_gaussian: 0.015,

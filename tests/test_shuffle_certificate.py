@@ -10,11 +10,19 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from scipy import stats
 
+from jaxdp.runtime import precision
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law
 
 SIZE = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _canary_before_sabotage():
+    precision.ensure_canary("jaxdp.shuffle.bounds")
 
 
 def without(module, name, *changes):
@@ -67,6 +75,64 @@ TERMS = {
     "near part of the tail": ({"_REACH": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
     "alias on the right": ({"_REACH": 18.0}, "_alias", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
 }
+
+
+def outcomes(s):
+    """All values of the sum of a law of two atoms, with their probabilities."""
+    n = int(s.users)
+    counts_of_both = np.array([(a, b) for a in range(n + 1) for b in range(n + 1 - a)])
+    third = n - counts_of_both.sum(axis=1)
+    mass = stats.multinomial(n, [*s.mass, 1 - s.mass.sum()]).pmf(np.column_stack([counts_of_both, third]))
+    return counts_of_both @ s.x, mass
+
+
+def small_groups(seed=0, count=40):
+    """Sums of few reports, each with a tilt; by NumPy."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        eps0, users = rng.uniform(0.3, 3), float(rng.integers(5, 30))
+        s = contour.sum_at(law.clones(np.float64(eps0), "clones"), users, np.float64(eps0 * rng.uniform(0.05, 0.8)))
+        yield s, contour.saddle(s)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_the_alias_on_the_left_is_what_all_outcomes_say_and_is_needed(left, monkeypatch):
+    """A period that no sum exceeds: then the right alias is 0, and sums below minus one period make up the left one."""
+    if not left:
+        monkeypatch.setattr(contour, "_alias", without(contour, "_alias", (ALIAS, "right")))
+    failures = 0
+    with on_host():
+        for s, t in small_groups():
+            period = s.users * s.x.max() * (1 + 1e-9)
+            found = contour._alias(s, t, period, np.float64(0.0))
+            values, mass = outcomes(s)
+            turns = np.arange(1, 200)[:, None]
+            terms = (
+                mass * np.maximum(values + turns * period, 0) * np.exp(-t.c * turns * period - s.users * t.log_moment)
+            )
+            excess = terms.sum() - found.known
+            assert excess >= -found.error
+            failures += excess > found.bound + found.error
+    assert (failures == 0) == left
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_the_tail_of_the_smoothed_sum_is_needed(charged):
+    failures = 0
+    with on_host():
+        for s, t in small_groups(seed=1):
+            h = 2 * np.pi / (30 * t.deviation)
+            nodes = 32
+            variance = np.float64((0.8 / (nodes * h)) ** 2)
+            (sums,) = zip(*contour._nodes(s, t, h, np.arange(float(nodes)), np.array([variance])), strict=True)
+            tail = contour._smoothed_tail(t.c, variance, h, nodes * h) if charged else 0.0
+            upper, lower, _ = contour._charged(s, t, h, contour._Nodes(*sums), tail, variance)
+            values, mass = outcomes(s)
+            deviation = np.sqrt(variance)
+            smoothed = values * stats.norm.cdf(values / deviation) + deviation * stats.norm.pdf(values / deviation)
+            exact = (mass * smoothed).sum() * np.exp(-s.users * t.log_moment - 0.5 * variance * t.c**2)
+            failures += not lower <= exact <= upper
+    assert (failures == 0) == charged
 
 
 @pytest.mark.parametrize("term", TERMS)

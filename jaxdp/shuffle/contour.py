@@ -382,6 +382,12 @@ def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) ->
     return exact + beyond + error, exact - beyond - alias.bound - error, exact
 
 
+def _smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
+    """Bound of sum_{jh >= first} h |phi|^n e^{-variance (jh)^2/2}/|z|^2, for every law."""
+    fall = xp.maximum(0.5 * variance, _LEAST)
+    return h * xp.exp(-fall * first**2) / ((c**2 + first**2) * -xp.expm1(-2 * fall * h * first))
+
+
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) with 13 nodes; close where users x rest x (1 - rest) is large."""
     s = sum_at(law, users, epsilon)
@@ -420,10 +426,9 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evalua
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))
     out = []
     for i in range(2):
-        fall = xp.maximum(0.5 * variances[i], _LEAST)
-        gaussian = h * xp.exp(-fall * last**2) / ((t.c**2 + last**2) * -xp.expm1(-2 * fall * h * last))
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        bounds = _charged(s, t, h, mine, xp.where(smooth, gaussian, windows.beyond), variances[i])
+        tail = xp.where(smooth, _smoothed_tail(t.c, variances[i], h, last), windows.beyond)
+        bounds = _charged(s, t, h, mine, tail, variances[i])
         grown = xp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in bounds])
     (upper, lower, estimate), (upper_2, _, estimate_2) = out
