@@ -31,6 +31,7 @@ from jaxdp.mechanisms.local_randomizers import (
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.runtime.precision import BackendError
+from jaxdp.serialization import from_json, to_json
 from jaxdp.sweep import sweep
 
 __version__ = "0.1.0"
@@ -66,11 +67,13 @@ __all__ = [
     "delta_bounds",
     "epsilon",
     "epsilon_bounds",
+    "from_json",
     "log_mgf",
     "record",
     "renyi",
     "repeat",
     "sweep",
+    "to_json",
     "tradeoff",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import decimal
 import functools
 import itertools
@@ -18,6 +19,8 @@ import numpy as np
 import jaxdp
 from jaxdp.calibration import calibrate
 from jaxdp.cli_mechanisms import MECHANISMS, add_options, build, chosen, parse_range
+from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.serialization import strict
 from jaxdp.sweep import sweep
 
 _RANGE_HELP = (
@@ -51,9 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, target, run in (("epsilon", "delta", _verb), ("delta", "epsilon", _verb)):
         command = _command(commands, name, f"certified {name} at a {target}")
-        for mechanism in _mechanisms(command):
-            mechanism.add_argument(f"--{target}", dest="target", required=True, metavar="RANGE")
-            mechanism.set_defaults(run=run, verb=name)
+        for parser_of_one in (command, *_mechanisms(command, required=False)):
+            parser_of_one.add_argument(
+                f"--{target}", dest="target", required=parser_of_one is not command, metavar="RANGE"
+            )
+            parser_of_one.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
+            parser_of_one.set_defaults(run=run, verb=name)
+        _common(command)
+        command.add_argument("--from", dest="plan", metavar="FILE.json", help="a mechanism that jaxdp.to_json wrote")
+        command.set_defaults(run=_from_file)
     _calibrate_parser(commands)
     _sweep_parser(commands)
     _plot_parser(commands)
@@ -64,14 +73,20 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=_RANGE_HELP)
 
 
-def _mechanisms(command: argparse.ArgumentParser, solved_for: bool = False) -> list[argparse.ArgumentParser]:
-    choices = command.add_subparsers(required=True, metavar="MECHANISM")
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--relation", choices=("add", "remove", "add_or_remove", "replace_one"))
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _mechanisms(
+    command: argparse.ArgumentParser, solved_for: bool = False, required: bool = True
+) -> list[argparse.ArgumentParser]:
+    choices = command.add_subparsers(required=required, metavar="MECHANISM")
     parsers = []
     for name, entry in MECHANISMS.items():
         parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=_RANGE_HELP)
         add_options(parser, entry, solved_for)
-        parser.add_argument("--relation", choices=("add", "remove", "add_or_remove", "replace_one"))
-        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        _common(parser)
         parser.set_defaults(mechanism=name)
         parsers.append(parser)
     return parsers
@@ -121,6 +136,22 @@ def _verb(arguments: argparse.Namespace) -> None:
         rows |= {"lower": lower, arguments.verb: upper}
         for name, column in columns.items():
             column.extend(np.asarray(rows[name]).tolist())
+    _print(arguments, columns, arguments.verb)
+
+
+def _from_file(arguments: argparse.Namespace) -> None:
+    if arguments.plan is None or arguments.target is None:
+        target = "delta" if arguments.verb == "epsilon" else "epsilon"
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and --{target}; got neither in full.")
+    mechanism = jaxdp.from_json(pathlib.Path(arguments.plan).read_text())
+    target_name = "delta" if arguments.verb == "epsilon" else "epsilon"
+    target = parse_range(target_name, arguments.target)
+    bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
+    points = target.reshape(-1, *[1] * len(batch_shape(mechanism)))
+    lower, upper = bounds_of(mechanism, points, relation=arguments.relation)
+    shape = np.broadcast_shapes(lower.shape, points.shape)
+    rows = {target_name: points, "lower": lower, arguments.verb: upper}
+    columns = {name: np.broadcast_to(values, shape).ravel().tolist() for name, values in rows.items()}
     _print(arguments, columns, arguments.verb)
 
 
@@ -281,9 +312,12 @@ def _cases(arguments: argparse.Namespace) -> list[dict[str, str]]:
 def _print(arguments: argparse.Namespace, columns: dict[str, list[Any]], upper: str) -> None:
     """The columns as a table or JSON; ``upper`` names the column of certified upper bounds, if any."""
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if getattr(arguments, "out", None) and str(arguments.out).endswith(".csv"):
+        _make_folders(arguments.out)
+        with open(arguments.out, "w", newline="") as file:
+            csv.writer(file).writerows([list(columns), *(list(row.values()) for row in rows)])
     if arguments.json:
-        strict = [{k: _jsonable(v) for k, v in row.items()} for row in rows]
-        print(json.dumps(strict, allow_nan=False))
+        print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
         return
     shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
     outward = {"lower": decimal.ROUND_FLOOR, upper: decimal.ROUND_CEILING}
@@ -293,11 +327,6 @@ def _print(arguments: argparse.Namespace, columns: dict[str, list[Any]], upper: 
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     if len(shown) < len(rows):
         print(f"{len(rows)} rows; --json or --out give all of them.")
-
-
-def _jsonable(value: Any) -> Any:
-    """JSON has no infinity: it is written as the string "inf"."""
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _cell(value: Any, rounding: str | None) -> str:

@@ -1,0 +1,162 @@
+"""Mechanisms as JSON text that every later release reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.mechanisms.base import Mechanism
+
+SCHEMA = 1
+"""Number of the format. A release reads its own and all smaller numbers."""
+
+_NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_OTHER_MODULES = ("jaxdp.diffusion", "jaxdp.training")  # imported when a file names one of their records
+
+
+def to_json(mechanism: Mechanism) -> str:
+    """A mechanism, with everything inside it, as JSON text.
+
+    ``{"jaxdp": 1, "mechanism": {"class": ..., field: value, ...}}``: 1 is the schema number. A number is a JSON number
+    that reads back as the same float64; "inf", "-inf" and "nan" are strings, as JSON has no such numbers. An
+    array is a list of lists; one without entries is ``{"empty": shape}``.
+
+    Raises:
+        TypeError: not a mechanism, a traced number, or a record of a class that is not jaxdp's.
+
+    >>> import jaxdp
+    >>> text = jaxdp.to_json(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
+    >>> jaxdp.from_json(text) == jaxdp.repeat(jaxdp.Gaussian(2.0), 10)
+    True
+    """
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism must be a jaxdp mechanism, got {mechanism!r}.")
+    return json.dumps({"jaxdp": SCHEMA, "mechanism": _encoded("mechanism", mechanism)}, allow_nan=False)
+
+
+def from_json(text: str) -> Mechanism:
+    """The mechanism that `to_json` wrote, of this release or an older one; equal to the one that was written.
+
+    Its numbers are checked when a verb is called, as those of any mechanism.
+
+    Raises:
+        ValueError: not JSON, not a mechanism of jaxdp, an unknown schema number, class or field, or a
+            field that is missing.
+    """
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"text must be the JSON of a mechanism, as jaxdp.to_json writes it; not JSON: {error}."
+        ) from None
+    if not isinstance(content, dict) or set(content) != {"jaxdp", "mechanism"}:
+        raise ValueError('text must be {"jaxdp": schema number, "mechanism": {...}}, as jaxdp.to_json writes it.')
+    schema = content["jaxdp"]
+    if isinstance(schema, bool) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+        raise ValueError(
+            f'schema number ("jaxdp") must be in 1..{SCHEMA}, got {schema!r}: this release cannot read the text. '
+            "Install the release that wrote it, or a newer one."
+        )
+    made = _decoded("mechanism", content["mechanism"], numeric=True)
+    if not isinstance(made, Mechanism):
+        raise ValueError(f'"mechanism" must be an object with a "class", got {content["mechanism"]!r}.')
+    return made
+
+
+def _encoded(name: str, value: Any) -> Any:
+    if isinstance(value, Mechanism):
+        cls = type(value)
+        if _records().get(cls.__name__) is not cls:
+            raise TypeError(
+                f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
+                "Keep the parameters of your own mechanisms in a file of your own."
+            )
+        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}
+        return {"class": cls.__name__, **fields}
+    if isinstance(value, tuple):
+        return [_encoded(name, each) for each in value]
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if validate.is_traced(value):
+        raise TypeError(f"{name} is a traced number; call to_json outside jit, vmap and grad.")
+    array = np.asarray(value)
+    if array.size == 0:
+        return {"empty": list(array.shape)}
+    return strict(array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist())
+
+
+def strict(value: Any) -> Any:
+    """A number, or a list of them, as JSON has it: "inf", "-inf" and "nan" for what JSON lacks."""
+    if isinstance(value, list):
+        return [strict(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(name: str, value: Any, numeric: bool) -> Any:
+    if isinstance(value, dict) and set(value) == {"empty"}:
+        return np.zeros(value["empty"])
+    if isinstance(value, dict):
+        return _record(name, value)
+    if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
+        return tuple(_decoded(name, each, numeric) for each in value)
+    if not numeric or value is None:
+        return value
+    if isinstance(value, list):
+        try:
+            array = np.array(_finite(name, value))
+        except ValueError:
+            array = np.array(None)
+        if array.dtype.kind not in "iufb":
+            raise ValueError(f"{name} must be an array of numbers, every row as long as the others.")
+        return array
+    return _finite(name, value)
+
+
+def _finite(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(name, each) for each in value]
+    if isinstance(value, str):
+        if value not in _NOT_FINITE:
+            raise ValueError(f"{name} must be a number, {', '.join(map(repr, _NOT_FINITE))}; got {value!r}.")
+        return _NOT_FINITE[value]
+    return value
+
+
+def _record(name: str, content: dict[str, Any]) -> Mechanism:
+    kind = content.get("class")
+    cls = _records().get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(_records()))}.")
+    fields = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {key: value for key, value in content.items() if key != "class"}
+    unknown, missing = sorted(set(given) - set(fields)), sorted(set(fields) - set(given))
+    required = [key for key in missing if fields[key].default is dataclasses.MISSING]
+    if unknown or required:
+        wrong = [f"unknown field {key!r}" for key in unknown] + [f"missing field {key!r}" for key in required]
+        raise ValueError(f"{kind}: {', '.join(wrong)}; its fields are {', '.join(fields)}.")
+    values = {key: _decoded(key, value, not fields[key].metadata.get("static")) for key, value in given.items()}
+    return cls(**values)
+
+
+def _records() -> dict[str, type[Mechanism]]:
+    """All public records of jaxdp, by class name."""
+    for module in _OTHER_MODULES:
+        importlib.import_module(module)
+    return {
+        cls.__name__: cls
+        for cls in _subclasses(Mechanism)
+        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("jaxdp.")
+    }
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)

@@ -1,0 +1,116 @@
+"""Mechanisms as JSON: records come back equal, files of every release load, bad text is refused in a sentence."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from test_domains import EXAMPLES, INTERNAL
+
+import jaxdp
+from jaxdp import serialization
+from jaxdp.cli import main
+
+SAVED = pathlib.Path(__file__).parent / "data" / "mechanisms_schema_1.json"
+MORE = (
+    jaxdp.FiniteRandomizer(np.array([[0.75, 0.25], [0.25, 0.75]])),
+    jaxdp.Gaussian(np.array([[0.1, 1 / 3], [1e-300, np.inf]])),
+    jaxdp.Gaussian(np.zeros((0, 3))),
+    jaxdp.Gaussian(np.float32(0.1)),
+    jaxdp.Gaussian(np.nan),
+    jaxdp.compose(),
+    jaxdp.compose(jaxdp.Gaussian(1.0)),
+    jaxdp.SubsetSelection(1.0, 10),
+    jaxdp.UnaryEncoding(1.0, 4, optimized=False),
+    jaxdp.Shuffled(jaxdp.RandomizedResponse(np.array([1.0, 2.0]), 7), 10**9, bound="blanket"),
+    jaxdp.compose(  # a plan of two training phases
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000),
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.02), 500),
+    ),
+)
+ALL = (*(example for example, _ in EXAMPLES.values()), *MORE)
+
+
+def test_every_public_record_is_known_by_a_name_of_its_own():
+    known = serialization._records()
+    assert set(EXAMPLES) <= set(known.values()) and set(INTERNAL) <= set(known.values())
+    assert len({cls.__name__ for cls in known.values()}) == len(known)
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=lambda m: type(m).__name__)
+def test_a_mechanism_comes_back_equal_and_as_the_same_text(mechanism):
+    text = jaxdp.to_json(mechanism)
+    back = jaxdp.from_json(text)
+    assert back == mechanism and hash(back) == hash(mechanism)
+    assert jaxdp.to_json(back) == text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_files_of_this_release_load():
+    saved = json.loads(SAVED.read_text())
+    assert len(saved) >= 25
+    for expression, text in saved.items():
+        assert repr(jaxdp.from_json(text)) == expression
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:-5], "not JSON"),
+        (lambda text: "[]", "schema number"),
+        (lambda text: text.replace('"jaxdp": 1', '"jaxdp": 2'), "schema number .* must be in 1..1, got 2"),
+        (lambda text: text.replace('"jaxdp": 1', '"jaxdp": true'), "schema number"),
+        (lambda text: text.replace("Gaussian", "Gausian"), "unknown class 'Gausian'; known: .*Gaussian"),
+        (lambda text: text.replace("noise_multiplier", "sigma"), "unknown field 'sigma', missing field"),
+        (
+            lambda text: text.replace("2.0", '"two"'),
+            "noise_multiplier must be a number, 'inf', '-inf', 'nan'; got 'two'",
+        ),
+        (lambda text: text.replace("2.0", "[[1.0], [1.0, 2.0]]"), "every row as long as the others"),
+        (lambda text: '{"jaxdp": 1, "mechanism": 3}', "must be an object"),
+    ],
+)
+def test_text_that_is_no_mechanism_is_refused_in_one_sentence(change, said):
+    with pytest.raises(ValueError, match=said):
+        jaxdp.from_json(change(jaxdp.to_json(jaxdp.Gaussian(2.0))))
+
+
+def test_what_cannot_be_written_is_refused():
+    @jaxdp.record
+    class Own(jaxdp.Mechanism):
+        """A user's own."""
+
+    with pytest.raises(TypeError, match="Own is not a record of jaxdp"):
+        jaxdp.to_json(Own())
+    with pytest.raises(TypeError, match="must be a jaxdp mechanism"):
+        jaxdp.to_json(2.0)
+    with pytest.raises(TypeError, match="traced"):
+        jax.eval_shape(lambda s: jaxdp.to_json(jaxdp.Gaussian(s)), 1.0)
+
+
+def test_the_command_line_accounts_a_file_and_writes_a_table_with_all_digits(tmp_path, capsys):
+    plan, table = tmp_path / "plan.json", tmp_path / "tables" / "epsilon.csv"
+    plan.write_text(jaxdp.to_json(jaxdp.repeat(jaxdp.Gaussian(np.array([2.0, 4.0])), 10)))
+    assert main(["epsilon", "--from", str(plan), "--delta", "1e-5,1e-6", "--out", str(table), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    expected = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(np.array([2.0, 4.0])), 10), np.array([[1e-5], [1e-6]]))
+    assert [row["epsilon"] for row in rows] == expected.ravel().tolist()
+    lines = table.read_text().splitlines()
+    assert (
+        lines[0] == "delta,lower,epsilon"
+        and [float(line.split(",")[2]) for line in lines[1:]] == expected.ravel().tolist()
+    )
+
+
+@pytest.mark.parametrize("given", [["epsilon"], ["epsilon", "--delta", "1e-5"], ["delta", "--from", "none.json"]])
+def test_the_command_line_says_what_is_missing(given, capsys):
+    assert main(given) == 2
+    assert "give a MECHANISM" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_or_no_mechanism_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text("{")
+    for name in ("bad.json", "none.json"):
+        assert main(["epsilon", "--from", str(tmp_path / name), "--delta", "1e-5"]) == 2
+        assert capsys.readouterr().err.startswith("jaxdp: error: ")
