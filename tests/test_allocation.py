@@ -69,7 +69,7 @@ def test_known_epsilons_lie_in_the_bounds(steps, noise, exact):
 def test_where_one_step_decides_the_bounds_are_close_without_a_contour():
     """(T 100, sigma 0.5): epsilon 6.39364 at delta 1e-6, to the digits shown."""
     with on_host():
-        below, above = (jumps.bracket(Step(100.0, 2.0, e, 1.0)) for e in (6.39363, 6.39366))
+        below, above = (jumps.bracket(Step(100.0, 2.0, e, 1.0), np.array([e])) for e in (6.39363, 6.39366))
     assert below.lower > 1e-6 > above.upper
     assert below.upper / below.lower - 1 < 1e-4
 
@@ -93,7 +93,7 @@ def test_two_steps_lie_in_the_bounds(noise, epsilon, sign):
     lower, upper = evaluated(2, noise, epsilon, sign)
     assert lower <= exact * (1 + 1e-12) and upper >= exact * (1 - 1e-12)
     with on_host():
-        known = jumps.bracket(Step(2.0, 1 / noise, epsilon, sign))
+        known = jumps.bracket(Step(2.0, 1 / noise, epsilon, sign), np.array([epsilon]))
     assert known.lower <= exact * (1 + 1e-12) and known.upper >= exact * (1 - 1e-12)
 
 
@@ -139,8 +139,8 @@ def test_delta_falls_with_epsilon_steps_and_noise():
 
 def bracket_after(monkeypatch, change, steps=100, noise=1.0, epsilon=0.5, sign=1.0, effort=None):
     """The contour's bounds with parts changed, without the bounds that need no contour."""
-    nothing = jumps.Bracket(np.float64(0.0), np.float64(1.0), np.float64(-1.0))
-    monkeypatch.setattr(contour.jumps, "bracket", lambda step: nothing)
+    nothing = jumps.Bracket(np.zeros(1), np.ones(1), -np.ones(1))
+    monkeypatch.setattr(contour.jumps, "bracket", lambda step, epsilon: nothing)
     part = contour._part
     monkeypatch.setattr(contour, "_part", lambda *args: change(part(*args)))
     return evaluated(steps, noise, epsilon, sign, effort or SMALL)
@@ -189,7 +189,7 @@ def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
     lower, upper = bracket_after(monkeypatch, lambda part: part, effort=coarse)
     assert lower <= exact <= upper
     monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # the bound of the quadrature vanishes
-    monkeypatch.setattr(law, "log_quadrature_errors", lambda step, panels, c, t: np.full(2, -np.inf))
+    monkeypatch.setattr(law, "log_quadrature_errors", lambda step, edges, c, t: np.full((*np.shape(c), 2), -np.inf))
     monkeypatch.setattr(law, "_POINTS", law._POINTS * (1 + 1e-7))  # a rule that is a little off
     lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
     assert not lower <= exact <= upper
@@ -222,7 +222,7 @@ def test_the_bound_of_the_modulus_is_above_the_modulus():
                 panels = law.on_panels(step, edges)
                 log_moment = law.log_moments(panels, c)
                 w = np.exp(panels.log_mass + c * panels.value - log_moment)
-                group = tail.groups(step, c, log_moment, edges, w.sum(axis=1))
+                group = tail.groups(step, c, log_moment, edges, w.sum(axis=1), tail.extremes(step, c))
                 for t in (0.05, 0.3, 1.0, 4.0):
                     fine = law.on_panels(step, np.linspace(-9.5, 5.0, 2049))
                     wf = np.exp(fine.log_mass + c * fine.value - law.log_moments(fine, c))
