@@ -26,6 +26,7 @@ _TILTS = 128
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
+_NEEDED, _LEAST_SHARE = 40.0, 0.3  # nats of the largest integrand to which the quadrature is to be close
 _LEAST, _SLACK = 1e-300, 64 * ULP
 _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
 
@@ -135,12 +136,16 @@ class _Part(NamedTuple):
 
 def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
     """Edges on both sides of the split, of panels of about equal cost: curvature, tilt and oscillation."""
-    cost = made.x * xp.maximum(0.5, step.scale) + xp.exp(step.log_ratio(made.x)) * (c / 4 + t / 10)
+    x = made.x
+    height = c * step.value(x) - 0.5 * x * x
+    share = xp.clip(1 + (height - xp.max(height)) / _NEEDED, _LEAST_SHARE, 1.0)  # of the digits that are needed there
+    turns = (xp.exp(step.log_ratio(x)) * step.scale) * (c / 4 + t / 10) * share + xp.maximum(0.5, step.scale)
+    cost = xp.cumsum(turns)
     limits = xp.stack([made.x[0], made.split, made.top])
-    at = xp.interp(limits, made.x, cost)
-    share = np.linspace(0.0, 1.0, panels + 1)
-    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * share, cost, made.x)
-    return xp.where(share == 0, limits[:-1, None], xp.where(share == 1, limits[1:, None], inner))
+    at = xp.interp(limits, x, cost)
+    place = np.linspace(0.0, 1.0, panels + 1)
+    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * place, cost, x)
+    return xp.where(place == 0, limits[:-1, None], xp.where(place == 1, limits[1:, None], inner))
 
 
 def _log_errors(step: Step, panels: Law, c: Any, t: Any) -> Any:
