@@ -48,7 +48,7 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     mean = _tails(s - split) / below
     square = xp.exp(xp.minimum(s * s, 600.0))
     variance = xp.maximum(square * _tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
-    # rows: epsilons; columns: splits
+    # one row for each epsilon, one column for each split
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
     c, log_moment = _log_moments(step, edges)
