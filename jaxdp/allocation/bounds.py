@@ -18,15 +18,15 @@ from jaxdp.runtime.precision import canary, kernel
 from jaxdp.shuffle import search
 from jaxdp.shuffle.search import Evaluation
 
-EFFORTS = (Effort(24, 8, 16), Effort(64, 16, 32), Effort(256, 32, 64))
+EFFORTS = (Effort(48, 8, 16), Effort(128, 32, 64), Effort(384, 64, 128))
 _LEAST_DELTA = 2.3e-308
-_LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
+LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
 
 
 def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> Bounds:
     scale, size = 1 / noise, xp.abs(epsilon)
-    inside = (size <= _LARGEST_EPSILON) & (steps > 1)
+    inside = (size <= LARGEST_EPSILON) & (steps > 1)
     # delta of the other direction at the negative: H_a = 1 - a + a H_{1/a}
     turned = xp.where(epsilon < 0, -sign, sign)
     seen = contour.evaluate(Step(steps, scale, xp.where(inside, size, 1.0), turned), effort)
@@ -62,7 +62,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> B
     scale = 1 / noise
     target, _ = raised(delta)
     alone = gaussian.epsilon_bounds(scale, target, 4 * ULP)
-    inside = (target > 0) & (target < 1) & (steps > 1) & (alone[1] > 0) & (alone[1] <= _LARGEST_EPSILON)
+    inside = (target > 0) & (target < 1) & (steps > 1) & (alone[1] > 0) & (alone[1] <= LARGEST_EPSILON)
     cap = xp.where(inside, alone[1], 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
 
@@ -94,19 +94,22 @@ def allocation_epsilon(steps: Any, noise: Any, sign: Any, delta: Any, *, effort:
     return _epsilon(steps, noise, sign, delta, effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
-def profile_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
-    """Bounds of delta at neighbouring epsilons >= 0, which share one contour at the middle one."""
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=10_000)
+def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
+    """Bounds of log delta at neighbouring epsilons >= 0, increasing, which share the contour of one of them."""
     scale = 1 / noise
-    inside = (steps > 1) & (epsilon <= _LARGEST_EPSILON)
+    inside = (steps > 1) & (epsilon <= LARGEST_EPSILON)
     safe = xp.where(inside, epsilon, 1.0)
-    middle = safe[epsilon.shape[0] // 2]
-    seen = contour.profile(Step(xp.maximum(steps, 2.0), scale, middle, sign), safe, effort)
-    alone = xp.vmap(lambda e: gaussian.delta_bounds(scale, e, 4 * ULP))(epsilon)
-    upper = xp.where(inside, xp.maximum(xp.exp(seen.upper), _LEAST_DELTA), 1.0)
-    lower = xp.where(inside, xp.exp(seen.lower), xp.where(steps == 1, alone[0], 0.0))
-    upper = xp.fmin(upper, alone[1])
-    return Bounds(xp.fmin(xp.fmax(lower, 0.0), upper), upper)
+    # the one with the largest cut: the others' lie inside
+    seen = contour.profile(
+        Step(xp.maximum(steps, 2.0), scale, xp.where(sign > 0, safe[-1], safe[0]), sign), safe, effort
+    )
+    alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
+    least, most = (xp.log(xp.maximum(side, _LEAST_DELTA)) for side in alone)
+    least = xp.where(alone[0] > _LEAST_DELTA, least - _SLACK, -xp.inf)
+    upper = xp.minimum(xp.where(inside, xp.maximum(seen.upper, np.log(_LEAST_DELTA)), 0.0), most + _SLACK)
+    lower = xp.where(inside, seen.lower, xp.where(steps == 1, least, -xp.inf))
+    return Bounds(xp.minimum(lower, upper), xp.minimum(upper, 0.0))
 
 
 def log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any) -> Any:

@@ -26,6 +26,7 @@ _TILTS = 128
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
+_NEEDED, _LEAST_SHARE = 40.0, 0.3  # nats of the largest integrand to which the quadrature is to be close
 _LEAST, _SLACK = 1e-300, 64 * ULP
 _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
 
@@ -135,25 +136,29 @@ class _Part(NamedTuple):
 
 def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
     """Edges on both sides of the split, of panels of about equal cost: curvature, tilt and oscillation."""
-    cost = made.x * xp.maximum(0.5, step.scale) + xp.exp(step.log_ratio(made.x)) * (c / 4 + t / 10)
+    x = made.x
+    height = c * step.value(x) - 0.5 * x * x
+    share = xp.clip(1 + (height - xp.max(height)) / _NEEDED, _LEAST_SHARE, 1.0)  # of the digits that are needed there
+    turns = (xp.exp(step.log_ratio(x)) * step.scale) * (c / 4 + t / 10) * share + xp.maximum(0.5, step.scale)
+    cost = xp.cumsum(turns)
     limits = xp.stack([made.x[0], made.split, made.top])
-    at = xp.interp(limits, made.x, cost)
-    share = np.linspace(0.0, 1.0, panels + 1)
-    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * share, cost, made.x)
-    return xp.where(share == 0, limits[:-1, None], xp.where(share == 1, limits[1:, None], inner))
+    at = xp.interp(limits, x, cost)
+    place = np.linspace(0.0, 1.0, panels + 1)
+    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * place, cost, x)
+    return xp.where(place == 0, limits[:-1, None], xp.where(place == 1, limits[1:, None], inner))
 
 
 def _log_errors(step: Step, panels: Law, c: Any, t: Any) -> Any:
     """logs of what both sums over nodes may be off M(c + it'), |t'| <= t: quadrature, and x left of the panels."""
     start = panels.edges[0, 0]
     most = xp.where(step.sign > 0, step.value(start), 1 + step.threshold())
-    missing = xp.stack([log_normal_tail(-start) + c * most, -xp.inf])
-    return xp.logaddexp(law.log_quadrature_errors(step, panels, c, t), missing)
+    missing = log_normal_tail(-start) + xp.asarray(c)[..., None] * most + np.array([0.0, -np.inf])
+    return xp.logaddexp(law.log_quadrature_errors(step, panels.edges, c, t), missing)
 
 
 def _moment_bounds(step: Step, panels: Law, c: Any) -> Any:
-    """Upper bounds of log M(c) of both intervals, c >= 0."""
-    slack = ULP * (panels.value.size + 1000 + 2 * xp.abs(c * step.value(panels.edges[1, -1])))
+    """Upper bounds of log M(c) of both intervals, c >= 0; leading axes those of c."""
+    slack = ULP * (panels.value.size + 1000 + 2 * xp.abs(c * step.value(panels.edges[1, -1])))[..., None]
     return xp.logaddexp(law.log_moments(panels, c), _log_errors(step, panels, c, xp.zeros(()))) + slack
 
 
@@ -197,16 +202,16 @@ def _both_transforms(step: Step, panels: Law, c: Any, log_moments: Any, h: Any, 
 
 
 def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
-    """Bound of both alias sums in units of e^{K(c)}; growths: K at the points (the last one is 0) minus K(c)."""
+    """Bounds of both alias sums in units of e^{K(c)}; growths, rows: K at the points (the last one is 0) minus K(c)."""
     shift = (points - c)[:-1] * period
-    each = xp.exp(growths[:-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
+    each = xp.exp(growths[:, :-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
     each = xp.where(xp.isnan(each), xp.inf, each)
-    right = xp.min(xp.where(shift > 0, each, xp.inf))
+    right = xp.min(xp.where(shift > 0, each, xp.inf), axis=1)
     right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # all of T e^-epsilon and more
-    left = xp.min(xp.where(shift < 0, each, xp.inf))
+    left = xp.min(xp.where(shift < 0, each, xp.inf), axis=1)
     # (S + mP)_+ <= S_+ + mP
     rest = -xp.expm1(-c * period)
-    plain = xp.exp(-c * period) / (rest * math.e * c) + period * xp.exp(growths[-1] - c * period) / rest**2
+    plain = xp.exp(-c * period) / (rest * math.e * c) + period * xp.exp(growths[:, -1] - c * period) / rest**2
     return (right + xp.fmin(left, xp.where(xp.isnan(plain), xp.inf, plain))) * (1 + 1e-9)
 
 
@@ -217,17 +222,18 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     """
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
+    found = tail.extremes(step, c)
 
     def groups(panels: Law) -> tuple[Any, tail.Group]:
         moments = law.log_moments(panels, c)
         usable = xp.where(xp.isfinite(moments), moments, 0.0)
         off = xp.exp(_log_errors(step, panels, c, xp.zeros(())) - usable)
         mass = xp.sum(_weights(panels, c, moments), axis=-1) + off[:, None]
-        return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w))(usable, panels.edges, mass)
+        return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w, found))(usable, panels.edges, mass)
 
     def total(log_moments: Any) -> Any:
         """K: of all steps."""
-        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0)) + large * xp.log(step.steps)
+        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + large * xp.log(step.steps)
 
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
@@ -244,14 +250,19 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     mean = xp.sum(w * panels.value, axis=(1, 2))
     deviation = xp.sqrt(xp.sum(powers * xp.sum(w * (panels.value - mean[:, None, None]) ** 2, axis=(1, 2))))
     points = xp.concatenate([c + _ABOVE / deviation, c * _BELOW])
-    bounds = xp.vmap(lambda p: total(_moment_bounds(step, panels, p)))(points)
+    bounds = total(_moment_bounds(step, panels, points))
     growths = bounds - log_total
 
     def alias(period: Any, moved: Any) -> Any:
-        return _alias(step, growths - (points - c) * moved, points, c, period)
+        return _alias(step, growths - (points - c) * moved[:, None], points, c, period)
 
     wanted = xp.exp(
-        tail.bisect(lambda u: alias(xp.exp(u), 0.0) * c - math.exp(-_NATS), -xp.log(c) - 2.0, -xp.log(c) + 21.0)
+        tail.bisect(
+            lambda u: alias(xp.exp(u), xp.zeros(1))[0] * c - math.exp(-_NATS),
+            -xp.log(c) - 2.0,
+            -xp.log(c) + 21.0,
+            tail.COARSE,
+        )
     )
     ratio = xp.sqrt(2 * math.pi * (effort.nodes - 1) / (t_wanted * wanted))
     last = t_wanted * xp.minimum(ratio, 1.1)
@@ -285,7 +296,7 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     log_total = log_total - c * shift
     error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * xp.sum(size)
     beyond = xp.full_like(shift, tail.integral(parts, powers, c, last) / math.pi)
-    aliases = xp.vmap(lambda moved: alias(2 * math.pi / h, moved))(shift)
+    aliases = alias(2 * math.pi / h, shift)
     apart = (points - c)[:-1] * shift[:, None]
     chernoff = xp.exp(xp.min(growths[:-1] - apart - 1 - xp.log(points[:-1]), axis=1))
     return _Part(log_total, value, error, beyond, aliases, crossing, chernoff)
@@ -318,12 +329,11 @@ def _rest(step: Step, made: Plan, shift: Any, effort: Effort) -> Any:
     """log of a bound of E[S_+; more than one step beyond the split]/T (section 3), for each epsilon."""
     panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
 
-    def bound(c: Any) -> Any:
-        low, high = _moment_bounds(step, panels, c)
-        return (step.steps - 2) * xp.logaddexp(low, high) + 2 * high - 1 - xp.log(c) - c * shift
-
+    c = made.rest_tilt * _NEAR
+    low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
+    bound = (step.steps - 2) * xp.logaddexp(low, high) + 2 * high - 1 - xp.log(c)
     pairs = xp.log(xp.maximum(step.steps - 1, 0.0) / 2)
-    least = pairs + xp.min(xp.vmap(bound)(made.rest_tilt * _NEAR), axis=0) + 64 * ULP * step.steps
+    least = pairs + xp.min(bound - c * shift[:, None], axis=1) + 64 * ULP * step.steps
     return xp.where(made.split < made.top, xp.where(xp.isnan(least), xp.inf, least), -xp.inf)
 
 
@@ -340,7 +350,17 @@ def profile(step: Step, epsilon: Any, effort: Effort) -> Evaluation:
     shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
     limits = (xp.where(end == still.cut(), cut, end) for end in (made.split, made.top))
     made = made._replace(**dict(zip(("split", "top"), limits, strict=True)))
-    parts = xp.vmap(lambda k, c: _part(step, made, shift, k, c, effort))(np.arange(2.0), made.tilts)
+
+    def counted(args: tuple[Any, Any]) -> _Part:
+        large, c = args
+        nothing = _Part(*[xp.zeros_like(shift)] * len(_Part._fields))
+        return xp.cond(
+            (large == 0) | (made.split < made.top),
+            lambda: _part(step, made, shift, large, c, effort),
+            lambda: nothing,
+        )
+
+    parts = xp.lax_map(counted, (np.arange(2.0), made.tilts))
     closed, closed_error, some = _closed(step, epsilon, cut)
     live = xp.stack([True, made.split < made.top])[:, None]
     unit = parts.log_total + xp.where(step.sign > 0, 0.0, epsilon) - xp.log(step.steps)
@@ -356,7 +376,7 @@ def profile(step: Step, epsilon: Any, effort: Effort) -> Evaluation:
     upper = total(most) + closed + closed_error + omitted
     least = xp.maximum(parts.value - off - parts.alias, 0.0)
     lower = total(xp.where(xp.isnan(least), 0.0, least)) + closed - closed_error
-    known = xp.vmap(lambda e: jumps.bracket(still._replace(epsilon=e)))(xp.stop_gradient(epsilon))
+    known = jumps.bracket(still, xp.stop_gradient(epsilon))
     sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < upper)
     lower = xp.fmax(lower, known.lower)
     upper = xp.fmin(upper, known.upper)

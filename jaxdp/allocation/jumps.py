@@ -34,15 +34,12 @@ class Bracket(NamedTuple):
     slope: Any
 
 
-def bracket(step: Step) -> Bracket:
-    """Bounds of delta at epsilon >= 0, more than one step."""
+def bracket(step: Step, epsilon: Any) -> Bracket:
+    """Bounds of delta at an array of epsilons >= 0 close to the step's own, more than one step."""
     steps, s = step.steps, step.scale
     removes = step.sign > 0
-    odds = 1 + step.threshold()
-    total = steps * odds
-    cut = step.cut()
+    cut = xp.max(step._replace(epsilon=epsilon).cut())
     edges = xp.linspace(step.left(), xp.minimum(cut, 38.0 + s), _PANELS + 1)
-    panels = law.on_panels(step, edges)
     split = edges[1:]
     # one step: tails, and of what is left of the split mass, mean and variance of Y
     none, one = _tails(split), _tails(split - s)
@@ -51,27 +48,17 @@ def bracket(step: Step) -> Bracket:
     mean = _tails(s - split) / below
     square = xp.exp(xp.minimum(s * s, 600.0))
     variance = xp.maximum(square * _tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
-    # log E[e^{c(Y - e^epsilon)}; x <= split] for every tilt
-    c = _TILTS / total
-
-    def moments(tilt: Any) -> Any:
-        exponent = panels.log_mass + tilt * panels.value
-        errors = xp.vmap(lambda e: law.log_quadrature_errors(step, panels._replace(edges=e), tilt, xp.zeros(())))(
-            xp.stack([edges[:-1], edges[1:]], axis=1)
-        )
-        most = xp.max(exponent)
-        each = xp.sum(xp.exp(exponent - most), axis=1) + xp.exp(errors - most)
-        start = tilt * xp.where(removes, step.value(edges[0]), odds) + log_normal_tail(-edges[0])
-        return most + xp.log(xp.cumsum(each) + xp.exp(start - most)) + 5e-13
-
-    log_moment = xp.vmap(moments)(c)
-    log_c = xp.log(c)[:, None]
-    slack = 1e-15 * steps + 1e-12
-    chernoff = xp.exp(xp.min(steps * log_moment - log_c, axis=0) - 1 + slack) / steps
+    # one row for each epsilon, one column for each split
+    odds = xp.exp(step.sign * epsilon)[:, None]
+    total = steps * odds
+    c, log_moment = _log_moments(step, edges)
+    log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
+    chernoff = _least(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
     rest = (steps - 1) * none * (one + 0.5 * none * _spread(step))
     # exactly one step beyond the split; the others sum to about the mean
     others = (steps - 1) * mean
-    all_below = xp.exp((steps - 1) * xp.log1p(-xp.minimum(none, 1 - 1e-12)))
+    log_below = xp.log1p(-xp.minimum(none, 1 - 1e-12))
+    all_below = xp.exp((steps - 1) * log_below)
 
     def decided(v: Any) -> tuple[Any, Any]:
         """E[(Y + v - total)_+; x > split] and the sum of the moduli that it is the difference of."""
@@ -83,28 +70,47 @@ def bracket(step: Step) -> Bracket:
     value, error = decided(others)
     mass_error = 4 * ULP * (steps + 4) * (1 + split**2)
     least = all_below * xp.maximum(value - error, 0.0) * (1 - mass_error)
-    lower = xp.max(xp.where(usable, least, 0.0))
-    places = others + _SHARES[:, None] * xp.maximum(total - others, 0.0)
+    lower = xp.max(xp.where(usable, least, 0.0), axis=1)
+    places = others + _SHARES[:, None, None] * xp.maximum(total - others, 0.0)
     ahead = xp.maximum(total - places, 1e-300)
     u = (xp.log(ahead) + 0.5 * s * s) / s
     bend = xp.exp(-0.5 * u * u - LOG_SQRT_2PI) / (s * ahead)
     bend = xp.where(u > -s, bend, xp.inf)  # the density falls right of its mode
-    far = (steps - 1) * (log_moment + c[:, None] * odds) - log_c - 1 + slack
-    far = xp.vmap(lambda place: xp.exp(xp.min(far - c[:, None] * place, axis=0)))(places)
-    far = far + 1e-12 * none
+    far = xp.exp(_least((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * none
     curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + none * far, axis=0)
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
-    most = chernoff + rest + one_step
-    upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf))
-    slope = -odds * steps * _tails((xp.log(xp.maximum(total - others[-1], 1e-3 * total)) + 0.5 * s * s) / s)
+    most = xp.exp(chernoff) + rest + one_step
+    upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf), axis=1)
+    there = (xp.log(xp.maximum(total - others[-1], 1e-3 * total)) + 0.5 * s * s) / s
+    slope = -(odds * steps * _tails(there))[:, 0]
     # "add": all below a split that keeps the mean below the threshold
-    fewer = xp.exp(steps * xp.log1p(-xp.minimum(none, 1 - 1e-12)))
+    fewer = xp.exp(steps * log_below)
     least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
-    low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0))
-    high_add = chernoff[-1] / odds + xp.where(edges[-1] < cut, steps * _tails(edges[-1]), 0.0)
+    low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0), axis=1)
+    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * _tails(edges[-1]), 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)
-    return Bracket(xp.where(xp.isnan(lower), 0.0, lower), upper, xp.where(removes, slope, -upper / step.epsilon))
+    slope = xp.where(removes, slope, -upper / xp.maximum(epsilon, 1e-300))
+    return Bracket(xp.where(xp.isnan(lower), 0.0, lower), upper, slope)
+
+
+def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:
+    """Tilts c (tilts, 1), and upper bounds of log E[e^{sign c Y}; x <= split] for every split edges[1:]."""
+    panels = law.on_panels(step, edges)
+    shift = step.sign * (1 + step.threshold())
+    c = _TILTS / (step.steps * xp.abs(shift))
+    exponent = panels.log_mass + c[:, None, None] * panels.value
+    errors = law.log_panel_errors(step, edges, c, xp.zeros(()))
+    most = xp.max(exponent, axis=(1, 2))[:, None]
+    each = xp.sum(xp.exp(exponent - most[..., None]), axis=2) + xp.exp(errors - most)
+    start = c * xp.where(step.sign > 0, step.value(edges[0]), -shift) + log_normal_tail(-edges[0])
+    found = most + xp.log(xp.cumsum(each, axis=1) + xp.exp(start[:, None] - most)) + 5e-13
+    return c[:, None], found + (c * shift)[:, None]
+
+
+def _least(log_bound: Any, c: Any, place: Any) -> Any:
+    """The least over the tilts of log_bound - c place."""
+    return xp.min(log_bound - c * place[..., None, :], axis=-2)
 
 
 def _spread(step: Step) -> Any:

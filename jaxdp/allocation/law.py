@@ -86,17 +86,22 @@ def log_sum(exponent: Any) -> Any:
 
 
 def log_moments(law: Law, c: Any) -> Any:
-    """log of the sum of mass e^{cX} over the nodes of each interval; -inf where there are none."""
-    exponent = law.log_mass + c * law.value
+    """log of the sum of mass e^{cX} over the nodes of each interval; -inf where there are none.
+
+    Leading axes of the result: those of c.
+    """
+    exponent = law.log_mass + xp.asarray(c)[(..., *[None] * law.value.ndim)] * law.value
     return log_sum(exponent.reshape(*exponent.shape[:-2], -1))
 
 
-def log_quadrature_errors(step: Step, law: Law, c: Any, t: Any) -> Any:
-    """log of a bound of |sum - integral| of e^{zX} over each interval, for every z = c + it', |t'| <= t.
+def log_panel_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
+    """log of a bound of |sum - integral| of e^{zX} over each panel, for every z = c + it', |t'| <= t.
 
-    notebooks/proofs/allocation.md, section 5: each panel's integrand is bounded on Bernstein ellipses, the best counts.
+    Leading axes of the result: those of c. notebooks/proofs/allocation.md, section 5: each panel's integrand is bounded
+    on Bernstein ellipses, the best counts.
     """
-    middle, half = 0.5 * (law.edges[..., 1:] + law.edges[..., :-1]), 0.5 * (law.edges[..., 1:] - law.edges[..., :-1])
+    c = xp.asarray(c)[(..., *[None] * (edges.ndim + 1))]
+    middle, half = 0.5 * (edges[..., 1:] + edges[..., :-1]), 0.5 * (edges[..., 1:] - edges[..., :-1])
     middle, half, radius = middle[..., None], half[..., None], xp.asarray(_RADII)
     wide, high = half * 0.5 * (radius + 1 / radius), half * 0.5 * (radius - 1 / radius)
     near = xp.maximum(xp.abs(middle) - wide, 0.0)
@@ -109,4 +114,10 @@ def log_quadrature_errors(step: Step, law: Law, c: Any, t: Any) -> Any:
     grown = c * (real - step.sign * (1 + step.threshold())) + t * high_y * sine
     factor = xp.log(8 * radius / (radius - 1)) - 2 * NODES * xp.log(radius)
     bound = xp.min(grown - 0.5 * (near**2 - high**2) - LOG_SQRT_2PI + factor, axis=-1)
-    return log_sum(xp.where(half[..., 0] > 0, bound + xp.log(half[..., 0]), -xp.inf))
+    half = half[..., 0]
+    return xp.where(half > 0, bound + xp.log(xp.where(half > 0, half, 1.0)), -xp.inf)
+
+
+def log_quadrature_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
+    """`log_panel_errors`, summed over each interval."""
+    return log_sum(log_panel_errors(step, edges, c, t))

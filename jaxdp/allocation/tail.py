@@ -5,6 +5,7 @@ Proofs: notebooks/proofs/allocation.md, section 6.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jaxdp.runtime.arrays import xp
 
 _MERGED = (1, 2, 4, 8)  # neighbouring panels that are bounded as one
 _CELLS = np.exp(0.08 * np.arange(101))  # of the integral beyond the last node, in units of that node
-_HALVINGS = 60
+_HALVINGS, COARSE = 60, 25  # of a bisection: to the last digit, to a millionth of the interval
 
 
 class Group(NamedTuple):
@@ -30,7 +31,7 @@ class Group(NamedTuple):
     variation: Any
 
 
-def bisect(falling: Any, low: Any, high: Any) -> Any:
+def bisect(falling: Any, low: Any, high: Any, halvings: int = _HALVINGS) -> Any:
     """The zero of a function that is positive at low."""
 
     def halve(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -38,7 +39,7 @@ def bisect(falling: Any, low: Any, high: Any) -> Any:
         up = falling(middle) > 0
         return xp.where(up, middle, ends[0]), xp.where(up, ends[1], middle)
 
-    low, high = xp.fori_loop(0, _HALVINGS, halve, (low, high))
+    low, high = xp.fori_loop(0, halvings, halve, (low, high))
     return 0.5 * (low + high)
 
 
@@ -63,6 +64,7 @@ def extremes(step: Step, c: Any) -> tuple[Any, Any]:
     return xp.where(adds | two, mode, xp.inf), xp.where(two, antimode, xp.inf)
 
 
+@functools.cache
 def _merging(panels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First edge and last edge of every group, and to which way of merging it belongs (ways, groups)."""
     starts = [np.arange(0, panels, merged) for merged in _MERGED]
@@ -72,12 +74,13 @@ def _merging(panels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return first, last, (way == np.arange(len(_MERGED))[:, None]).astype(np.float64)
 
 
-def groups(step: Step, c: Any, log_moment: Any, edges: Any, mass: Any) -> Group:
+def groups(step: Step, c: Any, log_moment: Any, edges: Any, mass: Any, found: tuple[Any, Any]) -> Group:
     """Bounds for each panel, and for pairs, fours and eights of panels.
 
-    mass: tilted masses of the panels, whose number is a multiple of eight; they may be a little too large.
+    mass: tilted masses of the panels, whose number is a multiple of eight; they may be a little too large. found: the
+    `extremes` at this tilt.
     """
-    mode, antimode = extremes(step, c)
+    mode, antimode = found
     first, last, _ = _merging(mass.shape[-1])
     mode_x = xp.where(xp.isfinite(mode), mode, 0.0)
 
@@ -95,8 +98,12 @@ def groups(step: Step, c: Any, log_moment: Any, edges: Any, mass: Any) -> Group:
 
 
 def modulus(group: Group, t: Any) -> Any:
-    """Bound of |sum over the parts of int e^{ity}| at one t: the best way of merging."""
+    """Bound of |sum over the parts of int e^{ity}|: the best way of merging.
+
+    Axes of the result: those of t, then those of group but the last.
+    """
     _, _, ways = _merging(_panels(group))
+    t = xp.asarray(t)[(..., *[None] * group.mass.ndim)]
     height = xp.where(group.height > 0, group.height, 1.0)
     v = t * group.mass / (2 * height)
     square = xp.minimum(v, 0.5 * math.pi) ** 2
@@ -105,7 +112,7 @@ def modulus(group: Group, t: Any) -> Any:
     unimodal = group.mass * xp.where(v <= 0.5 * math.pi, sinc, 1 / xp.maximum(v, 1.0))
     varied = xp.minimum(group.mass, group.variation / t)
     each = xp.where(group.variation > 0, varied, unimodal)
-    return xp.min(xp.sum(ways * each, axis=-1)) * (1 + 1e-12)
+    return xp.min(xp.exact_matmul(each, ways.T), axis=-1) * (1 + 1e-12)
 
 
 def _panels(group: Group) -> int:
@@ -114,23 +121,23 @@ def _panels(group: Group) -> int:
 
 def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:
     """log of the bound of prod |phi_i|^powers[i] / |z|^2, z = c + it, over the leading axis of groups; falls with t."""
-    size = xp.vmap(lambda group: modulus(group, t))(groups)
-    return xp.sum(powers * xp.log(xp.clip(size, 1e-300, 1.0))) - xp.log(c * c + t * t)
+    size = modulus(groups, t)
+    return xp.sum(powers * xp.log(xp.clip(size, 1e-300, 1.0)), axis=-1) - xp.log(c * c + t * t)
 
 
 def reach(groups: Group, powers: Any, c: Any, nats: float) -> Any:
-    """The t at which the bound has fallen by so many nats from its value at 0."""
+    """The t at which the bound has fallen by so many nats from its value at 0, to a millionth."""
 
     def above(log_t: Any) -> Any:
         return log_integrand(groups, powers, c, xp.exp(log_t)) + 2 * xp.log(c) + nats
 
-    return xp.exp(bisect(above, xp.log(c) - 12.0, xp.log(c) + 25.0))
+    return xp.exp(bisect(above, xp.log(c) - 12.0, xp.log(c) + 25.0, COARSE))
 
 
 def integral(groups: Group, powers: Any, c: Any, first: Any) -> Any:
     """Bound of the integral of the integrand's bound from t = first to infinity."""
     t = first * _CELLS
     # a left end's value is the largest of its cell; the last one's phi part is kept to infinity
-    value = xp.exp(xp.vmap(lambda at: log_integrand(groups, powers, c, at))(t))
+    value = xp.exp(log_integrand(groups, powers, c, t))
     beyond = value[-1] * (c * c + t[-1] ** 2) / t[-1]
     return (xp.sum(value[:-1] * (t[1:] - t[:-1])) + beyond) * (1 + 1e-9)

@@ -48,7 +48,7 @@ class RandomAllocation(Mechanism):
     Relations: add, remove, add_or_remove (natural). For replace_one no dominating pair is known, so it is refused.
     With times = 1 the pair is exact: (1/T) sum_i N(e_i, sigma^2) against N(0, sigma^2)^T. With times > 1 upper bounds
     are those of ``times`` independent blocks of steps, one step drawn in each, which is what the adversary sees who
-    is told a random partition; lower bounds are those of the sum of all outputs, as they are in compositions too.
+    is told a random partition; lower bounds are those of the sum of all outputs.
 
     Renyi divergences, K(z), and compositions under a trace are those of a person whose steps are known, without
     amplification: compositions should be computed outside the trace.
@@ -56,7 +56,8 @@ class RandomAllocation(Mechanism):
     Accuracy of one epoch with times = 1, remove, delta 1e-6: relative distance of the bounds of epsilon at most 1.3e-7
     at nine points (num_steps 100 to 1e6, noise_multiplier 0.8 to 20). Where a few steps decide (noise_multiplier 0.5
     and below, num_steps below 10) it was up to 2e-3, and 9e-2 at num_steps 2, noise_multiplier 20: valid all the same.
-    Of several epochs the upper bound is close and the lower one is not (1.37 against 1.96 at num_steps 100).
+    Of several epochs, times = 1: 1e-5 to 1e-3 at noise_multiplier 1 and above, up to 4e-3 below (num_steps 100 to 1e4,
+    10 to 1000 epochs, delta 1e-6 to 1e-12); about two seconds a point.
 
     Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
     noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.

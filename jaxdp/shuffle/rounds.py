@@ -121,11 +121,15 @@ def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
     mass = log_upper_masses(grid, logs)
     last = xp.min(logs)
     infinity = xp.where(last > -xp.inf, xp.maximum(xp.exp(last) * (1 + 4 * ULP), SMALLEST), 0.0)
-    return _symmetric(grid[1:], mass, mass, infinity, 1.0)
+    return joined(grid[1:], mass, mass, infinity, 1.0)
 
 
-def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
-    """From log masses under Q at positive losses, of the pair and of its swap; what is missing of 1 has loss 0."""
+def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
+    """(losses, log masses under P, mass at infinity) of a pair; what is missing of 1 has loss 0.
+
+    mass, turned: log masses under Q at positive losses, of the pair and of its swap. sign: 1 where the masses are
+    rounded up, -1 down.
+    """
     under_p = mass + losses
     total = xp.sum(xp.exp(under_p)) + xp.sum(xp.exp(turned))
     rest = 1 - infinity - total + sign * 16 * ULP * losses.shape[0]
@@ -137,19 +141,20 @@ def _symmetric(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) 
     return xp.concatenate([losses, -losses, xp.zeros(1)]), logs, infinity
 
 
-def tilt(grids: Any, logs: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
+def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
     """(z, log delta): where the Chernoff bound of a composition is least, and its delta.
 
-    grids, logs: (rounds, points), the first grids and upper bounds there; times: (rounds,). Either log_delta or epsilon
-    is the target, the other is NaN. Nothing depends on their being right but how close the pairs will be.
+    grids, logs, turned: (rounds, points), the first grids and upper bounds there, of each round and of its swap; times:
+    (rounds,). Either log_delta or epsilon is the target, the other is NaN. Nothing depends on their being right but how
+    close the pairs will be.
     """
-    masses = xp.vmap(log_upper_masses)(grids, logs)
+    masses, back = (xp.vmap(log_upper_masses)(grids, each) for each in (logs, turned))
     losses = grids[:, 1:]
-    rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(masses) * (1 + xp.exp(losses)), axis=1), SMALLEST))
+    rest = xp.log(xp.maximum(1 - xp.sum(xp.exp(masses + losses) + xp.exp(back), axis=1), SMALLEST))
     deviation = xp.sqrt(xp.sum(times * xp.sum(xp.exp(masses) * losses**2, axis=1)) + SMALLEST)
 
     def at(z: Any) -> Any:
-        parts = xp.logaddexp(masses + (1 + z) * losses, masses - z * losses)
+        parts = xp.logaddexp(masses + (1 + z) * losses, back - z * losses)
         return xp.sum(times * xp.logaddexp(xp.logsumexp(parts, axis=1), rest))
 
     by_delta = ~xp.isnan(log_delta)
@@ -256,11 +261,10 @@ def _within_one(losses: Any, sides: list[Any]) -> list[Any]:
     return [xp.clip(share * t - b, 0.0, mass) for t, b, mass in zip(total, larger, sides, strict=True)]
 
 
-def lower_pair(grid: Any, z: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
-    """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
+def log_lower_masses(grid: Any, delta: Bounds, turned: Bounds) -> Any:
+    """Log masses under Q at grid[1:], of a pair and of its swap, whose profiles are at most those known by bounds.
 
-    delta: bounds of log delta; turned: of that of the swapped pair. Of the two orders of the pair the one is taken
-    whose moment at the tilt z is larger: x and x' may be exchanged in each round.
+    delta: bounds of log delta; turned: of that of the swapped pair.
     """
     losses = grid[1:]
     sides = _within_one(losses, [_below(grid, each) for each in (delta, turned)])
@@ -269,9 +273,18 @@ def lower_pair(grid: Any, z: Any, delta: Bounds, turned: Bounds) -> tuple[Any, A
     shares = [xp.where(total > 0, least / xp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
     masses = xp.stack([mass * share for mass, share in zip(sides, shares, strict=True)])
     live = masses > SMALLEST
-    logs = xp.where(live, xp.log(xp.where(live, masses, 1.0)), -xp.inf)
+    return xp.where(live, xp.log(xp.where(live, masses, 1.0)), -xp.inf)
+
+
+def lower_pair(grid: Any, z: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
+    """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
+
+    delta, turned: as for `log_lower_masses`. Of the two orders of the pair the one is taken whose moment at the tilt z
+    is larger: x and x' may be exchanged in each round.
+    """
+    losses, logs = grid[1:], log_lower_masses(grid, delta, turned)
     larger = xp.logsumexp(logs + (1 + z) * losses, axis=1)
     smaller = xp.logsumexp(logs - z * losses, axis=1)
     forward = xp.logaddexp(larger[0], smaller[1]) >= xp.logaddexp(larger[1], smaller[0])
     one, other = xp.where(forward, logs, logs[::-1])
-    return _symmetric(losses, one, other, xp.zeros(()), -1.0)
+    return joined(losses, one, other, xp.zeros(()), -1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,11 +18,14 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, spread
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import kernel
+from jaxdp.shuffle import rounds
 from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect
 from jaxdp.sources.contour import fourier_route
-from jaxdp.validate import is_traced
+from jaxdp.validate import SMALLEST, is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
+_NEAR_END = 10.0  # nats above the mass at infinity: deltas below have no share in the composed one
+_PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,27 +80,27 @@ def _gaussian_delta(mu: Any, epsilon: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Epochs:
-    """Finite pairs that dominate, composed, from above; from below the sum of each epoch's outputs alone."""
+    """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below."""
 
     verb: str
     direction: str
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+        above, below = enclosing(params, self.direction, **{"delta" if self.verb == "epsilon" else "epsilon": target})
+
+        def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:
+            sources = getattr(fourier_route(stacks, self.direction), self.verb)
+            (found,) = intersect(self.verb, [sources], stacks, target, max(gap, _PAIR_GAP))
+            return found
+
+        upper = side(above)[1]
         solve: Any = _gaussian_epsilon if self.verb == "epsilon" else _gaussian_delta
         lower = solve(_gaussian_mu(params, summed=True), target)[0]
-        runs = sum(np.sum(times * _blocks(record), axis=1) for record, times in params)
-        total = -np.log(np.clip(target, 1e-300, 1.0)) if self.verb == "epsilon" else np.full(target.shape, 20.0)
-        stacks = dominating(params, self.direction, total / np.maximum(runs, 1.0), total)
-        route = fourier_route(stacks, self.direction)
-        sources = route.epsilon if self.verb == "epsilon" else route.delta
-        ((_, upper),) = intersect(self.verb, [sources], stacks, target, gap)
+        if not all(isinstance(record, GaussianMechanism) for record, _ in below):
+            lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
             upper = np.fmin(upper, solve(_gaussian_mu(params, summed=False), target)[1])
         return Answer(np.fmin(lower, upper), upper, True)
-
-
-def _blocks(record: Any) -> Any:
-    return record.times if isinstance(record, RandomAllocation) else 1.0
 
 
 def _gaussian_mu(stacks: tuple[Stack, ...], summed: bool) -> np.ndarray:
@@ -114,31 +118,97 @@ def _gaussian_mu(stacks: tuple[Stack, ...], summed: bool) -> np.ndarray:
     return np.sqrt(total)
 
 
-def dominating(stacks: tuple[Stack, ...], direction: str, depth: Any, total: Any) -> tuple[Stack, ...]:
-    """Concrete stacks, epochs replaced by finite laws that dominate them in this direction, block by block."""
-    made: list[Stack] = []
-    for record, times in stacks:
-        if not isinstance(record, RandomAllocation):
-            made.append((record, times))
-            continue
-        size = np.floor(record.num_steps / record.times)
-        larger = record.num_steps - size * record.times
-        for steps, count in ((size, record.times - larger), (size + 1, larger)):
-            if np.all((steps == 1) | (times * count == 0)):
-                made.append((Gaussian(np.broadcast_to(record.noise_multiplier(), times.shape)), times * count))
-            else:
-                flat = [np.broadcast_to(x, times.shape).ravel() for x in (steps, record.noise_multiplier())]
-                spans = [np.broadcast_to(np.reshape(x, (-1, 1)), times.shape).ravel() for x in (depth, total)]
-                law = _law(direction, *flat, *spans)
-                made.append((DirectedLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in law)), times * count))
-    return tuple(made)
+class _Block(NamedTuple):
+    """Epochs in which one step of ``steps`` is drawn, (rows, records). count: how many there are.
+
+    exact: where they are all that a record is, and not one of several blocks, which only dominate.
+    """
+
+    steps: Any
+    noise: Any
+    count: Any
+    exact: Any
+
+    def known(self) -> bool:
+        """Whether there is one step to draw from."""
+        return bool(np.all((self.steps == 1) | (self.count == 0)))
 
 
-def _law(direction: str, steps: Any, noise: Any, depth: Any, total: Any) -> Any:
-    inner = finite.grid(steps, noise, depth, total)
-    epsilon = np.concatenate([np.zeros((inner.shape[0], 1)), inner], axis=1)
-    sides = [finite.profiles(steps, noise, sign, epsilon).upper for sign in (1.0, -1.0)]
-    return finite.directed(epsilon, *(sides if direction == "forward" else sides[::-1]))
+def _blocks(record: RandomAllocation, times: Any) -> list[_Block]:
+    size = np.floor(record.num_steps / record.times)
+    larger = record.num_steps - size * record.times
+    noise = np.broadcast_to(record.noise_multiplier(), times.shape)
+    parts = ((size, record.times - larger), (size + 1, larger))
+    made = [_Block(np.broadcast_to(n, times.shape), noise, times * k, record.times + 0 * times == 1) for n, k in parts]
+    return [block for block in made if np.any(block.count > 0)] or made[:1]
+
+
+def enclosing(
+    stacks: tuple[Stack, ...], direction: str, delta: Any = None, epsilon: Any = None
+) -> tuple[tuple[Stack, ...], tuple[Stack, ...]]:
+    """Concrete stacks twice, epochs replaced by pairs that dominate them in this direction, and by dominated ones.
+
+    The pairs are close where a composition looks that has this delta, or this epsilon.
+    """
+    epochs: list[tuple[Any, Any]] = [stack for stack in stacks if isinstance(stack[0], RandomAllocation)]
+    split = [(record, times, _blocks(record, times)) for record, times in epochs]
+    pairs = _pairs(
+        [block for _, _, blocks in split for block in blocks if not block.known()], direction, delta, epsilon
+    )
+    above = [stack for stack in stacks if not isinstance(stack[0], RandomAllocation)]
+    below = list(above)
+    for record, times, blocks in split:
+        for block in blocks:
+            upper, lower = (Gaussian(block.noise),) * 2 if block.known() else next(pairs)
+            above.append((upper, block.count))
+            if np.any(block.exact):
+                below.append((lower, np.where(block.exact, block.count, 0.0)))
+        several = np.where(record.times > 1, times, 0.0)
+        if np.any(several):
+            # all outputs of an epoch added up: mean ``times``, variance num_steps noise^2
+            summed = np.sqrt(record.num_steps) * record.noise_multiplier() / record.times
+            below.append((Gaussian(np.broadcast_to(summed, times.shape)), several))
+    return tuple(above), tuple(below)
+
+
+def _guess(steps: Any, noise: Any, sign: float, grid: np.ndarray) -> np.ndarray:
+    """Estimates of log delta on the first grids, from its bounds there."""
+    found = finite.log_profiles(steps, noise, sign, grid, np.zeros(len(grid)), finite.COARSE)
+    return 0.5 * (found.upper + np.fmax(found.lower, found.upper - 6.0))
+
+
+def _pairs(blocks: list[_Block], direction: str, delta: Any, epsilon: Any) -> Iterator[tuple[Any, Any]]:
+    """(dominating, dominated) records of each block."""
+    if not blocks:
+        return
+    rows = blocks[0].count.shape[0]
+    target = np.full(rows, 20.0) if delta is None else -np.log(np.clip(delta, SMALLEST, 1.0))
+    runs = np.sum([np.sum(block.count, axis=1) for block in blocks], axis=0)
+    flat = [(block.steps.ravel(), np.ravel(block.noise)) for block in blocks]
+    wide = [np.repeat(x, block.count.shape[1]) for block in blocks for x in (target, runs)]
+    grids = [
+        rounds.by_rows(finite.first_grid, *some, *both)
+        for some, both in zip(flat, zip(wide[::2], wide[1::2], strict=True), strict=True)
+    ]
+    signs = (1.0, -1.0) if direction == "forward" else (-1.0, 1.0)
+    logs, turned = ([_guess(*some, sign, x) for some, x in zip(flat, grids, strict=True)] for sign in signs)
+    joined = [np.concatenate([x.reshape(rows, -1, finite.FIRST) for x in xs], axis=1) for xs in (grids, logs, turned)]
+    counts = np.concatenate([block.count for block in blocks], axis=1)
+    unknown = np.full(rows, np.nan)
+    looks = (-target, unknown) if epsilon is None else (unknown, np.clip(epsilon, 0.0, bounds.LARGEST_EPSILON))
+    z, total = rounds.by_rows(rounds.tilt, *joined, counts, *looks)
+    log_end = total - np.log(np.maximum(runs, 1.0)) + rounds.LOG_SHARE
+    for block, some, first, log in zip(blocks, flat, grids, logs, strict=True):
+        each = [np.repeat(x, block.count.shape[1]) for x in (z, log_end)]
+        grid = rounds.by_rows(finite.fine_grid, first, log, *each)
+        sides = [finite.log_profiles(*some, sign, grid, each[1] + _NEAR_END, finite.FINE) for sign in signs]
+        upper = rounds.by_rows(finite.upper_pair, grid, *(side.upper for side in sides))
+        lower = rounds.by_rows(finite.lower_pair, grid, *sides)
+        yield _record(upper, block), _record(lower, block)
+
+
+def _record(law: Any, block: _Block) -> DirectedLaw:
+    return DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law))
 
 
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:

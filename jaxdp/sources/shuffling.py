@@ -359,7 +359,7 @@ def _grids(
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
         times = np.concatenate([t for _, t in found], axis=1)
-        z, total = rounds.by_rows(rounds.tilt, *wide, times, log_delta, epsilon)
+        z, total = rounds.by_rows(rounds.tilt, *wide, wide[1], times, log_delta, epsilon)
         log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
     else:
         z, log_end = order, np.full(order.shape, -np.inf)
@@ -493,7 +493,7 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
         grid, _ = state
         logs = jax.vmap(upper)(grid)
         if order is None:
-            z, total = rounds.tilt(grid[None], logs[None], times[None], log_delta, epsilon)
+            z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
