@@ -140,17 +140,15 @@ def _verb(arguments: argparse.Namespace) -> None:
 
 
 def _from_file(arguments: argparse.Namespace) -> None:
+    target = "delta" if arguments.verb == "epsilon" else "epsilon"
     if arguments.plan is None or arguments.target is None:
-        target = "delta" if arguments.verb == "epsilon" else "epsilon"
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and --{target}; got neither in full.")
     mechanism = jaxdp.from_json(pathlib.Path(arguments.plan).read_text())
-    target_name = "delta" if arguments.verb == "epsilon" else "epsilon"
-    target = parse_range(target_name, arguments.target)
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    points = target.reshape(-1, *[1] * len(batch_shape(mechanism)))
+    points = parse_range(target, arguments.target).reshape(-1, *[1] * len(batch_shape(mechanism)))
     lower, upper = bounds_of(mechanism, points, relation=arguments.relation)
     shape = np.broadcast_shapes(lower.shape, points.shape)
-    rows = {target_name: points, "lower": lower, arguments.verb: upper}
+    rows = {target: points, "lower": lower, arguments.verb: upper}
     columns = {name: np.broadcast_to(values, shape).ravel().tolist() for name, values in rows.items()}
     _print(arguments, columns, arguments.verb)
 

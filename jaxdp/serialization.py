@@ -78,7 +78,7 @@ def _encoded(name: str, value: Any) -> Any:
                 f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
                 "Keep the parameters of your own mechanisms in a file of your own."
             )
-        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}
+        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
         return {"class": cls.__name__, **fields}
     if isinstance(value, tuple):
         return [_encoded(name, each) for each in value]
@@ -149,14 +149,15 @@ def _records() -> dict[str, type[Mechanism]]:
     """All public records of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)
-    return {
-        cls.__name__: cls
-        for cls in _subclasses(Mechanism)
-        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("jaxdp.")
-    }
+    found = _subclasses(Mechanism)
+    return {cls.__name__: cls for cls in found if "__dataclass_fields__" in vars(cls) and _is_ours(cls)}
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("jaxdp.")
+
+
+def _subclasses(cls: type[Mechanism]) -> Iterator[type[Mechanism]]:
     for each in cls.__subclasses__():
         yield each
         yield from _subclasses(each)
