@@ -67,7 +67,7 @@ def _integral(
     with np.errstate(invalid="ignore"):  # infinite orders
         height = np.real(log_moment(grid + 0j)) - grid * epsilon - np.log(grid * (grid + 1))
     c = grid[np.nanargmin(height)]
-    h = 0.3 / np.sqrt(np.maximum(_curvature(log_moment, c), 1e-12) + 2 / c**2)
+    h = 0.05 / np.sqrt(np.maximum(_curvature(log_moment, c), 1e-12) + 2 / c**2)
 
     def terms(first: int, last: int) -> np.ndarray:
         z = c + 1j * h * np.arange(first, last)
