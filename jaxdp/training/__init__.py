@@ -1,6 +1,14 @@
 """Private training with optax: the transformations, the batches that belong to them, and their accounting."""
 
-from jaxdp.training.batches import Batch, cyclic_batch, poisson_batch, reshuffled_batch
+from jaxdp.training.batches import (
+    Batch,
+    balls_in_bins_batch,
+    band_rounds,
+    bin_overflow_chance,
+    cyclic_batch,
+    poisson_batch,
+    reshuffled_batch,
+)
 from jaxdp.training.checkpoint import Checkpoints, RewoundError, refuse_rewind
 from jaxdp.training.dpsgd import DPSGD, ClippedSum
 from jaxdp.training.loss import StronglyConvexLoss
@@ -20,6 +28,9 @@ __all__ = [
     "RewoundError",
     "ShuffledSGD",
     "StronglyConvexLoss",
+    "balls_in_bins_batch",
+    "band_rounds",
+    "bin_overflow_chance",
     "cyclic_batch",
     "float32_rounding",
     "poisson_batch",

@@ -60,6 +60,77 @@ def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: 
     return Batch(indices, jnp.arange(size) < count, count > size)
 
 
+def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
+    """The examples of one bin: in every epoch of num_bins steps each example is in one uniformly drawn bin.
+
+    step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key and
+    the epoch's number. size: static; a bin that holds more examples does not fit. Accounted by
+    `jaxdp.RandomAllocation`.
+
+    The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin's
+    probability is 1/num_bins but for the rounding of 64 random bits.
+
+    Raises:
+        ValueError: a bin of the epoch does not fit; says which size fits. Under a trace ``overflow`` tells it instead.
+    """
+    traced = isinstance(step, jax.core.Tracer) or isinstance(key, jax.core.Tracer)
+    step = _checked_step(step, 1, num_examples=num_examples, num_bins=num_bins, size=size)
+    bins = jax.random.randint(_sample_key(key, step // num_bins), (num_examples,), 0, num_bins)
+    if not traced:
+        largest = int(np.bincount(np.asarray(bins), minlength=num_bins).max())
+        if largest > size:
+            chance = bin_overflow_chance(num_examples, num_bins, size)
+            raise ValueError(
+                f"size must be at least {largest} for this epoch, as its largest bin holds so many, got {size}. "
+                f"The chance that an epoch has a bin above {size} is at most {chance:.2g}."
+            )
+    chosen = bins == step % num_bins
+    indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
+    count = jnp.sum(chosen, dtype=jnp.int32)
+    return Batch(indices, jnp.arange(size) < count, count > size)
+
+
+def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
+    """Upper bound of the chance that, in one epoch, some bin holds more than ``size`` examples.
+
+    Chernoff's bound of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
+    """
+    rate, share = 1 / num_bins, (size + 1) / num_examples
+    if size >= num_examples:
+        return 0.0
+    if share <= rate:
+        return 1.0
+    divergence = share * np.log(share / rate)
+    if share < 1:
+        divergence += (1 - share) * np.log((1 - share) / (1 - rate))
+    return float(min(1.0, num_bins * np.exp(-num_examples * divergence)))
+
+
+def band_rounds(num_steps: int, bands: int) -> int:
+    """Rounds to account for, ceil(num_steps / bands), with noise that is correlated over ``bands`` steps.
+
+    DP-SGD whose correlation matrix has ``bands`` non-zero diagonals, under cyclic Poisson sampling: the examples are
+    split into ``bands`` fixed parts, and step t samples the part t mod bands. An example's possible participations are
+    then at least ``bands`` steps apart, their columns do not overlap, and the run is that of
+
+        repeat(PoissonSampled(Gaussian(noise_multiplier), q), band_rounds(num_steps, bands))
+
+    with q the probability with which an example of a part is sampled in its steps (``bands`` times the fraction of all
+    examples in an expected batch) and noise_multiplier the noise over the clip norm times the largest column norm of
+    the matrix. Whole numbers, num_steps >= 0, bands >= 1.
+
+    Assumes: the split does not depend on the data; every column of the matrix has the norm that noise_multiplier is
+    stated for, or less. The noise itself is not made here; the package jax_privacy has it.
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
+
+    >>> band_rounds(1000, 16)
+    63
+    """
+    validate.integer("num_steps", num_steps, 0)
+    validate.integer("bands", bands, 1)
+    return -(-int(num_steps) // int(bands))
+
+
 def _checked_step(step: Any, least: int, **sizes: Any) -> jax.Array:
     """The step as int32. A jax array is not looked at, it may be traced, or not computed yet."""
     for name, value in sizes.items():

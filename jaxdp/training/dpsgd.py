@@ -12,6 +12,8 @@ import numpy as np
 import optax
 
 from jaxdp import validate
+from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import repeat
@@ -37,9 +39,13 @@ class DPSGD:
     sampling_probability: in [0, 1], of each example in each step. num_examples: n; if given, the noisy sum is
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
-    Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), natural
-    relation add_or_remove; all iterates may be released. clip_norm is the norm bound of one record's contribution:
-    under replace_one two sums differ by up to 2 C, which is accounted for.
+    sampling: "poisson", or "allocation": each example is in one uniformly drawn step of every epoch of
+    1/sampling_probability steps (`balls_in_bins_batch`), so that this must be a whole number.
+
+    Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
+    allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
+    counts as a whole one. Natural relation add_or_remove; all iterates may be released. clip_norm is the norm bound of
+    one record's contribution: under replace_one (Poisson only) two sums differ by up to 2 C, which is accounted for.
 
     Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
     (scaling, momentum) runs without an error and takes away the bound C. Anything may stand after it (Adam, momentum,
@@ -54,6 +60,7 @@ class DPSGD:
     noise_multiplier: float
     sampling_probability: float
     num_examples: int | None = None
+    sampling: str = "poisson"
 
     def __post_init__(self):
         validate.positive("clip_norm", self.clip_norm)
@@ -61,6 +68,25 @@ class DPSGD:
         validate.probability("sampling_probability", self.sampling_probability)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
+        if self.sampling not in ("poisson", "allocation"):
+            raise ValueError(
+                f"sampling must be 'poisson' or 'allocation', got {self.sampling!r}. For shuffled batches of fixed "
+                "size only lower bounds of epsilon are known: they cannot be accounted for here."
+            )
+        if self.sampling == "allocation":
+            steps = 1 / max(self.sampling_probability, 1e-300)
+            if steps > 2**31 or abs(steps - np.rint(steps)) > 1e-9 * steps:
+                raise ValueError(
+                    "sampling_probability must be 1 / (a whole number of steps an epoch) with sampling='allocation', "
+                    f"got {self.sampling_probability!r}."
+                )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every example takes part once, with sampling="allocation"."""
+        if self.sampling != "allocation":
+            raise ValueError(f"steps_per_epoch needs sampling='allocation', got {self.sampling!r}.")
+        return int(np.rint(1 / self.sampling_probability))
 
     @property
     def divisor(self) -> float:
@@ -68,14 +94,17 @@ class DPSGD:
         return 1.0 if self.num_examples is None else max(self.num_examples * self.sampling_probability, 1e-30)
 
     def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
-        """The Poisson sample of a step, padded to a static size; see `poisson_batch` for what overflow means.
+        """The sample of a step, padded to a static size; see `poisson_batch` for what overflow means.
 
         key: unseen by the adversary; independent of the noise, also where the keys are equal. Needs num_examples.
         """
-        count = self._require_num_examples()
-        return batches.poisson_batch(
-            step, noise.check_key(key), num_examples=count, probability=self.sampling_probability, size=size
-        )
+        return self._sample(step, key, self._require_num_examples(), size)
+
+    def _sample(self, step: Any, key: jax.Array, count: int, size: int) -> batches.Batch:
+        key = noise.check_key(key)
+        if self.sampling == "allocation":
+            return batches.balls_in_bins_batch(step, key, num_examples=count, num_bins=self.steps_per_epoch, size=size)
+        return batches.poisson_batch(step, key, num_examples=count, probability=self.sampling_probability, size=size)
 
     def clipped_sum(
         self,
@@ -97,9 +126,7 @@ class DPSGD:
         if self.num_examples is not None and count != self.num_examples:
             raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
         padded = -(-count // microbatch) * microbatch
-        sample = batches.poisson_batch(
-            step, noise.check_key(key), num_examples=count, probability=self.sampling_probability, size=padded
-        )
+        sample = self._sample(step, key, count, padded)
 
         def add_microbatch(number: Any, carry: ClippedSum) -> ClippedSum:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
@@ -159,7 +186,17 @@ class DPSGD:
     def after(self, steps: Any) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array."""
         counts = noise.check_steps(steps)
+        if self.sampling == "allocation":
+            length = self.steps_per_epoch
+            return repeat(RandomAllocation(Gaussian(self.noise_multiplier), length), -(-counts // length))
         return repeat(PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability), counts)
+
+    def privacy_spent(self, state: noise.NoisyState, delta: float) -> float:
+        """Certified epsilon at delta, (0, 1], of the steps taken so far; relation add_or_remove.
+
+        state: that of `optimizer` or `privatize`, not traced. A new count is a new number: nothing is compiled for it.
+        """
+        return float(certified_epsilon(self.after(state.count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
         """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled."""

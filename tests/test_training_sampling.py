@@ -1,0 +1,103 @@
+"""Allocated batches and what is accounted for them, banded noise, privacy spent so far."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp
+from jaxdp import training
+from jaxdp.training import DPSGD, balls_in_bins_batch, band_rounds, bin_overflow_chance
+
+KEY = jax.random.key(3)
+
+
+def epoch(number, num_bins, num_examples, size):
+    steps = range(number * num_bins, (number + 1) * num_bins)
+    return [balls_in_bins_batch(t, KEY, num_examples=num_examples, num_bins=num_bins, size=size) for t in steps]
+
+
+def test_every_example_is_in_one_bin_of_each_epoch_and_epochs_differ():
+    drawn = []
+    for number in range(2):
+        bins = [np.asarray(b.indices)[np.asarray(b.mask)] for b in epoch(number, 7, 100, 40)]
+        assert sorted(np.concatenate(bins)) == list(range(100))
+        drawn.append([tuple(b) for b in bins])
+    assert drawn[0] != drawn[1]
+
+
+def test_bins_are_uniform_at_a_significance_of_one_in_a_million():
+    sizes = sum(np.array([int(b.mask.sum()) for b in epoch(number, 5, 20_000, 6000)]) for number in range(3))
+    assert stats.chisquare(sizes).pvalue > 1e-6
+
+
+def test_a_bin_that_does_not_fit_is_an_error_with_the_size_that_does_and_a_flag_under_a_trace():
+    with pytest.raises(ValueError, match=r"size must be at least \d+ for this epoch.*chance") as error:
+        epoch(0, 4, 100, 20)
+    fits = int(str(error.value).split("at least ")[1].split()[0])
+    batches = epoch(0, 4, 100, fits)
+    assert max(int(b.mask.sum()) for b in batches) == fits
+    traced = jax.jit(lambda t: balls_in_bins_batch(t, KEY, num_examples=100, num_bins=4, size=20).overflow)
+    assert any(bool(traced(jnp.int32(t))) for t in range(4))
+    inside = jax.jit(lambda t: balls_in_bins_batch(t, KEY, num_examples=100, num_bins=4, size=fits).indices)
+    assert (np.asarray(inside(jnp.int32(2))) == np.asarray(batches[2].indices)).all()
+
+
+@pytest.mark.parametrize(("n", "bins", "size"), [(100, 4, 40), (1000, 10, 130), (50, 2, 49), (10, 3, 10), (10, 3, 2)])
+def test_the_chance_of_an_overflow_is_not_below_the_union_of_exact_tails(n, bins, size):
+    exact = stats.binom.sf(size, n, 1 / bins)
+    assert exact <= bin_overflow_chance(n, bins, size) <= 1
+    assert bin_overflow_chance(n, bins, n) == 0
+
+
+def test_allocation_is_accounted_by_epochs_begun():
+    sgd = DPSGD(1.0, 1.0, 1 / 100, num_examples=5000, sampling="allocation")
+    assert sgd.steps_per_epoch == 100
+    one = jaxdp.RandomAllocation(jaxdp.Gaussian(1.0), 100)
+    for steps, epochs in ((0, 0), (1, 1), (100, 1), (101, 2)):
+        assert sgd.after(steps) == jaxdp.repeat(one, epochs)
+    np.testing.assert_allclose(jaxdp.epsilon(sgd.after(100), 1e-6, relation="remove"), 0.857985977, rtol=1e-6)
+
+
+def test_a_clipped_sum_over_an_allocated_epoch_holds_every_example_once():
+    sgd = DPSGD(1e3, 1.0, 1 / 5, num_examples=64, sampling="allocation")
+    data = jnp.arange(64.0)
+    sums = [sgd.clipped_sum(lambda p, x: p * x, jnp.float32(1.0), data, t, KEY, microbatch=8).total for t in range(5)]
+    assert float(sum(sums)) == pytest.approx(64 * 63 / 2)
+
+
+def test_privacy_spent_is_that_of_the_count_and_compiles_nothing():
+    sgd = DPSGD(1.0, 1.0, 0.01, num_examples=100)
+    tx = sgd.privatize(KEY)
+    state = tx.init(jnp.zeros(2))
+    assert sgd.privacy_spent(state, 1e-5) == 0.0
+    counted = []
+    for count in (10, 20, 30):
+        after = state._replace(count=jnp.int32(count))
+        assert sgd.privacy_spent(after, 1e-5) == jaxdp.epsilon(sgd.after(count), 1e-5)
+        counted.append(sgd.privacy_spent(after, 1e-5))
+    assert counted == sorted(counted) and counted[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sampling": "shuffled"}, "sampling must be 'poisson' or 'allocation', got 'shuffled'.*only lower bounds"),
+        ({"sampling": "allocation", "sampling_probability": 0.3}, "sampling_probability must be 1 / "),
+        ({"sampling": "allocation", "sampling_probability": 0.0}, "sampling_probability must be 1 / "),
+    ],
+)
+def test_sampling_that_cannot_be_accounted_for_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        DPSGD(**{"clip_norm": 1.0, "noise_multiplier": 1.0, "sampling_probability": 0.1, **given})
+    with pytest.raises(ValueError, match="steps_per_epoch needs"):
+        _ = DPSGD(1.0, 1.0, 0.1).steps_per_epoch
+
+
+def test_banded_noise_is_accounted_by_rounds():
+    assert [band_rounds(t, b) for t, b in ((0, 3), (1, 3), (9, 3), (10, 3), (10, 1))] == [0, 1, 3, 4, 10]
+    for bad in ((-1, 2), (5, 0), (5, 1.5)):
+        with pytest.raises((ValueError, TypeError), match="num_steps|bands"):
+            band_rounds(*bad)
+    assert training.band_rounds is band_rounds
