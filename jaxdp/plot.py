@@ -1,57 +1,124 @@
 """Pictures of numbers already computed: matplotlib axes in, the same axes out. Nothing here accounts for anything.
 
-Each function takes the axes first, then an xarray.Dataset such as `jaxdp.sweep` returns. Axis labels and units are read
-from the variables' ``long_name`` and ``units``; legends stand outside the curves.
+Each function takes the axes first, then an xarray.Dataset such as `jaxdp.sweep` returns. Labels and units of the axes
+are read from the variables' ``long_name`` and ``units``. Calls on the same axes overlay: a point of the grid keeps its
+colour, there is one legend, and a title that is there stays.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import textwrap
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-_LINES = ("-", "--", "-.", ":")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import Dataset
+
+_DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
 
-def curves(ax: Any, dataset: Any, x: str, *, y: str | None = None, label: str = "") -> Any:
+def curves(
+    ax: Axes,
+    dataset: Dataset,
+    x: str,
+    *,
+    y: str | None = None,
+    dash: str | None = None,
+    label: str = "",
+    legend: str | None = "outside",
+    **style: object,
+) -> Axes:
     """Lines of variable ``y`` against coordinate ``x``, one per point of the remaining dimensions.
 
-    y: default the only variable, or "upper". Dimensions of length 1 go into the title, longer ones into the legend.
-    label: text put before the legend entries. A coordinate spaced by
-    factors gets a logarithmic axis, as do values that span more than a factor of 30. Returns ax.
+    y: default the only variable, or "upper".
+    dash: the dimension whose values are told apart by the dashes of the lines; colours tell apart all others. Default:
+        a dimension of names (such as "bound") where there is another one for the colours.
+    label: what these lines are, for the legend, such as "upper bound"; needed where one axes shows several calls.
+    legend: "outside" (right of the axes), a place that ``Axes.legend`` knows ("best", "upper left", ...), or None for
+        no legend. A single curve gets none.
+    style: keywords of ``Axes.plot`` (``color``, ``linestyle``, ``marker``, ``linewidth``, ...), for all lines drawn.
+
+    Dimensions of length 1 go into the title, unless the axes have one. Coordinates spaced by factors get a logarithmic
+    axis, as do values that span more than a factor of 30. Values that are infinite or NaN are left out. A figure
+    without a layout engine gets the constrained one, which keeps subplots and legends apart.
+    Returns ax. Raises ValueError for an unknown x, y or dash, ImportError (naming the extra) without matplotlib.
+
+    >>> from matplotlib.figure import Figure
+    >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
+    >>> jaxdp.plot.curves(Figure().subplots(), data, "sigma", marker="o").get_ylabel()
+    'epsilon [nats]'
     """
     name, values = _variable(dataset, y)
     _check_dims(values, x)
     values, fixed = _squeeze(values, x)
-    for i, (choice, line) in enumerate(_lines(values, x)):
-        text = ", ".join(filter(None, [label, _describe(dataset, choice)]))
-        ax.plot(line[x].values, _visible(line.values), _LINES[i // 10 % 4], label=text or _title(dataset, name))
+    dash = _dash_dimension(values, x) if dash is None else dash
+    if dash is not None and (dash not in dataset.dims or dash == x):
+        allowed = [d for d in dataset.dims if d != x]
+        raise ValueError(f"dash must be one of {', '.join(map(repr, allowed))}, got {dash!r}.")
+    key, given = _key(ax), _plain(style, "lines.Line2D")
+    key.implied |= set() if label else {_title(dataset, name)}
+    for choice, line in _lines(values, x):
+        look = key.look(*_texts(dataset, choice, dash, label, _title(dataset, name)), given)
+        ax.plot(line[x].values, _visible(line.values), **look)
     _finish(ax, dataset, x, name, fixed, values)
+    key.draw(ax, legend)
     return ax
 
 
-def band(ax: Any, dataset: Any, x: str, *, lower: str = "lower", upper: str = "upper", label: str = "") -> Any:
+def band(
+    ax: Axes,
+    dataset: Dataset,
+    x: str,
+    *,
+    lower: str = "lower",
+    upper: str = "upper",
+    label: str = "",
+    legend: str | None = "outside",
+    **style: object,
+) -> Axes:
     """The certified interval [lower, upper] against coordinate ``x``, shaded, one band per remaining point.
 
-    Returns ax.
+    label, legend: as in `curves`. style: keywords of ``Axes.fill_between`` (``color``, ``alpha``, ``hatch``, ...).
+    Returns ax. Raises ValueError for an unknown x, lower or upper, ImportError (naming the extra) without matplotlib.
+
+    >>> from matplotlib.figure import Figure
+    >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
+    >>> len(jaxdp.plot.band(Figure().subplots(), data, "sigma").collections)
+    1
     """
     low, high = _variable(dataset, lower)[1], _variable(dataset, upper)[1]
     _check_dims(high, x)
-    low, high = _squeeze(low, x)[0], _squeeze(high, x)
-    high, fixed = high
+    _check_dims(low, x)
+    (low, _), (high, fixed) = _squeeze(low, x), _squeeze(high, x)
+    key, given = _key(ax), {"alpha": 0.3, "linewidth": 0.0} | _plain(style, "patches.Patch")
+    key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
-        text = ", ".join(filter(None, [label, _describe(dataset, choice)])) or "certified interval"
-        ax.fill_between(top[x].values, _visible(bottom.values), _visible(top.values), alpha=0.35, label=text)
+        look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
+        ax.fill_between(top[x].values, _visible(bottom.values), _visible(top.values), **look)
     _finish(ax, dataset, x, upper, fixed, high)
+    key.draw(ax, legend)
     return ax
 
 
-def heat_map(ax: Any, dataset: Any, x: str, y: str, *, value: str | None = None) -> Any:
+def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = None, **style: object) -> Axes:
     """A map of variable ``value`` over coordinates ``x`` and ``y``, with labelled contour lines and a colour bar.
 
-    The remaining dimensions must have length 1 (choose with ``dataset.sel``). The colour scale is logarithmic;
-    points that are 0, infinite or NaN stay white. Returns ax.
+    value: default the only variable, or "upper". style: keywords of ``Axes.pcolormesh`` (``cmap``, ``norm``, ...).
+
+    The remaining dimensions must have length 1 (choose with ``dataset.sel``); they go into the title, unless the axes
+    have one. The colour scale is logarithmic; points that are 0, infinite or NaN stay white.
+    Returns ax. Raises ValueError for unknown names, further dimensions, or nothing positive to show, ImportError
+    (naming the extra) without matplotlib.
+
+    >>> from matplotlib.figure import Figure
+    >>> verb = lambda sigma, delta: jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
+    >>> data = jaxdp.sweep(verb, sigma=[1.0, 2.0, 4.0], delta=[1e-6, 1e-5])
+    >>> jaxdp.plot.heat_map(Figure().subplots(), data, "sigma", "delta", cmap="magma").get_ylabel()
+    'delta'
     """
     colors, ticker = _require("matplotlib.colors"), _require("matplotlib.ticker")
     name, values = _variable(dataset, value)
@@ -66,18 +133,70 @@ def heat_map(ax: Any, dataset: Any, x: str, y: str, *, value: str | None = None)
         raise ValueError(f"{name} has no positive finite value to show.")
     low, high = float(shown.min()), float(shown.max())
     norm = colors.LogNorm(low, max(high, low * 1.001))
-    mesh = ax.pcolormesh(table[x].values, table[y].values, shown, norm=norm, shading="nearest", rasterized=True)
+    look: dict[str, Any] = {"norm": norm, "shading": "nearest", "rasterized": True} | style
+    mesh = ax.pcolormesh(table[x].values, table[y].values, shown, **look)
     if min(table.shape) > 1 and high > low * 1.5:
         levels = [v for v in _levels(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
         ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7)
+    _keep_apart(ax.figure)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
     bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     _scale(ax, table[x].values, "x")
     _scale(ax, table[y].values, "y")
-    ax.set(xlabel=_title(dataset, x), ylabel=_title(dataset, y))
-    ax.set_title(_wrapped(_describe(dataset, fixed)), fontsize="medium")
+    ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, _title(dataset, y), upright=True))
+    _head(ax, dataset, fixed)
     return ax
+
+
+class _Key:
+    """What the colours and the dashes of one axes stand for; grows with every call on these axes."""
+
+    def __init__(self) -> None:
+        self.colors: dict[str, Any] = {}
+        self.dashes: dict[str, Any] = {}
+        self.handles: dict[str, Any] = {}
+        self.implied: set[str] = set()
+        self.fixed: list[str] | None = None
+        self.title = ""
+
+    def look(self, color: str, dash: str, given: dict[str, Any], *, filled: bool = False) -> dict[str, Any]:
+        """Style of one line or band: colour and dashes that stand for its texts, and what the caller asked for."""
+        lines, patches = _require("matplotlib.lines"), _require("matplotlib.patches")
+        look = {"color": self.colors.setdefault(color, given.get("color", f"C{len(self.colors) % 10}"))} | given
+        if not filled:
+            free = [d for d in _DASHES if d not in self.dashes.values()] or _DASHES
+            look["linestyle"] = given.get("linestyle", self.dashes.setdefault(dash, free[0]))
+            self.dashes[dash] = look["linestyle"]
+        make = (lambda **style: patches.Patch(**style)) if filled else (lambda **style: lines.Line2D([], [], **style))
+        if color:
+            style = look if not dash or filled else look | {"linestyle": "-"}
+            self.handles.setdefault(color, make(**style))
+        if dash:
+            self.handles.setdefault(dash, make(**look | {"color": given.get("color", "0.35")}))
+        return look | {"label": ", ".join(filter(None, [color, dash]))}
+
+    def draw(self, ax: Axes, place: str | None) -> None:
+        """One legend for all calls so far, colours before dashes; none for a single entry."""
+        order = [text for text in (*self.colors, *self.handles) if text in self.handles]
+        handles = {text: self.handles[text] for text in dict.fromkeys(order)}
+        if len(handles.keys() - self.colors) == 1:  # nothing to tell apart but colours, unless the caller named it
+            handles = {text: handle for text, handle in handles.items() if text not in self.implied}
+        if place is None or len(handles) < 2:
+            return
+        outside = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "ncols": 1 + (len(handles) - 1) // 20}
+        where: dict[str, Any] = outside if place == "outside" else {"loc": place}
+        ax.legend(list(handles.values()), list(handles), fontsize="small", **where)
+
+
+_KEYS: weakref.WeakKeyDictionary[Any, _Key] = weakref.WeakKeyDictionary()
+
+
+def _key(ax: Axes) -> _Key:
+    key = _KEYS.setdefault(ax, _Key())
+    if not ax.has_data():  # new, or cleared since the last call
+        key = _KEYS[ax] = _Key()
+    return key
 
 
 def _levels(low: float, high: float) -> list[float]:
@@ -120,16 +239,29 @@ def _visible(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
+def _texts(dataset: Any, choice: dict[str, Any], dash: str | None, label: str, otherwise: str) -> tuple[str, str]:
+    """Legend texts of one line: what its colour says and what its dashes say."""
+    color = _describe(dataset, {d: v for d, v in choice.items() if d != dash})
+    dashes = _describe(dataset, {d: v for d, v in choice.items() if d == dash})
+    if not color and not dashes:
+        return label or otherwise, ""
+    if not color:
+        return label, dashes
+    return color, ", ".join(filter(None, [label, dashes])) or otherwise
+
+
+def _dash_dimension(values: Any, x: str) -> str | None:
+    others = [d for d in values.dims if d != x]
+    names = [d for d in others if not np.issubdtype(values[d].dtype, np.number) and values.sizes[d] <= len(_DASHES)]
+    return names[-1] if names and len(others) > 1 else None
+
+
 def _describe(dataset: Any, choice: dict[str, Any]) -> str:
     parts = []
     for name, value in choice.items():
-        text = value if isinstance(value, str) else f"{float(value):.4g}"
-        parts.append(f"{dataset[name].attrs.get('long_name', name) if name in dataset.coords else name} {text}")
+        long_name = dataset[name].attrs.get("long_name", name) if name in dataset.coords else name
+        parts.append(value if isinstance(value, str) else f"{long_name.split(' (')[0]} = {float(value):.4g}")
     return ", ".join(parts)
-
-
-def _wrapped(text: str) -> str:
-    return text.replace(", ", ",\n") if len(text) > 60 else text
 
 
 def _title(dataset: Any, name: str) -> str:
@@ -145,6 +277,16 @@ def _scale(ax: Any, values: np.ndarray, which: str) -> None:
     steps, factors = np.abs(np.diff(values)), np.abs(np.diff(np.log(values)))
     if np.ptp(factors) * steps.mean() < np.ptp(steps) * factors.mean():
         (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+        _few_ticks(ax.xaxis if which == "x" else ax.yaxis, values)
+
+
+def _few_ticks(axis: Any, values: np.ndarray) -> None:
+    """Labels at 1, 2, 5, 10, ... on a logarithmic axis of less than two decades; matplotlib's own overlap there."""
+    if values.max() < 100 * values.min():
+        ticker = _require("matplotlib.ticker")
+        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _finish(ax: Any, dataset: Any, x: str, y: str, fixed: dict[str, Any], values: Any) -> None:
@@ -152,12 +294,50 @@ def _finish(ax: Any, dataset: Any, x: str, y: str, fixed: dict[str, Any], values
     shown = values.values[np.isfinite(values.values) & (values.values > 0)]
     if shown.size and shown.max() > 30 * shown.min():
         ax.set_yscale("log")
-    ax.set(xlabel=_title(dataset, x), ylabel=_title(dataset, y))
-    if fixed:
-        ax.set_title(_wrapped(_describe(dataset, fixed)), fontsize="medium")
-    count = len(ax.get_legend_handles_labels()[1])
-    if count > 1:
-        ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, ncols=1 + (count - 1) // 20)
+        _few_ticks(ax.yaxis, shown)
+    quantity = _shared(ax.get_ylabel().replace("\n", " "), _title(dataset, y))
+    ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, quantity, upright=True))
+    _head(ax, dataset, fixed)
+    _keep_apart(ax.figure)
+
+
+def _shared(before: str, title: str) -> str:
+    """One label for two bounds of one quantity: "epsilon [nats]" for its upper and its lower bound."""
+    quantity, units = title.split(", ")[0].split(" [")[0], title.partition(" [")[2]
+    if not before or before == title:
+        return title
+    if not before.startswith(quantity):
+        return before
+    return f"{quantity} [{units}" if units else quantity
+
+
+def _head(ax: Any, dataset: Any, fixed: dict[str, Any]) -> None:
+    """The title, no wider than the axes: what holds for all that is shown. A title of the caller's stays."""
+    key = _KEYS.setdefault(ax, _Key())
+    parts = [_describe(dataset, {name: value}) for name, value in fixed.items()]
+    key.fixed = parts if key.fixed is None else [part for part in key.fixed if part in parts]
+    if ax.get_title() == key.title:
+        key.title = _wrapped(ax, ", ".join(key.fixed))
+        ax.set_title(key.title, fontsize="medium")
+
+
+def _wrapped(ax: Any, text: str, *, upright: bool = False) -> str:
+    """Text in lines no longer than the axes are wide, or high, at 6 points a character."""
+    place = ax.get_position()
+    inches = ax.figure.get_figheight() * place.height if upright else ax.figure.get_figwidth() * place.width
+    return textwrap.fill(text, max(16, int(72 * inches / 6)))
+
+
+def _keep_apart(figure: Any) -> None:
+    """Layout of a figure that has none: before a colour bar is there, which fixes the kind of layout."""
+    if figure.get_layout_engine() is None:
+        figure.set_layout_engine("constrained")
+
+
+def _plain(style: dict[str, Any], artist: str) -> dict[str, Any]:
+    """Keywords of matplotlib by their full names: ``c`` is ``color``."""
+    module, name = artist.split(".")
+    return _require("matplotlib.cbook").normalize_kwargs(style, getattr(_require(f"matplotlib.{module}"), name))
 
 
 def _require(name: str) -> Any:

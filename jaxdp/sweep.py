@@ -41,6 +41,21 @@ _LABELS = {
     "sigma": ("noise multiplier (standard deviation over sensitivity)", "1"),
     "sampling_probability": ("sampling probability", "1"),
     "steps": ("number of steps", "1"),
+    "num_steps": ("number of steps", "1"),
+    "num_examples": ("number of examples", "1"),
+    "batch_size": ("batch size", "1"),
+    "subset_size": ("subset size", "1"),
+    "num_buckets": ("number of hash buckets", "1"),
+    "collision_probability": ("collision probability", "1"),
+    "scale": ("scale of the noise", "1"),
+    "noise_std": ("standard deviation of the noise", "1"),
+    "learning_rate": ("learning rate", "1"),
+    "clip_norm": ("clipping norm", "1"),
+    "lipschitz": ("Lipschitz constant", "1"),
+    "smoothness": ("smoothness", "1"),
+    "strong_convexity": ("strong convexity", "1"),
+    "radius": ("radius", "1"),
+    "q": ("sampling probability", "1"),
     "times": ("number of compositions", "1"),
     "order": ("Renyi order", "1"),
     "false_positive_rate": ("false positive rate", "1"),
@@ -350,10 +365,16 @@ def _assemble(xarray: Any, grid: Grid, store: Any, verb: str) -> Any:
     if verb in _LABELS and verb not in grid.order and "value" in arrays:
         arrays = {verb if name == "value" else name: values for name, values in arrays.items()}
     dims, shape = (*grid.static, *grid.numeric), grid.static_shape + grid.shape
-    data = {name: (dims, values.reshape(shape), _label(name)) for name, values in arrays.items()}
+    data = {name: (dims, values.reshape(shape), _label(_quantity(name, verb))) for name, values in arrays.items()}
     coords = {n: (n, a, _label(n)) for n, a in (grid.numeric | grid.static).items()}
     coords = {n: (d, [str(v) for v in a] if n in grid.static else a, label) for n, (d, a, label) in coords.items()}
     return xarray.Dataset(data, coords).transpose(*grid.order)
+
+
+def _quantity(name: str, verb: str) -> str:
+    """The two sides of a `Bounds` by the verb that gave them: lower of epsilon_bounds is epsilon_lower."""
+    quantity = verb.removesuffix("_bounds")
+    return f"{quantity}_{name}" if name in ("lower", "upper") and quantity in _LABELS else name
 
 
 def _label(name: str) -> dict[str, str]:
