@@ -6,12 +6,12 @@ PIP := $(BIN)/python -m pip install --quiet
 # A stamp per extra, newer than pyproject.toml, says that the extra is installed.
 STAMPS := $(VENV)/stamps
 
-.PHONY: help demo test lint types readme notebooks build bench stress clean
+.PHONY: help demo test lint types readme notebooks docs build bench stress clean
 
 help:
 	@echo "make demo       install, then sweep epsilon of shuffling over eps0 and n: out/sweep.nc, out/sweep.png, a table"
 	@echo "make test       install, then run the tests"
-	@echo "make lint types readme notebooks build bench stress    the other checks"
+	@echo "make lint types readme notebooks docs build bench stress    the other checks"
 
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "jaxdp needs Python >= 3.11; say make PYTHON=python3.12")'
@@ -49,6 +49,10 @@ readme: $(STAMPS)/demo
 
 notebooks: $(STAMPS)/notebooks
 	$(BIN)/python .ci/run_notebooks.py notebooks/*.ipynb
+
+# The site in out/docs, from stored outputs: nothing is executed or fetched, and a warning (a dead link) is an error.
+docs: $(STAMPS)/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs out/docs
 
 build: $(STAMPS)/venv
 	$(PIP) build

@@ -1,23 +1,75 @@
-"""Execute notebooks from top to bottom, two at a time; the files are left as they are."""
+"""Execute notebooks from top to bottom, two at a time, and compare what they print with what is stored in them.
 
+Without an option the files are left as they are, and a difference is an error. ``--store`` writes the new outputs.
+A notebook that has no stored output at all is executed only.
+"""
+
+import argparse
 import concurrent.futures
+import math
 import pathlib
+import re
 import sys
 import time
 
 import nbformat
 from nbclient import NotebookClient
 
+# Certified bounds may move by their gap, 1e-6 by contract; a printed gap is smaller than that and may be any number.
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
+NUMBER = re.compile(r"[-+]?(?<![\w.])\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
-def run(path: pathlib.Path) -> None:
-    """Execute one notebook in its own folder; raises on the first failing cell."""
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    """Text that one cell printed; pictures and their descriptions are left out."""
+    return "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream")
+
+
+def differences(stored: str, now: str) -> list[str]:
+    """Where two printed texts differ: in their words, or in a number by more than the tolerance."""
+    if NUMBER.sub("#", stored).split() != NUMBER.sub("#", now).split():
+        return [f"stored:\n{stored}\nnow:\n{now}"]
+    pairs = zip(NUMBER.findall(stored), NUMBER.findall(now), strict=True)
+    return [
+        f"stored {old}, now {new}"
+        for old, new in pairs
+        if not math.isclose(*(float(x.replace(",", "")) for x in (old, new)), rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    ]
+
+
+def run(path: pathlib.Path, store: bool) -> list[str]:
+    """Execute one notebook in its own folder; differences by cell. Raises on the first failing cell."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    before = [printed(cell) for cell in cells]
+    is_stored = any(cell.outputs for cell in cells)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     print(f"{path}: {time.perf_counter() - start:.0f} s", flush=True)
+    if store:
+        for cell in cells:
+            cell.metadata.pop("execution", None)  # times of day
+        nbformat.write(notebook, path)
+        return []
+    if not is_stored:
+        return []
+    return [
+        f"{path}: {each}" for old, cell in zip(before, cells, strict=True) for each in differences(old, printed(cell))
+    ]
+
+
+def main() -> int:
+    """Run the notebooks named on the command line; exit status 1 when a printed number differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", action="store_true", help="write the outputs into the files")
+    parser.add_argument("notebooks", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    # processes: compiling, which takes most of the time, is done by one thread
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        found = sum(pool.map(run, arguments.notebooks, [arguments.store] * len(arguments.notebooks)), [])
+    print("\n".join(found))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    # processes: compiling, which takes most of the time, is done by one thread
-    with concurrent.futures.ProcessPoolExecutor(2) as pool:
-        list(pool.map(run, map(pathlib.Path, sys.argv[1:])))
+    sys.exit(main())
