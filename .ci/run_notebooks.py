@@ -17,12 +17,13 @@ from nbclient import NotebookClient
 
 # Certified bounds may move by their gap, 1e-6 by contract; a printed gap is smaller than that and may be any number.
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
-NUMBER = re.compile(r"[-+]?(?<![\w.])\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(?<![\w.])\d+(?:,\d{3})*\.?\d*(?:e[-+]?\d+)?")
 
 
 def printed(cell: nbformat.NotebookNode) -> str:
-    """Text that one cell printed; pictures and their descriptions are left out."""
-    return "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream")
+    """Text that one cell printed or showed as its value; pictures and matplotlib's objects are left out."""
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
+    return "\n".join(text for text in texts if "<" not in text and not text.startswith("[Text"))
 
 
 def differences(stored: str, now: str) -> list[str]:
