@@ -17,7 +17,8 @@ LOSS = training.StronglyConvexLoss(1.0, 1.0, 0.1)
 
 # A valid value for every argument of a public function, by its name.
 VALID = {
-    "allocation": [0.5, 0.5], "base_delta": lambda e: np.exp(-np.abs(e)), "batch_size": 5, "bound": "clones",
+    "allocation": [0.5, 0.5], "bands": 2, "base_delta": lambda e: np.exp(-np.abs(e)), "batch_size": 5,
+    "bound": "clones",
     "central_delta": 1e-6, "central_epsilon": 0.5, "clip": False, "clip_norm": 1.0, "contraction": [0.9, 0.9],
     "cover": "points", "cut": 2.0,
     "data_steps": 10, "delta": 1e-6, "delta0": 1e-9, "deltas": [0.1, 0.05, 0.01], "diameter": 3.0, "dimension": 3,
@@ -30,13 +31,15 @@ VALID = {
     "l2": 0.1, "lam": 0.1, "learning_rate": 0.5, "level": 0.5, "lipschitz": 1.0, "local_delta": 1e-9,
     "log_characteristic": np.exp, "log_p": np.exp, "log_q": np.exp, "loss": LOSS, "loss_cdf": 0.5, "low": -10.0,
     "lower": [0.1, 0.04, 0.01], "method": "cks", "mu": 1.0, "n": 100, "nodes": 64, "noise_multiplier": 1.0,
-    "noise_std": 1.0, "norm": 1.0, "num_batches": 2, "num_epochs": 2, "num_examples": 20, "num_steps": 4,
+    "noise_std": 1.0, "norm": 1.0, "num_batches": 2, "num_bins": 4, "num_epochs": 2, "num_examples": 20,
+    "num_steps": 4,
     "num_summands": 4, "order": 2.0, "orders": [2.0, 4.0], "p_mass": [0.5, 0.5], "probability": 0.2,
     "projection": np.abs, "published": False, "q_mass": [0.4, 0.6], "radius": 1.0, "randomizer": "generic", "rdp": 0.1,
     "relation": "remove", "remainder": "drop", "renyi": [0.1, 0.2], "renyi_first": np.maximum,
     "renyi_kernel": np.maximum, "reverse": np.exp, "reverse_loss_cdf": 0.4, "reverse_renyi": [0.1, 0.2], "rho": 1.0,
-    "rounding": 0.0, "sampling_probability": 0.1, "scale": 2.0, "second_scale": 1.0, "second_std": 1.0,
-    "sensitivity": 1.0, "shift": 1.0, "size": 20, "smoothness": 1.0, "state": STATE, "std": 1.0, "step": 3,
+    "rounding": 0.0, "sampling": "poisson", "sampling_probability": 0.1, "scale": 2.0, "second_scale": 1.0,
+    "second_std": 1.0, "sensitivity": 1.0, "shift": 1.0, "size": 20, "smoothness": 1.0, "state": STATE, "std": 1.0,
+    "step": 3,
     "step_size": 0.5, "steps": 3, "strong_convexity": 0.1, "symmetric": True, "tail": (0.9, 1.0), "term": "sharp",
     "theta": 1.0, "time": 1.0, "times": 10, "upper": [0.1, 0.05, 0.01], "x": 0.5,
 }  # fmt: skip

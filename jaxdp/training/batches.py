@@ -95,6 +95,9 @@ def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
 
     Chernoff's bound of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
     """
+    for name, value in (("num_examples", num_examples), ("num_bins", num_bins)):
+        validate.integer(name, value, 1)
+    validate.integer("size", size, 0)
     rate, share = 1 / num_bins, (size + 1) / num_examples
     if size >= num_examples:
         return 0.0
