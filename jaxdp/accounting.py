@@ -23,7 +23,7 @@ from jaxdp.sources import choose_routes
 from jaxdp.sources.base import VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import composed_mu, mu_error
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
-from jaxdp.sources.shuffling import dominating
+from jaxdp.sources.shuffled_rounds import dominating
 
 
 def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:

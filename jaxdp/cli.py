@@ -29,6 +29,7 @@ _RANGE_HELP = (
 )
 # A table longer than this shows its two ends; --json and --out hold everything.
 _ROWS = 24
+_TARGETS = {"epsilon": "delta", "delta": "epsilon"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,17 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jaxdp", description="Certified differential-privacy accounting.")
     parser.add_argument("--version", action="version", version=f"jaxdp {jaxdp.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, target, run in (("epsilon", "delta", _verb), ("delta", "epsilon", _verb)):
+    for name, target in _TARGETS.items():
         command = _command(commands, name, f"certified {name} at a {target}")
-        for parser_of_one in (command, *_mechanisms(command, required=False)):
-            parser_of_one.add_argument(
-                f"--{target}", dest="target", required=parser_of_one is not command, metavar="RANGE"
-            )
-            parser_of_one.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
-            parser_of_one.set_defaults(run=run, verb=name)
-        _common(command)
-        command.add_argument("--from", dest="plan", metavar="FILE.json", help="a mechanism that jaxdp.to_json wrote")
-        command.set_defaults(run=_from_file)
+        for mechanism in _mechanisms(command, required=False):
+            _target_options(mechanism, target)
+            mechanism.set_defaults(run=_verb)
+        # destinations of their own: those of a mechanism would overwrite what was given before its name
+        _target_options(command, target, before=True)
+        _common(command, before=True)
+        command.add_argument("--from", dest="before_from", metavar="FILE.json", help="what jaxdp.to_json wrote")
+        command.set_defaults(run=_from_file, verb=name)
     _calibrate_parser(commands)
     _sweep_parser(commands)
     _plot_parser(commands)
@@ -73,9 +73,17 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=_RANGE_HELP)
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--relation", choices=("add", "remove", "add_or_remove", "replace_one"))
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+def _common(parser: argparse.ArgumentParser, before: bool = False) -> None:
+    prefix = "before_" if before else ""
+    relations = ("add", "remove", "add_or_remove", "replace_one")
+    parser.add_argument("--relation", dest=prefix + "relation", choices=relations)
+    parser.add_argument("--json", dest=prefix + "json", action="store_true", help="print JSON instead of a table")
+
+
+def _target_options(parser: argparse.ArgumentParser, target: str, before: bool = False) -> None:
+    prefix = "before_" if before else ""
+    parser.add_argument(f"--{target}", dest=prefix + "target", required=not before, metavar="RANGE")
+    parser.add_argument("--out", dest=prefix + "out", metavar="FILE.csv", help="write all rows with all their digits")
 
 
 def _mechanisms(
@@ -124,7 +132,12 @@ def _plot_parser(commands: Any) -> None:
 
 
 def _verb(arguments: argparse.Namespace) -> None:
-    target_name = "delta" if arguments.verb == "epsilon" else "epsilon"
+    for name, value in vars(arguments).items():
+        if name.startswith("before_") and value:
+            option = "--" + name.removeprefix("before_").replace("target", _TARGETS[arguments.verb])
+            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+    _check_table(arguments.out)
+    target_name = _TARGETS[arguments.verb]
     axes = _axes(arguments) | {target_name: parse_range(target_name, arguments.target)}
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
     columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), "lower", arguments.verb)}
@@ -136,21 +149,21 @@ def _verb(arguments: argparse.Namespace) -> None:
         rows |= {"lower": lower, arguments.verb: upper}
         for name, column in columns.items():
             column.extend(np.asarray(rows[name]).tolist())
-    _print(arguments, columns, arguments.verb)
+    _report(columns, arguments.verb, arguments.json, arguments.out)
 
 
 def _from_file(arguments: argparse.Namespace) -> None:
-    target = "delta" if arguments.verb == "epsilon" else "epsilon"
-    if arguments.plan is None or arguments.target is None:
+    target = _TARGETS[arguments.verb]
+    if arguments.before_from is None or arguments.before_target is None:
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and --{target}; got neither in full.")
-    mechanism = jaxdp.from_json(pathlib.Path(arguments.plan).read_text())
+    _check_table(arguments.before_out)
+    mechanism = jaxdp.from_json(pathlib.Path(arguments.before_from).read_text())
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    points = parse_range(target, arguments.target).reshape(-1, *[1] * len(batch_shape(mechanism)))
-    lower, upper = bounds_of(mechanism, points, relation=arguments.relation)
-    shape = np.broadcast_shapes(lower.shape, points.shape)
+    points = parse_range(target, arguments.before_target).reshape(-1, *[1] * len(batch_shape(mechanism)))
+    lower, upper = bounds_of(mechanism, points, relation=arguments.before_relation)
     rows = {target: points, "lower": lower, arguments.verb: upper}
-    columns = {name: np.broadcast_to(values, shape).ravel().tolist() for name, values in rows.items()}
-    _print(arguments, columns, arguments.verb)
+    columns = {name: np.broadcast_to(values, upper.shape).ravel().tolist() for name, values in rows.items()}
+    _report(columns, arguments.verb, arguments.before_json, arguments.before_out)
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
@@ -178,7 +191,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             column.extend(np.asarray(rows[name]).tolist())
     if arguments.json:
         columns[wanted] = [float(v) for v in columns[wanted]]
-    _print(arguments, columns, "")
+    _report(columns, "", arguments.json)
 
 
 def _bracket(text: str | None) -> tuple[float, float] | None:
@@ -226,7 +239,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     frame = dataset.to_dataframe().reset_index().assign(**fixed)
     always = (*static, target, verb)
     varying = [name for name in (*axes, *fixed, verb) if name in always or len(axes[name]) > 1]
-    _print(arguments, {name: frame[name].tolist() for name in varying}, verb)
+    _report({name: frame[name].tolist() for name in varying}, verb, arguments.json)
     for name in filter(None, (arguments.out, arguments.plot)):
         print(f"written: {name}", file=sys.stderr)
 
@@ -307,14 +320,23 @@ def _cases(arguments: argparse.Namespace) -> list[dict[str, str]]:
     return [dict(zip(static, values, strict=True)) for values in itertools.product(*static.values())]
 
 
-def _print(arguments: argparse.Namespace, columns: dict[str, list[Any]], upper: str) -> None:
-    """The columns as a table or JSON; ``upper`` names the column of certified upper bounds, if any."""
+def _check_table(path: str | None) -> None:
+    """Before anything is computed: a table is written as CSV only."""
+    if path is not None and not path.endswith(".csv"):
+        raise ValueError(f"out must be a file that ends in .csv, got {path!r}.")
+    _make_folders(path)
+
+
+def _report(columns: dict[str, list[Any]], upper: str, as_json: bool, table: str | None = None) -> None:
+    """The columns as a table or JSON, and in the CSV file ``table``.
+
+    upper: the name of the column of certified upper bounds, "" where there is none.
+    """
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    if getattr(arguments, "out", None) and str(arguments.out).endswith(".csv"):
-        _make_folders(arguments.out)
-        with open(arguments.out, "w", newline="") as file:
+    if table is not None:
+        with open(table, "w", newline="") as file:
             csv.writer(file).writerows([list(columns), *(list(row.values()) for row in rows)])
-    if arguments.json:
+    if as_json:
         print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
         return
     shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]

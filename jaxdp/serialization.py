@@ -47,12 +47,15 @@ def from_json(text: str) -> Mechanism:
     Its numbers are checked when a verb is called, as those of any mechanism.
 
     Raises:
+        TypeError: text is not a string.
         ValueError: not JSON, not a mechanism of jaxdp, an unknown schema number, class or field, or a
             field that is missing.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a string, got {type(text).__name__}.")
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"text must be the JSON of a mechanism, as jaxdp.to_json writes it; not JSON: {error}."
         ) from None
@@ -101,7 +104,7 @@ def strict(value: Any) -> Any:
 
 def _decoded(name: str, value: Any, numeric: bool) -> Any:
     if isinstance(value, dict) and set(value) == {"empty"}:
-        return np.zeros(value["empty"])
+        return _empty(name, value["empty"])
     if isinstance(value, dict):
         return _record(name, value)
     if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
@@ -110,18 +113,24 @@ def _decoded(name: str, value: Any, numeric: bool) -> Any:
         return value
     if isinstance(value, list):
         try:
-            array = np.array(_finite(name, value))
+            array = np.array(_number(name, value))
         except ValueError:
             array = np.array(None)
         if array.dtype.kind not in "iufb":
             raise ValueError(f"{name} must be an array of numbers, every row as long as the others.")
         return array
-    return _finite(name, value)
+    return _number(name, value)
 
 
-def _finite(name: str, value: Any) -> Any:
+def _empty(name: str, shape: Any) -> np.ndarray:
+    if not isinstance(shape, list) or 0 not in shape or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f'{name}: "empty" must be a shape, whole numbers >= 0 of which one is 0; got {shape!r}.')
+    return np.zeros(shape)
+
+
+def _number(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(name, each) for each in value]
+        return [_number(name, each) for each in value]
     if isinstance(value, str):
         if value not in _NOT_FINITE:
             raise ValueError(f"{name} must be a number, {', '.join(map(repr, _NOT_FINITE))}; got {value!r}.")

@@ -479,3 +479,11 @@ def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
     assert slopes[0] == pytest.approx((high.upper - low.upper) / 0.002, rel=1e-5)
     np.testing.assert_array_equal(values[1:], np.inf)
     np.testing.assert_array_equal(slopes[1:], 0.0)
+
+
+def test_one_epoch_by_repeat_is_one_epoch_also_beside_rows_of_several():
+    one = jaxdp.RandomAllocation(jaxdp.Gaussian(1.0), 100)
+    alone = jaxdp.epsilon_bounds(one, 1e-6, relation="remove")
+    rows = jaxdp.epsilon_bounds(jaxdp.repeat(one, np.array([0, 1, 2])), 1e-6, relation="remove")
+    assert (rows.lower[1], rows.upper[1]) == pytest.approx(alone, rel=1e-9)
+    assert rows.upper[0] == 0 and rows.lower[2] > rows.upper[1]

@@ -25,8 +25,7 @@ from jaxdp.runtime.precision import BackendError, canary, compiler_options, kern
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
 from jaxdp.shuffle.lower_bound import lower_bound_point
-from jaxdp.sources import base
-from jaxdp.sources import contour as fourier
+from jaxdp.sources import base, contour
 
 pytestmark = pytest.mark.as_users_compile
 
@@ -125,7 +124,7 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
     assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
-    assert fourier.contour_epsilon.large and not lower_bound_point.large
+    assert contour.contour_epsilon.large and not lower_bound_point.large
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():
@@ -413,7 +412,7 @@ def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compil
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
     together = jaxdp.epsilon_bounds(grid, 1e-6)
     monkeypatch.setattr(precision, "cores", lambda: 1)
-    for module in (base, fourier):
+    for module in (base, contour):
         monkeypatch.setattr(module, "cores", lambda: 1)
     alone = jaxdp.epsilon_bounds(grid, 1e-6)
     assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
@@ -489,11 +488,11 @@ def _equations(jaxpr) -> int:
     return own + sum(_equations(inner) for inner in _inner(jaxpr))
 
 
-def _sampled(direction: str, effort=fourier._SAMPLED_LADDER[0]) -> Callable[[], Any]:
+def _sampled(direction: str, effort=contour._SAMPLED_LADDER[0]) -> Callable[[], Any]:
     """What a contour's program consists of: K on the axis to plan and to bound, on the line, the tail, the search."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
-    point = functools.partial(fourier.contour_epsilon.point, direction=direction, effort=effort)
+    point = functools.partial(contour.contour_epsilon.point, direction=direction, effort=effort)
     return lambda: jax.make_jaxpr(point)(stacks, 1e-7, np.inf)
 
 
@@ -506,7 +505,7 @@ PROGRAMS = {
     "sampled Gaussian, add": (_sampled("reverse"), 4350),
     "sampled Gaussian, replace": (_sampled("replace"), 3850),
     # two labels, and twice the contour: for the lowest band and for all others
-    "sampled Gaussian in bands": (_sampled("forward", fourier._BANDED_LADDER[3]), 8100),
+    "sampled Gaussian in bands": (_sampled("forward", contour._BANDED_LADDER[3]), 8100),
 }
 
 

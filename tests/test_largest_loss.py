@@ -23,7 +23,7 @@ from jaxdp.mechanisms.composition import normal_form
 from jaxdp.numerics.exponential_sums import less_one_error, log_ratios, ratios_less_one
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.sources import contour as fourier
+from jaxdp.sources import contour
 
 mp.mp.dps = 20
 Exponentials = collections.namedtuple("Exponentials", "weight loss")
@@ -304,17 +304,17 @@ TWO_STEPS = [
 
 def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     """At one effort: the cheaper ones, which a verb tries first and which do for larger deltas, are not compiled."""
-    monkeypatch.setattr(fourier.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
+    monkeypatch.setattr(contour.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
     sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
-    effort = next(effort for effort in fourier._BANDED_LADDER if effort.bands >= 8)
+    effort = next(effort for effort in contour._BANDED_LADDER if effort.bands >= 8)
     half = slice(None, None, 2)  # epsilon takes seven times as long as delta
     some = jax.tree_util.tree_map(lambda x: x[half], two)
     nothing = np.full(3, np.inf)
-    lower, upper = fourier.contour_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
+    lower, upper = contour.contour_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
-    lower, upper = fourier.contour_delta(two, eps, np.ones(6), direction="forward", effort=effort)
+    lower, upper = contour.contour_delta(two, eps, np.ones(6), direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
     # (a verb takes a larger effort for the one of 1e-268)
     assert (upper - lower < np.where(delta < 1e-200, 1e-5, 1e-6) * upper).all()

@@ -69,6 +69,10 @@ def test_files_of_this_release_load():
         ),
         (lambda text: text.replace("2.0", "[[1.0], [1.0, 2.0]]"), "every row as long as the others"),
         (lambda text: '{"jaxdp": 1, "mechanism": 3}', "must be an object"),
+        (lambda text: "[" * 100_000, "not JSON"),
+        (lambda text: text.replace("2.0", '{"empty": [1000000000000]}'), 'noise_multiplier: "empty" must be a shape'),
+        (lambda text: text.replace("2.0", '{"empty": "0"}'), 'noise_multiplier: "empty" must be a shape'),
+        (lambda text: text.replace("2.0", "{}"), "unknown class None"),
     ],
 )
 def test_text_that_is_no_mechanism_is_refused_in_one_sentence(change, said):
@@ -85,6 +89,8 @@ def test_what_cannot_be_written_is_refused():
         jaxdp.to_json(Own())
     with pytest.raises(TypeError, match="must be a jaxdp mechanism"):
         jaxdp.to_json(2.0)
+    with pytest.raises(TypeError, match="text must be a string, got int"):
+        jaxdp.from_json(3)
     with pytest.raises(TypeError, match="traced"):
         jax.eval_shape(lambda s: jaxdp.to_json(jaxdp.Gaussian(s)), 1.0)
 
@@ -107,6 +113,29 @@ def test_the_command_line_accounts_a_file_and_writes_a_table_with_all_digits(tmp
 def test_the_command_line_says_what_is_missing(given, capsys):
     assert main(given) == 2
     assert "give a MECHANISM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "before",
+    [["--relation", "replace_one"], ["--from", "plan.json"], ["--delta", "1e-6"], ["--json"], ["--out", "x.csv"]],
+)
+def test_an_option_before_the_mechanism_is_refused_and_not_forgotten(before, capsys):
+    assert main(["epsilon", *before, "gaussian", "--sigma", "1", "--delta", "1e-5"]) == 2
+    assert f"{before[0]} must come after gaussian" in capsys.readouterr().err
+
+
+def test_a_file_is_accounted_under_the_relation_that_was_asked_for(tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    plan.write_text(jaxdp.to_json(jaxdp.Gaussian(1.0)))
+    assert main(["epsilon", "--from", str(plan), "--delta", "1e-5", "--relation", "replace_one", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["epsilon"] == jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5, relation="replace_one")
+
+
+def test_a_table_that_is_not_csv_is_refused_before_anything_is_computed(tmp_path, capsys):
+    for arguments in (["gaussian", "--sigma", "1"], ["--from", "none.json"]):
+        assert main(["epsilon", *arguments, "--delta", "1e-5", "--out", str(tmp_path / "x.txt")]) == 2
+        assert "must be a file that ends in .csv" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_or_no_mechanism_is_one_sentence(tmp_path, capsys):

@@ -12,7 +12,7 @@ from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import spread
 from jaxdp.shuffle import bounds, rounds
 from jaxdp.shuffle.two_point import two_point_directions
-from jaxdp.sources import shuffling as route
+from jaxdp.sources import shuffled_rounds as route
 
 ROUNDING = 1e-12  # of a sum of a few thousand products here
 POINTS = [(1e3, 2.0), (1e5, 1.0), (10, 1.0), (1, 3.0), (3, 0.5), (1e12, 0.1), (100, 20.0), (1e6, 4.0)]

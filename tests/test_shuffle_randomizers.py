@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_batch_size")
 @pytest.fixture(autouse=True)
 def short_sums(monkeypatch):
     """Long sums for a few people take seconds each; shorter ones are wider, and must hold all the same."""
-    monkeypatch.setattr(route, "_LOWER_SUMS", (512,))
-    for function in (route._worst, bounds.bounds):
+    monkeypatch.setattr(route, "LOWER_SUMS", (512,))
+    for function in (route.worst, bounds.bounds):
         monkeypatch.setattr(function, "__defaults__", ((512,),))
 
 

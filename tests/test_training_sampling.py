@@ -44,6 +44,12 @@ def test_a_bin_that_does_not_fit_is_an_error_with_the_size_that_does_and_a_flag_
     assert (np.asarray(inside(jnp.int32(2))) == np.asarray(batches[2].indices)).all()
 
 
+def test_more_bins_than_are_drawn_uniformly_are_refused():
+    with pytest.raises(ValueError, match="num_bins must be at most 65536, got 65537"):
+        balls_in_bins_batch(0, KEY, num_examples=10, num_bins=2**16 + 1, size=10)
+    assert balls_in_bins_batch(0, KEY, num_examples=10, num_bins=2**16, size=10).indices.shape == (10,)
+
+
 @pytest.mark.parametrize(("n", "bins", "size"), [(100, 4, 40), (1000, 10, 130), (50, 2, 49), (10, 3, 10), (10, 3, 2)])
 def test_the_chance_of_an_overflow_is_not_below_the_union_of_exact_tails(n, bins, size):
     exact = stats.binom.sf(size, n, 1 / bins)
@@ -85,6 +91,7 @@ def test_privacy_spent_is_that_of_the_count_and_compiles_nothing():
     [
         ({"sampling": "shuffled"}, "sampling must be 'poisson' or 'allocation', got 'shuffled'.*only lower bounds"),
         ({"sampling": "allocation", "sampling_probability": 0.3}, "sampling_probability must be 1 / "),
+        ({"sampling": "allocation", "sampling_probability": 1e-5}, "at most 65536"),
         ({"sampling": "allocation", "sampling_probability": 0.0}, "sampling_probability must be 1 / "),
     ],
 )

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-import numpy as np
-
-from jaxdp import validate
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import flatten, is_gaussian, normal_form
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.sources.allocation import epoch_route, epochs_route
 from jaxdp.sources.base import Route
-from jaxdp.sources.contour import fourier_route
+from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_route
-from jaxdp.sources.shuffling import rounds_route, shuffled_route
+from jaxdp.sources.shuffled_rounds import rounds_route
+from jaxdp.sources.shuffling import shuffled_route
 
 
 def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[int, ...]) -> list[Route]:
     """The route for each dominating pair of a mechanism, its parameters spread over ``shape``: the same for all."""
     atoms = flatten(mechanism)
-    if len(atoms) == 1 and isinstance(atoms[0][0], Shuffled) and _once(atoms[0][1]):
+    if len(atoms) == 1 and isinstance(atoms[0][0], Shuffled) and isinstance(atoms[0][1], int) and atoms[0][1] == 1:
         return [shuffled_route(atoms[0][0], shape) for _ in directions]
     record, times = atoms[0] if len(atoms) == 1 else (None, 0)
-    if isinstance(record, RandomAllocation) and record.is_once() and _once(times):
+    if isinstance(record, RandomAllocation) and record.is_once() and isinstance(times, int) and times == 1:
         return [epoch_route(record, direction, shape) for direction in directions]
     stacks = normal_form(mechanism, shape)
     if is_gaussian(mechanism):
         return [gaussian_route(stacks) for _ in directions]
     if any(isinstance(record, RandomAllocation) for record, _ in stacks):
         return [epochs_route(stacks, direction) for direction in directions]
-    route = rounds_route if any(isinstance(record, Shuffled) for record, _ in stacks) else fourier_route
+    route = rounds_route if any(isinstance(record, Shuffled) for record, _ in stacks) else contour_route
     return [route(stacks, direction) for direction in directions]
-
-
-def _once(times: int | np.ndarray | jax.Array) -> bool:
-    """Whether a count is known to be 1 in every row."""
-    return not validate.is_traced(times) and bool(np.all(np.asarray(times) == 1))

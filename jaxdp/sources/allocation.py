@@ -19,8 +19,8 @@ from jaxdp.mechanisms.composition import Stack, spread
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect
-from jaxdp.sources.contour import fourier_route
+from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, nothing
+from jaxdp.sources.contour import contour_route
 from jaxdp.validate import SMALLEST, is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
@@ -42,11 +42,14 @@ class _OneEpoch:
         return Answer(*solve(params.num_steps, params.noise_multiplier(), sign, target, effort=self.effort))
 
 
+def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
+    return tuple(_OneEpoch(verb, sign, effort) for effort in bounds.EFFORTS)
+
+
 def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
     """The route of one epoch in which everybody takes part once."""
     sign = _SIGNS[direction]
-    epsilon, delta = (tuple(_OneEpoch(verb, sign, each) for each in bounds.EFFORTS) for verb in ("epsilon", "delta"))
-    return Route(spread(mechanism, shape), epsilon, delta, *_traced(sign))
+    return Route(spread(mechanism, shape), _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
 
 
 @functools.cache
@@ -80,16 +83,39 @@ def _gaussian_delta(mu: Any, epsilon: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Epochs:
-    """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below."""
+    """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below.
+
+    Rows that are one epoch in all are answered as such.
+    """
 
     verb: str
     direction: str
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+        lower, upper = nothing(self.verb, target)
+        single = np.zeros(target.shape, bool)
+        if len(params) == 1:
+            record, times = params[0]
+            single = (np.sum(times, axis=1) == 1) & np.all((record.times == 1) | (times == 0), axis=1)
+        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
+            if rows.size:
+                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
+                lower[rows], upper[rows] = solve(some, target[rows], gap)
+        return Answer(lower, upper, True)
+
+    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
+        record, times = params[0]
+        place = np.argmax(times == 1, axis=1)
+        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
+        sources = _one_epoch(self.verb, _SIGNS[self.direction])
+        (found,) = intersect(self.verb, [sources], flat, target, gap)
+        return found
+
+    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
         above, below = enclosing(params, self.direction, **{"delta" if self.verb == "epsilon" else "epsilon": target})
 
         def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:
-            sources = getattr(fourier_route(stacks, self.direction), self.verb)
+            sources = getattr(contour_route(stacks, self.direction), self.verb)
             (found,) = intersect(self.verb, [sources], stacks, target, max(gap, _PAIR_GAP))
             return found
 
@@ -100,7 +126,7 @@ class _Epochs:
             lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
             upper = np.fmin(upper, solve(_gaussian_mu(params, summed=False), target)[1])
-        return Answer(np.fmin(lower, upper), upper, True)
+        return np.fmin(lower, upper), upper
 
 
 def _gaussian_mu(stacks: tuple[Stack, ...], summed: bool) -> np.ndarray:
@@ -213,6 +239,6 @@ def _record(law: Any, block: _Block) -> DirectedLaw:
 
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
-    traced = fourier_route(stacks, direction) if is_traced(stacks) else None
+    traced = contour_route(stacks, direction) if is_traced(stacks) else None
     points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
     return Route(stacks, (_Epochs("epsilon", direction),), (_Epochs("delta", direction),), *points)

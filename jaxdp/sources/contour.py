@@ -118,7 +118,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     return _PLAIN_LADDER
 
 
-def fourier_route(stacks: tuple[Stack, ...], direction: str) -> Route:
+def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of one dominating pair."""
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)

@@ -1,8 +1,7 @@
-"""Shuffled rounds: one round from its law of X, several from finite pairs around each round."""
+"""One shuffled round, from its law of X. Several: `jaxdp.sources.shuffled_rounds`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,27 +12,21 @@ import numpy as np
 
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.basic import RandomizedResponse
-from jaxdp.mechanisms.composition import Stack, spread
+from jaxdp.mechanisms.composition import spread
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
-from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
+from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.numerics.roots import crossing
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle import approximate_local, bounds, contour, counts, law, rounds
+from jaxdp.shuffle import approximate_local, bounds, contour, counts, law
 from jaxdp.shuffle.closed_form import clones_closed_form_point
-from jaxdp.shuffle.law import LARGEST_EPS0, Law
-from jaxdp.shuffle.two_point import two_point_delta, two_point_directions, two_point_epsilon
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, nothing
-from jaxdp.sources.contour import fourier_route
-from jaxdp.validate import SMALLEST, is_traced
+from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
+from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.validate import is_traced
 
-_LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
-_LOWER_SUMS = bounds.LONG_SUMS[:1]
-# Of the log deltas between which a round's finite pair lies, the gap asked for and the long sums tried: in composition
-# the pair's own error is larger, in a moment nothing else is off.
-_COMPOSED, _MOMENT = (1e-4, bounds.LONG_SUMS[:2]), (1e-7, bounds.LONG_SUMS[:-1])
-_PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
-_TRACED_POINTS = 256
+LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
+LOWER_SUMS = bounds.LONG_SUMS[:1]
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 
 
@@ -54,27 +47,27 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
     bound = mechanism.chosen_bound()
     if isinstance(randomizer, KnownRandomizer):
-        lower = _worst(verb, lower_laws(randomizer), users, target, _LOWER_GAP, _LOWER_SUMS).lower
+        lower = worst(verb, lower_laws(randomizer), users, target, LOWER_GAP, LOWER_SUMS).lower
         two = np.flatnonzero(randomizer.num_categories == 2) if isinstance(randomizer, RandomizedResponse) else ()
         if len(two):
             exact = _TWO_POINT[verb](users[two], eps0[two], target[two])
             lower[two] = np.maximum(lower[two], exact.lower)
         if bound == "blanket":
-            upper = _worst(verb, upper_laws(randomizer), users, target, gap).upper
+            upper = worst(verb, upper_laws(randomizer), users, target, gap).upper
             return Bounds(np.fmin(lower, upper), upper)
         local_delta = np.zeros(users.shape)
     else:
         lower = _TWO_POINT[verb](users, eps0, target).lower
         local_delta = randomizer.delta
     if bound == "closed_form":
-        solve = _closed_form_epsilon if verb == "epsilon" else _closed_form_delta
+        solve = _closed_form_epsilon if verb == "epsilon" else closed_form_delta
         upper = solve((users, eps0, local_delta), target)
     else:
         upper = approximate_local.clones_upper(verb, users, eps0, local_delta, target, bound, gap)
     return Bounds(np.fmin(lower, upper), upper)
 
 
-def _worst(
+def worst(
     verb: str, laws: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = bounds.LONG_SUMS
 ) -> Bounds:
     """The largest bounds over the laws of each row."""
@@ -96,13 +89,14 @@ def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
     )
 
 
-def _answer(verb: str, params: Any, target: Any, known: Any, gap: float) -> Answer:
+def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float) -> Answer:
+    """The source of one shuffled round: bounds of epsilon at a delta, or of delta at an epsilon of any sign."""
     if verb == "epsilon":
         return Answer(*one_round("epsilon", params, target, gap), True)
     return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap), target), True)
 
 
-_ONE_ROUND = {verb: functools.partial(_answer, verb) for verb in ("epsilon", "delta")}
+_ONE_ROUND = {verb: functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta")}
 
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
@@ -124,7 +118,7 @@ def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool)
     lower = _lower_point(verb, mechanism, target)
     local_delta = xp.asarray(getattr(randomizer, "delta", 0.0))
     if bound == "closed_form":
-        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(
+        upper = (_closed_form_epsilon if verb == "epsilon" else closed_form_delta).point(
             (users, eps0, local_delta), target
         )
         return xp.minimum(lower, upper), upper
@@ -225,7 +219,8 @@ def _closed_form_epsilon(params: tuple[Any, Any, Any], delta: Any) -> Any:
 
 
 @kernel(working_set=64, by_numpy=1024)
-def _closed_form_delta(params: tuple[Any, Any, Any], eps: Any) -> Any:
+def closed_form_delta(params: tuple[Any, Any, Any], eps: Any) -> Any:
+    """Upper bound of delta at an epsilon: the closed form inverted; params are users, eps0 and the local delta."""
     users, eps0, local_delta = params
 
     def side(log_delta: Any) -> tuple[Any, Any]:
@@ -245,13 +240,13 @@ def _closed_form_points() -> tuple[Point, Point]:
     def smooth(p: Shuffled, eps: Any) -> Any:
         # d eps / d(parameters) at fixed delta is all that is used: the formula itself, read as a level set
         users, eps0, _ = parameters(p)
-        delta = _closed_form_delta.point(xp.stop_gradient(parameters(p)), xp.stop_gradient(eps))
+        delta = closed_form_delta.point(xp.stop_gradient(parameters(p)), xp.stop_gradient(eps))
         value = clones_closed_form_point.point(eps0, users, xp.stop_gradient(delta))
         slope = xp.stop_gradient(_log_slope(eps0, users, delta))
         return xp.log(xp.stop_gradient(xp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
 
     def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
-        upper = (_closed_form_epsilon if verb == "epsilon" else _closed_form_delta).point(parameters(p), target)
+        upper = (_closed_form_epsilon if verb == "epsilon" else closed_form_delta).point(parameters(p), target)
         return xp.minimum(_lower_point(verb, p, target), upper), upper
 
     return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
@@ -267,279 +262,3 @@ def _log_slope(eps0: Any, users: Any, delta: Any) -> Any:
 
     slope = -jax.grad(at)(xp.log(xp.where(delta > 0, delta, 0.5)))
     return xp.where(slope > 0, slope, 1.0)
-
-
-# ---- composition ----
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rounds:
-    """The upper pairs' composition from above, that of the lower pairs from below."""
-
-    verb: str
-    direction: str
-
-    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        single = np.all([np.sum(times, axis=1) == 1 for _, times in params], axis=0) & (len(params) == 1)
-        lower, upper = nothing(self.verb, target)
-        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
-            if rows.size:
-                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
-                lower[rows], upper[rows] = solve(some, target[rows], gap)
-        return Answer(lower, upper, True)
-
-    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
-        record, times = params[0]
-        place = np.argmax(times == 1, axis=1)
-        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
-        return _answer(self.verb, flat, target, None, gap)[:2]
-
-    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
-        unknown = np.full(target.shape, np.nan)
-        by_delta = self.verb == "epsilon"
-        log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
-        grids = _grids(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
-
-        def side(make: Callable[[Shuffled, np.ndarray, np.ndarray], Any], gap: float) -> tuple[Any, Any]:
-            stacks = _replaced(params, grids, make)
-            sources = getattr(fourier_route(stacks, self.direction), self.verb)
-            (found,) = intersect(self.verb, [sources], stacks, target, gap)
-            return found
-
-        upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], self._without_loss_beyond(params, target))
-        return np.fmin(side(_lower_law, max(gap, _LOWER_GAP))[0], upper), upper
-
-    def _without_loss_beyond(self, params: Any, target: np.ndarray) -> np.ndarray:
-        """Rounds of pure local randomizers alone cost at most the sum of their largest losses."""
-        largest = np.zeros(target.shape)
-        for record, times in params:
-            if not isinstance(record, Shuffled):
-                return nothing(self.verb, target)[1]
-            each = np.where(_leaks(record.randomizer, np), np.inf, record.max_loss())
-            largest = largest + np.sum(np.where(times > 0, times * each, 0.0), axis=1)
-        largest = largest * (1 + 1e-12)
-        return largest if self.verb == "epsilon" else np.where(target >= largest, 0.0, 1.0)
-
-
-def _flat(record: Shuffled) -> Any:
-    return jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
-
-
-def _replaced(
-    stacks: tuple[Stack, ...],
-    grids: list[tuple[np.ndarray, np.ndarray]],
-    make: Callable[[Shuffled, np.ndarray, np.ndarray], Any],
-) -> tuple[Stack, ...]:
-    """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
-    left, made = iter(grids), []
-    for record, times in stacks:
-        if isinstance(record, Shuffled):
-            law = make(_flat(record), *next(left))
-            record = LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in law))
-        made.append((record, times))
-    return tuple(made)
-
-
-def _grids(
-    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Grids of epsilon for the shuffled rounds of the stacks, one row a round, and the tilts that they are made for.
-
-    Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
-    order.
-    """
-    found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
-    first = []
-    for flat, t in found:
-        reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
-        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
-    deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, _COMPOSED, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
-    if order is None:
-        rows = log_delta.shape[0]
-        wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
-        times = np.concatenate([t for _, t in found], axis=1)
-        z, total = rounds.by_rows(rounds.tilt, *wide, wide[1], times, log_delta, epsilon)
-        log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
-    else:
-        z, log_end = order, np.full(order.shape, -np.inf)
-    made = []
-    for (_, t), grid, log in zip(found, first, logs, strict=True):
-        each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
-        made.append((rounds.by_rows(rounds.refined, grid, log, each, end, points=points), each))
-    return made
-
-
-def _widest_law(flat: Shuffled) -> Law:
-    """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
-    if not isinstance(flat.randomizer, KnownRandomizer):
-        return bounds.clones_law(flat.randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
-    laws = upper_laws(flat.randomizer)
-    return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
-
-
-def _chosen(laws: Law, score: np.ndarray) -> Law:
-    best = np.argmax(score, axis=-1)
-    return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
-
-
-def _log_profile(
-    flat: Shuffled,
-    grid: np.ndarray,
-    close: tuple[float, tuple[int, ...]],
-    every: int = 1,
-    deepest: float = -np.inf,
-) -> np.ndarray:
-    """Upper bounds of log delta on a grid, rows of epsilons.
-
-    every: long sums are made at every so many points only (delta is convex: the pairs take chords between them), and
-    not beyond a point where log delta is below ``deepest``.
-    """
-    (gap, sums), size, bound = close, grid.shape[1], flat.chosen_bound()
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    if bound == "closed_form":
-        eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
-        with np.errstate(divide="ignore"):
-            return np.log(_closed_form_delta((users, eps0, local_delta), epsilon)).reshape(grid.shape)
-    if bound != "blanket":
-        eps0 = np.repeat(flat.randomizer.max_loss(), size)
-        return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, gap).upper.reshape(grid.shape)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
-    lower, upper = _worst("log_delta", laws, users, epsilon, gap, ())
-    with np.errstate(invalid="ignore"):
-        wide = (upper > -np.inf) & ~(upper - lower <= gap)
-    # a point right of one where delta is as small as that has no mass that counts
-    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
-    place = np.arange(upper.size)
-    places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
-    if places.size:
-        some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
-        upper[places] = np.fmin(upper[places], _worst("log_delta", some, n, e, gap, sums).upper)
-    return upper.reshape(grid.shape)
-
-
-def _upper_law(
-    flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, tuple[int, ...]] = _COMPOSED
-) -> Any:
-    losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid, close))
-    return losses, weights, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
-
-
-def _leaks(randomizer: Any, array: Any) -> Any:
-    """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
-    return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
-
-
-def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
-    size = grid.shape[1]
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    randomizer = flat.randomizer
-    if isinstance(randomizer, KnownRandomizer):
-        laws = lower_laws(randomizer)
-        base = np.where(laws.base > 0, laws.base, 1.0)
-        apart = np.sum(np.where(laws.base > 0, (laws.first - laws.second) ** 2 / base, 0.0), axis=-1)
-        one = _chosen(laws, np.where(_is_binary(laws), np.inf, apart))
-        binary = _is_binary(one)
-        eps0 = np.where(binary, np.max(one.loss, axis=-1), 0.0)
-    else:
-        one, binary, eps0 = None, np.ones(len(grid), bool), randomizer.epsilon
-    both = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
-    for rows, solve in ((binary, _two_point_sides), (~binary, _homogeneous_sides)):
-        places = np.flatnonzero(np.repeat(rows, size))
-        if places.size:
-            laws_there, eps0_there = jax.tree_util.tree_map(lambda a, p=places: a[p // size], (one, eps0))
-            for side, more in zip(both, solve(laws_there, eps0_there, users[places], epsilon[places]), strict=True):
-                side.lower[places], side.upper[places] = more
-    return rounds.by_rows(
-        rounds.lower_pair, grid, z, *(Bounds(*(x.reshape(grid.shape) for x in side)) for side in both)
-    )
-
-
-def _is_binary(one: Law) -> np.ndarray:
-    """Rows whose reports take two values only, each input as likely to send one as the other is to send the other."""
-    same = (np.sort(one.first, axis=-1) == np.sort(one.second, axis=-1)).all(axis=-1)
-    apart = np.argmax(one.first, axis=-1) != np.argmax(one.second, axis=-1)
-    return same & apart & (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2)
-
-
-def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
-    return two_point_directions(users, eps0, epsilon)
-
-
-def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bounds]:
-    return [bounds.bounds("log_delta", side, users, epsilon, _LOWER_GAP, _LOWER_SUMS) for side in (one, one.swapped())]
-
-
-# ---- composition, one traced point ----
-
-
-def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
-    users, eps0 = jnp.asarray(record.num_users, jnp.float64), jnp.asarray(record.max_loss(), jnp.float64)
-    bound = record.chosen_bound()
-    if bound == "blanket":
-        laws = record.randomizer.upper_laws()
-        widest = jax.tree_util.tree_map(lambda a: a[0], laws)
-
-        def upper(e: Any) -> Any:
-            return jnp.max(jax.vmap(lambda made: bounds.contour_log_delta.point(made, users, e).upper)(laws))
-    else:
-        rate = "stronger" if bound == "stronger" else "clones"
-        widest = law.clones(eps0, rate)
-
-        def upper(e: Any) -> Any:
-            return bounds.clones_point("log_delta", eps0, users, e, rate).upper
-
-    def look(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        grid, _ = state
-        logs = jax.vmap(upper)(grid)
-        if order is None:
-            z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
-            log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
-        else:
-            z, log_end = order, jnp.asarray(-jnp.inf)
-        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
-        return jnp.where(i == 0, finer, grid), logs
-
-    first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    grid, logs = jax.lax.fori_loop(0, 2, look, (first, jnp.zeros(_TRACED_POINTS)))
-    losses, weights, infinity = rounds.upper_pair(grid, logs)
-    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
-
-
-def _traced_laws(stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None) -> tuple[Stack, ...]:
-    """The stacks of one traced point, shuffled rounds replaced by finite laws that dominate them."""
-    return tuple(
-        (jax.vmap(lambda r, t: _traced_law(r, t, log_delta, epsilon, order))(record, times), times)
-        if isinstance(record, Shuffled)
-        else (record, times)
-        for record, times in stacks
-    )
-
-
-def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order."""
-    if not any(isinstance(record, Shuffled) for record, _ in stacks):
-        return stacks
-    if is_traced((stacks, order)):
-        nan = jnp.asarray(jnp.nan)
-        return jax.vmap(lambda s, v: _traced_laws(s, nan, nan, v))(stacks, order)
-    grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, 1e9), rounds.MANY)
-    return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
-
-
-def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
-    """The route of a composition in which some mechanisms are shuffled rounds."""
-
-    def traced(verb: str) -> Point:
-        def solve(params: Any, target: Any) -> tuple[Any, Any]:
-            nan = jnp.asarray(jnp.nan)
-            log_target = jnp.log(jnp.clip(target, SMALLEST, 1.0))
-            made = _traced_laws(params, *((log_target, nan) if verb == "epsilon" else (nan, jnp.maximum(target, 0.0))))
-            route = fourier_route(jax.tree_util.tree_map(lambda x: x[None], made), direction)
-            _, upper = (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)
-            return jnp.zeros_like(upper), upper
-
-        return jax.jit(solve)
-
-    epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
-    return Route(stacks, (epsilon,), (delta,), traced("epsilon"), traced("delta"))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxdp.closed_forms import finite_law
-from jaxdp.closed_forms import one_sampled_step as sampled_gaussian
+from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.mechanisms.composition import Stack
@@ -30,13 +30,13 @@ _RANKS = 64
 @kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
 def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     mu = xp.asarray(record.mechanism.gaussian_mu())
-    return sampled_gaussian.epsilon_bounds(mu, record.sampling_probability, delta, direction)
+    return single_step.epsilon_bounds(mu, record.sampling_probability, delta, direction)
 
 
 @kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
 def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     mu = xp.asarray(record.mechanism.gaussian_mu())
-    return sampled_gaussian.delta_bounds(mu, record.sampling_probability, eps, direction)
+    return single_step.delta_bounds(mu, record.sampling_probability, eps, direction)
 
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:

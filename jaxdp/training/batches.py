@@ -13,6 +13,7 @@ from jaxdp import validate
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
 # sample has the key of a draw of noise, even where a caller gives both the same key.
 _SAMPLE = np.uint32(2**32 - 1)
+MOST_BINS = 2**16
 
 
 class Batch(NamedTuple):
@@ -64,15 +65,18 @@ def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bin
     """The examples of one bin: in every epoch of num_bins steps each example is in one uniformly drawn bin.
 
     step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key and
-    the epoch's number. size: static; a bin that holds more examples does not fit. Accounted by
+    the epoch's number. num_bins: 1 to 65536. size: static; a bin that holds more examples does not fit. Accounted by
     `jaxdp.RandomAllocation`.
 
-    The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin's
-    probability is 1/num_bins but for the rounding of 64 random bits.
+    The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin is drawn as
+    64 random bits modulo num_bins: its probability is 1/num_bins up to a relative 2^-48.
 
     Raises:
         ValueError: a bin of the epoch does not fit; says which size fits. Under a trace ``overflow`` tells it instead.
     """
+    bins_given = validate.integer("num_bins", num_bins, 1)
+    # above it jax.random.randint, of 32-bit integers, computes the remainder of its 64 bits with an overflow
+    validate.reject("num_bins", bins_given, bins_given > MOST_BINS, f"at most {MOST_BINS}")
     traced = isinstance(step, jax.core.Tracer) or isinstance(key, jax.core.Tracer)
     step = _checked_step(step, 1, num_examples=num_examples, num_bins=num_bins, size=size)
     bins = jax.random.randint(_sample_key(key, step // num_bins), (num_examples,), 0, num_bins)

@@ -35,12 +35,11 @@ def check_budget(epsilon: Any, delta: Any) -> None:
 def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
     """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count."""
     check_budget(epsilon, delta)
-    limit = int(validate.integer("max_steps", max_steps, 1))
 
     def within(counts: np.ndarray) -> np.ndarray:
         return certified_epsilon(after(counts), delta) <= epsilon
 
-    return _last_true(within, limit)
+    return _last_true(within, max_steps)
 
 
 def _last_true(within: Callable[[np.ndarray], np.ndarray], limit: int) -> int:

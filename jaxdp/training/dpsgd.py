@@ -39,8 +39,8 @@ class DPSGD:
     sampling_probability: in [0, 1], of each example in each step. num_examples: n; if given, the noisy sum is
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
-    sampling: "poisson", or "allocation": each example is in one uniformly drawn step of every epoch of
-    1/sampling_probability steps (`balls_in_bins_batch`), so that this must be a whole number.
+    sampling: "poisson", or "allocation": each example is in one uniformly drawn step of every epoch
+    (`balls_in_bins_batch`); an epoch has 1/sampling_probability steps, a whole number up to 65536.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
@@ -75,10 +75,10 @@ class DPSGD:
             )
         if self.sampling == "allocation":
             steps = 1 / max(self.sampling_probability, 1e-300)
-            if steps > 2**31 or abs(steps - np.rint(steps)) > 1e-9 * steps:
+            if steps > batches.MOST_BINS or abs(steps - np.rint(steps)) > 1e-9 * steps:
                 raise ValueError(
-                    "sampling_probability must be 1 / (a whole number of steps an epoch) with sampling='allocation', "
-                    f"got {self.sampling_probability!r}."
+                    "sampling_probability must be 1 / (a whole number of steps an epoch, at most "
+                    f"{batches.MOST_BINS}) with sampling='allocation', got {self.sampling_probability!r}."
                 )
 
     @property
@@ -94,7 +94,7 @@ class DPSGD:
         return 1.0 if self.num_examples is None else max(self.num_examples * self.sampling_probability, 1e-30)
 
     def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
-        """The sample of a step, padded to a static size; see `poisson_batch` for what overflow means.
+        """The sample of a step, padded to a static size, as `poisson_batch` or `balls_in_bins_batch` draws it.
 
         key: unseen by the adversary; independent of the noise, also where the keys are equal. Needs num_examples.
         """
@@ -194,15 +194,23 @@ class DPSGD:
     def privacy_spent(self, state: noise.NoisyState, delta: float) -> float:
         """Certified epsilon at delta, (0, 1], of the steps taken so far; relation add_or_remove.
 
-        state: that of `optimizer` or `privatize`, not traced. A new count is a new number: nothing is compiled for it.
+        state: that of `optimizer` or `privatize`, not traced. A new count compiles nothing that another count has not.
         """
         return float(certified_epsilon(self.after(state.count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
-        """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled."""
+        """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled.
+
+        With sampling="allocation" a whole number of epochs, or max_steps.
+        """
         if self.sampling_probability == 0:
             return float(np.inf)
-        return budget.largest_within(self.after, epsilon, delta, max_steps)
+        length = self.steps_per_epoch if self.sampling == "allocation" else 1
+        most = int(validate.integer("max_steps", max_steps, 1))
+        epochs = budget.largest_within(
+            lambda n: self.after(np.minimum(n * length, most)), epsilon, delta, -(-most // length)
+        )
+        return min(epochs * length, most)
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
         """A copy with the smallest noise_multiplier, to a relative 1e-6, that meets the target after the steps."""
