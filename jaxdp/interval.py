@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+ArrayT = TypeVar("ArrayT")
 
 
-class Bounds(NamedTuple):
+class Bounds(NamedTuple, Generic[ArrayT]):
     """A certified enclosure: ``lower <= truth <= upper``, elementwise, same shapes and units."""
 
-    lower: Any
-    upper: Any
+    lower: ArrayT
+    upper: ArrayT
