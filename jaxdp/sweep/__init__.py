@@ -1,0 +1,248 @@
+"""Grids: a function over the product of named axes, tile by tile, into a labelled xarray.Dataset."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import os
+import pathlib
+import pickle
+import queue
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from jaxdp.runtime.fingerprint import fingerprint
+from jaxdp.sweep.grid import Grid
+from jaxdp.sweep.store import Folder, Memory, alone
+from jaxdp.sweep.work import Calls, Task, Values, require_versions, versions
+
+if TYPE_CHECKING:
+    import xarray
+
+# Tiles given to an executor and not finished: several for every worker of a large cluster, few enough to be cancelled.
+_WAITING = 512
+_ACCURACY = (
+    "certified: an upper bound of epsilon or delta is never below the truth; target relative gap 1e-6 in epsilon, "
+    "wider where double precision cannot reach it"
+)
+
+
+class Executor(Protocol):
+    """What `concurrent.futures.Executor` and dask's `Client.get_executor()` offer."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> concurrent.futures.Future[Any]:
+        """A call that runs somewhere else."""
+        ...
+
+
+def sweep(
+    fn: Callable[..., Any],
+    *,
+    batch_size: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+    path: str | os.PathLike[str] | None = None,
+    **axes: Any,
+) -> xarray.Dataset:
+    """Values of ``fn`` on the product of named axes, as an xarray.Dataset with one dimension per axis.
+
+    >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
+    >>> data.epsilon.values.round(4)
+    array([4.8863, 2.3145, 1.1149])
+
+    fn: called with every axis name as a keyword; numeric axes arrive as arrays of equal shape (one tile of grid
+        points), other axes (strings, None, booleans) one value at a time. Returns an array of the tile's shape, a
+        `Bounds` (variables "lower", "upper"), or a dict of these. A single array is stored under the function's own
+        name; from a lambda under the name of the one verb it calls, else "value".
+    batch_size: most grid points of one call of fn, default 4096. A call is one rectangular tile; tiles at the edge are
+        padded, so that all calls have one shape and compile once. Peak memory beyond the result is set by it.
+    devices: jax devices that take tiles in turn, one thread each. Default: the current default device.
+    executor: where tiles are computed instead, as in `concurrent.futures`: ``submit(fn, *args)`` returns a
+        `concurrent.futures.Future`. For a cluster ``dask.distributed.Client(...).get_executor()``. fn has to be
+        picklable for it, and with a path the workers must see the same file system. A worker that runs other releases
+        of jaxdp, jax, jaxlib or numpy is an error.
+    progress: show a tqdm bar counting grid points.
+    path: a file ending in .nc (netCDF), which is returned as read, or .zarr, whose values are read when they are
+        used. Finished tiles are kept in ``<path>.parts`` as they come: the same call after a kill or a full disk goes
+        on where it stopped, and a finished file is read instead of recomputed. The file itself appears at the end, in
+        one step. A second sweep to the same path waits for the first.
+    axes: 1-D sequences (a scalar is an axis of length 1).
+
+    The numbers do not depend on devices, executor or interruptions, to the last bit, on processors of one kind.
+    Every axis value is tried once before a long run, so that an invalid one is rejected at the start. An error inside
+    a tile is re-raised with a note naming it; finished tiles stay on disk.
+    The attributes hold versions, accuracy and, where verbs were called by fn, verb, mechanism and relation; where
+    rounds were shuffled, also the bounds and randomizers in use.
+
+    Raises:
+        ValueError: bad axes, a wrong result shape, or a path that holds another computation.
+        TypeError: fn accepts single numbers only or cannot be pickled, or an executor is not one.
+        RuntimeError: a worker runs other releases.
+        ImportError: xarray is missing; names the extra.
+    """
+    xarray = _require("xarray")
+    if executor is not None and devices is not None:
+        raise ValueError("devices must be None where an executor is given: its workers use their own default device.")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
+    grid = Grid.of(axes, batch_size)
+    if path is None:
+        return _computed(fn, Memory(xarray, grid), grid, _where(executor, devices), progress)
+    target = pathlib.Path(path)
+    if target.suffix not in (".nc", ".zarr"):
+        raise ValueError(f"path must end in .nc or .zarr, got {str(path)!r}.")
+    identity = fingerprint(fn, *grid.axes.items(), grid.steps, *versions().items())
+    with alone(target, _require("filelock").FileLock):
+        store = Folder(xarray, grid, target, identity)
+        finished = store.finished()
+        return finished if finished is not None else _computed(fn, store, grid, _where(executor, devices), progress)
+
+
+_NOT_AN_EXECUTOR = (
+    "executor must follow concurrent.futures (submit returns a concurrent.futures.Future), got {}; "
+    "for dask pass Client(...).get_executor()."
+)
+
+
+def _where(executor: Executor | None, devices: Sequence[jax.Device] | None) -> _Where:
+    if executor is not None:
+        return _OnExecutor(executor)
+    return _OnDevices(devices) if devices else _Where()
+
+
+def _computed(fn: Callable[..., Any], store: Memory | Folder, grid: Grid, where: _Where, progress: bool) -> Any:
+    """The data set, from the tiles that the store lacks."""
+    todo = store.missing()
+    bar = _require("tqdm").tqdm if progress else None
+    done = grid.size - sum(map(grid.length, todo))
+    task = Task(fn, grid, versions(), uuid.uuid4().hex)
+    calls: Calls = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(where)
+        shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
+
+        def keep(tile: int, made: tuple[Values | None, Calls]) -> None:
+            values, its_calls = made
+            calls.extend(its_calls)
+            if values is not None:
+                store.keep(tile, values, its_calls)
+            if shown is not None:
+                shown.update(grid.length(tile))
+
+        try:
+            if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
+                where.each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made))
+            # The first tile alone: it names the variables, and it compiles what the others use.
+            for tiles in (todo[:1], todo[1:]):
+                where.each(dataclasses.replace(task, draft=store.draft), tiles, keep)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(store.kept()) from None
+    attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}
+    return store.finish(attributes, calls)
+
+
+class _Where(contextlib.AbstractContextManager["_Where"]):
+    """Calls in this thread, one after the other."""
+
+    window = 1
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+        """One call, made now."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(fn(argument))
+        return future
+
+    def each(self, fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None]) -> None:
+        """keep(argument, fn(argument)) as results come; an error cancels what has not begun."""
+        waiting: dict[concurrent.futures.Future[Any], Any] = {}
+        rest = iter(arguments)
+        try:
+            while True:
+                for argument in itertools.islice(rest, self.window - len(waiting)):
+                    waiting[self.submit(fn, argument)] = argument
+                if not waiting:
+                    return
+                finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in finished:
+                    keep(waiting.pop(future), future.result())
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            raise
+
+
+class _OnDevices(_Where):
+    """One thread for each of several devices, which take calls in turn."""
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self.window = len(devices)
+        self._free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
+        for device in devices:
+            self._free.put(device)
+        self._threads = concurrent.futures.ThreadPoolExecutor(len(devices))
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown()
+
+    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+        """One call, on a device that is free."""
+        return self._threads.submit(self._run, fn, argument)
+
+    def _run(self, fn: Callable[[Any], Any], argument: Any) -> Any:
+        device = self._free.get()
+        try:
+            with jax.default_device(device):
+                return fn(argument)
+        finally:
+            self._free.put(device)
+
+
+class _OnExecutor(_Where):
+    """Another executor, left open."""
+
+    window = _WAITING
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> _OnExecutor:
+        ask_all = getattr(getattr(self._executor, "_client", None), "run", None)
+        if ask_all is not None:  # dask: every worker is asked before any work
+            ask_all(require_versions, versions())
+        return self
+
+    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+        """One call, on a worker."""
+        future = self._executor.submit(fn, argument)
+        if not isinstance(future, concurrent.futures.Future):
+            raise TypeError(_NOT_AN_EXECUTOR.format(type(self._executor).__name__))
+        return future
+
+    def each(self, fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None]) -> None:
+        """As everywhere; that fn cannot be sent is said with the remedy."""
+        try:
+            super().each(fn, arguments, keep)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if "pickle" not in str(error):
+                raise
+            raise TypeError(
+                "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
+                f"executor that sends any function, such as dask's. ({error})"
+            ) from error
+
+
+def _require(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f'sweep needs {name}: pip install "jaxdp-accounting[sweep]".') from error

@@ -1,0 +1,143 @@
+"""The product of named axes, cut into tiles of one size."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+# Points of a tile: enough to hide the cost of a call, few enough that a kill loses only seconds.
+_DEFAULT_BATCH = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The product of axes as rectangular tiles: ranges of the numeric axes, one value of every other axis."""
+
+    axes: dict[str, np.ndarray | list[Any]]  # arrays: numeric
+    steps: tuple[int, ...]  # length of a tile along every axis
+
+    @classmethod
+    def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Grid:
+        """Checked axes; ValueError for an axis that is neither of real numbers nor of plain values."""
+        if not axes:
+            raise ValueError("axes must name at least one axis, such as eps0=[1, 2, 4], got none.")
+        checked = {name: _axis(name, values) for name, values in axes.items()}
+        room, steps = _batch(batch_size), []
+        for values in reversed(checked.values()):
+            pieces = -(-len(values) // room) if isinstance(values, np.ndarray) else len(values)
+            steps.append(-(-len(values) // pieces))
+            room = max(1, room // steps[-1])
+        return cls(checked, tuple(reversed(steps)))
+
+    @property
+    def numeric(self) -> dict[str, np.ndarray]:
+        """The axes of numbers."""
+        return {name: values for name, values in self.axes.items() if isinstance(values, np.ndarray)}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return tuple(map(len, self.axes.values()))
+
+    @property
+    def size(self) -> int:
+        """Grid points altogether."""
+        return math.prod(self.shape)
+
+    @property
+    def batch(self) -> int:
+        """Grid points of one call, the same for every tile."""
+        return math.prod(self.steps)
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.steps, strict=True))
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return math.prod(self._counts)
+
+    def region(self, tile: int) -> tuple[slice, ...]:
+        """The ranges of all axes that a tile covers."""
+        where = np.unravel_index(tile, self._counts)
+        return tuple(
+            slice(int(i) * step, min((int(i) + 1) * step, size))
+            for i, step, size in zip(where, self.steps, self.shape, strict=True)
+        )
+
+    def length(self, tile: int) -> int:
+        """Grid points of a tile, without the padding of its call."""
+        return math.prod(part.stop - part.start for part in self.region(tile))
+
+    def arguments(self, tile: int) -> dict[str, Any]:
+        """Keyword arguments of a tile's call: numeric ones of length ``batch`` (last values repeated at the edge)."""
+        made: dict[str, Any] = {}
+        rows = {}
+        for (name, values), part, step in zip(self.axes.items(), self.region(tile), self.steps, strict=True):
+            if isinstance(values, np.ndarray):
+                rows[name] = values[np.minimum(np.arange(part.start, part.start + step), part.stop - 1)]
+            made[name] = values[part.start]
+        columns = np.meshgrid(*rows.values(), indexing="ij")
+        return made | {name: column.ravel() for name, column in zip(rows, columns, strict=True)}
+
+    def cut(self, tile: int, values: np.ndarray) -> np.ndarray:
+        """Results of a tile's call in the shape of its region, without the padding."""
+        kept = tuple(slice(0, part.stop - part.start) for part in self.region(tile))
+        return values.reshape(self.steps)[kept]
+
+    def describe(self, tile: int) -> str:
+        """Where a tile lies, for an error's note."""
+        places = []
+        for (name, values), part in zip(self.axes.items(), self.region(tile), strict=True):
+            first, last = values[part.start], values[part.stop - 1]
+            places.append(f"{name} = {first}" + (f" .. {last}" if part.stop - part.start > 1 else ""))
+        return f"in tile {tile} of {self.tiles}: {', '.join(places)}"
+
+    def probes(self) -> Iterator[dict[str, Any]]:
+        """Calls that see every axis value (or its extremes, where the axis is longer than a tile) at least once."""
+        first: dict[str, Any] = {name: values[0] for name, values in self.axes.items()}
+        others = {name: values for name, values in self.axes.items() if name not in self.numeric}
+        short = sum(len(axis) for axis in self.numeric.values()) <= self.batch
+        columns: dict[str, list[Any]] = {name: [] for name in self.numeric}
+        for name, axis in self.numeric.items():
+            tried = axis if short else _extremes(axis)
+            for other in self.numeric:
+                columns[other].extend(tried if other == name else [first[other]] * len(tried))
+        size = max((len(column) for column in columns.values()), default=1)
+        take: np.ndarray = np.minimum(np.arange(-(-size // self.batch) * self.batch), size - 1)
+        for choice in np.ndindex(*map(len, others.values())):
+            chosen = {name: values[i] for (name, values), i in zip(others.items(), choice, strict=True)}
+            for start in range(0, len(take), self.batch):
+                part = take[start : start + self.batch]
+                yield first | {n: np.asarray(column)[part] for n, column in columns.items()} | chosen
+
+
+def _axis(name: str, values: Any) -> np.ndarray | list[Any]:
+    array = np.atleast_1d(np.asarray(values))
+    mixed = array.dtype.kind not in "iufb" or any(isinstance(v, (str, bytes)) for v in np.ravel(values).tolist())
+    array = np.atleast_1d(np.asarray(values, dtype=object)) if mixed else array
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"axis {name} must be a number or a non-empty 1-D sequence, got shape {array.shape}.")
+    allowed = (str, bytes, bool, type(None), int, float)
+    bad = [v for v in array.tolist() if not isinstance(v, allowed)]
+    if bad:
+        raise ValueError(f"axis {name} must hold real numbers, strings, booleans or None, got {bad[0]!r}.")
+    return array if array.dtype.kind in "iuf" else array.tolist()
+
+
+def _extremes(axis: np.ndarray) -> np.ndarray:
+    ends = np.array([0, int(np.argmin(axis)), int(np.argmax(axis))])
+    return np.concatenate([axis[ends], axis[~np.isfinite(axis)][:1]])
+
+
+def _batch(batch_size: int | None) -> int:
+    if batch_size is None:
+        return _DEFAULT_BATCH
+    if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number >= 1 or None, got {batch_size!r}.")
+    return int(batch_size)

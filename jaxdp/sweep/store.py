@@ -1,0 +1,210 @@
+"""Where the tiles of a sweep are kept: in memory, or on disk as a zarr store that several workers write to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxdp.runtime import provenance
+from jaxdp.sweep.grid import Grid
+from jaxdp.sweep.labels import label, variable
+
+
+class Memory:
+    """Tiles of a sweep without a path."""
+
+    def __init__(self, xarray: Any, grid: Grid) -> None:
+        self._xarray, self._grid = xarray, grid
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def finished(self) -> Any:
+        """None: memory outlives no process."""
+        return None
+
+    def missing(self) -> list[int]:
+        """The tiles that are to be computed."""
+        return list(range(self._grid.tiles))
+
+    draft = None
+
+    def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
+        """Keep a tile that was returned."""
+        if not self._arrays:
+            self._arrays = {name: np.empty(self._grid.shape) for name in values}
+        _same_names(self._arrays, values)
+        for name, array in values.items():
+            self._arrays[name][self._grid.region(tile)] = array
+
+    def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
+        """The labelled data set."""
+        made_by = provenance.summary(calls)
+        data = {}
+        for name, array in self._arrays.items():
+            final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
+            data[final] = (tuple(self._grid.axes), array, attrs)
+        return self._xarray.Dataset(data, _coordinates(self._grid), attributes | made_by)
+
+    def kept(self) -> str:
+        """What an interrupt leaves behind."""
+        return "Nothing is kept; give path= to go on from where a sweep was interrupted."
+
+
+class Folder:
+    """Tiles on disk beside the final file, tied to one computation; each written whole or not at all.
+
+    ``<path>.parts`` holds a zarr store with one chunk a tile, and a note for every tile that is written.
+    """
+
+    def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, identity: str) -> None:
+        self._xarray, self._grid, self._path, self._identity = xarray, grid, path, identity
+        self._parts = parts(path)
+
+    @property
+    def draft(self) -> pathlib.Path | None:
+        """The folder that workers write to, None before its variables are known."""
+        return self._parts if (self._parts / "store.zarr").exists() else None
+
+    def finished(self) -> Any:
+        """The complete data set of an earlier call, or None after preparing the folder."""
+        if self._path.exists():
+            made = self._open(self._path)
+            self._same(made.attrs.get("fingerprint"), self._path)
+            return made
+        manifest = self._parts / "manifest.json"
+        if manifest.exists():
+            self._same(json.loads(manifest.read_text()).get("fingerprint"), self._parts)
+        else:
+            _write(manifest, json.dumps({"fingerprint": self._identity}))
+        return None
+
+    def _open(self, path: pathlib.Path) -> Any:
+        if path.suffix == ".zarr":
+            return self._xarray.open_dataset(path, engine="zarr")
+        with self._xarray.open_dataset(path) as dataset:
+            return dataset.load()
+
+    def _same(self, identity: Any, where: pathlib.Path) -> None:
+        if identity != self._identity:
+            raise ValueError(
+                f"{where} holds another computation (axes, function, batch_size and versions must all be equal). "
+                "Choose another path, or remove it to start again."
+            )
+
+    def missing(self) -> list[int]:
+        """The tiles that no earlier call has written."""
+        written = {int(note.stem) for note in self._parts.glob("[0-9]*.json")}
+        return [tile for tile in range(self._grid.tiles) if tile not in written]
+
+    def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
+        """Make the store for the variables of a tile that was returned, and write the tile."""
+        grid, store = self._grid, self._parts / "store.zarr"
+        nothing = np.broadcast_to(np.nan, grid.shape)
+        template = self._xarray.Dataset({name: (tuple(grid.axes), nothing) for name in values}, _coordinates(grid))
+        draft = self._parts / "empty.zarr"
+        template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
+        os.replace(draft, store)
+        write(self._parts, grid, tile, values, calls)
+
+    def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
+        """Name and label the variables, move the result to its path in one step, drop the parts."""
+        import zarr
+
+        notes = sorted(self._parts.glob("[0-9]*.json"))
+        made_by = provenance.summary([call for note in notes for call in json.loads(note.read_text())])
+        draft = self._parts / "store.zarr"
+        for name in [each for each, _ in zarr.open_group(draft, mode="r").arrays() if each not in self._grid.axes]:
+            final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
+            if final != name:
+                os.replace(draft / name, draft / final)
+            zarr.open_array(draft / final, mode="r+").attrs.update(attrs)
+        zarr.open_group(draft, mode="r+").attrs.update(attributes | made_by | {"fingerprint": self._identity})
+        zarr.consolidate_metadata(draft)
+        if self._path.suffix == ".nc":
+            with self._xarray.open_dataset(draft, engine="zarr") as dataset:
+                draft = self._parts / "store.nc"
+                dataset.drop_encoding().to_netcdf(draft)
+        os.replace(draft, self._path)
+        shutil.rmtree(self._parts, ignore_errors=True)
+        return self._open(self._path)
+
+    def kept(self) -> str:
+        """What an interrupt leaves behind."""
+        lost = sum(map(self._grid.length, self.missing()))
+        return (
+            f"{self._grid.size - lost:,} of {self._grid.size:,} points are kept in {self._parts}; "
+            "the same call goes on from there."
+        )
+
+
+def parts(path: pathlib.Path) -> pathlib.Path:
+    """The folder of unfinished tiles beside a result."""
+    return path.with_name(path.name + ".parts")
+
+
+def write(folder: pathlib.Path, grid: Grid, tile: int, values: dict[str, np.ndarray], calls: Any) -> None:
+    """A tile into its own region of the store, then the note that it is there."""
+    import zarr
+
+    store = folder / "store.zarr"
+    _same_names({name for name, _ in zarr.open_group(store, mode="r").arrays()} - set(grid.axes), values)
+    for name, array in values.items():
+        zarr.open_array(store / name, mode="r+")[grid.region(tile)] = array
+    _write(folder / f"{tile:08d}.json", json.dumps(calls))
+
+
+def _same_names(names: Any, values: dict[str, np.ndarray]) -> None:
+    if set(names) != set(values):
+        raise ValueError(
+            f"fn must return the same variables at every grid point, got {sorted(values)} beside {sorted(names)}."
+        )
+
+
+@contextlib.contextmanager
+def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
+    """Inside, no other process sweeps to this path; one that tries waits.
+
+    The lock lies among the parts, which the process that finishes removes: a lock on a removed file is given back.
+    """
+    folder = parts(path)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = lock(str(folder / "lock"))
+        with contextlib.suppress(FileNotFoundError):
+            held.acquire()
+        if held.is_locked and ((folder / "lock").exists() or path.exists()):
+            break
+        held.release()
+    try:
+        yield
+    finally:
+        if not any(folder.glob("*.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+        held.release()
+
+
+def _coordinates(grid: Grid) -> dict[str, Any]:
+    return {
+        name: (name, values if isinstance(values, np.ndarray) else [str(v) for v in values], label(name))
+        for name, values in grid.axes.items()
+    }
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    """A file that appears complete or not at all."""
+    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.draft")
+    try:
+        with open(draft, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

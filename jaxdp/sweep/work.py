@@ -1,0 +1,128 @@
+"""One tile of a sweep, in this process or in a worker's: the call, its checks, and where it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import pathlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+from jaxdp.interval import Bounds
+from jaxdp.runtime import provenance
+from jaxdp.runtime.precision import expecting
+from jaxdp.sweep import store
+from jaxdp.sweep.grid import Grid
+
+Values = dict[str, np.ndarray]
+Calls = list[dict[str, str]]
+
+
+def versions() -> dict[str, str]:
+    """Releases on which the last digits depend."""
+    try:
+        own = importlib.metadata.version("jaxdp-accounting")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        own = "unknown"
+    return {"jaxdp": own, "jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a worker needs for any tile."""
+
+    fn: Callable[..., Any]
+    grid: Grid
+    expected: dict[str, str]
+    identity: str  # of this run: an executor must not take it for an earlier one
+    draft: pathlib.Path | None = None  # where the tiles are written, None: they are returned
+
+    def __call__(self, tile: int) -> tuple[Values | None, Calls]:
+        """The values of a tile (None where they are written) and the verbs called for it."""
+        require_versions(self.expected)
+        with provenance.observe() as calls:
+            try:
+                flat = self._evaluate(self.grid.arguments(tile))
+            except Exception as error:
+                error.add_note(self.grid.describe(tile))
+                raise
+        values = {name: self.grid.cut(tile, each) for name, each in flat.items()}
+        if self.draft is None:
+            return values, calls
+        store.write(self.draft, self.grid, tile, values, calls)
+        return None, calls
+
+    def probe(self, arguments: dict[str, Any]) -> Calls:
+        """The verbs called at some grid points, before a long run: an invalid value is refused at the start."""
+        require_versions(self.expected)
+        with provenance.observe() as calls:
+            self._evaluate(arguments)
+        return calls
+
+    def _evaluate(self, arguments: dict[str, Any]) -> Values:
+        size = self.grid.batch
+        try:
+            with expecting(self.grid.size):
+                result = self.fn(**arguments)
+        except (TypeError, ValueError) as error:
+            if _takes_numbers_only(self.fn, arguments):
+                raise TypeError(
+                    "fn must accept arrays, got one that accepts single numbers only: numeric axes arrive as arrays of "
+                    f"{size} grid points. Use NumPy's functions (np.exp, np.where for if), or wrap it: "
+                    "np.vectorize(fn)."
+                ) from error
+            raise
+        flat = {}
+        for name, value in _named(self.fn, result):
+            array = np.asarray(value)
+            if np.iscomplexobj(array):
+                raise ValueError(f"fn must return real values, got {array.dtype} for {name}.")
+            if array.shape not in ((), (size,)):
+                raise ValueError(
+                    f"fn must return one value per grid point, shape ({size},), got {array.shape} for {name}."
+                )
+            flat[name] = np.broadcast_to(array, (size,)).astype(np.float64)
+        return flat
+
+
+def require_versions(expected: Mapping[str, str]) -> None:
+    """RuntimeError where this process runs other releases than the one that began the sweep."""
+    here = versions()
+    other = [f"{name} {here[name]} (expected {expected[name]})" for name in expected if here[name] != expected[name]]
+    if other:
+        raise RuntimeError(
+            f"worker process {os.getpid()} on {socket.gethostname()} has {', '.join(other)}; "
+            "install the same releases on every worker."
+        )
+
+
+def _takes_numbers_only(fn: Callable[..., Any], arguments: dict[str, Any]) -> bool:
+    """Whether fn fails at an array of equal grid points and not at one of them as a number."""
+    arrays = {name: np.full_like(a, a[0]) for name, a in arguments.items() if isinstance(a, np.ndarray)}
+    try:
+        fn(**{**arguments, **{name: array[0].item() for name, array in arrays.items()}})
+    except Exception:  # whatever it is, the caller has an error of fn to show
+        return False
+    try:
+        fn(**{**arguments, **arrays})
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def _named(fn: Callable[..., Any], result: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(result, Bounds):
+        yield f"{prefix}_lower".lstrip("_"), result.lower
+        yield f"{prefix}_upper".lstrip("_"), result.upper
+    elif isinstance(result, Mapping):
+        for name, value in result.items():
+            yield from _named(fn, value, str(name))
+    else:
+        own = getattr(fn, "__name__", "value")
+        yield prefix or (own if own.isidentifier() else "value"), result

@@ -1,0 +1,223 @@
+"""Sweeps by several processes: the same bits, nothing twice, nothing lost when a worker is killed."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import distributed
+import numpy as np
+import pytest
+import xarray
+
+import jaxdp
+from jaxdp.sweep import sweep, work
+
+pytestmark = pytest.mark.as_users_compile
+ROOT = pathlib.Path(jaxdp.__file__).parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
+EPS0, USERS = np.linspace(0.5, 4, 12), np.geomspace(1e3, 1e8, 9).round()
+
+
+def shuffled(eps0, users):
+    return jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users), 1e-6)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, worker_dashboard_address=None
+        ) as local,
+        distributed.Client(local) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("suffix", ["", ".nc", ".zarr"])
+def test_two_processes_give_the_same_bits_as_one(processes, tmp_path, suffix):
+    given = dict(eps0=EPS0, users=USERS, batch_size=20)
+    alone = sweep(shuffled, **given)
+    path = tmp_path / f"grid{suffix}" if suffix else None
+    shared = sweep(shuffled, executor=processes, path=path, **given)
+    for name in ("lower", "upper"):
+        np.testing.assert_array_equal(shared[name], alone[name])
+    assert (shared.attrs["verb"], shared.attrs["bound"]) == ("epsilon", "clones")
+    assert shared.eps0.attrs["units"] == "nats" and shared.upper.attrs["units"] == "nats"
+    if path:
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_numbers_do_not_depend_on_what_a_process_has_answered_before():
+    few, many = dict(eps0=EPS0[:3], users=USERS[:4]), dict(eps0=EPS0, users=USERS)
+    fresh = sweep(shuffled, batch_size=4, **few)
+    sweep(shuffled, **many)  # more points than NumPy answers: from here on they would be compiled
+    jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), 10**5), 1e-7)
+    np.testing.assert_array_equal(sweep(shuffled, batch_size=4, **few).upper, fresh.upper)
+
+
+class DiesOnce:
+    """A square whose process is killed at one point, the first time."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, a):
+        with open(self.folder / "log", "a") as log:
+            log.write(f"{a[0]:.0f}\n")
+        mark = self.folder / "died"
+        if a[0] == 20 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"square": a**2}
+
+
+def test_a_killed_worker_of_a_dask_cluster_loses_its_running_tile_only(cluster, tmp_path):
+    made = sweep(
+        DiesOnce(tmp_path), a=np.arange(80.0), batch_size=10, executor=cluster.get_executor(), path=tmp_path / "a.zarr"
+    )
+    np.testing.assert_array_equal(made.square, np.arange(80.0) ** 2)
+    seen = (tmp_path / "log").read_text().split()
+    assert (tmp_path / "died").exists()
+    probe, tiles = seen[0], seen[1:]
+    assert probe == "0" and set(tiles) == {str(10 * i) for i in range(8)}
+    assert tiles.count("20") == 2
+    assert len(tiles) <= 10  # what the killed worker had written and not yet reported may be made again
+
+
+def test_dask_gives_the_same_bits_and_sends_any_function(cluster):
+    few = dict(eps0=EPS0[:4], users=USERS[:4], batch_size=4)
+    shared = sweep(lambda eps0, users: shuffled(eps0, users), executor=cluster.get_executor(), **few)
+    np.testing.assert_array_equal(shared.upper, sweep(shuffled, **few).upper)
+
+
+def test_a_worker_of_another_release_is_refused_by_name_before_any_work(cluster, monkeypatch, tmp_path):
+    real = work.versions()
+    monkeypatch.setattr(sys.modules["jaxdp.sweep"], "versions", lambda: real | {"jaxlib": "0.0.1"})
+    with pytest.raises(RuntimeError, match=r"worker process \d+ on .* has jaxlib .* \(expected 0.0.1\)"):
+        sweep(DiesOnce(tmp_path), a=np.arange(80.0), batch_size=10, executor=cluster.get_executor())
+    with pytest.raises(RuntimeError, match="install the same releases on every worker"):
+        sweep(DiesOnce(tmp_path), a=np.arange(80.0), batch_size=10, executor=concurrent.futures.ThreadPoolExecutor(1))
+    assert not (tmp_path / "log").exists()
+
+
+def test_what_is_not_an_executor_is_refused(cluster, processes):
+    with pytest.raises(TypeError, match=r"concurrent\.futures.*got int"):
+        sweep(shuffled, executor=3, eps0=[1.0], users=[1e4])
+    with pytest.raises(TypeError, match=r"got Client; for dask pass Client\(...\)\.get_executor"):
+        sweep(shuffled, executor=cluster, eps0=[1.0], users=[1e4])
+    with pytest.raises(ValueError, match="devices must be None where an executor is given"):
+        sweep(shuffled, executor=processes, devices=[None], eps0=[1.0], users=[1e4])
+    with pytest.raises(TypeError, match="define it at the top level of a module"):
+        sweep(lambda a: a, executor=processes, a=[1.0])
+
+
+JOB = textwrap.dedent("""
+    import sys, time
+    import numpy as np
+    from jaxdp.sweep import sweep
+
+    def square(a):
+        with open(sys.argv[2], "a") as log:
+            print(a[0], file=log)
+        time.sleep(0.1)
+        return a**2
+
+    print(float(sweep(square, a=np.arange(100.0), batch_size=10, path=sys.argv[1]).square.sum()))
+""")
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_several_sweeps_to_one_path_compute_every_tile_once(tmp_path, suffix):
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / f"grid{suffix}"), str(tmp_path / "log")]
+    jobs = [
+        subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    results = [job.communicate(timeout=120) for job in jobs]
+    assert [(float(out), error) for out, error in results] == [(328350.0, "")] * 3
+    assert sorted(map(float, (tmp_path / "log").read_text().split())) == [0.0, *range(0, 100, 10)]  # 0: also the probe
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"grid{suffix}", "job.py", "log"])
+
+
+def test_a_killed_sweep_frees_its_path_for_the_next(tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "grid.zarr"), str(tmp_path / "log")]
+    job = subprocess.Popen(command, env=ENVIRONMENT)
+    notes = tmp_path / "grid.zarr.parts"
+    while len(list(notes.glob("0*.json"))) < 3:
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.kill()
+    job.wait()
+    again = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
+    assert (float(again.stdout), again.stderr) == (328350.0, "")
+    assert len((tmp_path / "log").read_text().split()) <= 12  # ten tiles, the probe, and the one that was cut short
+
+
+def test_an_interrupt_says_what_is_kept_and_a_resumed_bar_starts_there(tmp_path, capsys):
+    def interrupted(a):
+        if 70 in a:
+            raise KeyboardInterrupt
+        return a
+
+    path = tmp_path / "grid.zarr"
+    with pytest.raises(KeyboardInterrupt, match=r"70 of 100 points are kept in .*\.parts; the same call"):
+        sweep(interrupted, a=np.arange(100.0), batch_size=10, path=path)
+    with pytest.raises(KeyboardInterrupt, match="Nothing is kept; give path="):
+        sweep(interrupted, a=np.arange(100.0), batch_size=10)
+
+
+def test_a_resumed_bar_starts_where_it_stopped(tmp_path, capsys):
+    stop = [True]
+
+    class Square:
+        __slots__ = ()
+
+        def __call__(self, a):
+            if stop and 70 in a:
+                raise KeyboardInterrupt
+            return a**2
+
+    path = tmp_path / "grid.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        sweep(Square(), a=np.arange(100.0), batch_size=10, path=path)
+    stop.clear()
+    sweep(Square(), a=np.arange(100.0), batch_size=10, path=path, progress=True)
+    assert "70%" in capsys.readouterr().err.split("\r")[1]
+
+
+def test_a_large_zarr_result_is_not_read_before_it_is_used(tmp_path):
+    made = sweep(lambda a, b: a + b, a=np.arange(200.0), b=np.arange(300.0), path=tmp_path / "grid.zarr")
+    assert not made.value._in_memory
+    np.testing.assert_array_equal(made.value, np.add.outer(np.arange(200.0), np.arange(300.0)))
+    stored = xarray.open_dataset(tmp_path / "grid.zarr", engine="zarr")
+    assert stored.value.encoding["chunks"] == (13, 300)
+    assert stored.attrs["fingerprint"] == made.attrs["fingerprint"]
+
+
+def test_eight_devices_of_one_process_give_the_same_bits_as_one():
+    code = """
+import jax, numpy as np, jaxdp
+def f(sigma, delta): return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
+axes = dict(sigma=np.linspace(0.5, 4, 40), delta=np.geomspace(1e-9, 1e-3, 30))
+one, eight = (jaxdp.sweep(f, batch_size=100, devices=devices, **axes) for devices in (None, jax.devices()))
+assert len(jax.devices()) == 8
+print((one.f == eight.f).all().item())
+"""
+    environment = ENVIRONMENT | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert made.stdout == "True\n", made.stderr
