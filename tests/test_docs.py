@@ -9,7 +9,7 @@ import pytest
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if BLOCK.search(page.read_text())]
+PAGES = [page for page in (*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md") if BLOCK.search(page.read_text())]
 
 
 def mismatches(text):
