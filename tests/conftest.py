@@ -101,12 +101,15 @@ def compiled_programs_leave_room():
         jax.clear_caches()
 
 
-@pytest.fixture
-def one_batch_size(monkeypatch):
-    """Every batch in pieces padded to one size, so that each kernel is compiled once however many rows a test needs."""
+@pytest.fixture(autouse=True)
+def one_batch_size(request, monkeypatch):
+    """Every batch in pieces of one size: a kernel is compiled once, however many rows a test needs, and in other files.
+
+    Not in files marked `batches_as_for_users`.
+    """
 
     def pieces(size, largest, sparing):
-        padded = min(64, largest)
-        return [(start, min(start + padded, size), padded) for start in range(0, size, padded)]
+        return [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
 
-    monkeypatch.setattr(precision, "_pieces", pieces)
+    if request.node.get_closest_marker("batches_as_for_users") is None:
+        monkeypatch.setattr(precision, "_pieces", pieces)

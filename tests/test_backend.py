@@ -27,7 +27,7 @@ from jaxdp.shuffle import law
 from jaxdp.shuffle.lower_bound import lower_bound_point
 from jaxdp.sources import base, contour
 
-pytestmark = pytest.mark.as_users_compile
+pytestmark = [pytest.mark.as_users_compile, pytest.mark.batches_as_for_users]
 
 ROWS = (1, 8, 100, 200, 600)  # jaxlib 0.10.2 is right at 128 rows and wrong beyond
 ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more

@@ -1,5 +1,7 @@
 """The package as a user meets it: small imports, subject modules at hand, extras named when they are missing."""
 
+import ast
+import pathlib
 import subprocess
 import sys
 
@@ -34,3 +36,50 @@ def test_an_unknown_attribute_is_an_attribute_error():
 def test_every_public_name_exists():
     assert [name for name in jaxdp.__all__ if not hasattr(jaxdp, name)] == []
     assert set(SUBJECTS) <= set(dir(jaxdp))
+
+
+# What stands further down may be imported, by the name of the folder or of the file; parts of one layer know nothing of
+# each other.
+LAYERS = (
+    ("__main__",),
+    ("cli", "__init__"),
+    ("report",),
+    ("plot", "sweep", "interop", "training", "serialization", "calibration"),
+    ("accounting",),
+    ("sources", "diffusion", "conversions"),
+    ("mechanisms", "allocation", "mixing", "convolution"),
+    ("contour", "iteration", "shuffle"),
+    ("sampled_gaussian", "closed_forms"),
+    ("numerics", "interval"),
+    ("runtime",),
+    ("validate",),
+    ("domains", "typing", "formulas"),
+)
+
+
+def imports(source):
+    """The parts of jaxdp that a file imports: `from jaxdp.shuffle import law` and `from jaxdp import shuffle` alike."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names]
+        yield from (name.split(".")[1] for name in names if name.startswith("jaxdp."))
+
+
+def upward(files):
+    """(part, import) of each import that does not point down."""
+    rank = {part: place for place, layer in enumerate(LAYERS) for part in layer}
+    seen = {(part, name) for part, source in files for name in imports(source) if name != part and name in rank}
+    return {(part, name) for part, name in seen if rank[name] <= rank[part]}
+
+
+def test_imports_point_down():
+    root = pathlib.Path(jaxdp.__file__).parent
+    files = [(f.relative_to(root).parts[0].removesuffix(".py"), f.read_text()) for f in root.rglob("*.py")]
+    assert {part for part, _ in files} <= {part for layer in LAYERS for part in layer}
+    assert upward(files) == set()
+
+
+def test_an_import_that_points_up_is_noticed():
+    assert upward([("shuffle", "from jaxdp.accounting import epsilon")]) == {("shuffle", "accounting")}
+    assert upward([("shuffle", "from jaxdp import plot, numerics")]) == {("shuffle", "plot")}

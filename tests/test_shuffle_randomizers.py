@@ -16,7 +16,6 @@ from jaxdp.shuffle import bounds
 from jaxdp.sources import shuffling as route
 from jaxdp.sources.shuffling import lower_laws, upper_laws
 
-pytestmark = pytest.mark.usefixtures("one_batch_size")
 
 
 @pytest.fixture(autouse=True)
