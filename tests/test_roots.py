@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.contour.trapezoid import PLACES, Sums, seen
-from jaxdp.numerics.roots import Seen, proved_ends
+from jaxdp.contour.trapezoid import PLACES, Sums, relative_to
+from jaxdp.numerics.roots import Evaluation, proved_ends
 
 ROOT = 2.0
 
@@ -17,10 +17,10 @@ ROOT = 2.0
 def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, ceiling):
     """The bounds of the logarithm 9 (ROOT - x) are wide by ``error``, and prove nothing farther than ``reach``."""
 
-    def look(x):
+    def evaluate(x):
         value = 9 * (ROOT - x)
         near = jnp.abs(x - ROOT) < reach
-        return Seen(
+        return Evaluation(
             jnp.where(near, value + error, jnp.nan),
             jnp.where(near, value - error, jnp.nan),
             jnp.where(near, value, jnp.where(x < ROOT, jnp.inf, -jnp.inf)),
@@ -28,7 +28,7 @@ def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, cei
         )
 
     with jax.enable_x64(True):
-        found = jax.jit(lambda top: proved_ends(look, top, top * PLACES, max_rounds=60))(jnp.asarray(ceiling))
+        found = jax.jit(lambda top: proved_ends(evaluate, top, top * PLACES, max_rounds=60))(jnp.asarray(ceiling))
         lower, upper, root = map(float, found)
     assert lower <= ROOT <= upper <= ceiling
     provable = 2 * error / 9 < reach
@@ -42,7 +42,7 @@ def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, cei
 def test_a_sum_lost_in_rounding_proves_nothing(nothing):
     def signs(upper, lower, middle):
         with jax.enable_x64(True):
-            told = seen(Sums(*map(jnp.asarray, (upper, lower, middle, -1.0))), jnp.asarray(1.0))
+            told = relative_to(jnp.asarray(1.0), Sums(*map(jnp.asarray, (upper, lower, middle, -1.0))))
             return bool(told.upper <= 0), bool(told.lower > 0)
 
     assert signs(nothing, nothing, nothing) == (False, False)

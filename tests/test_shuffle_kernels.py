@@ -16,7 +16,6 @@ from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law
 from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 
-
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
 DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
 GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]

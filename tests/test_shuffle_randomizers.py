@@ -17,7 +17,6 @@ from jaxdp.sources import shuffling as route
 from jaxdp.sources.shuffling import lower_laws, upper_laws
 
 
-
 @pytest.fixture(autouse=True)
 def short_sums(monkeypatch):
     """Long sums for a few people take seconds each; shorter ones are wider, and must hold all the same."""

@@ -13,7 +13,6 @@ from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import krr_epsilon_closed_form
 from jaxdp.sources import shuffling as route
 
-
 GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
 RENYI_GAP = 1e-6
 SLOPE_GAP = 1e-5  # of a central difference with step 1e-4

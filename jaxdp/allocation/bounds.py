@@ -66,15 +66,15 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> B
     cap = xp.where(inside, alone[1], 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
 
-    def look(epsilon: Any) -> Evaluation:
+    def at(epsilon: Any) -> Evaluation:
         seen = contour.evaluate(Step(steps, scale, epsilon, sign), effort)
         # infinite bounds end the search: the next effort is asked
         most = 1.0 if effort == EFFORTS[-1] else 0.02
-        vague = seen.upper - seen.lower > most + 0.2 * xp.abs(seen.estimate - log_delta)
-        return seen._replace(upper=xp.where(vague, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK)
+        too_wide = seen.upper - seen.lower > most + 0.2 * xp.abs(seen.estimate - log_delta)
+        return seen._replace(upper=xp.where(too_wide, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK)
 
     start = _guess(Step(steps, scale, cap, sign), log_delta, cap)
-    low, high = search.epsilon_bounds(look, log_delta, start, cap, inside)
+    low, high = search.epsilon_bounds(at, log_delta, start, cap, inside)
     low = xp.where(inside, low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
     high = xp.where(inside, high, alone[1])
     # all outputs added up: a Gaussian mechanism of mean 1 and variance T noise^2

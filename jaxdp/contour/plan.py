@@ -1,4 +1,7 @@
-"""Where to put the contour: abscissa, step, cut. A recipe; nothing here needs to be right for the bounds to hold."""
+"""Where to put the contour: abscissa, step, cut; and the Chernoff and alias bounds that hold for any such choice.
+
+A poor choice gives wide bounds, never wrong ones. Certified are `Plan.rdp_epsilon`, `Plan.log_chernoff`, `log_alias`.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from jaxdp.contour.spectrum import DEAD, Spectrum
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 
-_SMALL = (1e-2, 1.0, 0.505)  # orders at which K tells the variance of the loss
-_POINTS = 9  # of a row of a grid
-_POINTS_UNCUT = 14  # where there is one row
+_SMALL = (1e-2, 1.0, 0.505)  # orders from which the variance of the loss is estimated
+_POINTS = 9  # abscissae in a row of a grid of two rows
+_POINTS_UNCUT = 14  # abscissae where there is one row
 _ZOOMS = 3
-_SHARPENED = 5  # times that the cut is fitted to delta
-_FAR = (-2.5, 5.0)  # in log c, where the saddle is sought, about the Chernoff bound's abscissa, delta near 1
-_NEAR = (-0.7, 0.3)  # and the contour's abscissa, about the saddle
+_SHARPENED = 5  # how often the cut is fitted to the estimate of delta
+# Ranges of log c: for the saddle point, around the abscissa of the least Chernoff bound (for delta near 1); for the
+# contour, around the saddle point.
+_FAR = (-2.5, 5.0)
+_NEAR = (-0.7, 0.3)
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
-_DEARER = 0.25  # in log period, what a nat of them costs
+_CANCELLATION_COST = 0.25  # weight that trades one nat of cancellation against log(period)
 _CUT_NATS = 60.0
-_DYING = 5e-4  # in place of DEAD where no contour is put
+_DYING = 5e-4  # replaces DEAD for abscissae that serve the Chernoff bound only
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 
 
@@ -61,14 +66,14 @@ def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def _widest(spectrum: Spectrum) -> float:
-    """How far right of the Gaussian guess, in nats, an abscissa is sought: far where the loss has a supremum."""
+    """Largest log c, relative to the Gaussian guess, at which an abscissa is sought: large for a bounded loss."""
     return 26.0 if spectrum.direction == "reverse" else 4.0
 
 
 def tail_cut(spectrum: Spectrum, log_delta: jax.Array) -> jax.Array:
-    """The u beyond which a step's mass is charged like mass at infinity: e^-60 of delta over all steps.
+    """The outcome u beyond which a step's mass is charged like mass at infinity: e^-60 of delta over all steps.
 
-    That much less than needed, because the integrand must have died at the cut, at every abscissa used.
+    The charge could be larger; but the integrand has to be negligible at the cut, at every abscissa in use.
     """
     mu = xp.zeros(())
     for part in spectrum.sampled:
@@ -82,12 +87,12 @@ def _between(ends: jax.Array, points: int) -> jax.Array:
 
 
 def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """As many points as there are in all rows between the ends."""
+    """shape[0] x shape[1] equally spaced points between the two ends."""
     return xp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
 
 
 def _first_points(shape: tuple[int, int]) -> jax.Array:
-    """Logarithms of ``_SMALL``, the rest of the table filled up with the last of them."""
+    """Logarithms of ``_SMALL``; the rest of the table repeats the last of them."""
     return xp.log(xp.array([*_SMALL, *[_SMALL[-1]] * (shape[0] * shape[1] - len(_SMALL))])).reshape(shape)
 
 
@@ -103,21 +108,21 @@ def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     return k - c * eps - xp.log(c) - xp.log1p(c)
 
 
-# The planning loops below hold the only rough evaluation of K, because its size is most of what there is to compile:
-# what a round looks at is chosen by its number.
+# Each planning loop evaluates K at one place in the program, because K is most of what is compiled. The number of the
+# round decides at which abscissae.
 def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: jax.Array) -> Plan:
     """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from the real axis alone.
 
-    ceiling: a known upper bound of eps. Where it is far below the Chernoff bound's, so is the abscissa that serves.
+    ceiling: a known upper bound of eps. It moves the abscissa where it is far below the Chernoff bound's epsilon.
 
-    Rounds: the orders that tell the variance; zooms on the least Chernoff bound; the saddle, coarse and fine.
+    Rounds: estimate the variance; zoom on the least Chernoff bound; find the saddle point, coarse and fine.
     """
     cut = tail_cut(spectrum, log_delta)
-    # an abscissa too far right for a contour may still give the smaller Chernoff bound: the second row, where a cut is
+    # Second row: abscissae too far right for a contour may still give a smaller Chernoff bound, where there is a cut.
     shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
     dead = xp.array([DEAD, _DYING])[: shape[0], None] * xp.ones(shape[1])
-    reach = xp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
-    # the Chernoff bound's epsilon is too large, and next to the supremum the saddle for it much too far right
+    around = xp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
+    # The Chernoff bound's epsilon is too large; near the supremum of the loss its saddle point lies much too far right.
     far = xp.stack([xp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * xp.exp(3 * xp.minimum(log_delta, 0.0))])
 
     def rdp(c: jax.Array, k: jax.Array) -> jax.Array:
@@ -129,7 +134,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
         eps = xp.minimum(eps, ceiling)
         return xp.where(xp.isfinite(eps), xp.clip(eps, 0.0, spectrum.top), 1.0)
 
-    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, best, eps = state
         c, zooming = xp.exp(x), i <= _ZOOMS
         k = spectrum.rough(c.ravel(), cut, size, xp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
@@ -138,14 +143,14 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
         best = xp.where(zooming, 0.5 * (near[0] + near[1]), best)
         eps = xp.where(zooming, xp.min(bound), eps)
         center = 0.5 * xp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
-        ends = xp.where(i == 0, center + reach, near)
+        ends = xp.where(i == 0, center + around, near)
         bottom = x.ravel()[xp.argmin(_saddle(c, k, level_of(eps)))]
         row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
         return xp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
 
     nothing = xp.zeros(shape)
     start = _first_points(shape), nothing, nothing, xp.zeros(shape[0]), xp.zeros(())
-    _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, look, start)
+    _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, one_round, start)
     candidates, both = xp.exp(x.ravel()), xp.exp(best)
     above = _above(candidates, k.ravel(), level_of(rough))
     k_above, k_both = xp.split(spectrum.real(xp.concatenate([above, both]), cut, size), [above.size])
@@ -157,20 +162,20 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
 def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     """Contour for delta at a given eps; log_chernoff is certified.
 
-    Rounds: the orders that tell the variance; zooms on the least Chernoff bound and, apart, on the saddle, which is far
-    right of it where delta is near 1; again with the cut that the bound asks for; the saddle's surroundings.
+    Rounds: estimate the variance; zoom on the least Chernoff bound and, in a second row, on the saddle point, which is
+    far right of it where delta is near 1; repeat with the cut that the bound asks for; search around the saddle point.
     """
     loose = tail_cut(spectrum, xp.asarray(-800.0))
-    # the cut depends on delta, delta on the cut: past a phase transition each time the zooms gain many digits
+    # The cut depends on delta and delta on the cut. Past a phase transition each repetition gains many digits.
     is_cut = bool(spectrum.discrete) or (bool(spectrum.sampled) and spectrum.direction != "reverse")
     last = _ZOOMS * (_SHARPENED if is_cut else 1)
-    reach = xp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
+    around = xp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
 
     def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
         return k - c * eps + constant + 1e-14 * (xp.abs(k) + xp.abs(c * eps) + xp.abs(constant))
 
-    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, cut, center, best = state
         c = xp.exp(x)
         k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
@@ -182,13 +187,13 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
         best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
         again = i % _ZOOMS == 0
         cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, xp.min(bound)), cut)
-        following = _between(xp.where(again, center + reach, near), shape[1])
+        following = _between(xp.where(again, center + around, near), shape[1])
         return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, center, best
 
     shape = (2, _POINTS)
     nothing = xp.zeros(shape)
     start = _first_points(shape), nothing, nothing, loose, xp.zeros(()), xp.zeros(2)
-    _, x, k, cut, _, best = xp.fori_loop(0, last + 2, look, start)
+    _, x, k, cut, _, best = xp.fori_loop(0, last + 2, one_round, start)
     candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
@@ -199,12 +204,12 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
 
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
-    """The saddle and abscissae right of it."""
+    """The saddle point and some abscissae right of it."""
     return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 
 
 def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_above, size) -> Plan:
-    """Of abscissae around the saddle, the one that allows the largest step without much cancellation."""
+    """The plan with that abscissa near the saddle point which allows the largest step without much cancellation."""
     below = above[0] * xp.geomspace(0.01, 10.0, 9)
     k_below = spectrum.real_swapped(below, cut, size)
     height = _saddle(candidates, k_candidates, eps)
@@ -214,17 +219,17 @@ def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_ab
         return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
 
     periods = xp.vmap(shortest)(candidates)
-    best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _DEARER * height))
+    best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _CANCELLATION_COST * height))
     never = xp.asarray(xp.inf)
     return Plan(candidates[best], periods[best], cut, never, never, above, k_above, below, k_below)
 
 
 class AliasBound(NamedTuple):
-    """What of `log_alias` does not depend on eps, per abscissa right (above) and left (below) of the contour's."""
+    """The parts of `log_alias` that do not depend on eps; above, below: abscissae right and left of the contour."""
 
     above: jax.Array
     right: jax.Array
-    right_size: jax.Array  # of what is rounded in ``right``
+    right_size: jax.Array  # sizes of the terms of ``right``, for their rounding
     below: jax.Array
     left: jax.Array
     left_size: jax.Array
@@ -232,7 +237,7 @@ class AliasBound(NamedTuple):
 
 
 def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBound:
-    """For `log_alias`; k_above, k_below: those of the plan, raised by what smoothing adds."""
+    """The bound at a plan. k_above, k_below: the plan's values of K plus those of the smoothing."""
     c, period = plan.c, plan.period
     gap = plan.above - c
     right = k_above + conversion(plan.above) - log_expm1(xp.where(gap > 0, gap * period, 1e-9))
@@ -258,12 +263,12 @@ def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
     toward = bound.below * eps[..., None]
     left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)), axis=-1)
-    # c'' -> 0: delta_QP <= 1, which is all there is when the swapped pair has no exponential moment to offer
+    # c'' -> 0 is delta_QP <= 1: all that is known where the swapped pair has no exponential moment
     return xp.minimum(left, bound.plain + eps), right
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
-    """The least period at which both sides of the alias are at the aim: e^x - 1 >= e^y is x >= softplus(y)."""
+    """The least period at which the alias terms of both sides meet the target: e^x - 1 >= e^y is x >= softplus(y)."""
     aim = log_delta + _ALIAS_TARGET
     gap = above - c
     right = xp.softplus(k_above - above * eps + conversion(above) - aim) / xp.where(gap > 0, gap, 1.0)

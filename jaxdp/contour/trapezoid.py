@@ -20,7 +20,7 @@ from jaxdp.contour.plan import AliasBound, Plan, alias_bound, conversion, log_al
 from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.contour.truncation import log_fallen, log_tail
 from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
-from jaxdp.numerics.roots import Seen, proved_ends
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.validate import SMALLEST
@@ -137,7 +137,7 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     cosine, sine = xp.cos(phase), xp.sin(phase)
     real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
     reach = size * xp.sqrt(norm)
-    # what M computed may be off by (huge where M is nothing but noise), the sum's and the phase's rounding
+    # the error of M itself (huge where M is only noise), then rounding of the sum and of the phase
     raised = xp.exp(xp.clip(log_abs + nodes.excess, -745.0, 600.0))
     slack = xp.where(nodes.excess < 1, xp.exp(log_abs) * xp.expm1(xp.minimum(nodes.excess, 1.0)), raised)
     columns, rows = split(t.shape[0])
@@ -188,7 +188,7 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=1)
     exponent = xp.abs(contour.log_m_c[:, None]) + xp.abs(c * each) + xp.abs(ref)
     own, moment = contour.errors[..., None]
-    # what the logarithm of ``front`` may be off by; past a quarter nothing is claimed
+    # ``head`` is the error of the logarithm of ``front``; where it exceeds a quarter no bound is claimed
     head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP
     raised = 1 + 2 * xp.minimum(head, 0.25)
     nodes = own + 4 * xp.abs(each) * moment
@@ -200,10 +200,10 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
 
 
 class Aliases(NamedTuple):
-    """What of the alias terms does not depend on eps: bounds left and right, M(0) and M(-1) of the finite part.
+    """The parts of the alias terms that do not depend on eps: bounds, and M(0) and M(-1) of the finite part (m0, m1).
 
-    log_first, log_second: -log(e^{c p} - 1) and -log(e^{(c+1) p} - 1). kept: of M(0), not cut away; off: relative error
-    of either M.
+    log_first, log_second: -log(e^{c p} - 1) and -log(e^{(c+1) p} - 1). kept: the share of M(0) that was not cut away.
+    off: relative error of m0 and m1.
     """
 
     bound: AliasBound
@@ -216,7 +216,7 @@ class Aliases(NamedTuple):
 
 
 def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
-    """For `evaluate`."""
+    """The alias terms of a contour, for `evaluate`."""
     plan, widest = contour.plan, 0.5 * contour.extra_mu2[-1]
     c, p = plan.c, plan.period
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
@@ -270,8 +270,9 @@ def _left_alias(
 ) -> tuple[jax.Array, jax.Array]:
     """Bounds of the alias left of eps, sum_j e^{-c j p} delta(eps - j p), j >= 1.
 
-    Of delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e) the last is what ``rest`` bounds; and 0 <= delta(e) <= M(0), which
-    says more where e^e is large. M(0) and M(-1) are those of the finite part, each less at most what was cut away.
+    delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e), and ``rest`` bounds the last term. Besides 0 <= delta(e) <= M(0),
+    which is the better bound where e^e is large. M(0) and M(-1) belong to the finite part; cutting lowers each by at
+    most 1 - kept.
     """
     first, second = xp.exp(known.log_first - ref), xp.exp(known.log_second + eps - ref)
     rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + xp.abs(ref) + xp.abs(eps)) + known.off
@@ -293,31 +294,31 @@ def epsilon_bounds(
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
 
     left_and_right = aliases(contour, spectrum)
-    # the Chernoff bound certifies this end: it leaves 1e-9 of delta for the mass cut away (at most 1e-10)
+    # The Chernoff bound certifies this end, because it leaves 1e-9 of delta for the mass cut away (at most 1e-10).
     enough = -xp.expm1(contour.log_kept) <= 1e-9 * xp.exp(ref)
     ceiling = xp.where(enough & xp.isfinite(plan.rdp_epsilon), xp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), xp.inf)
     ceiling = xp.minimum(xp.minimum(ceiling, known), spectrum.top)
     search = xp.where(xp.isfinite(ceiling), ceiling, 1.0)
 
-    def look(eps: jax.Array) -> Seen:
-        return seen(evaluate(contour, left_and_right, spectrum, eps, ref), target)
+    def at(eps: jax.Array) -> Evaluation:
+        return relative_to(target, evaluate(contour, left_and_right, spectrum, eps, ref))
 
-    # a smooth delta that takes a long search is one that a larger effort will repeat
+    # A long search on a smooth delta is not worth its time: a larger effort will be asked next.
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
     rounds = _ROUNDS if effort.nodes < 10_000 and not kinked else _ROUNDS_KINKED
-    # an end that was tested, or the ceiling
-    lower, upper, _ = proved_ends(look, ceiling, search * PLACES, max_rounds=rounds)
+    lower, upper, _ = proved_ends(at, ceiling, search * PLACES, max_rounds=rounds)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
 
 
-def seen(sums: Sums, target: jax.Array) -> Seen:
-    """Relative to ``target``. A sum below 0 is lost in rounding: by much left of the root, by little right of it.
+def relative_to(target: jax.Array, sums: Sums) -> Evaluation:
+    """Logarithms of sums relative to ``target``.
 
-    An upper bound that is not above 0 proves nothing: something in it underflowed.
+    A negative sum is lost in rounding: by much left of the root, by little right of it. An upper bound that is not
+    positive proves nothing: something in it underflowed.
     """
     upper, lower, middle = (xp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
     little = xp.abs(sums.middle) <= target
-    return Seen(
+    return Evaluation(
         xp.where((sums.upper > 0) & (sums.upper <= target), xp.fmin(upper, 0.0), xp.fmax(upper, 1e-300)),
         xp.where(sums.lower > target, xp.fmax(lower, 1e-300), xp.fmin(lower, -1e-300)),
         xp.where(sums.middle > 0, middle, xp.where(little, -xp.inf, xp.inf)),
@@ -326,7 +327,7 @@ def seen(sums: Sums, target: jax.Array) -> Seen:
 
 
 def epsilon_edges(spectrum, delta, inside, lower, upper):
-    """The bounds found, and what holds without any where delta is not between the mass at infinity and 1."""
+    """The bounds found; those known without a search where delta is not between the mass at infinity and 1."""
     # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
     top = xp.maximum(spectrum.top, 0.0)
     blur = sum((_largest_blur(part) for part in spectrum.discrete), xp.zeros(()))
@@ -334,7 +335,7 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     outside = xp.where(delta >= 1, 0.0, xp.where(exact_zero, top, xp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
     upper = xp.where(inside, xp.minimum(upper, top), xp.where(flat, top, outside))
-    # both the supremum and the mass at infinity are rounded up, the supremum by what the losses may be off by
+    # The supremum and the mass at infinity are rounded up, the supremum by the error of the losses.
     supremum = xp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
     never = xp.where(exact_zero, supremum, xp.where(delta < spectrum.infinity_low, xp.inf, 0.0))
     lower = xp.where(inside, xp.minimum(lower, upper), xp.where(delta >= 1, 0.0, never))

@@ -58,11 +58,11 @@ def crossing(
     return final.low, final.high
 
 
-class Seen(NamedTuple):
-    """Logarithms, at a few points, of two bounds of a decreasing function and of a value between them.
+class Evaluation(NamedTuple):
+    """Certified bounds of a decreasing function at a few points, and an estimate between them.
 
-    upper <= 0 and lower > 0 are proofs that the function's zero is not right, not left, of the point. middle: the sign
-    says on which side the zero seems to be, infinite where that is all there is; slope: its derivative.
+    upper <= 0 proves that the zero is not right of the point, lower > 0 that it is not left of it. middle: the
+    estimate; where only its sign is known it is infinite. slope: the derivative of middle.
     """
 
     upper: jax.Array
@@ -83,14 +83,13 @@ class _Search(NamedTuple):
 
 
 def proved_ends(
-    look: Callable[[jax.Array], Seen], ceiling: jax.Array, first: jax.Array, *, max_rounds: int
+    evaluate: Callable[[jax.Array], Evaluation], ceiling: jax.Array, first: jax.Array, *, max_rounds: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(a, b) around the zero, a >= 0 tested to have lower > 0 (or 0), b to have upper <= 0 (or ``ceiling``).
+    """(a, b, estimate) around the zero: lower > 0 was found at a (or a is 0), upper <= 0 at b (or b is ``ceiling``).
 
-    Third, the place of the zero of ``middle``. look: at five points at once. ``first``: the five points of the first
-    round, increasing, from 0 to the largest that is ever tried. Each later round looks at where Newton expects the zero
-    and at both sides of it as far as the errors there ask for, somewhat and much farther: a bound may prove nothing far
-    from the zero. NaN proves nothing.
+    evaluate: the function at five points at once. first: the points of the first round, increasing, from 0 to the
+    largest that is ever tried. Every later round evaluates the zero that Newton expects and two points on each side of
+    it: one as far away as the bounds differ there, one farther. NaN proves nothing.
     """
     end = first[-1]
 
@@ -99,7 +98,7 @@ def proved_ends(
 
     def advance(s: _Search) -> _Search:
         x = s.points
-        seen = look(x)
+        seen = evaluate(x)
         upper = xp.minimum(s.upper, xp.min(xp.where(seen.upper <= 0, x, xp.inf)))
         lower = xp.maximum(s.lower, xp.max(xp.where(seen.lower > 0, x, 0.0)))
         left = xp.maximum(s.left, xp.max(xp.where((seen.middle > 0) & (x < upper), x, 0.0)))
@@ -107,15 +106,17 @@ def proved_ends(
         newton = x - seen.middle / seen.slope
         usable = (newton >= left) & (newton <= right)
         best = xp.argmin(xp.where(usable, xp.abs(seen.middle), xp.inf))
-        near = Seen(*(value[best] for value in seen))
+        near = Evaluation(*(value[best] for value in seen))
         root = xp.where(usable[best], newton[best], 0.5 * (left + right))
         above, below = (near.middle - near.upper) / near.slope, (near.lower - near.middle) / near.slope
-        # where a bound proves nothing at all next to the zero, ever smaller shares of it
-        vague = 0.3 * root * 4.0 ** -(s.step % 8)
-        told = (above >= 0) & (above < root) & (below >= 0) & (below < root) & usable[best]
-        above, below = (xp.where((y >= 0) & (y < root), y, vague) + 2e-12 * root for y in (above, below))
+        # Where a bound proves nothing near the zero its error is unknown: try smaller and smaller shares of the zero.
+        guessed = 0.3 * root * 4.0 ** -(s.step % 8)
+        measured = (above >= 0) & (above < root) & (below >= 0) & (below < root) & usable[best]
+        above, below = (xp.where((y >= 0) & (y < root), y, guessed) + 2e-12 * root for y in (above, below))
         width = above + below
-        enough = told & (xp.abs(root - x[best]) <= width) & (upper - lower <= xp.where(s.step < 5, 1.5, 5.0) * width)
+        enough = (
+            measured & (xp.abs(root - x[best]) <= width) & (upper - lower <= xp.where(s.step < 5, 1.5, 5.0) * width)
+        )
         done = enough | (upper <= 0) | (upper - lower <= 1e-13 * upper)
         farther = 4.0 ** (1 + s.step % 5)
         high = xp.minimum(upper, end)

@@ -255,7 +255,7 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
         def upper(e: Any) -> Any:
             return bounds.clones_point("log_delta", eps0, users, e, rate).upper
 
-    def look(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def one_round(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         grid, _ = state
         logs = jax.vmap(upper)(grid)
         if order is None:
@@ -267,7 +267,7 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
         return jnp.where(i == 0, finer, grid), logs
 
     first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    grid, logs = jax.lax.fori_loop(0, 2, look, (first, jnp.zeros(_TRACED_POINTS)))
+    grid, logs = jax.lax.fori_loop(0, 2, one_round, (first, jnp.zeros(_TRACED_POINTS)))
     losses, weights, infinity = rounds.upper_pair(grid, logs)
     return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
 

@@ -1,7 +1,7 @@
 """delta and epsilon where a few rare large losses rule: one contour for each band of the largest loss.
 
-Next to a phase transition no single tilt serves both the many small losses and the one large one: the integrand of the
-plain contour cancels or never dies. Labelling every outcome by its size splits the law of the sum exactly,
+Near a phase transition no single tilt serves both the many small losses and the one large loss: the integrand of the
+plain contour cancels or does not decay. Labelling every outcome by its size splits the law of the sum exactly,
 
     M(z) = sum_j M_j(z),     M_j = prod (B_j + A_j)^T - prod B_j^T     (the largest label is j),
 
@@ -32,19 +32,19 @@ from jaxdp.contour.largest_loss.contour import (
 )
 from jaxdp.contour.plan import conversion, tail_cut
 from jaxdp.contour.spectrum import Spectrum
-from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, seen
-from jaxdp.numerics.roots import Seen, crossing, proved_ends
+from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
+from jaxdp.numerics.roots import Evaluation, crossing, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 
 _OUTWARD = 1 + 1e-9
-_MOST_PLACES = 5  # times that the contours are made for one epsilon
-_ROUNDS = 27  # of a search on the contours of one place
+_MOST_PLACES = 5  # how often the contours are rebuilt for one epsilon
+_ROUNDS = 27  # rounds of a search on one set of contours
 
 
 class Bands(NamedTuple):
-    """What does not depend on eps, stacked over the bands: tilt and contour of each, and its probabilities."""
+    """Tilt, contour and probabilities of every band, stacked over the bands; none of them depends on eps."""
 
     tilts: Tilt
     contours: Contour
@@ -115,7 +115,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     e = xp.where(usable, eps, 1.0)
     loose = tail_cut(spectrum, xp.asarray(-800.0))
 
-    # delta asks for a cut, and the cut tells delta
+    # The cut depends on delta and delta on the cut.
     def sharpen(_: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
         cut = state[0]
         steps = make_steps(spectrum, cut, effort.quadrature)
@@ -144,7 +144,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
     aim = xp.log(xp.where(inside, spare, 0.5) * (1 - 1e-9))
 
-    # the Chernoff bounds' sum, certified: it leaves 1e-9 of delta for the mass cut away
+    # The sum of the bands' Chernoff bounds is certified: it leaves 1e-9 of delta for the mass cut away.
     def rough(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         e = xp.exp(x)
         tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
@@ -161,15 +161,15 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         edges = label_edges(steps, e, cut, effort.bands)
         return _bands(spectrum, steps, edges, tilts_of(spectrum, steps, edges, e), e, ref, effort)
 
-    # contours made for one eps serve others near it: they are made again until the root is near the place they are for
+    # Contours built for one eps serve eps near it. They are rebuilt until the root is near the eps they were built for.
     def improve(state):
         _, root, lower, upper, _, count = state
         bands = bands_at(root)
 
-        def look(eps: jax.Array) -> Seen:
-            return seen(xp.vmap(lambda e: _evaluate(spectrum, bands, charges, e, ref))(eps), target)
+        def at(eps: jax.Array) -> Evaluation:
+            return relative_to(target, xp.vmap(lambda e: _evaluate(spectrum, bands, charges, e, ref))(eps))
 
-        low, high, better = proved_ends(look, ceiling, ceiling * PLACES, max_rounds=_ROUNDS)
+        low, high, better = proved_ends(at, ceiling, ceiling * PLACES, max_rounds=_ROUNDS)
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1
 
     def far(state) -> jax.Array:

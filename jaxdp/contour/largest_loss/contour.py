@@ -24,13 +24,13 @@ from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
-_DEAD = 1e-13  # what the integrand may still carry at the cut where a contour is put
+_DEAD = 1e-13  # largest relative size of the integrand at the cut, at the abscissa of a contour
 _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 _POINTS = 12
 _ZOOMS = 4
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
-_FALL = 60.0  # u^2 beyond that of a loss of eps, where a larger loss no longer counts
+_FALL = 60.0  # u^2 may exceed that of a loss of eps by this much; losses beyond are negligible
 
 
 class Steps(NamedTuple):
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The two labels of a band, per step; ``below`` does not count in the lowest band, which has nothing below it."""
+    """The two labels of a band, per step. The lowest band has nothing below it: ``below`` is not used there."""
 
     within: Label
     below: Label
@@ -49,7 +49,7 @@ class Pieces(NamedTuple):
 
 
 def make_steps(spectrum: Spectrum, cut: jax.Array, size: int) -> Steps:
-    """What of every sampled step depends neither on the order nor on a band."""
+    """Per-step data that are the same for all orders and bands."""
     mu = xp.concatenate([part.mu for part in spectrum.sampled])
     rate = xp.concatenate([part.rate for part in spectrum.sampled])
     times = xp.concatenate([part.times for part in spectrum.sampled]).astype(xp.float64)
@@ -209,7 +209,7 @@ def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) ->
 
     # where all of the band lies above eps the Chernoff bound is best at 0, the integrand smallest further right: two
     # zooms; then the candidates and what is right of them
-    def look(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         c = state[0]
         k = xp.vmap(lambda x: _log_moment(spectrum, steps, pieces, x)[0])(c)
         near = xp.argmin(saddle(c, k))
@@ -219,7 +219,7 @@ def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) ->
         return following, c, k
 
     first = xp.exp(xp.linspace(*_orders(eps), factors.size))
-    _, c, k = xp.fori_loop(0, 3, look, (first, first, first))
+    _, c, k = xp.fori_loop(0, 3, one_round, (first, first, first))
     (candidates, above), (k_candidates, k_above) = (xp.split(x, [_CANDIDATES.size]) for x in (c, k))
     height = k_candidates - candidates * eps - xp.log(candidates) - xp.log1p(candidates)
     aim = log_delta + _ALIAS_TARGET
