@@ -24,9 +24,10 @@ from jaxdp.sources.base import VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import composed_mu, mu_error
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.sources.shuffled_rounds import dominating
+from jaxdp.typing import Array, Complex, Real, Relation
 
 
-def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
+def delta(mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = None, gap: float = 1e-6) -> Array:
     """Smallest certified delta at ``epsilon``: never below the truth.
 
     mechanism: any jaxdp mechanism; leaves may be arrays. epsilon: real, any sign, +-inf allowed, any
@@ -38,7 +39,7 @@ def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, ga
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap).upper
 
 
-def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
+def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = None, gap: float = 1e-6) -> Array:
     """Smallest certified epsilon >= 0 at ``delta``: never below the truth.
 
     mechanism: any jaxdp mechanism; leaves may be arrays. delta: in [0, 1], any shape; broadcasts (above 0 and below
@@ -55,22 +56,26 @@ def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None, ga
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap).upper
 
 
-def epsilon_of_pair(mechanism: Mechanism, delta: Any, direction: str, *, relation: str | None = None) -> Any:
+def epsilon_of_pair(mechanism: Mechanism, delta: Real, direction: str, *, relation: Relation | None = None) -> Array:
     """`epsilon` of one of the dominating pairs, ``mechanism.directions(relation)``, that the relation asks for."""
     return _run(mechanism, "delta", delta, relation, "epsilon", (direction,)).upper
 
 
-def delta_bounds(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
+def delta_bounds(
+    mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = None, gap: float = 1e-6
+) -> Bounds[Array]:
     """Certified Bounds(lower, upper) of delta at ``epsilon``; arguments as for `delta`."""
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap)
 
 
-def epsilon_bounds(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
+def epsilon_bounds(
+    mechanism: Mechanism, delta: Real, *, relation: Relation | None = None, gap: float = 1e-6
+) -> Bounds[Array]:
     """Certified Bounds(lower, upper) of epsilon at ``delta``; arguments as for `epsilon`."""
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap)
 
 
-def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> Any:
+def renyi(mechanism: Mechanism, order: Real, *, relation: Relation | None = None) -> Array:
     """Renyi divergence of the given order: an upper bound of the mechanism's Renyi DP curve.
 
     order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's
@@ -82,7 +87,7 @@ def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> A
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 
 
-def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any:
+def log_mgf(mechanism: Mechanism, z: Complex, *, relation: Relation | None = None) -> Array:
     """K(z) = log E_P[exp(z L); L finite] of the dominating pair, complex z allowed, any shape.
 
     The pair is that of "remove" (or "replace_one"); relation="add" gives the swapped one. An estimate, about
@@ -94,7 +99,7 @@ def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any
     return _per_direction(mechanism, "log_mgf", z, relation, log_mgf_kernel)
 
 
-def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | None = None) -> Any:
+def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relation | None = None) -> Array:
     """Certified lower bound of the smallest false negative rate of any test at the given false positive rate.
 
     false_positive_rate: in [0, 1], any shape; broadcasts. Gaussian-DP mechanisms: Phi(-Phi^-1(x) - mu). Others:
@@ -115,7 +120,7 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     return np.minimum.reduce(curves)[()]
 
 
-def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
+def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[Relation, ...]:
     relation = relation or natural_relation(mechanism)
     mechanism.directions(relation)
     if relation != "add_or_remove":
@@ -128,7 +133,7 @@ def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, 
     return ("add", "remove")
 
 
-def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.ndarray:
+def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -> np.ndarray:
     wide = spread_axis(mechanism)
     reach = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
     low, high = np.broadcast_to(-reach - 1.0, x.shape), np.broadcast_to(reach + 1.0, x.shape)
@@ -144,7 +149,7 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.
     return np.maximum(best - 1e-15, 0.0)
 
 
-def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
+def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Array:
     with x64():
         stacks = normal_form(mechanism, x.shape)
         mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
@@ -156,7 +161,7 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
     return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 
 
-def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | None, kernel: Any) -> Any:
+def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:
     name = "order" if verb == "renyi" else "z"
     mechanism, value, shape, usable = _admitted(mechanism, name, value)
     if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
@@ -183,7 +188,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
     return worst[()]
 
 
-def check_mechanism(mechanism: Any) -> tuple[Mechanism, list[Any]]:
+def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
     """TypeError unless it is a mechanism; else what `confined` says of it."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
@@ -216,7 +221,7 @@ def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
 
 
 def _resolved(
-    mechanism: Mechanism, relation: str | None, directions: tuple[str, ...] | None = None
+    mechanism: Mechanism, relation: Relation | None, directions: tuple[str, ...] | None = None
 ) -> tuple[Mechanism, tuple[str, ...]]:
     """The mechanism with the relation resolved, and the directions of its pairs: one where all are symmetric."""
     directions = directions or mechanism.directions(relation)
@@ -229,11 +234,11 @@ def _run(
     mechanism: Mechanism,
     name: str,
     target: Any,
-    relation: str | None,
+    relation: Relation | None,
     verb: str,
     directions: tuple[str, ...] | None = None,
     gap: float = 1e-6,
-) -> Bounds:
+) -> Bounds[Array]:
     wanted = validate.real_array("gap", gap)
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
     mechanism, target, shape, usable = _admitted(mechanism, name, target)

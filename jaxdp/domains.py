@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.typing import Array
+
 SMALLEST = float(np.finfo(np.float64).tiny)
 """The smallest normal number: XLA takes what is closer to 0 for 0."""
 
@@ -27,7 +29,7 @@ class Domain:
     are finite. remedy: a sentence for the error message. whole: the set is of whole numbers.
     """
 
-    contains: Callable[[Any], Any]
+    contains: Callable[[Any], Array]
     allowed: str
     harmless: float = 1.0
     remedy: str = ""
@@ -58,7 +60,7 @@ def _bits(x: Any) -> Any:
 _SMALL, _LARGE, _INFINITE = (int(_bits(np.float64(x))) for x in (SMALLEST, 1 / SMALLEST, np.inf))
 
 
-def _computable(x: Any) -> Any:
+def _computable(x: Any) -> Array:
     bits = _bits(x)
     return (bits == 0) | ((bits >= _SMALL) & (bits <= _LARGE)) | (bits >= _INFINITE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-ArrayT = TypeVar("ArrayT")
+ArrayT = TypeVar("ArrayT", covariant=True)
 
 
 class Bounds(NamedTuple, Generic[ArrayT]):

@@ -95,7 +95,7 @@ def _encoded(name: str, value: Any) -> Any:
     return strict(array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist())
 
 
-def strict(value: Any) -> Any:
+def strict(value: object) -> object:
     """A number, or a list of them, as JSON has it: "inf", "-inf" and "nan" for what JSON lacks."""
     if isinstance(value, list):
         return [strict(each) for each in value]

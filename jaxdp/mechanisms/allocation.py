@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.typing import ArrayField, Number, Real, RealField, Relation
 
 _NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part more often than there are steps")
 
@@ -25,13 +26,13 @@ class DirectedLaw(LossLaw):
     infinity, reverse_infinity: masses at infinity of the pair of this direction and of its swap.
     """
 
-    losses: Any
-    log_weights: Any = field(BELOW_INFINITY)
-    infinity: Any = field(PROBABILITY)
-    reverse: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove")
+    losses: ArrayField
+    log_weights: ArrayField = field(BELOW_INFINITY)
+    infinity: RealField = field(PROBABILITY)
+    reverse: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
-    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """As given, for the direction that the law was made for."""
         return self.infinity, self.reverse
 
@@ -70,19 +71,19 @@ class RandomAllocation(Mechanism):
     """
 
     mechanism: Mechanism
-    num_steps: Any = field(whole(1))
-    times: Any = field(whole(1), default=1)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove")
+    num_steps: RealField = field(whole(1))
+    times: RealField = field(whole(1), default=1)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
     @classmethod
-    def same_in_every_epoch(cls, mechanism: Mechanism, num_steps: Any, num_epochs: Any) -> RandomAllocation:
+    def same_in_every_epoch(cls, mechanism: Mechanism, num_steps: Real, num_epochs: Real) -> RandomAllocation:
         """num_epochs epochs in which everybody keeps the step drawn in the first one, fresh noise at every visit.
 
         One epoch in which a step releases num_epochs outputs: noise smaller by the root of num_epochs.
         """
         return cls(repeat(mechanism, num_epochs), num_steps)
 
-    def noise_multiplier(self) -> Any:
+    def noise_multiplier(self) -> Number:
         """Of the one Gaussian that a step is."""
         return as_gaussian(self.mechanism).noise_multiplier  # type: ignore[attr-defined]
 
@@ -99,7 +100,7 @@ class RandomAllocation(Mechanism):
                 "Without amplification, give the mechanism itself."
             )
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """times is at most num_steps."""
         with jax.numpy_rank_promotion("allow"):
             return {"times / num_steps": (self.times / self.num_steps, _NO_MORE_THAN_STEPS)}
@@ -120,6 +121,6 @@ class RandomAllocation(Mechanism):
         """K(z) of the Gaussian pair of a person whose steps are known, which dominates; no amplification."""
         return z * (z + 1) * (self.times / self.noise_multiplier() ** 2 / 2)
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """Of the same pair."""
         return order * self.times / self.noise_multiplier() ** 2 / 2

@@ -18,6 +18,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
+from jaxdp.typing import Array, ArrayField, Number, RealField, Relation
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
@@ -35,13 +36,13 @@ class Gaussian(GaussianMechanism):
     Under replace_one two data sets differ by twice the norm bound: N(2/sigma, 1) against N(0, 1).
     """
 
-    noise_multiplier: Any = field(POSITIVE, remedy="Without noise there is no guarantee.")
+    noise_multiplier: RealField = field(POSITIVE, remedy="Without noise there is no guarantee.")
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """mu = 1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
 
-    def at_distance(self, distance: Any) -> Gaussian:
+    def at_distance(self, distance: Number) -> Gaussian:
         """As private as noise smaller by that factor."""
         return Gaussian(self.noise_multiplier / distance)
 
@@ -54,7 +55,7 @@ class Laplace(Mechanism):
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
-    noise_multiplier: Any = field(POSITIVE)
+    noise_multiplier: RealField = field(POSITIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -70,7 +71,7 @@ class Laplace(Mechanism):
         # y - 1/(2b), without the cancellation
         return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
-    def at_distance(self, distance: Any) -> Laplace:
+    def at_distance(self, distance: Number) -> Laplace:
         """As private as noise smaller by that factor."""
         return Laplace(self.noise_multiplier / distance)
 
@@ -92,11 +93,11 @@ class Laplace(Mechanism):
         """False: the grid only dominates."""
         return False
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
         return laplace_renyi(order, 1.0 / self.noise_multiplier)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """1/b."""
         return 1.0 / self.noise_multiplier
 
@@ -111,11 +112,11 @@ class RandomizedResponse(NamedSetRandomizer):
     Assumes, when shuffled: what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2), default=2)
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2), default=2)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses: +-epsilon for two categories, {epsilon, 0, -epsilon} for more."""
         two = xp.asarray(self.num_categories) <= 2
         return xp.where(two, self.epsilon, 0.0), xp.where(two, 2.0, 1.0) * self.epsilon
@@ -140,14 +141,14 @@ class PureDP(Mechanism):
     epsilon: the guarantee under the relation that you account for, the same number in each.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses +-epsilon."""
         return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
@@ -155,7 +156,7 @@ class PureDP(Mechanism):
         """That of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The record's epsilon."""
         return self.epsilon
 
@@ -168,8 +169,8 @@ class ApproximateDP(Mechanism):
     relation that you account for, the same numbers in each.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    delta: Any = field(PROBABILITY)
+    epsilon: RealField = field(NONNEGATIVE)
+    delta: RealField = field(PROBABILITY)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -180,19 +181,19 @@ class ApproximateDP(Mechanism):
         """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
         return finite.scaled(finite.randomized_response_pair(self.epsilon, 2), self.delta)
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """The record's delta."""
         return self.delta
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """The record's delta."""
         return self.delta
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses +-epsilon."""
         return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The record's epsilon."""
         return self.epsilon
 
@@ -207,8 +208,8 @@ class DiscretePair(Mechanism):
     of the input errs on the safe side).
     """
 
-    p: Any = field(NONNEGATIVE)
-    q: Any = field(NONNEGATIVE)
+    p: ArrayField = field(NONNEGATIVE)
+    q: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -226,24 +227,24 @@ class DiscretePair(Mechanism):
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
         return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
         """(losses, log weights under the first law, error of the losses) of the pair or of its swap."""
         return finite.plain_part(self.finite_pair(), direction)[:3]
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """sum of p where q = 0, plus what p misses of 1."""
         return _mass_at_infinity(self.p, self.q)
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """sum of q where p = 0, plus what q misses of 1."""
         return _mass_at_infinity(self.q, self.p)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The largest finite log p/q."""
         loss, log_weight, blur = self.atoms()
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
-    def min_loss(self) -> Any:
+    def min_loss(self) -> Number:
         """The smallest finite log p/q."""
         return -DiscretePair(self.q, self.p).max_loss()
 
@@ -253,7 +254,7 @@ class DiscretePair(Mechanism):
         if not p or not q or p[-1] != q[-1]:
             raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""
         return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
 
@@ -282,8 +283,8 @@ class DiscreteLaplace(Mechanism):
     sets differ by twice that.
     """
 
-    scale: Any = field(POSITIVE)
-    sensitivity: Any = field(whole(1), default=1)
+    scale: RealField = field(POSITIVE)
+    sensitivity: RealField = field(whole(1), default=1)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -302,11 +303,11 @@ class DiscreteLaplace(Mechanism):
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle
         return first + xp.log(total) - xp.log1p(xp.exp(-a))
 
-    def at_distance(self, distance: Any) -> DiscreteLaplace:
+    def at_distance(self, distance: Number) -> DiscreteLaplace:
         """As many times the shift."""
         return DiscreteLaplace(self.scale, self.sensitivity * distance)
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
@@ -323,7 +324,7 @@ class DiscreteLaplace(Mechanism):
         known = not validate.is_traced(self.sensitivity)
         return known and bool(np.all(np.asarray(self.sensitivity) <= finite.LAPLACE_MIDDLE + 1))
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """sensitivity / scale."""
         return self.sensitivity / self.scale
 
@@ -342,13 +343,13 @@ class NoisyIteration(GaussianMechanism):
     schedules public and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
 
-    contraction: Any = field(NONNEGATIVE)
-    noise_std: Any = field(NONNEGATIVE)
-    shift: Any = field(NONNEGATIVE)
+    contraction: ArrayField = field(NONNEGATIVE)
+    noise_std: ArrayField = field(NONNEGATIVE)
+    shift: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"contraction": 1, "noise_std": 1, "shift": 1}
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
         mu2 = shift_allocation_mu2(self.contraction, self.noise_std, self.shift)
         positive = mu2 > 0

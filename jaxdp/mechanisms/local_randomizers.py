@@ -14,6 +14,7 @@ from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, 
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets
+from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
 
 _LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
 _LAPLACE_CELLS_BELOW = 128  # of the lower bound, which is that of a data set
@@ -26,7 +27,7 @@ class KnownRandomizer(Mechanism):
     pair of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
     """
 
-    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     symmetric: ClassVar[bool] = True
 
     def upper_laws(self) -> Law:
@@ -48,7 +49,7 @@ class NamedSetRandomizer(KnownRandomizer):
     A subclass has a field ``epsilon`` and writes ``named_sets``. Not shuffled, its loss is epsilon, -epsilon or 0.
     """
 
-    epsilon: Any
+    epsilon: RealField
 
     def named_sets(self) -> NamedSets:
         """How likely a report names which of three inputs, for one parameter point."""
@@ -84,11 +85,11 @@ class NamedSetRandomizer(KnownRandomizer):
         shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
         return end * z + xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + shift[..., 0]
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses {epsilon, 0, -epsilon}."""
         return xp.zeros_like(xp.asarray(self.epsilon)), xp.asarray(self.epsilon)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The local epsilon."""
         return self.epsilon
 
@@ -113,8 +114,8 @@ class UnaryEncoding(NamedSetRandomizer):
     assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2))
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2))
     optimized: bool = static_field(default=True)
 
     def named_sets(self) -> NamedSets:
@@ -138,23 +139,23 @@ class SubsetSelection(NamedSetRandomizer):
     Assumes: subsets of the same likelihood are equally likely. When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2))
-    subset_size: Any = field(whole(1), default=None)
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2))
+    subset_size: OptionalRealField = field(whole(1), default=None)
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The subset must leave out a category."""
         if self.subset_size is None:
             return {}
         return {"num_categories - subset_size": (self.num_categories - self.subset_size, whole(1))}
 
-    def size(self) -> Any:
+    def size(self) -> Number:
         """w: the field, or the size of least variance."""
         if self.subset_size is not None:
             return xp.asarray(self.subset_size)
         k, odds = xp.asarray(self.num_categories), xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))
 
-        def variance(w: Any) -> Any:
+        def variance(w: Array) -> Array:
             total = w * odds + k - w
             own, other = w * odds / total, w * ((w - 1) * odds + k - w) / ((k - 1) * total)
             return other * (1 - other) / (own - other) ** 2
@@ -194,11 +195,11 @@ class LocalHashing(NamedSetRandomizer):
     When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_buckets: Any = field(whole(2), default=None)
-    collision_probability: Any = field(PROBABILITY, default=0.0)
+    epsilon: RealField = field(NONNEGATIVE)
+    num_buckets: OptionalRealField = field(whole(2), default=None)
+    collision_probability: RealField = field(PROBABILITY, default=0.0)
 
-    def buckets(self) -> Any:
+    def buckets(self) -> Number:
         """g: the field, or that of optimal local hashing."""
         if self.num_buckets is not None:
             return xp.asarray(self.num_buckets)
@@ -222,7 +223,7 @@ class HadamardResponse(NamedSetRandomizer):
     assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose set holds it."""
@@ -242,7 +243,7 @@ class LocalLaplace(KnownRandomizer):
     Assumes: inputs are in [0, 1]. When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
 
     def upper_laws(self) -> Law:
         """One law: the inputs 0 and 1."""
@@ -263,7 +264,7 @@ class LocalLaplace(KnownRandomizer):
 
         return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100)).log_mgf(z)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The local epsilon."""
         return self.epsilon
 
@@ -277,7 +278,7 @@ class FiniteRandomizer(KnownRandomizer):
     infinite below its probability. Only for `Shuffled`: unshuffled, give the two worst rows as a `DiscretePair`.
     """
 
-    probabilities: Any = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
+    probabilities: ArrayField = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
     event_ndim: ClassVar[dict[str, int]] = {"probabilities": 2}
 
     def check_structure(self) -> None:
@@ -286,7 +287,7 @@ class FiniteRandomizer(KnownRandomizer):
         if len(shape) < 2 or shape[-1] < 2 or shape[-2] < 2:
             raise ValueError(f"probabilities must have shape (..., inputs >= 2, outputs >= 2), got {shape}.")
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """Every row must sum to 1."""
         plain = jnp if isinstance(self.probabilities, jax.Array) else np
         sums = plain.sum(plain.asarray(self.probabilities), axis=-1)
@@ -312,7 +313,7 @@ class FiniteRandomizer(KnownRandomizer):
         apart = (table[person] - table[other])[:, None, :] ** 2 / xp.maximum(table[None], 1e-12)
         return self._laws(xp.argmax(xp.sum(apart, axis=-1), axis=-1))
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
         # NumPy outside a trace: there jnp computes in float32, and a rounded epsilon may be too small
         plain = jnp if isinstance(self.probabilities, jax.Array) else np

@@ -24,6 +24,7 @@ from jaxdp.mechanisms.base import (
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number, RealField, Relation
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
@@ -35,13 +36,13 @@ class Bracket(Mechanism):
     A number and not two classes, so that both bounds are compiled once and solved in one call. fine: of more outcomes.
     """
 
-    mechanism: Any
-    inner: Any = field(PROBABILITY)
+    mechanism: Mechanism
+    inner: RealField = field(PROBABILITY)
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
         """The one or the other, with outcomes of no mass where it is the shorter."""
-        base = self.mechanism
+        base: Any = self.mechanism
         if is_gaussian(base):
             mu = base.gaussian_mu()
             outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
@@ -61,8 +62,8 @@ class Sampled(Mechanism):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any
-    base_relation: ClassVar[str] = "add_or_remove"
+    sampling_probability: RealField
+    base_relation: ClassVar[Relation] = "add_or_remove"
 
     def samples_everyone(self) -> bool:
         """True when every rate is known to be 1: the record is then its base, in every relation."""
@@ -109,7 +110,7 @@ class Sampled(Mechanism):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool, reach: Any = None) -> tuple[Sampled, Sampled] | None:
+    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Sampled, Sampled] | None:
         """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
         if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "inner_pair"):
             return None
@@ -130,15 +131,15 @@ class Sampled(Mechanism):
         pair = finite.gaussian_pair(base.gaussian_mu()) if gaussian else base.finite_pair()
         return finite.sampled_part(pair, self.sampling_probability, direction)
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
         """(losses, log weights under the first law, error of the losses) in one direction."""
         return self.part(direction)[:3]
 
-    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """Masses at infinity of the sampled pair of a direction and of its swap."""
         return self.part(direction)[3:]
 
-    def top_loss(self, direction: str) -> Any:
+    def top_loss(self, direction: str) -> Number:
         """The largest finite loss of a direction, rounded up."""
         loss, log_weight, blur = self.atoms(direction)
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
@@ -175,8 +176,8 @@ class PoissonSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    sampling_probability: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair, of a base with a guarantee under replace_one."""
@@ -214,9 +215,9 @@ class FixedSizeSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
-    base_relation: ClassVar[str] = "replace_one"
+    sampling_probability: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    base_relation: ClassVar[Relation] = "replace_one"
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
         """The replace pair of a Gaussian is a finite one."""
@@ -248,6 +249,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool, reach: Any = None) -> None:
+    def bracket(self, fine: bool, reach: Number | None = None) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

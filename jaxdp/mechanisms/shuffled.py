@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
@@ -13,8 +13,9 @@ from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, ArrayField, Bound, Number, RealField, Relation
 
-BOUNDS = ("clones", "stronger", "closed_form", "blanket")
+BOUNDS: tuple[Bound, ...] = ("clones", "stronger", "closed_form", "blanket")
 
 
 @record
@@ -24,9 +25,9 @@ class LocalRandomizer(ApproximateDP):
     epsilon >= 0, delta in [0, 1] (default 0), any shape. On its own it accounts as `ApproximateDP`.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    delta: Any = field(PROBABILITY, default=0.0)
-    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    epsilon: RealField = field(NONNEGATIVE)
+    delta: RealField = field(PROBABILITY, default=0.0)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
 
 
 @record
@@ -36,26 +37,26 @@ class LossLaw(Mechanism):
     infinity: mass at infinity.
     """
 
-    losses: Any
-    log_weights: Any = field(BELOW_INFINITY)
-    infinity: Any = field(PROBABILITY)
+    losses: ArrayField
+    log_weights: ArrayField = field(BELOW_INFINITY)
+    infinity: RealField = field(PROBABILITY)
     event_ndim: ClassVar[dict[str, int]] = {"losses": 1, "log_weights": 1}
     symmetric: ClassVar[bool] = True
-    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
         """(losses, log weights, 0), the same in every direction."""
         return self.losses, self.log_weights, xp.zeros_like(self.losses)
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """As given."""
         return self.infinity
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """The same."""
         return self.infinity
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The largest loss that has mass."""
         return xp.max(xp.where(self.log_weights > -xp.inf, self.losses, 0.0))
 
@@ -63,7 +64,7 @@ class LossLaw(Mechanism):
         """Log-sum-exp over the losses."""
         return log_sum_exp(self.log_weights + xp.asarray(z)[..., None] * self.losses)
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
 
         Every term is positive, so that small divergences keep their digits.
@@ -101,14 +102,14 @@ class Shuffled(Mechanism):
     outputs, not on who reports); nothing else is seen.
     """
 
-    randomizer: Any
-    num_users: Any = field(whole(1))
-    bound: str | None = static_field(default=None)
+    randomizer: LocalRandomizer | KnownRandomizer
+    num_users: RealField = field(whole(1))
+    bound: Bound | None = static_field(default=None)
     symmetric: ClassVar[bool] = True
-    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     exact: ClassVar[bool] = False
 
-    def chosen_bound(self) -> str:
+    def chosen_bound(self) -> Bound:
         """The bound in use, the randomizer's default when none was named."""
         return self.bound or ("blanket" if isinstance(self.randomizer, KnownRandomizer) else "clones")
 
@@ -126,6 +127,6 @@ class Shuffled(Mechanism):
                 'RandomizedResponse. Use "clones" or "stronger" for a LocalRandomizer.'
             )
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The local epsilon."""
         return self.randomizer.max_loss()
