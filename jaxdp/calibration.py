@@ -49,19 +49,32 @@ def calibrate(
     make_mechanism: value -> mechanism, monotone in epsilon, increasing or decreasing. It is called with arrays where it
         accepts them and number by number where it does not. A value that must be whole (a number of steps or users) is
         found out by the mechanism refusing fractions, and then only whole values are tried.
-    epsilon, delta: the target, nats and probability; bracket: (low, high), finite, low < high. All broadcast, also with
-        the arrays inside the mechanism: one calibration per element.
-    bracket None: for a function that is defined and monotone for all numbers > 0 (whole ones from 1). It is evaluated
-        at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way the certified epsilons lead towards the
-        target (both ways while they are equal), until two values lie on either side of it: they are the bracket. A
-        probability is refused at 2 or 4 and needs a bracket.
+    epsilon: the target, nats, >= 0.
+    delta: the target's probability, in [0, 1].
+    bracket: (low, high), finite, low < high. None: for a function that is defined and monotone for all numbers > 0
+        (whole ones from 1), see below.
     relation: as for `jaxdp.epsilon`.
     unreachable: "raise", or "nan", which puts NaN where no value of the bracket meets the target (or, without a
         bracket, no two values on either side were found), and lets the other elements through.
+
+    The noise that makes 100 Gaussian releases (1, 1e-5)-DP, and how many releases noise of 30 allows:
+
+    >>> sigma = jaxdp.calibrate(lambda s: jaxdp.repeat(jaxdp.Gaussian(s), 100), epsilon=1.0, delta=1e-5)
+    >>> print(f"{sigma:.4f}")
+    37.3063
+    >>> print(jaxdp.calibrate(lambda times: jaxdp.repeat(jaxdp.Gaussian(30.0), times), epsilon=1.0, delta=1e-5))
+    64.0
+
+    epsilon, delta and bracket broadcast, also with the arrays inside the mechanism: one calibration per element.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
     and holds for the value returned; a tested value within 2e-10 of it (relative; or 1e-16 of the bracket's width where
     the bracket holds 0), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
+
+    Without a bracket the function is evaluated at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way
+    the certified epsilons lead towards the target (both ways while they are equal), until two values lie on either side
+    of it: they are the bracket. A probability is refused at 2 or 4 and needs a bracket.
+
     Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
     inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
     """

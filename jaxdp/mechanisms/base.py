@@ -24,11 +24,21 @@ M = TypeVar("M", bound="Mechanism")
 
 
 class UnsupportedMechanismError(ValueError):
-    """No theorem is known for this combination, or it would need data the record does not hold."""
+    """No theorem is known for this combination, or it would need data the record does not hold.
+
+    >>> try:
+    ...     jaxdp.epsilon(jaxdp.LocalRandomizer(1.0), delta=1e-6, relation="add")
+    ... except jaxdp.UnsupportedMechanismError as error:
+    ...     print(error)
+    no theorem is known for LocalRandomizer under relation 'add'; available: 'replace_one'.
+    """
 
 
 def static_field(**kwargs: Any) -> Any:
-    """A dataclass field that is configuration, not a number: part of the pytree's structure."""
+    """A dataclass field that is configuration, not a number: part of the pytree's structure.
+
+    Keyword arguments as for `dataclasses.field`.
+    """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -36,7 +46,13 @@ def static_field(**kwargs: Any) -> Any:
 def record(cls: T) -> T:
     """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields.
 
-    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite.
+    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite. `Mechanism`
+    says what else a record of one's own needs. All records of jaxdp are made with this decorator:
+
+    >>> jax.tree_util.tree_leaves(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
+    [2.0, 10]
+    >>> jax.tree_util.tree_map(lambda number: 2 * number, jaxdp.Gaussian(2.0))
+    Gaussian(noise_multiplier=4.0)
     """
     made: Any = cls
     if "__post_init__" not in cls.__dict__:
@@ -89,8 +105,22 @@ class Mechanism:
 
         K(z) = log E_P[exp(z L); L finite],   L = log dP/dQ,
 
-    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). Take
-    (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
+    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). As an example,
+    two queries answered with Gaussian noise, each with its own noise multiplier:
+
+    >>> from jaxdp.typing import RealField
+    >>> @jaxdp.record
+    ... class TwoQueries(jaxdp.Mechanism):
+    ...     first: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)
+    ...     second: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE, default=1.0)
+    ...     symmetric = True
+    ...
+    ...     def log_mgf(self, z):
+    ...         return z * (z + 1) * (self.first**-2 + self.second**-2) / 2
+    >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
+    2.5000
+
+    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
     return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
     A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
     it be sampled.

@@ -30,10 +30,16 @@ def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
 
 @record
 class Gaussian(GaussianMechanism):
-    """Gaussian noise of standard deviation noise_multiplier x (L2 norm bound of one record's contribution).
+    """Gaussian noise on a query of any dimension.
 
-    noise_multiplier: sigma, > 0, any shape. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
-    Under replace_one two data sets differ by twice the norm bound: N(2/sigma, 1) against N(0, 1).
+    noise_multiplier: sigma, the noise's standard deviation over the L2 norm bound of one record's contribution, > 0,
+        any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.Gaussian(noise_multiplier=1.0), delta=1e-5):.4f}")
+    4.3772
+
+    The dominating pair is N(1/sigma, 1) against N(0, 1). Under replace_one two data sets differ by twice the norm
+    bound: N(2/sigma, 1) against N(0, 1).
     """
 
     noise_multiplier: RealField = field(POSITIVE, remedy="Without noise there is no guarantee.")
@@ -49,9 +55,14 @@ class Gaussian(GaussianMechanism):
 
 @record
 class Laplace(Mechanism):
-    """Laplace noise of scale noise_multiplier x (L1 norm bound of one record's contribution), scalar query.
+    """Laplace noise on a query with one real answer.
 
-    Under replace_one two data sets differ by twice the norm bound: as noise of half the scale.
+    noise_multiplier: b, the noise's scale over the L1 norm bound of one record's contribution, > 0, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.Laplace(10.0), 100), delta=1e-5):.4f}")
+    4.2203
+
+    Under replace_one two data sets differ by twice the norm bound, which is as private as noise of half the scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
@@ -106,8 +117,15 @@ class Laplace(Mechanism):
 class RandomizedResponse(NamedSetRandomizer):
     """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else another category.
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. epsilon is that of
-    replacing one person's value, the natural relation; in every other relation the record states the same guarantee.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+
+    >>> survey = jaxdp.RandomizedResponse(4.0, num_categories=10)
+    >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
+    0.1099
+
+    epsilon is that of replacing one person's value, the natural relation; in every other relation the record states the
+    same guarantee.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """
@@ -138,7 +156,10 @@ class RandomizedResponse(NamedSetRandomizer):
 class PureDP(Mechanism):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
-    epsilon: the guarantee under the relation that you account for, the same number in each.
+    epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
+    4.7746
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -165,8 +186,14 @@ class PureDP(Mechanism):
 class ApproximateDP(Mechanism):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
-    Mass delta at infinity, and (1 - delta) times the worst eps-DP pair. epsilon, delta: the guarantee under the
-    relation that you account for, the same numbers in each.
+    epsilon: nats, >= 0, any shape.
+    delta: in [0, 1], any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
+    4.7877
+
+    Both numbers are the guarantee under the relation that you account for, the same in each. The worst case has mass
+    delta at infinity, and 1 - delta times the worst eps-DP pair.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -200,12 +227,19 @@ class ApproximateDP(Mechanism):
 
 @record
 class DiscretePair(Mechanism):
-    """A finite pair of distributions, outcomes on the last axis; p > 0 = q is mass at infinity.
+    """A mechanism given by two distributions over finitely many outcomes.
 
-    p is the output law with the record, q without it ("remove"); "add" is the swapped pair, "replace_one" the larger
-    of the two orders. The caller states that the pair dominates under the relation that is accounted for. Masses must
-    sum to 1 up to 1e-9; they are used as given, and what is missing from p is charged as mass at infinity (so rounding
-    of the input errs on the safe side).
+    p: masses of the outcomes with the record, outcomes on the last axis.
+    q: masses of the same outcomes without the record.
+
+    >>> pair = jaxdp.DiscretePair(p=[0.7, 0.2, 0.1], q=[0.2, 0.2, 0.6])
+    >>> print(f"{jaxdp.delta(pair, epsilon=1.0):.4f}")
+    0.3282
+
+    The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
+    You state that the pair dominates your mechanism under the relation that you account for. An outcome with p > 0 = q
+    has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p misses of 1 is charged as mass
+    at infinity, so that rounding of the input errs on the safe side.
     """
 
     p: ArrayField = field(NONNEGATIVE)
@@ -277,10 +311,15 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
 
 @record
 class DiscreteLaplace(Mechanism):
-    """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale).
+    """Discrete Laplace (geometric) noise on the integers, P(x) ~ exp(-|x|/scale).
 
-    sensitivity: bound of the size of one record's contribution, a whole number (default 1). Under replace_one two data
-    sets differ by twice that.
+    scale: > 0, any shape.
+    sensitivity: bound of the size of one record's contribution, a whole number >= 1, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteLaplace(scale=2.0), delta=1e-5):.4f}")
+    0.5000
+
+    Under replace_one two data sets differ by twice the sensitivity.
     """
 
     scale: RealField = field(POSITIVE)
@@ -331,16 +370,23 @@ class DiscreteLaplace(Mechanism):
 
 @record
 class NoisyIteration(GaussianMechanism):
-    """Last iterate of a contractive noisy iteration, at the optimal shift allocation.
+    """Last iterate of a contractive noisy iteration: x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)), j = 1..T.
 
-    contraction, noise_std, shift: arrays whose last axis is the steps j = 1..T (leading axes: a grid).
-    x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)); psi_j is contraction_j-Lipschitz for one of two
-    neighbouring runs and shift_j bounds |psi_j - psi'_j|: the difference of the two runs under the relation that you
-    account for, whichever it is. Then x_T is mu-GDP with
+    contraction: Lipschitz constant of psi_j for one of two neighbouring runs, >= 0.
+    noise_std: standard deviation of the noise of step j, >= 0.
+    shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0.
+
+    The last axis of each array is the steps; leading axes are a grid.
+
+    >>> runs = jaxdp.NoisyIteration(contraction=[0.9, 0.9, 0.9], noise_std=[1.0, 1.0, 1.0], shift=[0.1, 0.1, 0.1])
+    >>> print(f"{jaxdp.epsilon(runs, delta=1e-6):.4f}")
+    0.7119
+
+    x_T is mu-Gaussian-DP at the optimal shift allocation,
     mu^2 = min sum a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
 
-    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise;
-    schedules public and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
+    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise; schedules public
+    and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
 
     contraction: ArrayField = field(NONNEGATIVE)

@@ -103,7 +103,14 @@ def natural_relation(mechanism: Mechanism) -> Relation:
 
 
 def compose(*mechanisms: Mechanism) -> Mechanism:
-    """The adaptive composition of the given mechanisms, in any order; with none, a mechanism that releases nothing."""
+    """The adaptive composition of the given mechanisms, in any order; of none, a mechanism that releases nothing.
+
+    >>> both = jaxdp.compose(jaxdp.Gaussian(2.0), jaxdp.Laplace(2.0))
+    >>> print(f"{jaxdp.epsilon(both, delta=1e-5):.4f}")
+    2.4152
+
+    Raises TypeError for what is not a mechanism.
+    """
     for mechanism in mechanisms:
         if not isinstance(mechanism, Mechanism):
             raise TypeError(f"compose takes jaxdp mechanisms, got {type(mechanism).__name__}. Pass them as *args.")
@@ -111,7 +118,15 @@ def compose(*mechanisms: Mechanism) -> Mechanism:
 
 
 def repeat(mechanism: Mechanism, times: Real) -> Mechanism:
-    """The mechanism composed with itself ``times`` times (whole numbers >= 0, any shape that broadcasts)."""
+    """The mechanism composed with itself ``times`` times, adaptively.
+
+    times: whole numbers >= 0, any shape that broadcasts with the mechanism's fields.
+
+    >>> jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), times=[10, 100]), delta=1e-5).round(4)
+    array([1.1994, 4.3772])
+
+    Raises TypeError unless given a mechanism.
+    """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"repeat takes a jaxdp mechanism, got {type(mechanism).__name__}.")
     return Repeated(mechanism, times)

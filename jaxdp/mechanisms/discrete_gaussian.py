@@ -19,13 +19,17 @@ _SWITCH = 0.5
 
 @record
 class DiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise N_Z(0, sigma^2) on the integers.
+    """Discrete Gaussian noise N_Z(0, sigma^2) on a query with one whole answer.
 
-    sensitivity: s, bound of the size of one record's contribution, a whole number (default 1). Under replace_one two
-    data sets differ by 2 s.
+    sigma: > 0, any shape.
+    sensitivity: s, bound of the size of one record's contribution, a whole number >= 1, any shape.
 
+    >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteGaussian(sigma=2.0), delta=1e-5):.4f}")
+    2.0113
+
+    Under replace_one two data sets differ by 2 s.
+    The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1):
     K(z) = z (z+1) s^2 / (2 sigma^2) + log[theta(z s) / theta(0)], theta(x) = sum_k exp(-(k+x)^2 / (2 sigma^2)).
-    The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1). Scalar queries only.
     """
 
     sigma: RealField = field(POSITIVE)

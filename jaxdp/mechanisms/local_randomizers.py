@@ -104,10 +104,15 @@ def _eight(first_four: list[Any], last_four: list[Any], third: Any) -> Any:
 class UnaryEncoding(NamedSetRandomizer):
     """One of k values as k bits, one of them 1, each bit flipped on its own (one-time basic RAPPOR; OUE).
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. optimized True: a 1 stays
-    with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang, Blocki, Li, Jha 2017); False:
-    both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric; Erlingsson, Pihur, Korolova 2014, the
-    permanent bits reported once).
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+    optimized: True: a 1 stays with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang,
+        Blocki, Li, Jha 2017). False: both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric;
+        Erlingsson, Pihur, Korolova 2014, the permanent bits reported once).
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.UnaryEncoding(4.0, num_categories=16), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0814
 
     Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not
     compose, and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled`
@@ -133,8 +138,14 @@ class UnaryEncoding(NamedSetRandomizer):
 class SubsetSelection(NamedSetRandomizer):
     """A random subset of w of the k categories, e^epsilon times as likely if it holds one's own (Ye, Barg 2018).
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. subset_size: w, whole, 1 <= w <= k - 1; None:
-    the one of the two whole numbers next to k/(e^epsilon + 1) whose frequency estimates have the least variance.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+    subset_size: w, whole, 1 <= w <= k - 1. None: of the two whole numbers next to k/(e^epsilon + 1), the one whose
+        frequency estimates have the least variance.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.SubsetSelection(4.0, num_categories=16), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.1047
 
     Assumes: subsets of the same likelihood are equally likely. When shuffled, also what `Shuffled` assumes.
     """
@@ -186,10 +197,16 @@ class SubsetSelection(NamedSetRandomizer):
 class LocalHashing(NamedSetRandomizer):
     """One's value hashed to g buckets, the bucket sent by g-ary randomized response with the hash function (OLH, BLH).
 
-    epsilon: local guarantee, nats, >= 0. num_buckets: g, whole, >= 2; None: round(e^epsilon) + 1 (OLH; Wang, Blocki,
-    Li, Jha 2017); 2: BLH. collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h
-    is drawn from, in [0, 1]; 0 is safe for every family, 1/g holds for uniformly random functions. Lower bounds are
-    those of a family that attains it.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_buckets: g, whole, >= 2. None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li, Jha 2017). 2: BLH.
+    collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h is drawn from, in [0, 1].
+        0 is safe for every family, 1/g holds for uniformly random functions.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.LocalHashing(4.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0820
+
+    Lower bounds are those of a family that attains collision_probability.
 
     Assumes: everybody draws a hash function of their own, independently of all data, and it is part of the report.
     When shuffled, also what `Shuffled` assumes.
@@ -219,6 +236,10 @@ class HadamardResponse(NamedSetRandomizer):
 
     epsilon: local guarantee, nats, >= 0, any shape (Acharya, Sun, Zhang 2019, with sets of half the size).
 
+    >>> shuffled = jaxdp.Shuffled(jaxdp.HadamardResponse(4.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0815
+
     Assumes: each input's set holds half of the reports, two sets share a quarter. When shuffled, also what `Shuffled`
     assumes.
     """
@@ -237,8 +258,14 @@ class HadamardResponse(NamedSetRandomizer):
 class LocalLaplace(KnownRandomizer):
     """A number in [0, 1] plus Laplace noise of scale 1/epsilon.
 
-    epsilon: local guarantee, nats, >= 0, any shape. That the inputs 0 and 1 are the worst pair is proved in
-    notebooks/proofs/shuffle.md, section 4; the density is cut into 2048 cells, rounded to the safe side.
+    epsilon: local guarantee, nats, >= 0, any shape.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.LocalLaplace(1.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0109
+
+    That the inputs 0 and 1 are the worst pair is proved in notebooks/proofs/shuffle.md, section 4. The density is cut
+    into 2048 cells, rounded to the safe side.
 
     Assumes: inputs are in [0, 1]. When shuffled, also what `Shuffled` assumes.
     """
@@ -273,9 +300,15 @@ class LocalLaplace(KnownRandomizer):
 class FiniteRandomizer(KnownRandomizer):
     """Any local randomizer with finitely many inputs and reports, given by its table of probabilities.
 
-    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised). All
-    ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is then
-    infinite below its probability. Only for `Shuffled`: unshuffled, give the two worst rows as a `DiscretePair`.
+    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised).
+
+    >>> table = [[0.9, 0.1], [0.2, 0.8]]
+    >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), num_users=100_000), delta=1e-6):.4f}")
+    0.0286
+
+    All ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is
+    then infinite below its probability. The record is for `Shuffled` only: not shuffled, give the two worst rows as a
+    `DiscretePair`.
     """
 
     probabilities: ArrayField = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))

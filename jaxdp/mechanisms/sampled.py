@@ -163,16 +163,24 @@ class Sampled(Mechanism):
 
 @record
 class PoissonSampled(Sampled):
-    """Each record enters the batch independently with probability sampling_probability, then the mechanism runs.
+    """Each record enters the batch independently with probability sampling_probability; the mechanism sees the batch.
+
+    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
+    sampling_probability: q in [0, 1], any shape.
+
+    >>> training = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), sampling_probability=0.01), 1000)
+    >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
+    1.8282
 
     The batch must be hidden, and drawn exactly so: shuffled or cyclic batches are not Poisson.
-    Pairs: remove ((1-q) P0 + q P1, P0), add its swap, (P1, P0) dominating the base for remove
-    (Zhu, Dong, Wang 2022, Theorem 11(1)). replace_one, Gaussian noise:
-    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension; proof in
-    notebooks/proofs/sampled_replace.md. replace_one, any other symmetric base: one round has the profile
-    q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; noise at twice
-    the norm bound also covers one record more or less, a stated guarantee must hold under both). It is an upper
-    bound, without a lower one; at q = 1 it is the base's own.
+
+    Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
+    add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
+    replace_one the pair for Gaussian noise is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any
+    dimension (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under
+    replace_one, the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section
+    6 there; noise at twice the norm bound also covers one record more or less, a stated guarantee must hold under
+    both). That is an upper bound without a lower one; at q = 1 it is the mechanism's own.
     """
 
     mechanism: Mechanism
@@ -199,19 +207,26 @@ class PoissonSampled(Sampled):
 
 @record
 class FixedSizeSampled(Sampled):
-    """A batch of fixed size drawn uniformly without replacement, then the mechanism runs.
+    """A batch of fixed size drawn uniformly without replacement; the mechanism sees the batch.
 
-    sampling_probability: batch size / size of the larger of the two data sets. Under add and remove it is below 1
-    where both data sets have a batch (batch size / size of the smaller one is safe where that is below 1); 1 says that
-    everyone is in the batch whatever its size, which is the mechanism itself.
+    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
+    sampling_probability: q in [0, 1], the batch size over the size of the larger of the two data sets, any shape.
 
-    Below 1 a batch of fixed size holds another record in place of the one that was added or removed, so all
-    relations use the base under **replace_one**: noise_multiplier is over the norm bound of one record's contribution,
-    and the two contributions differ by twice that. Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
-    replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
-    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more than
-    one round: they have no lower bound. For a Gaussian base it is put on a grid of losses that dominates it: upper
-    bounds within 3e-7 to 2e-6 (relative) of one that it dominates, where tried (delta 1e-6 and 1e-15).
+    >>> training = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(2.0), sampling_probability=0.01), 1000)
+    >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
+    1.8282
+
+    Under add and remove q is below 1 where both data sets have a batch (batch size / size of the smaller one is safe
+    where that is below 1). q = 1 says that everyone is in the batch whatever its size, which is the mechanism itself.
+
+    Below 1 a batch of fixed size holds another record in place of the one that was added or removed. All relations
+    therefore use the mechanism under **replace_one**: noise_multiplier is over the norm bound of one record's
+    contribution, and the two contributions differ by twice that. Relations: add_or_remove (natural), add, remove (Zhu,
+    Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
+    round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
+    symmetric pair (Corollary 31). That pair only dominates more than one round, so that there is no lower bound. For
+    Gaussian noise it is put on a grid of losses that dominates it: upper bounds within 3e-7 to 2e-6 (relative) of one
+    that it dominates, where tried (delta 1e-6 and 1e-15).
     """
 
     mechanism: Mechanism

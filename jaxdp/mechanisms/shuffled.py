@@ -22,7 +22,14 @@ BOUNDS: tuple[Bound, ...] = ("clones", "stronger", "closed_form", "blanket")
 class LocalRandomizer(ApproximateDP):
     """Any local randomizer that is (epsilon, delta)-DP when one person's value is replaced.
 
-    epsilon >= 0, delta in [0, 1] (default 0), any shape. On its own it accounts as `ApproximateDP`.
+    epsilon: nats, >= 0, any shape.
+    delta: in [0, 1], any shape.
+
+    >>> local = jaxdp.LocalRandomizer(4.0)
+    >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(local, num_users=100_000), delta=1e-6):.4f}")
+    0.1698
+
+    On its own, not shuffled, it accounts as `ApproximateDP`.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -79,27 +86,41 @@ class LossLaw(Mechanism):
 
 @record
 class Shuffled(Mechanism):
-    """num_users people each run the randomizer once; the reports are uniformly shuffled. Relation: replace_one.
+    """num_users people each run a local randomizer once; a shuffler mixes the reports before anybody sees them.
 
-    randomizer: `LocalRandomizer` (all randomizers with its guarantee) or a named one: `RandomizedResponse`,
-    `UnaryEncoding`, `SubsetSelection`, `LocalHashing`, `HadamardResponse`, `LocalLaplace`, `FiniteRandomizer`.
-    num_users: whole number >= 1, any shape. bound, the theorem that gives the upper bounds:
+    randomizer: what each person runs. `LocalRandomizer` stands for all randomizers with its guarantee. The named ones
+        use how likely their reports are: `RandomizedResponse`, `UnaryEncoding`, `SubsetSelection`, `LocalHashing`,
+        `HadamardResponse`, `LocalLaplace`, `FiniteRandomizer`.
+    num_users: n, whole number >= 1, any shape.
+    bound: the theorem that gives the upper bounds, see below; None for the default.
+
+    100,000 people with a local epsilon of 4: any randomizer, then 10-ary randomized response:
+
+    >>> for randomizer in (jaxdp.LocalRandomizer(4.0), jaxdp.RandomizedResponse(4.0, 10)):
+    ...     print(f"{jaxdp.epsilon(jaxdp.Shuffled(randomizer, num_users=100_000), delta=1e-6):.4f}")
+    0.1698
+    0.1099
+
+    The only relation is replace_one: one person's value is replaced.
+
+    Which bound to choose:
 
     * "blanket", the default for named randomizers: the privacy blanket of that randomizer;
     * "clones", the default for `LocalRandomizer`: Feldman, McMillan, Talwar 2021, Theorem 3.2, published;
     * "stronger": clone rate 2/(e^epsilon + 1), proved in notebooks/proofs/stronger_clones.md, not peer reviewed;
-    * "closed_form": their Theorem 3.1.
+    * "closed_form": Theorem 3.1 of the 2021 paper.
 
-    All but "blanket" use the randomizer's epsilon (and delta, by their Theorem 3.8) alone. Lower bounds are those of a
-    data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
-
-    Accuracy: the numerical error of upper bounds of epsilon is meant to be below 1e-6 (relative). At random points with
-    n r (1-r) >= 1e4, r the mass of the outcomes that tell the two inputs apart, it was at most 2e-6; in smaller groups
-    of named randomizers it can be larger (benchmarks/results/shuffle.md).
+    All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper) alone. Lower bounds are
+    those of a data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized
+    response.
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
     outputs, not on who reports); nothing else is seen.
+
+    Accuracy: the numerical error of upper bounds of epsilon is meant to be below 1e-6 (relative). At random points with
+    n r (1-r) >= 1e4, where r is the mass of the outcomes that tell the two inputs apart, it was at most 2e-6. In
+    smaller groups with named randomizers it can be larger (benchmarks/results/shuffle.md).
     """
 
     randomizer: LocalRandomizer | KnownRandomizer
