@@ -29,6 +29,9 @@ Direction: TypeAlias = Literal["forward", "reverse", "replace"]
 Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
 """The theorem that bounds a shuffled mechanism."""
 
+Axis: TypeAlias = Number | str | bool | None | Sequence[Number | str | bool | None]
+"""The values of one axis of a sweep."""
+
 
 class RealField:
     """A field of a record: it is written as `Real` and reads as `Number`, because a list becomes an array."""

@@ -12,7 +12,7 @@ import jaxdp
 # Beside what jaxdp itself exports; a new subject module is added here.
 MODULES = ("jaxdp.domains", "jaxdp.plot")
 # Raised where a backend returns wrong numbers: no example shows that.
-WITHOUT_EXAMPLE = {"BackendError", "sweep"}
+WITHOUT_EXAMPLE = {"BackendError"}
 NAMES = {"__name__": "__main__", "jaxdp": jaxdp, "jax": jax, "np": np}
 
 

@@ -141,5 +141,11 @@ dataset = jaxdp.sweep(
     bound=["clones", "stronger"],
     batch_size=100,
 )
+table = jaxdp.sweep(
+    lambda n, relation, delta: {"shown": jaxdp.epsilon_bounds(jaxdp.Gaussian(n), delta, relation=relation), "n": n},
+    n=range(1, 5),
+    relation=[None, "add"],
+    delta=1e-6,
+)
 axes = Figure().subplots()
 jaxdp.plot.curves(axes, dataset.sel(bound="clones"), "n", y="upper", color="black").set_title("Shuffling")

@@ -79,6 +79,8 @@ jaxdp.calibrate(jaxdp.Gaussian, epsilon="1.0", delta=1e-5)  # error
 jaxdp.calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-5, unreachable="skip")  # error
 jaxdp.sweep(gaussian, sigma=[1.0, 2.0])  # error
 jaxdp.sweep(lambda sigma: jaxdp.delta(jaxdp.Gaussian(sigma), 1.0), sigma=[1.0, 2.0], batch_size="10")  # error
+jaxdp.sweep(jaxdp.Gaussian, noise_multiplier=[1.0, 2.0])  # error
+jaxdp.sweep(lambda sigma: jaxdp.delta(jaxdp.Gaussian(sigma), 1.0), sigma={"from": 1.0})  # error
 
 # Names.
 jaxdp.gaussian(1.0)  # error
