@@ -1,7 +1,8 @@
 """jaxdp: certified differential-privacy accounting, vectorised in JAX."""
 
 import importlib
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from jaxdp.accounting import delta, delta_bounds, epsilon, epsilon_bounds, log_mgf, renyi, tradeoff
 from jaxdp.calibration import calibrate
@@ -93,11 +94,23 @@ _LAZY_MODULES = frozenset(
     )
 )
 
+if TYPE_CHECKING:
+    from jaxdp import conversions as conversions
+    from jaxdp import convolution as convolution
+    from jaxdp import diffusion as diffusion
+    from jaxdp import domains as domains
+    from jaxdp import interop as interop
+    from jaxdp import iteration as iteration
+    from jaxdp import mixing as mixing
+    from jaxdp import plot as plot
+    from jaxdp import shuffle as shuffle
+    from jaxdp import training as training
+else:  # hidden from type checkers, so that they notice a misspelt name
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY_MODULES:
-        return importlib.import_module(f"jaxdp.{name}")
-    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+    def __getattr__(name: str) -> ModuleType:
+        if name in _LAZY_MODULES:
+            return importlib.import_module(f"jaxdp.{name}")
+        raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -24,83 +24,129 @@ from jaxdp.sources.base import VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import composed_mu, mu_error
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.sources.shuffled_rounds import dominating
+from jaxdp.typing import Array, Complex, Real, Relation
 
 
-def delta(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
+def delta(mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = None, gap: float = 1e-6) -> Array:
     """Smallest certified delta at ``epsilon``: never below the truth.
 
-    mechanism: any jaxdp mechanism; leaves may be arrays. epsilon: real, any sign, +-inf allowed, any
-    shape; broadcasts with the mechanism's leaves. relation, gap: see `epsilon`.
-    Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on), in
-    [0, 1]; 1 where nothing can be certified, and in a traced row with a number outside its domain (`jaxdp.domains`).
+    mechanism: any jaxdp mechanism; its fields may be arrays.
+    epsilon: real, nats, any sign, +-inf allowed, any shape; broadcasts with the mechanism's fields.
+    relation, gap: see `epsilon`.
+
+    >>> jaxdp.delta(jaxdp.Gaussian(1.0), epsilon=[0.5, 1.0, 2.0]).round(5)
+    array([0.23842, 0.12694, 0.02092])
+
+    Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on), in [0, 1]. It is 1
+    where nothing can be certified, and in a traced row with a number outside its domain (`jaxdp.domains`).
     Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap).upper
 
 
-def epsilon(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Any:
+def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = None, gap: float = 1e-6) -> Array:
     """Smallest certified epsilon >= 0 at ``delta``: never below the truth.
 
-    mechanism: any jaxdp mechanism; leaves may be arrays. delta: in [0, 1], any shape; broadcasts (above 0 and below
-    2.2e-308, where compiled arithmetic sees 0, the upper bound is infinite).
-    relation: "add", "remove", "add_or_remove" (the larger of the two, each composed on its own),
-    "replace_one", or None for the mechanism's natural relation. gap: in (0, 1), the relative distance of the
-    certified bounds at which more work is not worth it. A smaller one costs time and helps as far as double precision
-    allows (often 1e-9); under a trace the work is fixed. Closed forms are as close as they can be anyway.
-    Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on);
-    inf where nothing can be certified, and in a traced row with a number outside its domain (see `jaxdp.domains`): NaN,
-    a negative noise multiplier, a delta above 1. Its derivative is 0. Raises ValueError, TypeError,
-    UnsupportedMechanismError.
+    mechanism: any jaxdp mechanism; its fields may be arrays.
+    delta: in [0, 1], any shape; broadcasts with the mechanism's fields. Above 0 and below 2.2e-308, where compiled
+        arithmetic sees 0, the upper bound is infinite.
+    relation: how neighbouring data sets differ: "add", "remove", "add_or_remove" (the larger of the two, each composed
+        on its own), "replace_one", or None for the mechanism's natural relation.
+    gap: in (0, 1), the relative distance of the certified bounds at which more work is not worth it. A smaller one
+        costs time and helps as far as double precision allows (often 1e-9); under a trace the work is fixed. Closed
+        forms are as close as they can be anyway.
+
+    >>> training = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), sampling_probability=0.01), 1000)
+    >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
+    1.8282
+
+    Returns NumPy float64 of the broadcast shape, nats (a traced array under jit, vmap, grad with x64 on). It is inf
+    where nothing can be certified, and in a traced row with a number outside its domain (see `jaxdp.domains`): NaN, a
+    negative noise multiplier, a delta above 1. The derivative of such a row is 0.
+    Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap).upper
 
 
-def epsilon_of_pair(mechanism: Mechanism, delta: Any, direction: str, *, relation: str | None = None) -> Any:
+def epsilon_of_pair(mechanism: Mechanism, delta: Real, direction: str, *, relation: Relation | None = None) -> Array:
     """`epsilon` of one of the dominating pairs, ``mechanism.directions(relation)``, that the relation asks for."""
     return _run(mechanism, "delta", delta, relation, "epsilon", (direction,)).upper
 
 
-def delta_bounds(mechanism: Mechanism, epsilon: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
-    """Certified Bounds(lower, upper) of delta at ``epsilon``; arguments as for `delta`."""
+def delta_bounds(
+    mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = None, gap: float = 1e-6
+) -> Bounds[Array]:
+    """Certified Bounds(lower, upper) of delta at ``epsilon``; arguments as for `delta`.
+
+    >>> lower, upper = jaxdp.delta_bounds(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), epsilon=1.0)
+    >>> print(f"{lower:.4g} <= delta <= {upper:.4g}")
+    2.732e-09 <= delta <= 2.732e-09
+    """
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap)
 
 
-def epsilon_bounds(mechanism: Mechanism, delta: Any, *, relation: str | None = None, gap: float = 1e-6) -> Bounds:
-    """Certified Bounds(lower, upper) of epsilon at ``delta``; arguments as for `epsilon`."""
+def epsilon_bounds(
+    mechanism: Mechanism, delta: Real, *, relation: Relation | None = None, gap: float = 1e-6
+) -> Bounds[Array]:
+    """Certified Bounds(lower, upper) of epsilon at ``delta``; arguments as for `epsilon`.
+
+    No randomizer with a local epsilon of 4 has a central one above the upper bound, and at least one has a central one
+    that is not below the lower bound.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.LocalRandomizer(4.0), num_users=100_000)
+    >>> lower, upper = jaxdp.epsilon_bounds(shuffled, delta=1e-6)
+    >>> print(f"{lower:.4f} <= epsilon <= {upper:.4f}")
+    0.0847 <= epsilon <= 0.1698
+    """
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap)
 
 
-def renyi(mechanism: Mechanism, order: Any, *, relation: str | None = None) -> Any:
+def renyi(mechanism: Mechanism, order: Real, *, relation: Relation | None = None) -> Array:
     """Renyi divergence of the given order: an upper bound of the mechanism's Renyi DP curve.
 
-    order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's
-    leaves. relation: as for `epsilon`; the larger of the pairs. Infinite when there is mass at infinity, and in a
-    traced row with a number outside its domain.
-    Returns NumPy float64 in nats; rounded outward. Close to order 1 the value of a slightly larger order
-    is used where cancellation would cost more (R is nondecreasing in the order).
+    order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's fields.
+    relation: as for `epsilon`; the larger of the pairs.
+
+    >>> jaxdp.renyi(jaxdp.Gaussian(2.0), order=[2, 8]).round(4)
+    array([0.25, 1.  ])
+
+    Returns NumPy float64 in nats, rounded outward. It is infinite when there is mass at infinity, and in a traced row
+    with a number outside its domain. Close to order 1 the value of a slightly larger order is used where cancellation
+    would cost more (R is nondecreasing in the order).
     """
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 
 
-def log_mgf(mechanism: Mechanism, z: Any, *, relation: str | None = None) -> Any:
-    """K(z) = log E_P[exp(z L); L finite] of the dominating pair, complex z allowed, any shape.
+def log_mgf(mechanism: Mechanism, z: Complex, *, relation: Relation | None = None) -> Array:
+    """K(z) = log E_P[exp(z L); L finite] of the dominating pair, an estimate.
 
-    The pair is that of "remove" (or "replace_one"); relation="add" gives the swapped one. An estimate, about
-    1e-12 relative in exp(K) per step; not rounded outward. Returns NumPy complex128. Under a trace the value is
-    inf + 0j, above every K, where z is not finite or a parameter is outside its domain.
+    z: complex, any shape; broadcasts with the mechanism's fields.
+    relation: as for `epsilon`, but not "add_or_remove". The pair is that of "remove" (or "replace_one"); "add" gives
+        the swapped one.
+
+    >>> print(jaxdp.log_mgf(jaxdp.Gaussian(1.0), z=1j))
+    (-0.5+0.5j)
+
+    Returns NumPy complex128, accurate to about 1e-12 relative in exp(K) per step and not rounded outward. Under a trace
+    the value is inf + 0j, above every K, where z is not finite or a parameter is outside its domain.
     """
     if relation == "add_or_remove":
         raise ValueError('log_mgf describes one pair: relation must be "add", "remove" or "replace_one".')
     return _per_direction(mechanism, "log_mgf", z, relation, log_mgf_kernel)
 
 
-def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | None = None) -> Any:
+def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relation | None = None) -> Array:
     """Certified lower bound of the smallest false negative rate of any test at the given false positive rate.
 
-    false_positive_rate: in [0, 1], any shape; broadcasts. Gaussian-DP mechanisms: Phi(-Phi^-1(x) - mu). Others:
-    the largest of 1 - delta(eps) - e^eps x over certified points (eps, delta), eps of either sign, refined
-    around the best one (valid for any points; Dong, Roth, Su 2022). With several pairs, the smallest.
-    Concrete numbers only. Returns NumPy float64.
+    false_positive_rate: in [0, 1], any shape; broadcasts with the mechanism's fields.
+    relation: as for `epsilon`; with several pairs, the smallest.
+
+    >>> print(f"{jaxdp.tradeoff(jaxdp.RandomizedResponse(1.0), false_positive_rate=0.1):.4f}")
+    0.7282
+
+    For Gaussian-DP mechanisms it is Phi(-Phi^-1(x) - mu). For others it is the largest of 1 - delta(eps) - e^eps x over
+    certified points (eps, delta), eps of either sign, refined around the best one (valid for any points; Dong, Roth, Su
+    2022). Concrete numbers only. Returns NumPy float64.
     """
     if validate.is_traced(mechanism, false_positive_rate):
         raise TypeError("tradeoff takes concrete numbers: under a trace use delta at the epsilons of your choice.")
@@ -115,7 +161,7 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Any, *, relation: str | 
     return np.minimum.reduce(curves)[()]
 
 
-def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, ...]:
+def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[Relation, ...]:
     relation = relation or natural_relation(mechanism)
     mechanism.directions(relation)
     if relation != "add_or_remove":
@@ -128,7 +174,7 @@ def _single_relations(mechanism: Mechanism, relation: str | None) -> tuple[str, 
     return ("add", "remove")
 
 
-def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.ndarray:
+def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -> np.ndarray:
     wide = spread_axis(mechanism)
     reach = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
     low, high = np.broadcast_to(-reach - 1.0, x.shape), np.broadcast_to(reach + 1.0, x.shape)
@@ -144,7 +190,7 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: str) -> np.
     return np.maximum(best - 1e-15, 0.0)
 
 
-def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
+def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Array:
     with x64():
         stacks = normal_form(mechanism, x.shape)
         mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
@@ -156,7 +202,7 @@ def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Any:
     return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 
 
-def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | None, kernel: Any) -> Any:
+def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:
     name = "order" if verb == "renyi" else "z"
     mechanism, value, shape, usable = _admitted(mechanism, name, value)
     if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
@@ -183,7 +229,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: str | 
     return worst[()]
 
 
-def check_mechanism(mechanism: Any) -> tuple[Mechanism, list[Any]]:
+def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
     """TypeError unless it is a mechanism; else what `confined` says of it."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
@@ -216,7 +262,7 @@ def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
 
 
 def _resolved(
-    mechanism: Mechanism, relation: str | None, directions: tuple[str, ...] | None = None
+    mechanism: Mechanism, relation: Relation | None, directions: tuple[str, ...] | None = None
 ) -> tuple[Mechanism, tuple[str, ...]]:
     """The mechanism with the relation resolved, and the directions of its pairs: one where all are symmetric."""
     directions = directions or mechanism.directions(relation)
@@ -229,11 +275,11 @@ def _run(
     mechanism: Mechanism,
     name: str,
     target: Any,
-    relation: str | None,
+    relation: Relation | None,
     verb: str,
     directions: tuple[str, ...] | None = None,
     gap: float = 1e-6,
-) -> Bounds:
+) -> Bounds[Array]:
     wanted = validate.real_array("gap", gap)
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
     mechanism, target, shape, usable = _admitted(mechanism, name, target)

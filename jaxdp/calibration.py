@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxdp import accounting, validate
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.typing import Array, Real, Relation
 
 # Candidates of one call: both bracket ends at first, later pairs around the interpolated solution. Eight is also a
 # size to which batches are padded, so that fewer would cost as much.
@@ -35,32 +36,45 @@ _NEEDS_BRACKET = "bracket must be given unless make_mechanism accepts every posi
 
 
 def calibrate(
-    make_mechanism: Callable[[Any], Mechanism],
+    make_mechanism: Callable[..., Mechanism],
     *,
-    epsilon: Any,
-    delta: Any,
-    bracket: tuple[Any, Any] | None = None,
-    relation: str | None = None,
-    unreachable: str = "raise",
-) -> Any:
+    epsilon: Real,
+    delta: Real,
+    bracket: tuple[Real, Real] | None = None,
+    relation: Relation | None = None,
+    unreachable: Literal["raise", "nan"] = "raise",
+) -> Array:
     """The value in ``bracket`` whose certified epsilon at ``delta`` is nearest to ``epsilon`` without exceeding it.
 
     make_mechanism: value -> mechanism, monotone in epsilon, increasing or decreasing. It is called with arrays where it
         accepts them and number by number where it does not. A value that must be whole (a number of steps or users) is
         found out by the mechanism refusing fractions, and then only whole values are tried.
-    epsilon, delta: the target, nats and probability; bracket: (low, high), finite, low < high. All broadcast, also with
-        the arrays inside the mechanism: one calibration per element.
-    bracket None: for a function that is defined and monotone for all numbers > 0 (whole ones from 1). It is evaluated
-        at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way the certified epsilons lead towards the
-        target (both ways while they are equal), until two values lie on either side of it: they are the bracket. A
-        probability is refused at 2 or 4 and needs a bracket.
+    epsilon: the target, nats, >= 0.
+    delta: the target's probability, in [0, 1].
+    bracket: (low, high), finite, low < high. None: for a function that is defined and monotone for all numbers > 0
+        (whole ones from 1), see below.
     relation: as for `jaxdp.epsilon`.
     unreachable: "raise", or "nan", which puts NaN where no value of the bracket meets the target (or, without a
         bracket, no two values on either side were found), and lets the other elements through.
+
+    The noise that makes 100 Gaussian releases (1, 1e-5)-DP, and how many releases noise of 30 allows:
+
+    >>> sigma = jaxdp.calibrate(lambda s: jaxdp.repeat(jaxdp.Gaussian(s), 100), epsilon=1.0, delta=1e-5)
+    >>> print(f"{sigma:.4f}")
+    37.3063
+    >>> print(jaxdp.calibrate(lambda times: jaxdp.repeat(jaxdp.Gaussian(30.0), times), epsilon=1.0, delta=1e-5))
+    64.0
+
+    epsilon, delta and bracket broadcast, also with the arrays inside the mechanism: one calibration per element.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
     and holds for the value returned; a tested value within 2e-10 of it (relative; or 1e-16 of the bracket's width where
     the bracket holds 0), or the next whole one, fails it.
     Where the whole bracket is safe the answer is the end with the larger epsilon.
+
+    Without a bracket the function is evaluated at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way
+    the certified epsilons lead towards the target (both ways while they are equal), until two values lie on either side
+    of it: they are the bracket. A probability is refused at 2 or 4 and needs a bracket.
+
     Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
     inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
     """
@@ -110,19 +124,26 @@ def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray, keep_
 class _Problem:
     """The question, flattened: one row per element of the broadcast shape."""
 
-    make: Callable[[Any], Mechanism]
+    make: Callable[..., Mechanism]
     shape: tuple[int, ...]
     target: np.ndarray
     delta: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    relation: str | None
+    relation: Relation | None
     whole: bool
     by_array: bool
     direction: str | None = None  # one of the mechanism's dominating pairs (None: all that the relation asks for)
 
     @classmethod
-    def of(cls, make: Callable, epsilon: Any, delta: Any, bracket: Any, relation: str | None) -> _Problem:
+    def of(
+        cls,
+        make: Callable[..., Mechanism],
+        epsilon: Real,
+        delta: Real,
+        bracket: tuple[Real, Real] | None,
+        relation: Relation | None,
+    ) -> _Problem:
         target = validate.real_array("epsilon", epsilon)
         validate.reject("epsilon", target, ~(target >= 0), ">= 0")
         delta = validate.probability("delta", delta)
@@ -168,7 +189,7 @@ class _Problem:
         index = ", ".join(str(k) for k in np.unravel_index(i, self.shape))
         return f" for element [{index}]" if self.shape else ""
 
-    def answer(self, values: np.ndarray, lost: np.ndarray) -> Any:
+    def answer(self, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
         """One value per problem, in the caller's shape; NaN where there is none."""
         return np.where(lost, np.nan, values).reshape(self.shape)[()].astype(np.float64)
 
@@ -226,7 +247,7 @@ def _shape_of(mechanism: Any) -> tuple[int, ...]:
     return batch_shape(mechanism)
 
 
-def _refuses_fractions(make: Callable, low: float, high: float) -> bool:
+def _refuses_fractions(make: Callable[..., Mechanism], low: float, high: float) -> bool:
     """Whether a fraction inside the bracket is refused while the whole number beside it is not."""
     fraction = low + 0.37 * (high - low)
     fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
@@ -239,7 +260,7 @@ def _refuses_fractions(make: Callable, low: float, high: float) -> bool:
     return False
 
 
-def _takes_arrays(make: Callable, values: np.ndarray) -> bool:
+def _takes_arrays(make: Callable[..., Mechanism], values: np.ndarray) -> bool:
     try:
         return _shape_of(make(values)) == values.shape
     except (ValueError, TypeError):
@@ -400,7 +421,7 @@ def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return table[0]
 
 
-def _verified(problem: _Problem, search: _Search, lost: np.ndarray) -> Any:
+def _verified(problem: _Problem, search: _Search, lost: np.ndarray) -> np.ndarray:
     """The safe values, each evaluated as the caller will: other batch sizes may round differently."""
     values, step = search.safe, 1.0 if problem.whole else 2.0**-50
     away = np.sign(search.safe - search.unsafe)

@@ -22,6 +22,7 @@ from jaxdp.cli_mechanisms import MECHANISMS, add_options, build, chosen, parse_r
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.serialization import strict
 from jaxdp.sweep import sweep
+from jaxdp.typing import Relation
 
 _RANGE_HELP = (
     "RANGE is a number, a comma list (0.5,1,2), START:STOP:COUNT (linear) or START:STOP:COUNT:log. Whole-number "
@@ -211,7 +212,7 @@ def _at(mechanism: str, fixed: dict[str, Any], name: str, value: Any) -> Any:
 class _Grid:
     """The function that a sweep evaluates: a verb of one mechanism, from named values."""
 
-    def __init__(self, mechanism: str, verb: str, relation: str | None, fixed: dict[str, str]) -> None:
+    def __init__(self, mechanism: str, verb: str, relation: Relation | None, fixed: dict[str, str]) -> None:
         self.mechanism, self.verb, self.relation, self.fixed = mechanism, verb, relation, fixed
 
     def __call__(self, **values: Any) -> dict[str, Any]:

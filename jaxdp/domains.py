@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.typing import Array
+
 SMALLEST = float(np.finfo(np.float64).tiny)
 """The smallest normal number: XLA takes what is closer to 0 for 0."""
 
@@ -23,11 +25,17 @@ class Domain:
     """A set of real numbers.
 
     contains: float64 array -> booleans of its shape, False for NaN; one expression for NumPy and for traced arrays.
-    allowed: the set in words, to follow "must be". harmless: a number inside, at which every formula and its derivative
-    are finite. remedy: a sentence for the error message. whole: the set is of whole numbers.
+    allowed: the set in words, to follow "must be".
+    harmless: a number inside, at which every formula and its derivative are finite.
+    remedy: a sentence for the error message.
+    whole: the set is of whole numbers.
+
+    >>> even = jaxdp.domains.Domain(lambda x: x % 2 == 0, "an even number", harmless=2.0)
+    >>> even.contains(np.array([1.0, 2.0, np.nan]))
+    array([False,  True, False])
     """
 
-    contains: Callable[[Any], Any]
+    contains: Callable[[Any], Array]
     allowed: str
     harmless: float = 1.0
     remedy: str = ""
@@ -45,7 +53,11 @@ NOT_NAN = Domain(lambda x: x == x, "a real number, inf or -inf")
 
 
 def whole(minimum: int) -> Domain:
-    """Whole numbers from ``minimum`` on."""
+    """Whole numbers from ``minimum`` on.
+
+    >>> jaxdp.domains.whole(1).allowed
+    'a whole number >= 1'
+    """
     inside = lambda x: (x >= minimum) & (x < np.inf) & (x % 1 == 0)  # noqa: E731
     return Domain(inside, f"a whole number >= {minimum}", minimum + 1.0, whole=True)
 
@@ -58,7 +70,7 @@ def _bits(x: Any) -> Any:
 _SMALL, _LARGE, _INFINITE = (int(_bits(np.float64(x))) for x in (SMALLEST, 1 / SMALLEST, np.inf))
 
 
-def _computable(x: Any) -> Any:
+def _computable(x: Any) -> Array:
     bits = _bits(x)
     return (bits == 0) | ((bits >= _SMALL) & (bits <= _LARGE)) | (bits >= _INFINITE)
 
@@ -72,5 +84,13 @@ COMPUTABLE = Domain(
 
 
 def field(domain: Domain, *, remedy: str = "", **kwargs: Any) -> Any:
-    """A dataclass field whose numbers lie in the domain; keyword arguments as for `dataclasses.field`."""
+    """A dataclass field whose numbers lie in the domain; keyword arguments as for `dataclasses.field`.
+
+    >>> @jaxdp.record
+    ... class Noise(jaxdp.Mechanism):
+    ...     scale: jaxdp.typing.RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE, remedy="Add noise.")
+    >>> Noise(scale=0.0).validate()
+    Traceback (most recent call last):
+    ValueError: scale must be finite and > 0, got 0.0. Add noise.
+    """
     return dataclasses.field(metadata={"domain": dataclasses.replace(domain, remedy=remedy or domain.remedy)}, **kwargs)

@@ -18,6 +18,7 @@ import jaxdp
 from jaxdp import validate
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import flatten
+from jaxdp.typing import Relation
 
 try:
     from dp_accounting import dp_event, privacy_accountant
@@ -27,7 +28,7 @@ except ImportError as error:
     ) from error
 
 NeighboringRelation = privacy_accountant.NeighboringRelation
-_RELATIONS = {
+_RELATIONS: dict[Any, Relation] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove",
     NeighboringRelation.REPLACE_ONE: "replace_one",
     # the special record contributes nothing: the laws are those of absence, in both orders
@@ -76,7 +77,7 @@ def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.AD
     return mechanism
 
 
-def relation_name(neighboring_relation: Any) -> str:
+def relation_name(neighboring_relation: Any) -> Relation:
     """The jaxdp relation of a dp_accounting NeighboringRelation; ValueError for anything else."""
     return _RELATIONS[validate.choice("neighboring_relation", neighboring_relation, tuple(_RELATIONS))]
 
@@ -133,7 +134,7 @@ def _everything(event: Any, relation: Any) -> Mechanism:
 
 
 def _reveals_everything(mechanism: Mechanism) -> bool:
-    return isinstance(mechanism, jaxdp.ApproximateDP) and mechanism.delta == 1
+    return isinstance(mechanism, jaxdp.ApproximateDP) and bool(mechanism.delta == 1)
 
 
 def _gaussian(event: Any, relation: Any) -> Mechanism:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-ArrayT = TypeVar("ArrayT")
+ArrayT = TypeVar("ArrayT", covariant=True)
 
 
 class Bounds(NamedTuple, Generic[ArrayT]):
-    """A certified enclosure: ``lower <= truth <= upper``, elementwise, same shapes and units."""
+    """A certified enclosure: ``lower <= truth <= upper``, elementwise, same shapes and units.
+
+    >>> bounds = jaxdp.epsilon_bounds(jaxdp.Laplace(1.0), delta=1e-5)
+    >>> print(f"{bounds.lower:.4f} {bounds.upper:.4f}")
+    1.0000 1.0000
+    >>> lower, upper = bounds
+    """
 
     lower: ArrayT
     upper: ArrayT

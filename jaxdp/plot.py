@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from xarray import Dataset
+    from matplotlib.axis import Axis
+    from xarray import DataArray, Dataset
 
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
@@ -139,7 +141,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
         levels = [v for v in _levels(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
         ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7)
-    _keep_apart(ax.figure)
+    _keep_apart(ax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
     bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     _scale(ax, table[x].values, "x")
@@ -155,7 +157,7 @@ class _Key:
     def __init__(self) -> None:
         self.colors: dict[str, Any] = {}
         self.dashes: dict[str, Any] = {}
-        self.handles: dict[str, Any] = {}
+        self.handles: dict[str, Artist] = {}
         self.implied: set[str] = set()
         self.fixed: list[str] | None = None
         self.title = ""
@@ -189,7 +191,7 @@ class _Key:
         ax.legend(list(handles.values()), list(handles), fontsize="small", **where)
 
 
-_KEYS: weakref.WeakKeyDictionary[Any, _Key] = weakref.WeakKeyDictionary()
+_KEYS: weakref.WeakKeyDictionary[Axes, _Key] = weakref.WeakKeyDictionary()
 
 
 def _key(ax: Axes) -> _Key:
@@ -205,7 +207,7 @@ def _levels(low: float, high: float) -> list[float]:
     return [step * 10.0**decade for decade in decades for step in steps]
 
 
-def _variable(dataset: Any, name: str | None) -> tuple[str, Any]:
+def _variable(dataset: Dataset, name: str | None) -> tuple[str, DataArray]:
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
@@ -214,19 +216,19 @@ def _variable(dataset: Any, name: str | None) -> tuple[str, Any]:
     return name, dataset[name]
 
 
-def _check_dims(values: Any, *names: str) -> None:
+def _check_dims(values: DataArray, *names: str) -> None:
     for name in names:
         if name not in values.dims:
             raise ValueError(f"axis must be one of {', '.join(map(repr, values.dims))}, got {name!r}.")
 
 
-def _squeeze(values: Any, *kept: str) -> tuple[Any, dict[str, Any]]:
-    single = [d for d in values.dims if values.sizes[d] == 1 and d not in kept]
+def _squeeze(values: DataArray, *kept: str) -> tuple[DataArray, dict[str, Any]]:
+    single = [str(d) for d in values.dims if values.sizes[d] == 1 and d not in kept]
     return values.squeeze(single), {d: values[d].values[0] for d in single}
 
 
-def _lines(values: Any, x: str) -> list[tuple[dict[str, Any], Any]]:
-    others = [d for d in values.dims if d != x]
+def _lines(values: DataArray, x: str) -> list[tuple[dict[str, Any], DataArray]]:
+    others = [str(d) for d in values.dims if d != x]
     shape = [values.sizes[d] for d in others]
     picked = []
     for index in np.ndindex(*shape):
@@ -239,7 +241,7 @@ def _visible(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _texts(dataset: Any, choice: dict[str, Any], dash: str | None, label: str, otherwise: str) -> tuple[str, str]:
+def _texts(dataset: Dataset, choice: dict[str, Any], dash: str | None, label: str, otherwise: str) -> tuple[str, str]:
     """Legend texts of one line: what its colour says and what its dashes say."""
     color = _describe(dataset, {d: v for d, v in choice.items() if d != dash})
     dashes = _describe(dataset, {d: v for d, v in choice.items() if d == dash})
@@ -250,13 +252,13 @@ def _texts(dataset: Any, choice: dict[str, Any], dash: str | None, label: str, o
     return color, ", ".join(filter(None, [label, dashes])) or otherwise
 
 
-def _dash_dimension(values: Any, x: str) -> str | None:
-    others = [d for d in values.dims if d != x]
+def _dash_dimension(values: DataArray, x: str) -> str | None:
+    others = [str(d) for d in values.dims if d != x]
     names = [d for d in others if not np.issubdtype(values[d].dtype, np.number) and values.sizes[d] <= len(_DASHES)]
     return names[-1] if names and len(others) > 1 else None
 
 
-def _describe(dataset: Any, choice: dict[str, Any]) -> str:
+def _describe(dataset: Dataset, choice: dict[str, Any]) -> str:
     parts = []
     for name, value in choice.items():
         long_name = dataset[name].attrs.get("long_name", name) if name in dataset.coords else name
@@ -264,13 +266,13 @@ def _describe(dataset: Any, choice: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _title(dataset: Any, name: str) -> str:
+def _title(dataset: Dataset, name: str) -> str:
     attrs = dataset[name].attrs
     units = attrs.get("units", "")
     return attrs.get("long_name", name) + (f" [{units}]" if units not in ("", "1") else "")
 
 
-def _scale(ax: Any, values: np.ndarray, which: str) -> None:
+def _scale(ax: Axes, values: np.ndarray, which: str) -> None:
     """A logarithmic axis where the coordinates are spaced by factors rather than by steps."""
     if not np.issubdtype(values.dtype, np.number) or values.size < 3 or not (values > 0).all():
         return
@@ -280,7 +282,7 @@ def _scale(ax: Any, values: np.ndarray, which: str) -> None:
         _few_ticks(ax.xaxis if which == "x" else ax.yaxis, values)
 
 
-def _few_ticks(axis: Any, values: np.ndarray) -> None:
+def _few_ticks(axis: Axis, values: np.ndarray) -> None:
     """Labels at 1, 2, 5, 10, ... on a logarithmic axis of less than two decades; matplotlib's own overlap there."""
     if values.max() < 100 * values.min():
         ticker = _require("matplotlib.ticker")
@@ -289,7 +291,7 @@ def _few_ticks(axis: Any, values: np.ndarray) -> None:
         axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _finish(ax: Any, dataset: Any, x: str, y: str, fixed: dict[str, Any], values: Any) -> None:
+def _finish(ax: Axes, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], values: DataArray) -> None:
     _scale(ax, values[x].values, "x")
     shown = values.values[np.isfinite(values.values) & (values.values > 0)]
     if shown.size and shown.max() > 30 * shown.min():
@@ -298,7 +300,7 @@ def _finish(ax: Any, dataset: Any, x: str, y: str, fixed: dict[str, Any], values
     quantity = _shared(ax.get_ylabel().replace("\n", " "), _title(dataset, y))
     ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, quantity, upright=True))
     _head(ax, dataset, fixed)
-    _keep_apart(ax.figure)
+    _keep_apart(ax)
 
 
 def _shared(before: str, title: str) -> str:
@@ -311,7 +313,7 @@ def _shared(before: str, title: str) -> str:
     return f"{quantity} [{units}" if units else quantity
 
 
-def _head(ax: Any, dataset: Any, fixed: dict[str, Any]) -> None:
+def _head(ax: Axes, dataset: Dataset, fixed: dict[str, Any]) -> None:
     """The title, no wider than the axes: what holds for all that is shown. A title of the caller's stays."""
     key = _KEYS.setdefault(ax, _Key())
     parts = [_describe(dataset, {name: value}) for name, value in fixed.items()]
@@ -321,17 +323,17 @@ def _head(ax: Any, dataset: Any, fixed: dict[str, Any]) -> None:
         ax.set_title(key.title, fontsize="medium")
 
 
-def _wrapped(ax: Any, text: str, *, upright: bool = False) -> str:
+def _wrapped(ax: Axes, text: str, *, upright: bool = False) -> str:
     """Text in lines no longer than the axes are wide, or high, at 6 points a character."""
-    place = ax.get_position()
-    inches = ax.figure.get_figheight() * place.height if upright else ax.figure.get_figwidth() * place.width
+    inches = (ax.bbox.height if upright else ax.bbox.width) / ax.figure.dpi
     return textwrap.fill(text, max(16, int(72 * inches / 6)))
 
 
-def _keep_apart(figure: Any) -> None:
+def _keep_apart(ax: Axes) -> None:
     """Layout of a figure that has none: before a colour bar is there, which fixes the kind of layout."""
-    if figure.get_layout_engine() is None:
-        figure.set_layout_engine("constrained")
+    whole = ax.figure.figure
+    if whole.get_layout_engine() is None:
+        whole.set_layout_engine("constrained")
 
 
 def _plain(style: dict[str, Any], artist: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -11,7 +11,10 @@ import numpy as np
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]] | jax.Array
 """What a verb returns: NumPy float64 (np.float64 where every argument is one number), a JAX array under a trace."""
 
-Real: TypeAlias = float | np.floating[Any] | np.integer[Any] | Array | Sequence[float] | Sequence[Sequence[float]]
+Number: TypeAlias = float | np.floating[Any] | np.integer[Any] | Array
+"""One real number or an array of them."""
+
+Real: TypeAlias = Number | Sequence[Number] | Sequence[Sequence[Number]] | Sequence[Sequence[Sequence[Number]]]
 """One real number or an array of them; lists are arrays."""
 
 Complex: TypeAlias = Real | complex | np.complexfloating[Any, Any] | Sequence[complex]
@@ -25,3 +28,33 @@ Direction: TypeAlias = Literal["forward", "reverse", "replace"]
 
 Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
 """The theorem that bounds a shuffled mechanism."""
+
+Axis: TypeAlias = Number | str | bool | None | Sequence[Number | str | bool | None]
+"""The values of one axis of a sweep."""
+
+
+class RealField:
+    """A field of a record: it is written as `Real` and reads as `Number`, because a list becomes an array."""
+
+    if TYPE_CHECKING:  # no field of a record is a descriptor; type checkers read the types of one
+
+        def __get__(self, record: object, owner: type) -> Number: ...
+        def __set__(self, record: object, value: Real) -> None: ...
+
+
+class ArrayField:
+    """A `RealField` that has axes of its own (outcomes, steps), so that it reads as an array."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, record: object, owner: type) -> Array: ...
+        def __set__(self, record: object, value: Real) -> None: ...
+
+
+class OptionalRealField:
+    """A `RealField` that may be None."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, record: object, owner: type) -> Number | None: ...
+        def __set__(self, record: object, value: Real | None) -> None: ...

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, whole
 from jaxdp.domains import SMALLEST as SMALLEST
+from jaxdp.typing import Array
 
 LOCAL = "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta)."
 """What to do with a mechanism that is no local randomizer, such as PureDP."""
@@ -43,7 +44,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def reject(name: str, array: np.ndarray, bad: np.ndarray, allowed: str, remedy: str = "") -> None:
+def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str = "") -> None:
     """ValueError naming the first bad value, unless there is none."""
     bad = np.asarray(bad)
     if bad.any():

@@ -156,6 +156,15 @@ def test_subplots_with_long_labels_titles_and_legends_do_not_overlap(dataset):
     assert boxes[2].x1 <= figure.axes[3].get_tightbbox().x1 <= figure.bbox.x1
 
 
+def test_axes_of_a_subfigure_are_drawn_on_like_others(dataset):
+    figure = Figure(figsize=(12, 4))
+    left, right = (part.subplots() for part in figure.subfigures(1, 2))
+    title = plot.curves(left, dataset.isel(eps0=[3]), "num_users", y="epsilon").get_title()
+    plot.heat_map(right, dataset.isel(bound=[0]), "eps0", "num_users", value="epsilon")
+    assert title == plot.curves(axes(), dataset.isel(eps0=[3]), "num_users", y="epsilon").get_title()
+    assert figure.get_layout_engine() is not None
+
+
 def test_short_logarithmic_axes_have_a_label_at_one_two_and_five(dataset):
     dataset = dataset.assign_coords(num_users=("num_users", np.geomspace(1, 4, 7), dataset.num_users.attrs))
     ax = plot.curves(axes(), dataset.isel(eps0=[3]), "num_users", y="epsilon")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.typing import ArrayField, Number, Real, RealField, Relation
 
 _NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part more often than there are steps")
 
@@ -25,13 +26,13 @@ class DirectedLaw(LossLaw):
     infinity, reverse_infinity: masses at infinity of the pair of this direction and of its swap.
     """
 
-    losses: Any
-    log_weights: Any = field(BELOW_INFINITY)
-    infinity: Any = field(PROBABILITY)
-    reverse: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove")
+    losses: ArrayField
+    log_weights: ArrayField = field(BELOW_INFINITY)
+    infinity: RealField = field(PROBABILITY)
+    reverse: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
-    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """As given, for the direction that the law was made for."""
         return self.infinity, self.reverse
 
@@ -40,18 +41,30 @@ class DirectedLaw(LossLaw):
 class RandomAllocation(Mechanism):
     """num_steps steps of Gaussian noise; each person takes part in ``times`` of them, drawn uniformly and kept secret.
 
-    Also called balls and bins. mechanism: `Gaussian` (or a composition of Gaussians), what one step releases;
-    noise_multiplier is the noise over the norm bound of ONE record's contribution. num_steps: whole number >= 1, any
-    shape. times: whole, 1 <= times <= num_steps. One epoch; ``repeat(RandomAllocation(...), epochs)`` draws anew in
-    each. The same draw in every epoch is far worse: `same_in_every_epoch`.
+    mechanism: `Gaussian` (or a composition of Gaussians), what one step releases; noise_multiplier is the noise over
+        the norm bound of ONE record's contribution.
+    num_steps: T, whole number >= 1, any shape.
+    times: whole, 1 <= times <= num_steps, any shape.
 
-    Relations: add, remove, add_or_remove (natural). For replace_one no dominating pair is known, so it is refused.
+    >>> epoch = jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), num_steps=100)
+    >>> print(f"{jaxdp.epsilon(epoch, delta=1e-5):.4f}")
+    0.1732
+
+    The sampling is also called balls and bins. The record is one epoch; ``repeat(RandomAllocation(...), epochs)`` draws
+    anew in each. The same draw in every epoch is far worse: `same_in_every_epoch`.
+
+    Relations: add_or_remove (natural), add, remove. For replace_one no dominating pair is known, so it is refused.
     With times = 1 the pair is exact: (1/T) sum_i N(e_i, sigma^2) against N(0, sigma^2)^T. With times > 1 upper bounds
     are those of ``times`` independent blocks of steps, one step drawn in each, which is what the adversary sees who
     is told a random partition; lower bounds are those of the sum of all outputs.
 
     Renyi divergences, K(z), and compositions under a trace are those of a person whose steps are known, without
     amplification: compositions should be computed outside the trace.
+
+    Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
+    noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.
+    Steps publish sums: neither normalised by nor published with the sizes of the batches. Correlated (matrix) noise is
+    not covered, nor shuffling into batches of fixed size, whose steps depend on each other.
 
     Accuracy of one epoch with times = 1, relative distance of the bounds of epsilon at delta 1e-9 to 1e-5, 100 random
     points with num_steps 10 to 1e4 and noise_multiplier 0.5 to 5: at most 9e-8 for add, for remove 4.5e-7 at nine
@@ -60,29 +73,31 @@ class RandomAllocation(Mechanism):
     Of several epochs, times = 1: 1e-5 to 1e-3 at noise_multiplier 1 and above, up to 4e-3 below (num_steps 100 to 1e4,
     10 to 1000 epochs, delta 1e-6 to 1e-12); about two seconds a point.
 
-    Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
-    noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.
-    Steps publish sums: neither normalised by nor published with the sizes of the batches. Correlated (matrix) noise is
-    not covered, nor shuffling into batches of fixed size, whose steps depend on each other.
-
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
     of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 9.
     """
 
     mechanism: Mechanism
-    num_steps: Any = field(whole(1))
-    times: Any = field(whole(1), default=1)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove")
+    num_steps: RealField = field(whole(1))
+    times: RealField = field(whole(1), default=1)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
     @classmethod
-    def same_in_every_epoch(cls, mechanism: Mechanism, num_steps: Any, num_epochs: Any) -> RandomAllocation:
+    def same_in_every_epoch(cls, mechanism: Mechanism, num_steps: Real, num_epochs: Real) -> RandomAllocation:
         """num_epochs epochs in which everybody keeps the step drawn in the first one, fresh noise at every visit.
 
-        One epoch in which a step releases num_epochs outputs: noise smaller by the root of num_epochs.
+        mechanism, num_steps: as for `RandomAllocation`.
+        num_epochs: whole number >= 1, any shape.
+
+        >>> kept = jaxdp.RandomAllocation.same_in_every_epoch(jaxdp.Gaussian(10.0), num_steps=100, num_epochs=25)
+        >>> print(f"{jaxdp.epsilon(kept, delta=1e-5):.4f}")
+        0.1732
+
+        It is one epoch in which a step releases num_epochs outputs: noise smaller by the root of num_epochs.
         """
         return cls(repeat(mechanism, num_epochs), num_steps)
 
-    def noise_multiplier(self) -> Any:
+    def noise_multiplier(self) -> Number:
         """Of the one Gaussian that a step is."""
         return as_gaussian(self.mechanism).noise_multiplier  # type: ignore[attr-defined]
 
@@ -99,7 +114,7 @@ class RandomAllocation(Mechanism):
                 "Without amplification, give the mechanism itself."
             )
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """times is at most num_steps."""
         with jax.numpy_rank_promotion("allow"):
             return {"times / num_steps": (self.times / self.num_steps, _NO_MORE_THAN_STEPS)}
@@ -120,6 +135,6 @@ class RandomAllocation(Mechanism):
         """K(z) of the Gaussian pair of a person whose steps are known, which dominates; no amplification."""
         return z * (z + 1) * (self.times / self.noise_multiplier() ** 2 / 2)
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """Of the same pair."""
         return order * self.times / self.noise_multiplier() ** 2 / 2

@@ -14,6 +14,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number, Relation
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -23,11 +24,21 @@ M = TypeVar("M", bound="Mechanism")
 
 
 class UnsupportedMechanismError(ValueError):
-    """No theorem is known for this combination, or it would need data the record does not hold."""
+    """No theorem is known for this combination, or it would need data the record does not hold.
+
+    >>> try:
+    ...     jaxdp.epsilon(jaxdp.LocalRandomizer(1.0), delta=1e-6, relation="add")
+    ... except jaxdp.UnsupportedMechanismError as error:
+    ...     print(error)
+    no theorem is known for LocalRandomizer under relation 'add'; available: 'replace_one'.
+    """
 
 
 def static_field(**kwargs: Any) -> Any:
-    """A dataclass field that is configuration, not a number: part of the pytree's structure."""
+    """A dataclass field that is configuration, not a number: part of the pytree's structure.
+
+    Keyword arguments as for `dataclasses.field`.
+    """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -35,7 +46,13 @@ def static_field(**kwargs: Any) -> Any:
 def record(cls: T) -> T:
     """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields.
 
-    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite.
+    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite. `Mechanism`
+    says what else a record of one's own needs. All records of jaxdp are made with this decorator:
+
+    >>> jax.tree_util.tree_leaves(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
+    [2.0, 10]
+    >>> jax.tree_util.tree_map(lambda number: 2 * number, jaxdp.Gaussian(2.0))
+    Gaussian(noise_multiplier=4.0)
     """
     made: Any = cls
     if "__post_init__" not in cls.__dict__:
@@ -50,7 +67,7 @@ def record(cls: T) -> T:
     return made
 
 
-def register_by_class(cls: Any, data: list[str], static: list[str]) -> None:
+def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
     """Make a dataclass a pytree whose tree structure differs from that of every other class.
 
     `jax.tree_util.register_dataclass` does not do: up to jax 0.10.1 at least, the structures of two such classes
@@ -88,8 +105,22 @@ class Mechanism:
 
         K(z) = log E_P[exp(z L); L finite],   L = log dP/dQ,
 
-    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). Take
-    (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
+    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). As an example,
+    two queries answered with Gaussian noise, each with its own noise multiplier:
+
+    >>> from jaxdp.typing import RealField
+    >>> @jaxdp.record
+    ... class TwoQueries(jaxdp.Mechanism):
+    ...     first: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)
+    ...     second: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE, default=1.0)
+    ...     symmetric = True
+    ...
+    ...     def log_mgf(self, z):
+    ...         return z * (z + 1) * (self.first**-2 + self.second**-2) / 2
+    >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
+    2.5000
+
+    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
     return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
     A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
     it be sampled.
@@ -97,9 +128,9 @@ class Mechanism:
     record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart.
     The accountant assumes that ``log_mgf`` is accurate to ``unit_errors`` units of roundoff.
 
-    A field ``x: Any = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a domain
-    finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your formula
-    sees a harmless number instead. Conditions on several fields: ``derived``.
+    A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
+    domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
+    formula sees a harmless number instead. Conditions on several fields: ``derived``.
 
     Mechanisms are equal, and hash equally, when class, configuration, shapes and numbers are equal (a traced number
     equals itself only). The repr of a mechanism, evaluated in the namespace of jaxdp, is an equal one.
@@ -113,7 +144,7 @@ class Mechanism:
     """
 
     event_ndim: ClassVar[Mapping[str, int]] = {}
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False
     unit_errors: ClassVar[float] = 64.0
     exact: ClassVar[bool] = True
@@ -122,19 +153,19 @@ class Mechanism:
         """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define log_mgf.")
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """P(L = +infinity)."""
         return 0.0
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """Q(dP = 0), the mass at infinity of the swapped pair."""
         return 0.0
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """Supremum of the finite losses (infinity when unbounded)."""
         return xp.inf
 
-    def min_loss(self) -> Any:
+    def min_loss(self) -> Number:
         """Infimum of the finite losses."""
         return -self.max_loss() if self.symmetric else -xp.inf
 
@@ -142,7 +173,7 @@ class Mechanism:
         """An equal record that the accountant works on."""
         return self
 
-    def at_distance(self, distance: Any) -> Mechanism:
+    def at_distance(self, distance: Number) -> Mechanism:
         """The release whose neighbouring inputs lie ``distance`` norm bounds of one record's contribution apart.
 
         The record itself where its guarantee is stated for the caller's relation; records of noise override this.
@@ -153,12 +184,12 @@ class Mechanism:
         """The record with the relation resolved: its pairs are those of the relation. Applied once, by the verbs."""
         return self.at_distance(2.0) if relation == "replace_one" else self
 
-    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """Mass at infinity of the pair of a direction, and of its swap."""
         masses = self.infinity_mass(), self.reverse_infinity_mass()
         return masses[::-1] if direction == REVERSE and not self.symmetric else masses
 
-    def top_loss(self, direction: str) -> Any:
+    def top_loss(self, direction: str) -> Number:
         """Supremum of the finite losses of the pair of a direction."""
         return -self.min_loss() if direction == REVERSE and not self.symmetric else self.max_loss()
 
@@ -170,7 +201,7 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
 
-    def bracket(self, fine: bool, reach: Any = None) -> tuple[Mechanism, Mechanism] | None:
+    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: one that dominates its pair and one that it dominates, if both are known.
 
         Of concrete fields, with their batch axes; both of one structure. fine: see ``refinable``.
@@ -179,7 +210,7 @@ class Mechanism:
         """
         return None
 
-    def hopeless(self, runs: Any) -> Any:
+    def hopeless(self, runs: Number) -> Array:
         """Where a ``bracket`` that is not fine is mostly too wide for the usual gap, of so many runs in all."""
         return np.zeros(np.shape(runs), bool)
 
@@ -190,7 +221,7 @@ class Mechanism:
     def check_structure(self) -> None:
         """Refuse fields of a wrong kind or shape. Called by the verbs, under a trace too: look at no numbers here."""
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """By name, numbers computed from several fields, and their domains; each number of the batch shape."""
         return {}
 
@@ -243,13 +274,13 @@ def _is_mechanism(value: Any) -> bool:
     return isinstance(value, Mechanism)
 
 
-def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Any]]:
+def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
     """The mechanism with every traced number inside its domain, and tests of where all of them were so by themselves.
 
     Each test is an array of booleans that broadcasts to the batch shape, or True. Concrete numbers outside are a
     ValueError. overridden: whether an override of `validate` is called.
     """
-    tests: list[Any] = []
+    tests: list[Array | bool] = []
     values = {each.name: getattr(mechanism, each.name) for each in _fields(mechanism) if not _is_static(each)}
 
     def mechanisms(value: Any) -> Any:
@@ -283,7 +314,7 @@ def _is_static(each: Any) -> bool:
     return bool(each.metadata.get("static"))
 
 
-def _numbers(each: Any, value: Any, event: int, tests: list[Any]) -> Any:
+def _numbers(each: Any, value: Any, event: int, tests: list[Array | bool]) -> Any:
     """The numbers of a field as float64 arrays inside its domain; a test of each goes into ``tests``."""
     if value is None and each.default is not None:
         validate.real_array(each.name, value)
@@ -354,7 +385,7 @@ def _exact_value(leaf: Any) -> Any:
     return array.shape, (array.astype(np.float64) + 0.0).tobytes()  # + 0.0: -0.0 is 0.0
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A field as Python text that evaluates to an equal one with no names but builtins and those of jaxdp."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
         array = np.asarray(value)
@@ -380,11 +411,11 @@ class GaussianMechanism(Mechanism):
 
     symmetric: ClassVar[bool] = True
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """The Gaussian-DP parameter mu of one parameter point."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define gaussian_mu.")
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2."""
         mu = self.gaussian_mu()
         return order * mu * mu / 2  # in this order: the square of a small mu is 0

@@ -18,6 +18,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
+from jaxdp.typing import Array, ArrayField, Number, RealField, Relation
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
@@ -29,32 +30,43 @@ def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
 
 @record
 class Gaussian(GaussianMechanism):
-    """Gaussian noise of standard deviation noise_multiplier x (L2 norm bound of one record's contribution).
+    """Gaussian noise on a query of any dimension.
 
-    noise_multiplier: sigma, > 0, any shape. Dominating pair N(1/sigma, 1) against N(0, 1), in any dimension.
-    Under replace_one two data sets differ by twice the norm bound: N(2/sigma, 1) against N(0, 1).
+    noise_multiplier: sigma, the noise's standard deviation over the L2 norm bound of one record's contribution, > 0,
+        any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.Gaussian(noise_multiplier=1.0), delta=1e-5):.4f}")
+    4.3772
+
+    The dominating pair is N(1/sigma, 1) against N(0, 1). Under replace_one two data sets differ by twice the norm
+    bound: N(2/sigma, 1) against N(0, 1).
     """
 
-    noise_multiplier: Any = field(POSITIVE, remedy="Without noise there is no guarantee.")
+    noise_multiplier: RealField = field(POSITIVE, remedy="Without noise there is no guarantee.")
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """mu = 1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
 
-    def at_distance(self, distance: Any) -> Gaussian:
+    def at_distance(self, distance: Number) -> Gaussian:
         """As private as noise smaller by that factor."""
         return Gaussian(self.noise_multiplier / distance)
 
 
 @record
 class Laplace(Mechanism):
-    """Laplace noise of scale noise_multiplier x (L1 norm bound of one record's contribution), scalar query.
+    """Laplace noise on a query with one real answer.
 
-    Under replace_one two data sets differ by twice the norm bound: as noise of half the scale.
+    noise_multiplier: b, the noise's scale over the L1 norm bound of one record's contribution, > 0, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.Laplace(10.0), 100), delta=1e-5):.4f}")
+    4.2203
+
+    Under replace_one two data sets differ by twice the norm bound, which is as private as noise of half the scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
-    noise_multiplier: Any = field(POSITIVE)
+    noise_multiplier: RealField = field(POSITIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -70,7 +82,7 @@ class Laplace(Mechanism):
         # y - 1/(2b), without the cancellation
         return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
-    def at_distance(self, distance: Any) -> Laplace:
+    def at_distance(self, distance: Number) -> Laplace:
         """As private as noise smaller by that factor."""
         return Laplace(self.noise_multiplier / distance)
 
@@ -92,11 +104,11 @@ class Laplace(Mechanism):
         """False: the grid only dominates."""
         return False
 
-    def renyi_divergence(self, order: Any) -> Any:
+    def renyi_divergence(self, order: Number) -> Number:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
         return laplace_renyi(order, 1.0 / self.noise_multiplier)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """1/b."""
         return 1.0 / self.noise_multiplier
 
@@ -105,17 +117,24 @@ class Laplace(Mechanism):
 class RandomizedResponse(NamedSetRandomizer):
     """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else another category.
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. epsilon is that of
-    replacing one person's value, the natural relation; in every other relation the record states the same guarantee.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+
+    >>> survey = jaxdp.RandomizedResponse(4.0, num_categories=10)
+    >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
+    0.1099
+
+    epsilon is that of replacing one person's value, the natural relation; in every other relation the record states the
+    same guarantee.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2), default=2)
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2), default=2)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses: +-epsilon for two categories, {epsilon, 0, -epsilon} for more."""
         two = xp.asarray(self.num_categories) <= 2
         return xp.where(two, self.epsilon, 0.0), xp.where(two, 2.0, 1.0) * self.epsilon
@@ -137,17 +156,20 @@ class RandomizedResponse(NamedSetRandomizer):
 class PureDP(Mechanism):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
-    epsilon: the guarantee under the relation that you account for, the same number in each.
+    epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
+    4.7746
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses +-epsilon."""
         return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
@@ -155,7 +177,7 @@ class PureDP(Mechanism):
         """That of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The record's epsilon."""
         return self.epsilon
 
@@ -164,12 +186,18 @@ class PureDP(Mechanism):
 class ApproximateDP(Mechanism):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
-    Mass delta at infinity, and (1 - delta) times the worst eps-DP pair. epsilon, delta: the guarantee under the
-    relation that you account for, the same numbers in each.
+    epsilon: nats, >= 0, any shape.
+    delta: in [0, 1], any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
+    4.7877
+
+    Both numbers are the guarantee under the relation that you account for, the same in each. The worst case has mass
+    delta at infinity, and 1 - delta times the worst eps-DP pair.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    delta: Any = field(PROBABILITY)
+    epsilon: RealField = field(NONNEGATIVE)
+    delta: RealField = field(PROBABILITY)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -180,35 +208,42 @@ class ApproximateDP(Mechanism):
         """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
         return finite.scaled(finite.randomized_response_pair(self.epsilon, 2), self.delta)
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """The record's delta."""
         return self.delta
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """The record's delta."""
         return self.delta
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses +-epsilon."""
         return xp.asarray(self.epsilon), 2.0 * self.epsilon
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The record's epsilon."""
         return self.epsilon
 
 
 @record
 class DiscretePair(Mechanism):
-    """A finite pair of distributions, outcomes on the last axis; p > 0 = q is mass at infinity.
+    """A mechanism given by two distributions over finitely many outcomes.
 
-    p is the output law with the record, q without it ("remove"); "add" is the swapped pair, "replace_one" the larger
-    of the two orders. The caller states that the pair dominates under the relation that is accounted for. Masses must
-    sum to 1 up to 1e-9; they are used as given, and what is missing from p is charged as mass at infinity (so rounding
-    of the input errs on the safe side).
+    p: masses of the outcomes with the record, outcomes on the last axis.
+    q: masses of the same outcomes without the record.
+
+    >>> pair = jaxdp.DiscretePair(p=[0.7, 0.2, 0.1], q=[0.2, 0.2, 0.6])
+    >>> print(f"{jaxdp.delta(pair, epsilon=1.0):.4f}")
+    0.3282
+
+    The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
+    You state that the pair dominates your mechanism under the relation that you account for. An outcome with p > 0 = q
+    has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p misses of 1 is charged as mass
+    at infinity, so that rounding of the input errs on the safe side.
     """
 
-    p: Any = field(NONNEGATIVE)
-    q: Any = field(NONNEGATIVE)
+    p: ArrayField = field(NONNEGATIVE)
+    q: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -226,24 +261,24 @@ class DiscretePair(Mechanism):
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
         return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
         """(losses, log weights under the first law, error of the losses) of the pair or of its swap."""
         return finite.plain_part(self.finite_pair(), direction)[:3]
 
-    def infinity_mass(self) -> Any:
+    def infinity_mass(self) -> Number:
         """sum of p where q = 0, plus what p misses of 1."""
         return _mass_at_infinity(self.p, self.q)
 
-    def reverse_infinity_mass(self) -> Any:
+    def reverse_infinity_mass(self) -> Number:
         """sum of q where p = 0, plus what q misses of 1."""
         return _mass_at_infinity(self.q, self.p)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The largest finite log p/q."""
         loss, log_weight, blur = self.atoms()
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
-    def min_loss(self) -> Any:
+    def min_loss(self) -> Number:
         """The smallest finite log p/q."""
         return -DiscretePair(self.q, self.p).max_loss()
 
@@ -253,7 +288,7 @@ class DiscretePair(Mechanism):
         if not p or not q or p[-1] != q[-1]:
             raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""
         return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
 
@@ -276,14 +311,19 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
 
 @record
 class DiscreteLaplace(Mechanism):
-    """Discrete Laplace noise on the integers, P(x) ~ exp(-|x|/scale).
+    """Discrete Laplace (geometric) noise on the integers, P(x) ~ exp(-|x|/scale).
 
-    sensitivity: bound of the size of one record's contribution, a whole number (default 1). Under replace_one two data
-    sets differ by twice that.
+    scale: > 0, any shape.
+    sensitivity: bound of the size of one record's contribution, a whole number >= 1, any shape.
+
+    >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteLaplace(scale=2.0), delta=1e-5):.4f}")
+    0.5000
+
+    Under replace_one two data sets differ by twice the sensitivity.
     """
 
-    scale: Any = field(POSITIVE)
-    sensitivity: Any = field(whole(1), default=1)
+    scale: RealField = field(POSITIVE)
+    sensitivity: RealField = field(whole(1), default=1)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -302,11 +342,11 @@ class DiscreteLaplace(Mechanism):
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle
         return first + xp.log(total) - xp.log1p(xp.exp(-a))
 
-    def at_distance(self, distance: Any) -> DiscreteLaplace:
+    def at_distance(self, distance: Number) -> DiscreteLaplace:
         """As many times the shift."""
         return DiscreteLaplace(self.scale, self.sensitivity * distance)
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
@@ -323,32 +363,39 @@ class DiscreteLaplace(Mechanism):
         known = not validate.is_traced(self.sensitivity)
         return known and bool(np.all(np.asarray(self.sensitivity) <= finite.LAPLACE_MIDDLE + 1))
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """sensitivity / scale."""
         return self.sensitivity / self.scale
 
 
 @record
 class NoisyIteration(GaussianMechanism):
-    """Last iterate of a contractive noisy iteration, at the optimal shift allocation.
+    """Last iterate of a contractive noisy iteration: x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)), j = 1..T.
 
-    contraction, noise_std, shift: arrays whose last axis is the steps j = 1..T (leading axes: a grid).
-    x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)); psi_j is contraction_j-Lipschitz for one of two
-    neighbouring runs and shift_j bounds |psi_j - psi'_j|: the difference of the two runs under the relation that you
-    account for, whichever it is. Then x_T is mu-GDP with
+    contraction: Lipschitz constant of psi_j for one of two neighbouring runs, >= 0.
+    noise_std: standard deviation of the noise of step j, >= 0.
+    shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0.
+
+    The last axis of each array is the steps; leading axes are a grid.
+
+    >>> runs = jaxdp.NoisyIteration(contraction=[0.9, 0.9, 0.9], noise_std=[1.0, 1.0, 1.0], shift=[0.1, 0.1, 0.1])
+    >>> print(f"{jaxdp.epsilon(runs, delta=1e-6):.4f}")
+    0.7119
+
+    x_T is mu-Gaussian-DP at the optimal shift allocation,
     mu^2 = min sum a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
 
-    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise;
-    schedules public and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
+    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise; schedules public
+    and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
 
-    contraction: Any = field(NONNEGATIVE)
-    noise_std: Any = field(NONNEGATIVE)
-    shift: Any = field(NONNEGATIVE)
+    contraction: ArrayField = field(NONNEGATIVE)
+    noise_std: ArrayField = field(NONNEGATIVE)
+    shift: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"contraction": 1, "noise_std": 1, "shift": 1}
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
         mu2 = shift_allocation_mu2(self.contraction, self.noise_std, self.shift)
         positive = mu2 > 0

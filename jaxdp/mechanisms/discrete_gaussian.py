@@ -10,6 +10,7 @@ from jaxdp.domains import POSITIVE, field, whole
 from jaxdp.mechanisms import finite, lattice_gaussian
 from jaxdp.mechanisms.base import Mechanism, record
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Number, RealField
 
 _TERMS = 12
 # Below this sigma the direct sum needs few terms, above it the Poisson-dual sum does.
@@ -18,17 +19,21 @@ _SWITCH = 0.5
 
 @record
 class DiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise N_Z(0, sigma^2) on the integers.
+    """Discrete Gaussian noise N_Z(0, sigma^2) on a query with one whole answer.
 
-    sensitivity: s, bound of the size of one record's contribution, a whole number (default 1). Under replace_one two
-    data sets differ by 2 s.
+    sigma: > 0, any shape.
+    sensitivity: s, bound of the size of one record's contribution, a whole number >= 1, any shape.
 
+    >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteGaussian(sigma=2.0), delta=1e-5):.4f}")
+    2.0113
+
+    Under replace_one two data sets differ by 2 s.
+    The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1):
     K(z) = z (z+1) s^2 / (2 sigma^2) + log[theta(z s) / theta(0)], theta(x) = sum_k exp(-(k+x)^2 / (2 sigma^2)).
-    The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1). Scalar queries only.
     """
 
-    sigma: Any = field(POSITIVE)
-    sensitivity: Any = field(whole(1), default=1)
+    sigma: RealField = field(POSITIVE)
+    sensitivity: RealField = field(whole(1), default=1)
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -37,11 +42,11 @@ class DiscreteGaussian(Mechanism):
         log_ratio = _log_theta(z * s, self.sigma) - xp.real(_log_theta(xp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
 
-    def at_distance(self, distance: Any) -> DiscreteGaussian:
+    def at_distance(self, distance: Number) -> DiscreteGaussian:
         """As many times the shift."""
         return DiscreteGaussian(self.sigma, self.sensitivity * distance)
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses s^2/(2 sigma^2) - s x / sigma^2."""
         variance = self.sigma**2
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance

@@ -9,16 +9,16 @@ spread of the likelihood ratio: the larger pair post-processes to the smaller), 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number
 
 _LEAST = 2.3e-308  # subnormal numbers are flushed to 0
-Pair = tuple[Any, ...]
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
@@ -35,12 +35,15 @@ class FinitePair(NamedTuple):
     digits).
     """
 
-    log_p: Any
-    log_q: Any
-    loss: Any
-    blur: Any
-    only_p: Any = 0.0
-    only_q: Any = 0.0
+    log_p: Array
+    log_q: Array
+    loss: Array
+    blur: Array
+    only_p: Number = 0.0
+    only_q: Number = 0.0
+
+
+Pair = FinitePair | tuple[Array, Array]
 
 
 class Part(NamedTuple):
@@ -50,11 +53,11 @@ class Part(NamedTuple):
     (its size + that of the loss + 8).
     """
 
-    loss: Any
-    log_weight: Any
-    blur: Any
-    infinity: Any
-    reverse_infinity: Any
+    loss: Array
+    log_weight: Array
+    blur: Array
+    infinity: Number
+    reverse_infinity: Number
 
 
 def with_losses(pair: Pair) -> FinitePair:
@@ -65,7 +68,7 @@ def with_losses(pair: Pair) -> FinitePair:
     live = (log_p > -xp.inf) & (log_q > -xp.inf)
     one, other = xp.where(live, log_p, 0.0), xp.where(live, log_q, 0.0)
 
-    def alone(log_mass: Any, there: Any) -> Any:
+    def alone(log_mass: Array, there: Array) -> Array:
         size = xp.where(there | (log_mass == -xp.inf), 0.0, xp.abs(log_mass) + 8)
         return xp.sum(xp.where(there, 0.0, xp.exp(log_mass) * (1 + (2 * size + log_mass.shape[0]) * ULP)))
 
@@ -74,7 +77,7 @@ def with_losses(pair: Pair) -> FinitePair:
     return FinitePair(log_p, log_q, one - other, blur, only_p, only_q)
 
 
-def mixture_log_ratio(w: Any, q: Any) -> Any:
+def mixture_log_ratio(w: Array, q: Number) -> Array:
     """log(1 - q + q e^w), accurate relative to itself for small q; w = -inf allowed.
 
     For q > 1/2 the roles are swapped, w + log(q + (1 - q) e^-w): next to w = -inf, 1 + q expm1(w) would cancel.
@@ -92,7 +95,7 @@ def mixture_log_ratio(w: Any, q: Any) -> Any:
     return xp.where(rate > 0, xp.where(large, big_form, small_form), xp.where(flip, w, 0.0))
 
 
-def _mixture_blur(w: Any, blur: Any, ratio: Any, q: Any) -> Any:
+def _mixture_blur(w: Array, blur: Array, ratio: Array, q: Number) -> Array:
     """What `mixture_log_ratio` may be off by when w is off by `blur`; nothing is added at q = 1."""
     live, size = xp.isfinite(ratio), xp.where(xp.isfinite(ratio), xp.abs(ratio), 0.0)
     room = xp.log(xp.where(q > 0, q, 1e-300)) + xp.where(live, w - ratio, -xp.inf)
@@ -101,7 +104,7 @@ def _mixture_blur(w: Any, blur: Any, ratio: Any, q: Any) -> Any:
     return share * blur + xp.where(q < 1, own, 0.0)
 
 
-def sampled_part(pair: Pair, rate: Any, direction: str) -> Part:
+def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     """The pair ((1-q) Q + q P, Q) ("forward"), its swap ("reverse"), or the symmetric pair of Proposition 29.
 
     The last ("replace") asks for a symmetric base pair: its positive losses are those of the forward pair, the
@@ -141,13 +144,12 @@ def sampled_part(pair: Pair, rate: Any, direction: str) -> Part:
 
 def plain_part(pair: Pair, direction: str) -> Part:
     """The pair itself, or its swap."""
-    pair = with_losses(pair)
-    if direction == "reverse":
-        pair = FinitePair(pair.log_q, pair.log_p, -pair.loss, pair.blur, pair.only_q, pair.only_p)
-    return sampled_part(pair, xp.ones(()), "forward")
+    log_p, log_q, loss, blur, only_p, only_q = known = with_losses(pair)
+    swapped = FinitePair(log_q, log_p, -loss, blur, only_q, only_p)
+    return sampled_part(swapped if direction == "reverse" else known, xp.ones(()), "forward")
 
 
-def randomized_response_pair(epsilon: Any, categories: Any) -> FinitePair:
+def randomized_response_pair(epsilon: Number, categories: Number) -> FinitePair:
     """The three outcomes of k-ary randomized response: one's own value, the other's, any third; exact losses."""
     scale = xp.log1p((categories - 1.0) * xp.exp(-epsilon))
     # the third as log of 1 / (1 + (e^eps + 1)/(k - 2)): differences of logarithms lose the digits of a large k
@@ -161,7 +163,7 @@ def randomized_response_pair(epsilon: Any, categories: Any) -> FinitePair:
     return FinitePair(xp.stack([own, other, rest]), xp.stack([other, own, rest]), loss, xp.zeros_like(loss))
 
 
-def with_leftover(pair: FinitePair, mass_p: Any, mass_q: Any) -> FinitePair:
+def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePair:
     """A pair with no mass at infinity, and two more outcomes, (mass_p, 0) and (0, mass_q)."""
     mass_p, mass_q = xp.asarray(mass_p, xp.float64), xp.asarray(mass_q, xp.float64)
     nothing = xp.full((), -xp.inf)
@@ -175,15 +177,15 @@ def with_leftover(pair: FinitePair, mass_p: Any, mass_q: Any) -> FinitePair:
     )
 
 
-def _log(mass: Any) -> Any:
+def _log(mass: Number) -> Array:
     return xp.where(mass > 0, xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
 
 
-def either(first: FinitePair, second: FinitePair, take_second: Any) -> FinitePair:
+def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np.bool) -> FinitePair:
     """One of two pairs, as long as the longer one."""
     size = max(first.loss.shape[-1], second.loss.shape[-1])
 
-    def padded(side: Any, filler: float) -> Any:
+    def padded(side: Array, filler: float) -> Array:
         return xp.concatenate([side, xp.full(size - side.shape[-1], filler)])
 
     fillers = (-xp.inf, -xp.inf, 0.0, 0.0)
@@ -202,13 +204,13 @@ def without_leftover(pair: FinitePair) -> FinitePair:
     return pair._replace(log_p=log_p, log_q=log_q, only_p=nothing, only_q=nothing)
 
 
-def scaled(pair: FinitePair, lost: Any) -> FinitePair:
+def scaled(pair: FinitePair, lost: Number) -> FinitePair:
     """Both laws times 1 - lost, and the mass that is lost where the other law has none."""
     kept = log_complement(lost, 1 - lost)
     return with_leftover(pair._replace(log_p=pair.log_p + kept, log_q=pair.log_q + kept), lost, lost)
 
 
-def masses_pair(p: Any, q: Any) -> FinitePair:
+def masses_pair(p: Array, q: Array) -> FinitePair:
     """The pair of two vectors of masses, its own only_p and only_q not counted."""
     both = (p > 0) & (q > 0)
     one, other = xp.where(both, p, 1.0), xp.where(both, q, 1.0)
@@ -223,7 +225,7 @@ def masses_pair(p: Any, q: Any) -> FinitePair:
     return FinitePair(_log(p), _log(q), loss, blur)
 
 
-def _rounded(log_p: Any, log_q: Any, loss: Any) -> FinitePair:
+def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
     """A pair with no mass at infinity, its losses within 8 units of themselves."""
     return FinitePair(log_p, log_q, loss, 8 * ULP * xp.abs(loss))
 
@@ -231,13 +233,13 @@ def _rounded(log_p: Any, log_q: Any, loss: Any) -> FinitePair:
 class _Cells(NamedTuple):
     """Cells of the outcome right of the middle, where the loss is mu x the distance from it, and nodes in each."""
 
-    edges: Any
-    above: Any  # of the nodes above the cell's left edge, in L
-    whole: Any  # width in L
-    log_density: Any  # of Q, times the node's weight
+    edges: Array
+    above: Array  # of the nodes above the cell's left edge, in L
+    whole: Array  # width in L
+    log_density: Array  # of Q, times the node's weight
 
 
-def gaussian_edges(mu: Any, even_cells: int, dense_cells: int, far_cells: int) -> Any:
+def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
     """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
     fine = mu / 2 + _FINE_REACH
     even = fine * xp.arange(even_cells) / even_cells
@@ -248,7 +250,7 @@ def gaussian_edges(mu: Any, even_cells: int, dense_cells: int, far_cells: int) -
     return xp.concatenate([inner, outer])
 
 
-def gauss_error(fall: Any) -> Any:
+def gauss_error(fall: Array) -> Array:
     """Bound of the error of 8 Gauss nodes, relative, for a function that falls by at most so many nats in the cell.
 
     (8!)^4 / (17 (16!)^3) max f^(16) over a cell of width 1; the factors are for f being e^{-fall x} times a share.
@@ -257,7 +259,7 @@ def gauss_error(fall: Any) -> Any:
     return 7e-23 * (1 + fall) ** 3 * fall**15 * (16 + fall)
 
 
-def _gaussian_cells(mu: Any, many: bool) -> _Cells:
+def _gaussian_cells(mu: Number, many: bool) -> _Cells:
     edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = xp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
@@ -265,13 +267,13 @@ def _gaussian_cells(mu: Any, many: bool) -> _Cells:
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
 
 
-def mirrored(log_p: Any, log_q: Any, loss: Any, blur: Any = 0.0) -> FinitePair:
+def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
     """The outcomes and their mirror images; losses within 8 units of themselves and ``blur``."""
     pair = _rounded(*(xp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
     return pair._replace(blur=pair.blur + xp.tile(xp.broadcast_to(blur, loss.shape), 2))
 
 
-def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
+def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     """A finite pair that dominates N(mu, 1) against N(0, 1): each cell's masses moved to its two ends.
 
     The share of a cell that goes to its right end, (e^{L - L0} - 1)/(e^{L1 - L0} - 1), preserves both masses. It
@@ -292,7 +294,7 @@ def gaussian_pair(mu: Any, fine: bool = False) -> FinitePair:
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))
 
 
-def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
+def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
     """A finite pair that N(mu, 1) against N(0, 1) dominates: which cell the outcome is in, without the far tails.
 
     Also without cells in which the density falls too far for the Gauss nodes (3 nats: they are then good to 1e-15).
@@ -310,7 +312,7 @@ def gaussian_inner_pair(mu: Any, fine: bool = False) -> FinitePair:
     return mirrored(log_q + loss, log_q, loss)
 
 
-def _laplace_cells(scale: Any, cells: int) -> tuple[Any, Any, Any]:
+def _laplace_cells(scale: Number, cells: int) -> tuple[Array, Number, tuple[Array, Array]]:
     """(log mass under Q of the cells between 0 and the shift, their width in L, and of either end under Q)."""
     x = xp.arange(cells) / cells
     width = 1.0 / (scale * cells)
@@ -318,7 +320,7 @@ def _laplace_cells(scale: Any, cells: int) -> tuple[Any, Any, Any]:
     return log_cell, width, (xp.full(1, -np.log(2.0)), -1 / scale - xp.full(1, np.log(2.0)))
 
 
-def laplace_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
     """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
 
     In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
@@ -331,7 +333,7 @@ def laplace_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
     return _rounded(log_q + loss, log_q, loss)
 
 
-def laplace_inner_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_inner_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
     """A finite pair that Laplace noise dominates: which cell the outcome is in."""
     log_cell, _, (below, above) = _laplace_cells(scale, cells)
     middle = (2 * (xp.arange(cells) + 0.5) / cells - 1) / scale
@@ -340,7 +342,7 @@ def laplace_inner_pair(scale: Any, cells: int = LAPLACE_CELLS) -> FinitePair:
     return _rounded(log_q + loss, log_q, loss)
 
 
-def discrete_laplace_pair(scale: Any, sensitivity: Any) -> FinitePair:
+def discrete_laplace_pair(scale: Number, sensitivity: Number) -> FinitePair:
     """Discrete Laplace noise, exactly: the outcomes up to 0, from the shift on, and each one between.
 
     More than `LAPLACE_MIDDLE` between: all of those are split into (p, 0) and (0, q).

@@ -9,7 +9,7 @@ up to degree 15.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussia
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number
 
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12
@@ -44,7 +45,7 @@ _RULE = np.linalg.solve(
 )
 
 
-def sum_rule(count: Any) -> tuple[Any, Any]:
+def sum_rule(count: Number) -> tuple[Array, Array]:
     """(nodes, logarithms of weights) for a sum over the integers 1..count, in `_SLOTS` columns; count 0 is empty."""
     count = xp.asarray(count)[..., None]
     k = 1.0 + xp.arange(_SLOTS)
@@ -67,23 +68,23 @@ class _Cells(NamedTuple):
     A point in the middle counts half, because the other side is the mirror image.
     """
 
-    loss: Any  # at the edges
-    log_edge: Any  # mass of Q at each edge; -inf where it equals the one before
-    above: Any  # of the nodes inside above the cell's left edge, in L
-    log_share: Any  # of each node's mass that goes to the right end of the cell, so that both masses are preserved
-    log_rest: Any  # that goes to the left end
-    log_inside: Any  # mass of Q at each node inside
-    blur: Any  # what the logarithms of sums inside may be off by, per cell
-    log_outside: Any  # mass of either law beyond all edges
+    loss: Array  # at the edges
+    log_edge: Array  # mass of Q at each edge; -inf where it equals the one before
+    above: Array  # of the nodes inside above the cell's left edge, in L
+    log_share: Array  # of each node's mass that goes to the right end of the cell, so that both masses are preserved
+    log_rest: Array  # that goes to the left end
+    log_inside: Array  # mass of Q at each node inside
+    blur: Array  # what the logarithms of sums inside may be off by, per cell
+    log_outside: Array  # mass of either law beyond all edges
 
 
-def _cells(sigma: Any, s: Any, many: bool) -> _Cells:
+def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     mu = s / sigma
     offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
     distance = xp.floor(sigma * gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
     log_total = log_theta_at_zero(sigma)
 
-    def log_mass(d: Any) -> Any:
+    def log_mass(d: Array) -> Array:
         return -0.5 * ((d + s / 2) / sigma) ** 2 - log_total
 
     log_edge = log_mass(distance) - xp.where(distance == 0, np.log(2.0), 0.0)
@@ -110,7 +111,7 @@ def _cells(sigma: Any, s: Any, many: bool) -> _Cells:
     )
 
 
-def _shares(nodes: Any, width: Any, above: Any, whole: Any) -> tuple[Any, Any]:
+def _shares(nodes: Array, width: Array, above: Array, whole: Array) -> tuple[Array, Array]:
     """Logarithms of (e^above - 1)/(e^whole - 1) and of 1 less it; above/whole = nodes/width."""
     tiny = whole < 1e-9
     up, all_of_it = xp.where(tiny, 0.5, above), xp.where(tiny, 1.0, whole)
@@ -121,7 +122,7 @@ def _shares(nodes: Any, width: Any, above: Any, whole: Any) -> tuple[Any, Any]:
     return xp.where(tiny, near_right, to_right), xp.where(tiny, near_left, to_left)
 
 
-def discrete_gaussian_pair(sigma: Any, sensitivity: Any, fine: bool = False) -> FinitePair:
+def discrete_gaussian_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> FinitePair:
     """A finite pair that dominates N_Z(s, sigma^2) against N_Z(0, sigma^2); what lies beyond 37.5 sigma is split."""
     cells = _cells(sigma, sensitivity, fine)
     right, left = _log_sum(cells.log_inside + cells.log_share), _log_sum(cells.log_inside + cells.log_rest)
@@ -133,7 +134,7 @@ def discrete_gaussian_pair(sigma: Any, sensitivity: Any, fine: bool = False) -> 
     return with_leftover(mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
 
 
-def discrete_gaussian_inner_pair(sigma: Any, sensitivity: Any, fine: bool = False) -> FinitePair:
+def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> FinitePair:
     """A finite pair that it dominates: which cell the outcome is in, its left end included, without the far tails.
 
     Of a cell across which the density falls too far for the Gauss nodes, the left end alone.
@@ -155,24 +156,24 @@ def discrete_gaussian_inner_pair(sigma: Any, sensitivity: Any, fine: bool = Fals
     return mirrored(log_q + loss, log_q, loss, xp.concatenate([blur, xp.zeros(1)]))
 
 
-def _usable(sigma: Any, s: Any) -> Any:
+def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
     """Whether the masses are more than the rounding of their logarithms, and sigma^2 is a number."""
     return (s < LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e150)
 
 
-def _log_sum(terms: Any) -> Any:
+def _log_sum(terms: Array) -> Array:
     """log sum exp over the last axis, also differentiable where a row has no mass."""
     live = xp.max(terms, axis=-1) > -xp.inf
     total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
     return xp.where(live, total, -xp.inf)
 
 
-def _log_lattice_tail(start: Any, sigma: Any) -> Any:
+def _log_lattice_tail(start: Array, sigma: Number) -> Array:
     """log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}, start >= 1: a geometric series."""
     return -0.5 * (start / sigma) ** 2 - xp.log(-xp.expm1(-(start / sigma) / sigma))
 
 
-def log_theta_at_zero(sigma: Any) -> Any:
+def log_theta_at_zero(sigma: Number) -> Array:
     """log sum_k e^{-k^2 / (2 sigma^2)} over all integers, by the sum or by its Poisson dual."""
     k = xp.arange(1, 13)
     small = sigma < 0.5

@@ -14,6 +14,7 @@ from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, 
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets
+from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
 
 _LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
 _LAPLACE_CELLS_BELOW = 128  # of the lower bound, which is that of a data set
@@ -26,7 +27,7 @@ class KnownRandomizer(Mechanism):
     pair of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
     """
 
-    relations: ClassVar[tuple[str, ...]] = ("replace_one",)
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     symmetric: ClassVar[bool] = True
 
     def upper_laws(self) -> Law:
@@ -48,7 +49,7 @@ class NamedSetRandomizer(KnownRandomizer):
     A subclass has a field ``epsilon`` and writes ``named_sets``. Not shuffled, its loss is epsilon, -epsilon or 0.
     """
 
-    epsilon: Any
+    epsilon: RealField
 
     def named_sets(self) -> NamedSets:
         """How likely a report names which of three inputs, for one parameter point."""
@@ -84,11 +85,11 @@ class NamedSetRandomizer(KnownRandomizer):
         shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
         return end * z + xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + shift[..., 0]
 
-    def lattice(self) -> tuple[Any, Any]:
+    def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses {epsilon, 0, -epsilon}."""
         return xp.zeros_like(xp.asarray(self.epsilon)), xp.asarray(self.epsilon)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The local epsilon."""
         return self.epsilon
 
@@ -103,18 +104,23 @@ def _eight(first_four: list[Any], last_four: list[Any], third: Any) -> Any:
 class UnaryEncoding(NamedSetRandomizer):
     """One of k values as k bits, one of them 1, each bit flipped on its own (one-time basic RAPPOR; OUE).
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. Both of any shape. optimized True: a 1 stays
-    with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang, Blocki, Li, Jha 2017); False:
-    both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric; Erlingsson, Pihur, Korolova 2014, the
-    permanent bits reported once).
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+    optimized: True: a 1 stays with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang,
+        Blocki, Li, Jha 2017). False: both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric;
+        Erlingsson, Pihur, Korolova 2014, the permanent bits reported once).
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.UnaryEncoding(4.0, num_categories=16), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0814
 
     Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not
     compose, and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled`
     assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2))
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2))
     optimized: bool = static_field(default=True)
 
     def named_sets(self) -> NamedSets:
@@ -132,29 +138,35 @@ class UnaryEncoding(NamedSetRandomizer):
 class SubsetSelection(NamedSetRandomizer):
     """A random subset of w of the k categories, e^epsilon times as likely if it holds one's own (Ye, Barg 2018).
 
-    epsilon: local guarantee, nats, >= 0. num_categories: k, whole, >= 2. subset_size: w, whole, 1 <= w <= k - 1; None:
-    the one of the two whole numbers next to k/(e^epsilon + 1) whose frequency estimates have the least variance.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_categories: k, whole, >= 2, any shape.
+    subset_size: w, whole, 1 <= w <= k - 1. None: of the two whole numbers next to k/(e^epsilon + 1), the one whose
+        frequency estimates have the least variance.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.SubsetSelection(4.0, num_categories=16), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.1047
 
     Assumes: subsets of the same likelihood are equally likely. When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_categories: Any = field(whole(2))
-    subset_size: Any = field(whole(1), default=None)
+    epsilon: RealField = field(NONNEGATIVE)
+    num_categories: RealField = field(whole(2))
+    subset_size: OptionalRealField = field(whole(1), default=None)
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The subset must leave out a category."""
         if self.subset_size is None:
             return {}
         return {"num_categories - subset_size": (self.num_categories - self.subset_size, whole(1))}
 
-    def size(self) -> Any:
+    def size(self) -> Number:
         """w: the field, or the size of least variance."""
         if self.subset_size is not None:
             return xp.asarray(self.subset_size)
         k, odds = xp.asarray(self.num_categories), xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))
 
-        def variance(w: Any) -> Any:
+        def variance(w: Array) -> Array:
             total = w * odds + k - w
             own, other = w * odds / total, w * ((w - 1) * odds + k - w) / ((k - 1) * total)
             return other * (1 - other) / (own - other) ** 2
@@ -185,20 +197,26 @@ class SubsetSelection(NamedSetRandomizer):
 class LocalHashing(NamedSetRandomizer):
     """One's value hashed to g buckets, the bucket sent by g-ary randomized response with the hash function (OLH, BLH).
 
-    epsilon: local guarantee, nats, >= 0. num_buckets: g, whole, >= 2; None: round(e^epsilon) + 1 (OLH; Wang, Blocki,
-    Li, Jha 2017); 2: BLH. collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h
-    is drawn from, in [0, 1]; 0 is safe for every family, 1/g holds for uniformly random functions. Lower bounds are
-    those of a family that attains it.
+    epsilon: local guarantee, nats, >= 0, any shape.
+    num_buckets: g, whole, >= 2. None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li, Jha 2017). 2: BLH.
+    collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h is drawn from, in [0, 1].
+        0 is safe for every family, 1/g holds for uniformly random functions.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.LocalHashing(4.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0820
+
+    Lower bounds are those of a family that attains collision_probability.
 
     Assumes: everybody draws a hash function of their own, independently of all data, and it is part of the report.
     When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
-    num_buckets: Any = field(whole(2), default=None)
-    collision_probability: Any = field(PROBABILITY, default=0.0)
+    epsilon: RealField = field(NONNEGATIVE)
+    num_buckets: OptionalRealField = field(whole(2), default=None)
+    collision_probability: RealField = field(PROBABILITY, default=0.0)
 
-    def buckets(self) -> Any:
+    def buckets(self) -> Number:
         """g: the field, or that of optimal local hashing."""
         if self.num_buckets is not None:
             return xp.asarray(self.num_buckets)
@@ -218,11 +236,15 @@ class HadamardResponse(NamedSetRandomizer):
 
     epsilon: local guarantee, nats, >= 0, any shape (Acharya, Sun, Zhang 2019, with sets of half the size).
 
+    >>> shuffled = jaxdp.Shuffled(jaxdp.HadamardResponse(4.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0815
+
     Assumes: each input's set holds half of the reports, two sets share a quarter. When shuffled, also what `Shuffled`
     assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose set holds it."""
@@ -236,13 +258,19 @@ class HadamardResponse(NamedSetRandomizer):
 class LocalLaplace(KnownRandomizer):
     """A number in [0, 1] plus Laplace noise of scale 1/epsilon.
 
-    epsilon: local guarantee, nats, >= 0, any shape. That the inputs 0 and 1 are the worst pair is proved in
-    notebooks/proofs/shuffle.md, section 4; the density is cut into 2048 cells, rounded to the safe side.
+    epsilon: local guarantee, nats, >= 0, any shape.
+
+    >>> shuffled = jaxdp.Shuffled(jaxdp.LocalLaplace(1.0), num_users=100_000)
+    >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
+    0.0109
+
+    That the inputs 0 and 1 are the worst pair is proved in notebooks/proofs/shuffle.md, section 4. The density is cut
+    into 2048 cells, rounded to the safe side.
 
     Assumes: inputs are in [0, 1]. When shuffled, also what `Shuffled` assumes.
     """
 
-    epsilon: Any = field(NONNEGATIVE)
+    epsilon: RealField = field(NONNEGATIVE)
 
     def upper_laws(self) -> Law:
         """One law: the inputs 0 and 1."""
@@ -263,7 +291,7 @@ class LocalLaplace(KnownRandomizer):
 
         return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100)).log_mgf(z)
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The local epsilon."""
         return self.epsilon
 
@@ -272,12 +300,18 @@ class LocalLaplace(KnownRandomizer):
 class FiniteRandomizer(KnownRandomizer):
     """Any local randomizer with finitely many inputs and reports, given by its table of probabilities.
 
-    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised). All
-    ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is then
-    infinite below its probability. Only for `Shuffled`: unshuffled, give the two worst rows as a `DiscretePair`.
+    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised).
+
+    >>> table = [[0.9, 0.1], [0.2, 0.8]]
+    >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), num_users=100_000), delta=1e-6):.4f}")
+    0.0286
+
+    All ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is
+    then infinite below its probability. The record is for `Shuffled` only: not shuffled, give the two worst rows as a
+    `DiscretePair`.
     """
 
-    probabilities: Any = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
+    probabilities: ArrayField = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
     event_ndim: ClassVar[dict[str, int]] = {"probabilities": 2}
 
     def check_structure(self) -> None:
@@ -286,7 +320,7 @@ class FiniteRandomizer(KnownRandomizer):
         if len(shape) < 2 or shape[-1] < 2 or shape[-2] < 2:
             raise ValueError(f"probabilities must have shape (..., inputs >= 2, outputs >= 2), got {shape}.")
 
-    def derived(self) -> dict[str, tuple[Any, Domain]]:
+    def derived(self) -> dict[str, tuple[Number, Domain]]:
         """Every row must sum to 1."""
         plain = jnp if isinstance(self.probabilities, jax.Array) else np
         sums = plain.sum(plain.asarray(self.probabilities), axis=-1)
@@ -312,7 +346,7 @@ class FiniteRandomizer(KnownRandomizer):
         apart = (table[person] - table[other])[:, None, :] ** 2 / xp.maximum(table[None], 1e-12)
         return self._laws(xp.argmax(xp.sum(apart, axis=-1), axis=-1))
 
-    def max_loss(self) -> Any:
+    def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
         # NumPy outside a trace: there jnp computes in float32, and a rounded epsilon may be too small
         plain = jnp if isinstance(self.probabilities, jax.Array) else np

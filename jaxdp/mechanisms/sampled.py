@@ -24,6 +24,7 @@ from jaxdp.mechanisms.base import (
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number, RealField, Relation
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
@@ -35,13 +36,13 @@ class Bracket(Mechanism):
     A number and not two classes, so that both bounds are compiled once and solved in one call. fine: of more outcomes.
     """
 
-    mechanism: Any
-    inner: Any = field(PROBABILITY)
+    mechanism: Mechanism
+    inner: RealField = field(PROBABILITY)
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
         """The one or the other, with outcomes of no mass where it is the shorter."""
-        base = self.mechanism
+        base: Any = self.mechanism
         if is_gaussian(base):
             mu = base.gaussian_mu()
             outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
@@ -61,8 +62,8 @@ class Sampled(Mechanism):
     """
 
     mechanism: Mechanism
-    sampling_probability: Any
-    base_relation: ClassVar[str] = "add_or_remove"
+    sampling_probability: RealField
+    base_relation: ClassVar[Relation] = "add_or_remove"
 
     def samples_everyone(self) -> bool:
         """True when every rate is known to be 1: the record is then its base, in every relation."""
@@ -109,7 +110,7 @@ class Sampled(Mechanism):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool, reach: Any = None) -> tuple[Sampled, Sampled] | None:
+    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Sampled, Sampled] | None:
         """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
         if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "inner_pair"):
             return None
@@ -130,15 +131,15 @@ class Sampled(Mechanism):
         pair = finite.gaussian_pair(base.gaussian_mu()) if gaussian else base.finite_pair()
         return finite.sampled_part(pair, self.sampling_probability, direction)
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
         """(losses, log weights under the first law, error of the losses) in one direction."""
         return self.part(direction)[:3]
 
-    def masses_at_infinity(self, direction: str) -> tuple[Any, Any]:
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """Masses at infinity of the sampled pair of a direction and of its swap."""
         return self.part(direction)[3:]
 
-    def top_loss(self, direction: str) -> Any:
+    def top_loss(self, direction: str) -> Number:
         """The largest finite loss of a direction, rounded up."""
         loss, log_weight, blur = self.atoms(direction)
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
@@ -162,21 +163,29 @@ class Sampled(Mechanism):
 
 @record
 class PoissonSampled(Sampled):
-    """Each record enters the batch independently with probability sampling_probability, then the mechanism runs.
+    """Each record enters the batch independently with probability sampling_probability; the mechanism sees the batch.
+
+    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
+    sampling_probability: q in [0, 1], any shape.
+
+    >>> training = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), sampling_probability=0.01), 1000)
+    >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
+    1.8282
 
     The batch must be hidden, and drawn exactly so: shuffled or cyclic batches are not Poisson.
-    Pairs: remove ((1-q) P0 + q P1, P0), add its swap, (P1, P0) dominating the base for remove
-    (Zhu, Dong, Wang 2022, Theorem 11(1)). replace_one, Gaussian noise:
-    (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension; proof in
-    notebooks/proofs/sampled_replace.md. replace_one, any other symmetric base: one round has the profile
-    q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; noise at twice
-    the norm bound also covers one record more or less, a stated guarantee must hold under both). It is an upper
-    bound, without a lower one; at q = 1 it is the base's own.
+
+    Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
+    add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
+    replace_one the pair for Gaussian noise is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any
+    dimension (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under
+    replace_one, the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section
+    6 there; noise at twice the norm bound also covers one record more or less, a stated guarantee must hold under
+    both). That is an upper bound without a lower one; at q = 1 it is the mechanism's own.
     """
 
     mechanism: Mechanism
-    sampling_probability: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    sampling_probability: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair, of a base with a guarantee under replace_one."""
@@ -198,25 +207,32 @@ class PoissonSampled(Sampled):
 
 @record
 class FixedSizeSampled(Sampled):
-    """A batch of fixed size drawn uniformly without replacement, then the mechanism runs.
+    """A batch of fixed size drawn uniformly without replacement; the mechanism sees the batch.
 
-    sampling_probability: batch size / size of the larger of the two data sets. Under add and remove it is below 1
-    where both data sets have a batch (batch size / size of the smaller one is safe where that is below 1); 1 says that
-    everyone is in the batch whatever its size, which is the mechanism itself.
+    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
+    sampling_probability: q in [0, 1], the batch size over the size of the larger of the two data sets, any shape.
 
-    Below 1 a batch of fixed size holds another record in place of the one that was added or removed, so all
-    relations use the base under **replace_one**: noise_multiplier is over the norm bound of one record's contribution,
-    and the two contributions differ by twice that. Relations: add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and
-    replace_one for a symmetric base: the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)),
-    eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more than
-    one round: they have no lower bound. For a Gaussian base it is put on a grid of losses that dominates it: upper
-    bounds within 3e-7 to 2e-6 (relative) of one that it dominates, where tried (delta 1e-6 and 1e-15).
+    >>> training = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(2.0), sampling_probability=0.01), 1000)
+    >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
+    1.8282
+
+    Under add and remove q is below 1 where both data sets have a batch (batch size / size of the smaller one is safe
+    where that is below 1). q = 1 says that everyone is in the batch whatever its size, which is the mechanism itself.
+
+    Below 1 a batch of fixed size holds another record in place of the one that was added or removed. All relations
+    therefore use the mechanism under **replace_one**: noise_multiplier is over the norm bound of one record's
+    contribution, and the two contributions differ by twice that. Relations: add_or_remove (natural), add, remove (Zhu,
+    Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
+    round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
+    symmetric pair (Corollary 31). That pair only dominates more than one round, so that there is no lower bound. For
+    Gaussian noise it is put on a grid of losses that dominates it: upper bounds within 3e-7 to 2e-6 (relative) of one
+    that it dominates, where tried (delta 1e-6 and 1e-15).
     """
 
     mechanism: Mechanism
-    sampling_probability: Any = field(PROBABILITY)
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove", "replace_one")
-    base_relation: ClassVar[str] = "replace_one"
+    sampling_probability: RealField = field(PROBABILITY)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    base_relation: ClassVar[Relation] = "replace_one"
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
         """The replace pair of a Gaussian is a finite one."""
@@ -248,6 +264,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool, reach: Any = None) -> None:
+    def bracket(self, fine: bool, reach: Number | None = None) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -13,6 +13,9 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array
+
+_Masses: TypeAlias = tuple[Array, Array, Array]
 
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
@@ -54,7 +57,7 @@ def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], ja
     return total
 
 
-def _mu2(closed: list[Stack]) -> Any:
+def _mu2(closed: list[Stack]) -> Array:
     total = xp.zeros(())
     for record, times in closed:
         if isinstance(record, GaussianMechanism):
@@ -63,10 +66,10 @@ def _mu2(closed: list[Stack]) -> Any:
     return total * (1 - 1e-14)
 
 
-def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
+def _infinity(record: Mechanism, times: Array, direction: str) -> tuple[_Masses, _Masses]:
     """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
 
-    def both(r: Mechanism) -> tuple[Any, Any]:
+    def both(r: Mechanism) -> tuple[Array, Array]:
         first, second = r.masses_at_infinity(direction)
         return xp.asarray(first, xp.float64), xp.asarray(second, xp.float64)
 
@@ -74,14 +77,14 @@ def _infinity(record: Mechanism, times: Any, direction: str) -> tuple[Any, Any]:
     return _rounds(forward, times), _rounds(backward, times)
 
 
-def _rounds(mass: Any, times: Any) -> tuple[Any, Any, Any]:
+def _rounds(mass: Array, times: Array) -> _Masses:
     live = (times > 0) & (mass > 0)
     safe = xp.where(live, xp.minimum(mass, 1.0), 0.0)
     log_none = xp.sum(times * log_complement(safe, 1 - safe))
     return xp.sum(xp.where(live, times, 0.0)), xp.max(xp.where(live, mass, 0.0)), log_none
 
 
-def _composed_mass(masses: list[tuple[Any, Any, Any]]) -> Any:
+def _composed_mass(masses: list[_Masses]) -> Array:
     """1 - prod (1 - mass)^times, rounded up; a single mass comes back unrounded: delta equal to it is recognised."""
     count = sum((m[0] for m in masses), xp.zeros(()))
     single = sum((m[1] for m in masses), xp.zeros(()))
@@ -89,12 +92,12 @@ def _composed_mass(masses: list[tuple[Any, Any, Any]]) -> Any:
     return xp.where(count <= 1, single, xp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
 
 
-def _sampled(record: Any, times: Any) -> Sampled:
+def _sampled(record: Any, times: Array) -> Sampled:
     mu = xp.vmap(lambda r: xp.asarray(r.mechanism.gaussian_mu()))(record)
     return Sampled(mu, record.sampling_probability, times)
 
 
-def _top(record: Any, times: Any, direction: str) -> Any:
+def _top(record: Any, times: Array, direction: str) -> Array:
     if is_sampled_gaussian(record, direction):
         rate = record.sampling_probability
         nothing = (rate == 0) | (times == 0)
@@ -105,7 +108,7 @@ def _top(record: Any, times: Any, direction: str) -> Any:
     return xp.sum(xp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
 
 
-def _discrete(record: Any, times: Any, direction: str) -> Discrete:
+def _discrete(record: Any, times: Array, direction: str) -> Discrete:
     loss, log_weight, blur = xp.vmap(lambda r: r.atoms(direction))(record)
     return Discrete(loss, log_weight, blur, times)
 
@@ -115,7 +118,7 @@ def on_lattice(stacks: tuple[Stack, ...]) -> bool:
     return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and hasattr(stacks[0][0], "lattice")
 
 
-def _lattice(stacks: tuple[Stack, ...]) -> tuple[Any, Any] | None:
+def _lattice(stacks: tuple[Stack, ...]) -> tuple[Array, Array] | None:
     if not on_lattice(stacks):
         return None
     record, times = stacks[0]

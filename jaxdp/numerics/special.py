@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number
 from jaxdp.validate import SMALLEST
 
 _SMALLEST_BITS = int(np.float64(SMALLEST).view(np.int64))
@@ -93,7 +94,7 @@ def log_one_plus(x: jax.Array) -> jax.Array:
     return xp.where(near, xp.log1p(xp.where(near, x, 0.0)), xp.log(xp.where(near, 1.0, 1.0 + x)))
 
 
-def log_complement(q: jax.Array, p: jax.Array) -> jax.Array:
+def log_complement(q: Number, p: Number) -> Array:
     """log(1 - q), 0 <= q < 1, given p = 1 - q: within 4 units of 2^-53.
 
     From q where it is the small number; not up to 1/2, as XLA's log1p is 241 units off near -0.414 (measured).
@@ -115,7 +116,7 @@ def log1mexp(x: jax.Array) -> jax.Array:
     )
 
 
-def log_expm1(x: jax.Array) -> jax.Array:
+def log_expm1(x: Array) -> jax.Array:
     """log(e^x - 1), x > 0."""
     small = xp.log(xp.expm1(xp.clip(x, 1e-300, 30.0)))
     return xp.where(x > 30, x + xp.log1p(-xp.exp(-xp.maximum(x, 1.0))), small)

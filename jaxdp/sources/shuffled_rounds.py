@@ -208,7 +208,7 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
         binary = _is_binary(one)
         eps0 = np.where(binary, np.max(one.loss, axis=-1), 0.0)
     else:
-        one, binary, eps0 = None, np.ones(len(grid), bool), randomizer.epsilon
+        one, binary, eps0 = None, np.ones(len(grid), bool), np.asarray(randomizer.epsilon)
     both = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
     for rows, solve in ((binary, _two_point_sides), (~binary, _homogeneous_sides)):
         places = np.flatnonzero(np.repeat(rows, size))
@@ -242,7 +242,7 @@ def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bound
 def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
     users, eps0 = jnp.asarray(record.num_users, jnp.float64), jnp.asarray(record.max_loss(), jnp.float64)
     bound = record.chosen_bound()
-    if bound == "blanket":
+    if bound == "blanket" and isinstance(record.randomizer, KnownRandomizer):
         laws = record.randomizer.upper_laws()
         widest = jax.tree_util.tree_map(lambda a: a[0], laws)
 

@@ -44,8 +44,8 @@ def lower_laws(randomizer: KnownRandomizer) -> Law:
 
 def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
     """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
-    randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
-    bound = mechanism.chosen_bound()
+    randomizer, bound = mechanism.randomizer, mechanism.chosen_bound()
+    users, eps0 = np.asarray(mechanism.num_users), np.asarray(randomizer.max_loss())
     if isinstance(randomizer, KnownRandomizer):
         lower = worst(verb, lower_laws(randomizer), users, target, LOWER_GAP, LOWER_SUMS).lower
         two = np.flatnonzero(randomizer.num_categories == 2) if isinstance(randomizer, RandomizedResponse) else ()
@@ -58,7 +58,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
         local_delta = np.zeros(users.shape)
     else:
         lower = _TWO_POINT[verb](users, eps0, target).lower
-        local_delta = randomizer.delta
+        local_delta = np.asarray(randomizer.delta)
     if bound == "closed_form":
         solve = _closed_form_epsilon if verb == "epsilon" else closed_form_delta
         upper = solve((users, eps0, local_delta), target)
@@ -112,7 +112,7 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 
 def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool) -> tuple[Any, Any]:
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
-    if bound == "blanket":
+    if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
         upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
         return xp.minimum(_lower_point(verb, mechanism, target), upper), upper
     lower = _lower_point(verb, mechanism, target)
@@ -162,7 +162,7 @@ def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
 def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
     randomizer, users = mechanism.randomizer, xp.stop_gradient(mechanism.num_users)
-    if bound == "blanket":
+    if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
         each = xp.vmap(lambda made: _estimate(made, users, epsilon))(randomizer.upper_laws())
         return xp.max(each)
     eps0 = randomizer.max_loss()

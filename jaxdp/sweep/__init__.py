@@ -12,15 +12,17 @@ import pathlib
 import pickle
 import queue
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from jaxdp.interval import Bounds
 from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep.grid import Grid
 from jaxdp.sweep.store import Folder, Memory, alone
 from jaxdp.sweep.work import Calls, Task, Values, require_versions, versions
+from jaxdp.typing import Array, Axis, Number
 
 if TYPE_CHECKING:
     import xarray
@@ -42,20 +44,20 @@ class Executor(Protocol):
 
 
 def sweep(
-    fn: Callable[..., Any],
+    fn: Callable[..., Number | Bounds[Array] | Mapping[str, Number | Bounds[Array]]],
     *,
     batch_size: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     executor: Executor | None = None,
     progress: bool = False,
     path: str | os.PathLike[str] | None = None,
-    **axes: Any,
+    **axes: Axis,
 ) -> xarray.Dataset:
     """Values of ``fn`` on the product of named axes, as an xarray.Dataset with one dimension per axis.
 
     >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
     >>> data.epsilon.values.round(4)
-    array([4.8863, 2.3145, 1.1149])
+    array([4.8866, 2.2541, 1.0607])
 
     fn: called with every axis name as a keyword; numeric axes arrive as arrays of equal shape (one tile of grid
         points), other axes (strings, None, booleans) one value at a time. Returns an array of the tile's shape, a

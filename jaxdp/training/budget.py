@@ -12,6 +12,7 @@ from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.training import schedule
 from jaxdp.training.noise import INT32_MAX
+from jaxdp.typing import Array
 
 if TYPE_CHECKING:
     from jaxdp.training.dpsgd import DPSGD
@@ -36,13 +37,13 @@ def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, ma
     """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count."""
     check_budget(epsilon, delta)
 
-    def within(counts: np.ndarray) -> np.ndarray:
+    def within(counts: np.ndarray) -> Array:
         return certified_epsilon(after(counts), delta) <= epsilon
 
     return _last_true(within, max_steps)
 
 
-def _last_true(within: Callable[[np.ndarray], np.ndarray], limit: int) -> int:
+def _last_true(within: Callable[[np.ndarray], Array], limit: int) -> int:
     """Largest count in 0..limit at which a decreasing predicate holds, eight counts a question."""
     low, high = 0, limit + 1
     while high - low > 1:
@@ -70,7 +71,7 @@ def projected_steps(sgd: NoisyProjectedSGD, epsilon: float, delta: float, max_st
         allowed = max_steps if data_steps is None else min(max_steps, int(data_steps))
         largest = -(-allowed // period)
 
-    def within(epochs: np.ndarray) -> np.ndarray:
+    def within(epochs: np.ndarray) -> Array:
         mu = np.array([_worst_mu_at_epoch_end(sgd, int(e)) for e in epochs])
         return certified_epsilon(schedule.IteratedRelease(mu), delta) <= epsilon
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
 from jaxdp.iteration.isotonic import allocation
 from jaxdp.mechanisms.base import GaussianMechanism, record
+from jaxdp.typing import Relation
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
@@ -35,7 +36,7 @@ class IteratedRelease(GaussianMechanism):
     """
 
     mu: Any = field(NONNEGATIVE_OR_INFINITE)
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
     def gaussian_mu(self) -> Any:
         """The field itself."""
