@@ -11,7 +11,8 @@ import xarray
 import jaxdp
 from jaxdp import cli
 from jaxdp.cli import main
-from jaxdp.cli_mechanisms import MECHANISMS, RANDOMIZERS, chosen, parse_range
+from jaxdp.cli.mechanisms import MECHANISMS, RANDOMIZERS, axes_of, chosen
+from jaxdp.cli.ranges import parse_range
 
 
 def run(capsys, *arguments):
@@ -174,7 +175,7 @@ def test_the_bound_and_the_randomizer_in_use_are_printed(capsys):
     ],
 )
 def test_the_bound_follows_the_randomizer_and_the_blanket_alone_means_randomized_response(given, randomizer, bound):
-    arguments = cli._parser().parse_args(f"epsilon shuffle --eps0 1 --n 100 --delta 1e-6 {given}".split())
+    arguments = cli.make_parser().parse_args(f"epsilon shuffle --eps0 1 --n 100 --delta 1e-6 {given}".split())
     assert chosen(arguments) == {"randomizer": randomizer, "bound": bound}
 
 
@@ -201,7 +202,7 @@ def test_an_option_that_the_randomizer_does_not_use_is_refused_and_named(capsys,
 
 def test_an_option_that_one_of_several_randomizers_uses_is_accepted():
     given = "epsilon shuffle --eps0 1 --n 100 --delta 1e-6 --randomizer krr,laplace --k 4".split()
-    axes = cli._axes(cli._parser().parse_args(given))
+    axes = axes_of(cli.make_parser().parse_args(given))
     assert axes == {"eps0": [1.0], "num_users": [100.0], "num_categories": [4.0]}
 
 

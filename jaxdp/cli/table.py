@@ -1,0 +1,62 @@
+"""What is printed and written: tables, JSON, CSV, and the folders they go to."""
+
+from __future__ import annotations
+
+import csv
+import decimal
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jaxdp.serialization import strict
+
+# A table longer than this shows its two ends; --json and --out hold everything.
+_ROWS = 24
+
+
+def make_folders(*paths: str | None) -> None:
+    """The folders of what will be written, before anything is computed."""
+    for path in filter(None, paths):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def check_table(path: str | None) -> None:
+    """Before anything is computed: a table is written as CSV only."""
+    if path is not None and not path.endswith(".csv"):
+        raise ValueError(f"out must be a file that ends in .csv, got {path!r}.")
+    make_folders(path)
+
+
+def print_table(columns: dict[str, list[Any]], upper: str, as_json: bool, table: str | None = None) -> None:
+    """The columns as a table or JSON, and in the CSV file ``table``.
+
+    upper: the name of the column of certified upper bounds, "" where there is none.
+    """
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if table is not None:
+        with open(table, "w", newline="") as file:
+            csv.writer(file).writerows([list(columns), *(list(row.values()) for row in rows)])
+    if as_json:
+        print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
+        return
+    shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
+    outward = {"lower": decimal.ROUND_FLOOR, upper: decimal.ROUND_CEILING}
+    cells = [[_cell(row[name], outward.get(name)) for name in columns] for row in shown]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(columns)]
+    for line in ([*columns], *cells):
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    if len(shown) < len(rows):
+        print(f"{len(rows)} rows; --json or --out give all of them.")
+
+
+def _cell(value: Any, rounding: str | None) -> str:
+    """Nine digits; a certified bound is rounded outward, so that the printed number is still one."""
+    if not isinstance(value, float) or not np.isfinite(value):
+        return str(value)
+    if value.is_integer() and abs(value) < 1e15:
+        return f"{value:.0f}"
+    if rounding is None:
+        return f"{value:.9g}"
+    return f"{float(decimal.Context(prec=9, rounding=rounding).create_decimal(value)):.9g}"
