@@ -317,3 +317,37 @@ def test_every_mechanism_documents_its_options(name, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert all(option.flag in text for option in MECHANISMS[name].options)
+
+
+def test_report_writes_the_page_of_the_python_call(capsys, tmp_path):
+    page, plan, again = tmp_path / "pages" / "a.html", tmp_path / "plan.json", tmp_path / "b.html"
+    given = f"report laplace --b 2 --steps 3 --delta 1e-5,1e-6 --relation replace_one --out {page}".split()
+    status, out, err = run(capsys, *given)
+    assert (status, out, err) == (0, "", f"written: {page}\n")
+    mechanism = jaxdp.repeat(jaxdp.Laplace(2.0), 3)
+    expected = jaxdp.report(mechanism, delta=[1e-5, 1e-6], relation="replace_one")
+    assert page.read_text(encoding="utf-8") == expected
+    plan.write_text(jaxdp.to_json(mechanism))
+    given = f"report --from {plan} --delta 1e-5,1e-6 --relation replace_one --out {again}".split()
+    assert run(capsys, *given)[0] == 0
+    assert again.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "report gaussian --sigma 1,2 --delta 1e-6 --out x.html",
+            "--noise-multiplier must be one value here, got '1,2'",
+        ),
+        ("report gaussian --sigma 1 --delta 1e-6 --out x.pdf", "out must be a file that ends in .html or .htm, got 'x"),
+        ("report --out x.html", "give a MECHANISM (see --help), or --from FILE.json with --out FILE.html and --delta"),
+        ("report --delta 1e-6 gaussian --sigma 1 --delta 1e-6 --out x.html", "--delta must come after gaussian"),
+        (
+            "report shuffle --eps0 1 --n 9 --bound clones,stronger --delta 1e-6 --out x.html",
+            "--bound must be one value",
+        ),
+    ],
+)
+def test_what_report_cannot_write_is_one_sentence(capsys, arguments, message):
+    test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message)

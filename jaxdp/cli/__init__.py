@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp epsilon | delta | calibrate | sweep | plot``."""
+"""The command line: ``jaxdp epsilon | delta | calibrate | sweep | plot | report``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxdp
-from jaxdp.cli import bounds, calibration, grids
+from jaxdp.cli import bounds, calibration, grids, report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,4 +36,5 @@ def make_parser() -> argparse.ArgumentParser:
     bounds.add_parsers(commands)
     calibration.add_parser(commands)
     grids.add_parsers(commands)
+    report.add_parser(commands)
     return parser

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 import numpy as np
 
 import jaxdp
-from jaxdp.cli.mechanisms import axes_of, build, cases, chosen
-from jaxdp.cli.parser import add_command, common_options, mechanism_parsers
+from jaxdp.cli.mechanisms import axes_of, build, cases, chosen, read
+from jaxdp.cli.parser import (
+    add_command,
+    common_options,
+    destination,
+    from_option,
+    mechanism_parsers,
+    refuse_misplaced,
+)
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_table, print_table
 from jaxdp.mechanisms.composition import batch_shape
@@ -25,27 +31,23 @@ def add_parsers(commands: Any) -> None:
         for mechanism in mechanism_parsers(command, required=False):
             _target_options(mechanism, target)
             mechanism.set_defaults(run=_verb)
-        # destinations of their own: those of a mechanism would overwrite what was given before its name
         _target_options(command, target, before=True)
         common_options(command, before=True)
-        command.add_argument("--from", dest="before_from", metavar="FILE.json", help="what jaxdp.to_json wrote")
+        from_option(command)
         command.set_defaults(run=_from_file, verb=name)
 
 
 def _target_options(parser: argparse.ArgumentParser, target: str, before: bool = False) -> None:
-    prefix = "before_" if before else ""
-    parser.add_argument(f"--{target}", dest=prefix + "target", required=not before, metavar="RANGE")
-    parser.add_argument("--out", dest=prefix + "out", metavar="FILE.csv", help="write all rows with all their digits")
+    parser.add_argument(f"--{target}", dest=destination(target, before), required=not before, metavar="RANGE")
+    text = "write all rows with all their digits"
+    parser.add_argument("--out", dest=destination("out", before), metavar="FILE.csv", help=text)
 
 
 def _verb(arguments: argparse.Namespace) -> None:
-    for name, value in vars(arguments).items():
-        if name.startswith("before_") and value:
-            option = "--" + name.removeprefix("before_").replace("target", _TARGETS[arguments.verb])
-            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+    refuse_misplaced(arguments)
     check_table(arguments.out)
     target_name = _TARGETS[arguments.verb]
-    axes = axes_of(arguments) | {target_name: parse_range(target_name, arguments.target)}
+    axes = axes_of(arguments) | {target_name: parse_range(target_name, getattr(arguments, target_name))}
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
     columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), "lower", arguments.verb)}
     for case in cases(arguments):
@@ -61,12 +63,13 @@ def _verb(arguments: argparse.Namespace) -> None:
 
 def _from_file(arguments: argparse.Namespace) -> None:
     target = _TARGETS[arguments.verb]
-    if arguments.before_from is None or arguments.before_target is None:
+    points_text = getattr(arguments, destination(target, True))
+    if arguments.before_from is None or points_text is None:
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and --{target}; got neither in full.")
     check_table(arguments.before_out)
-    mechanism = jaxdp.from_json(pathlib.Path(arguments.before_from).read_text())
+    mechanism = read(arguments.before_from)
     bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    points = parse_range(target, arguments.before_target).reshape(-1, *[1] * len(batch_shape(mechanism)))
+    points = parse_range(target, points_text).reshape(-1, *[1] * len(batch_shape(mechanism)))
     lower, upper = bounds_of(mechanism, points, relation=arguments.before_relation)
     rows = {target: points, "lower": lower, arguments.verb: upper}
     columns = {name: np.broadcast_to(values, upper.shape).ravel().tolist() for name, values in rows.items()}

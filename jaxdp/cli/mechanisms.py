@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -157,6 +158,22 @@ def build(name: str, values: Mapping[str, Any]) -> Any:
     mechanism = entry.build(values)
     steps = values["steps"]
     return mechanism if np.all(np.asarray(steps) == 1) else jaxdp.repeat(mechanism, steps)
+
+
+def single(arguments: argparse.Namespace) -> Any:
+    """The one record that the options describe; ValueError where they describe several."""
+    values: dict[str, Any] = {}
+    for name, each in (axes_of(arguments) | chosen(arguments)).items():
+        if len(each) != 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be one value here, got {getattr(arguments, name)!r}.")
+        values[name] = each[0]
+    whole = [option.name for option in MECHANISMS[arguments.mechanism].options if option.whole]
+    return build(arguments.mechanism, values | {n: int(v) for n, v in values.items() if n in whole and v % 1 == 0})
+
+
+def read(path: str) -> Any:
+    """The record in a file that `jaxdp.to_json` wrote."""
+    return jaxdp.from_json(pathlib.Path(path).read_text())
 
 
 def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool = False) -> None:

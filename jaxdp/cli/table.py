@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import decimal
 import json
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from jaxdp.report.text import outward
 from jaxdp.serialization import strict
 
 # A table longer than this shows its two ends; --json and --out hold everything.
@@ -22,11 +22,17 @@ def make_folders(*paths: str | None) -> None:
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
+def check_file(name: str, path: str, endings: tuple[str, ...]) -> None:
+    """Before anything is computed: a file of a kind that is written; its folder is made."""
+    if not path.lower().endswith(endings):
+        raise ValueError(f"{name} must be a file that ends in {' or '.join(endings)}, got {path!r}.")
+    make_folders(path)
+
+
 def check_table(path: str | None) -> None:
     """Before anything is computed: a table is written as CSV only."""
-    if path is not None and not path.endswith(".csv"):
-        raise ValueError(f"out must be a file that ends in .csv, got {path!r}.")
-    make_folders(path)
+    if path is not None:
+        check_file("out", path, (".csv",))
 
 
 def print_table(columns: dict[str, list[Any]], upper: str, as_json: bool, table: str | None = None) -> None:
@@ -42,8 +48,8 @@ def print_table(columns: dict[str, list[Any]], upper: str, as_json: bool, table:
         print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
         return
     shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
-    outward = {"lower": decimal.ROUND_FLOOR, upper: decimal.ROUND_CEILING}
-    cells = [[_cell(row[name], outward.get(name)) for name in columns] for row in shown]
+    roundings = {"lower": "down", upper: "up"}
+    cells = [[_cell(row[name], roundings.get(name)) for name in columns] for row in shown]
     widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(columns)]
     for line in ([*columns], *cells):
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
@@ -59,4 +65,4 @@ def _cell(value: Any, rounding: str | None) -> str:
         return f"{value:.0f}"
     if rounding is None:
         return f"{value:.9g}"
-    return f"{float(decimal.Context(prec=9, rounding=rounding).create_decimal(value)):.9g}"
+    return outward(value, rounding == "up", 9)
