@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import matplotlib.image
 import numpy as np
 import pytest
 import xarray
@@ -351,3 +352,135 @@ def test_report_writes_the_page_of_the_python_call(capsys, tmp_path):
 )
 def test_what_report_cannot_write_is_one_sentence(capsys, arguments, message):
     test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message)
+
+
+def test_tradeoff_prints_the_verb_rounded_down(capsys):
+    given = "tradeoff laplace --b 2 --false-positive-rate 1e-3:0.1:3:log --relation replace_one".split()
+    rows = records(capsys, *given)
+    rates = [row["false_positive_rate"] for row in rows]
+    expected = jaxdp.tradeoff(jaxdp.Laplace(2.0), rates, relation="replace_one")
+    assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected, rel=1e-12)
+    _, out, _ = run(capsys, *given)
+    shown = [float(line.split()[-1]) for line in out.splitlines()[1:]]
+    assert (np.array(shown) <= expected).all() and shown == pytest.approx(expected, rel=1e-8)
+
+
+def test_tradeoff_of_a_file(capsys, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(jaxdp.to_json(jaxdp.Gaussian([1.0, 2.0])))
+    rows = records(capsys, "tradeoff", "--from", plan, "--false-positive-rate", "0.1,0.2")
+    expected = jaxdp.tradeoff(jaxdp.Gaussian([1.0, 2.0]), [[0.1], [0.2]])
+    assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected.ravel(), rel=1e-12)
+
+
+def test_a_wide_gap_is_passed_on(capsys, monkeypatch):
+    asked = []
+    verb = jaxdp.epsilon_bounds
+    monkeypatch.setattr(jaxdp, "epsilon_bounds", lambda *a, **k: asked.append(k["gap"]) or verb(*a, **k))
+    records(capsys, *"epsilon gaussian --sigma 1 --delta 1e-6 --gap 1e-2".split())
+    assert asked == [1e-2]
+    status, _, err = run(capsys, *"delta gaussian --sigma 1 --epsilon 1 --gap 2".split())
+    assert status == 2 and "gap must be one number in (0, 1), got 2.0" in err
+
+
+def test_the_command_line_and_python_print_the_same_digits():
+    given = "epsilon dpsgd --sigma 0.8:1.2:3 --q 0.01 --steps 100 --delta 1e-5,1e-6 --json"
+    code = (
+        "import json, numpy as np, jaxdp\n"
+        "s, d = map(np.ravel, np.meshgrid(np.linspace(0.8, 1.2, 3), [1e-5, 1e-6], indexing='ij'))\n"
+        "m = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), np.full(6, 0.01)), np.full(6, 100.0))\n"
+        "print(json.dumps([list(map(float, pair)) for pair in zip(*jaxdp.epsilon_bounds(m, d))]))"
+    )
+    shell, python = (
+        json.loads(subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout)
+        for words in (["-m", "jaxdp", *given.split()], ["-c", code])
+    )
+    assert [[row["lower"], row["epsilon"]] for row in shell] == python
+
+
+def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
+    monkeypatch.setattr(cli.progress, "_ROWS", 2)
+    given = ["epsilon", "gaussian", "--sigma", "1:3:5", "--delta", "1e-6"]
+    status, out, err = run(capsys, *given, "--progress", "--json")
+    assert status == 0 and "5/5" in err
+    for row, quiet in zip(json.loads(out), records(capsys, *given), strict=True):
+        assert row == pytest.approx(quiet, rel=1e-12)
+    given = ["calibrate", "gaussian", "--solve-for", "sigma", "--epsilon", "1:3:3", "--delta", "1e-6"]
+    status, out, err = run(capsys, *given, "--progress", "--json")
+    assert status == 0 and "3/3" in err
+    assert [row["epsilon"] for row in json.loads(out)] == [1.0, 2.0, 3.0]
+
+
+def test_progress_without_tqdm_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    status, _, err = run(capsys, *"epsilon gaussian --sigma 1 --delta 1e-6 --progress".split())
+    assert status == 2 and 'pip install "jaxdp-accounting[sweep]"' in err
+
+
+def test_help_says_how_infinity_is_written(capsys):
+    for command in (["epsilon"], ["tradeoff", "gaussian"], ["report"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        assert "infinity and NaN as inf, -inf and nan" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_numeric_option_takes_a_logarithmic_range(capsys):
+    given = "calibrate dpsgd --solve-for sigma --q 0.01:0.02:2:log --steps 10:20:2:log --epsilon 1:2:2:log --delta 1e-6"
+    rows = records(capsys, *given.split())
+    assert len(rows) == 8 and {row["epsilon"] for row in rows} == {1.0, 2.0}
+    rows = records(capsys, *"delta pure --eps0 1:2:2:log --steps 1:2:2:log --epsilon 0.5:1:2:log".split())
+    assert len(rows) == 8
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "grid.nc"
+    axes = {"sigma": np.linspace(1, 4, 12), "delta": [1e-9, 1e-7, 1e-5], "steps": np.arange(1.0, 13.0)}
+    jaxdp.sweep(lambda sigma, delta, steps: sigma + delta + steps, path=path, **axes)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "x", "count"),
+    [
+        (["--x", "steps", "--lines", "delta"], "number of steps", 3),
+        (["--x", "delta", "--lines", "steps"], "delta", 12),
+        (["--x", "delta", "--lines", "sigma,steps"], "delta", 144),
+        (["--x", "sigma"], "noise multiplier", 3),
+        (["--lines", "sigma"], "number of steps", 12),
+    ],
+)
+def test_plot_draws_along_the_axis_and_the_lines_that_are_chosen(
+    capsys, tmp_path, monkeypatch, grid, options, x, count
+):
+    drawn = []
+    monkeypatch.setattr(cli.grids, "_save", lambda figure, path, size: drawn.append((figure, size)))
+    status, _, err = run(capsys, "plot", grid, "--out", tmp_path / "x.png", "--size", "6x4.5", *options)
+    assert status == 0, err
+    ((figure, size),) = drawn
+    assert figure.axes[0].get_xlabel().startswith(x) and len(figure.axes[0].lines) == count
+    assert size == (6.0, 4.5)
+
+
+def test_plot_saves_in_the_size_that_is_asked_for(capsys, tmp_path, grid):
+    picture = tmp_path / "x.png"
+    status, _, err = run(capsys, "plot", grid, "--x", "sigma", "--size", "6x4", "--out", picture)
+    assert status == 0, err
+    assert matplotlib.image.imread(picture).shape[:2] == (600, 900)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--x", "time"], "x must be one of 'sigma', 'steps', 'delta', got 'time'"),
+        (["--x", "sigma", "--lines", "sigma"], "x must be one of 'steps', 'delta', got 'sigma'"),
+        (["--x", "sigma", "--lines", "q"], "got 'q'"),
+        (["--size", "6"], "size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got '6'"),
+        (["--size", "0x4"], "size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got '0x4'"),
+    ],
+)
+def test_a_plot_of_what_is_not_there_is_one_sentence(capsys, tmp_path, grid, options, message):
+    status, out, err = run(capsys, "plot", grid, "--out", tmp_path / "x.png", *options)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

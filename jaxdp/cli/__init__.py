@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp epsilon | delta | calibrate | sweep | plot | report``."""
+"""The command line: ``jaxdp epsilon | delta | tradeoff | calibrate | sweep | plot | report``."""
 
 from __future__ import annotations
 

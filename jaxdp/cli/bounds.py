@@ -1,8 +1,9 @@
-"""``jaxdp epsilon | delta``: certified bounds at given points."""
+"""``jaxdp epsilon | delta | tradeoff``: certified bounds at given points."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,62 +16,98 @@ from jaxdp.cli.parser import (
     destination,
     from_option,
     mechanism_parsers,
+    progress_option,
     refuse_misplaced,
 )
+from jaxdp.cli.progress import pieces
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_table, print_table
 from jaxdp.mechanisms.composition import batch_shape
 
-_TARGETS = {"epsilon": "delta", "delta": "epsilon"}
+_TARGETS = {"epsilon": "delta", "delta": "epsilon", "tradeoff": "false_positive_rate"}
+_ROUNDINGS = {
+    "epsilon": {"lower": "down", "epsilon": "up"},
+    "delta": {"lower": "down", "delta": "up"},
+    "tradeoff": {"false_negative_rate": "down"},
+}
+"""The columns that a command computes, and to which side each is rounded for display."""
 
 
 def add_parsers(commands: Any) -> None:
-    """The two commands."""
-    for name, target in _TARGETS.items():
-        command = add_command(commands, name, f"certified {name} at a {target}")
+    """The three commands."""
+    texts = {
+        "epsilon": "certified epsilon at a delta",
+        "delta": "certified delta at an epsilon",
+        "tradeoff": "certified lower bound of the false negative rate at a false positive rate",
+    }
+    for verb, text in texts.items():
+        command = add_command(commands, verb, text)
         for mechanism in mechanism_parsers(command, required=False):
-            _target_options(mechanism, target)
-            mechanism.set_defaults(run=_verb)
-        _target_options(command, target, before=True)
+            _options(mechanism, verb)
+            mechanism.set_defaults(run=_of_options)
+        _options(command, verb, before=True)
         common_options(command, before=True)
         from_option(command)
-        command.set_defaults(run=_from_file, verb=name)
+        command.set_defaults(run=_of_file, verb=verb)
 
 
-def _target_options(parser: argparse.ArgumentParser, target: str, before: bool = False) -> None:
-    parser.add_argument(f"--{target}", dest=destination(target, before), required=not before, metavar="RANGE")
+def _options(parser: argparse.ArgumentParser, verb: str, before: bool = False) -> None:
+    target = _TARGETS[verb]
+    flag = "--" + target.replace("_", "-")
+    parser.add_argument(flag, dest=destination(target, before), required=not before, metavar="RANGE")
     text = "write all rows with all their digits"
     parser.add_argument("--out", dest=destination("out", before), metavar="FILE.csv", help=text)
+    if verb != "tradeoff":
+        text = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
+        parser.add_argument("--gap", dest=destination("gap", before), type=float, metavar="GAP", help=text)
+    progress_option(parser, before)
 
 
-def _verb(arguments: argparse.Namespace) -> None:
+def _verb(verb: str, relation: str | None, gap: float | None) -> Callable[[Any, Any], dict[str, Any]]:
+    """The function (mechanism, points) -> columns."""
+
+    def columns(mechanism: Any, points: Any) -> dict[str, Any]:
+        if verb == "tradeoff":
+            return {"false_negative_rate": jaxdp.tradeoff(mechanism, points, relation=relation)}
+        asked = {} if gap is None else {"gap": gap}
+        bounds_of = jaxdp.epsilon_bounds if verb == "epsilon" else jaxdp.delta_bounds
+        return dict(zip(("lower", verb), bounds_of(mechanism, points, relation=relation, **asked), strict=True))
+
+    return columns
+
+
+def _of_options(arguments: argparse.Namespace) -> None:
     refuse_misplaced(arguments)
     check_table(arguments.out)
-    target_name = _TARGETS[arguments.verb]
-    axes = axes_of(arguments) | {target_name: parse_range(target_name, getattr(arguments, target_name))}
-    bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), "lower", arguments.verb)}
+    verb, target = arguments.verb, _TARGETS[arguments.verb]
+    axes = axes_of(arguments) | {target: parse_range(target, getattr(arguments, target))}
+    points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
+    evaluate = _verb(verb, arguments.relation, getattr(arguments, "gap", None))
+    columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), *_ROUNDINGS[verb])}
     for case in cases(arguments):
-        points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
-        mechanism = build(arguments.mechanism, points | case)
-        lower, upper = bounds_of(mechanism, points[target_name], relation=arguments.relation)
-        rows = points | {name: [value] * upper.size for name, value in case.items()}
-        rows |= {"lower": lower, arguments.verb: upper}
-        for name, column in columns.items():
-            column.extend(np.asarray(rows[name]).tolist())
-    print_table(columns, arguments.verb, arguments.json, arguments.out)
+        for piece in pieces(points[target].size, arguments.progress):
+            rows = {name: values[piece] for name, values in points.items()}
+            found = evaluate(build(arguments.mechanism, rows | case), rows[target])
+            named = {name: [value] * rows[target].size for name, value in case.items()}
+            for name, values in (rows | named | found).items():
+                columns[name].extend(np.asarray(values).tolist())
+    print_table(columns, _ROUNDINGS[verb], arguments.json, arguments.out)
 
 
-def _from_file(arguments: argparse.Namespace) -> None:
-    target = _TARGETS[arguments.verb]
-    points_text = getattr(arguments, destination(target, True))
-    if arguments.before_from is None or points_text is None:
-        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and --{target}; got neither in full.")
+def _of_file(arguments: argparse.Namespace) -> None:
+    verb, target = arguments.verb, _TARGETS[arguments.verb]
+    text = getattr(arguments, destination(target, True))
+    if arguments.before_from is None or text is None:
+        flag = "--" + target.replace("_", "-")
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and {flag}; got neither in full.")
     check_table(arguments.before_out)
     mechanism = read(arguments.before_from)
-    bounds_of = jaxdp.epsilon_bounds if arguments.verb == "epsilon" else jaxdp.delta_bounds
-    points = parse_range(target, points_text).reshape(-1, *[1] * len(batch_shape(mechanism)))
-    lower, upper = bounds_of(mechanism, points, relation=arguments.before_relation)
-    rows = {target: points, "lower": lower, arguments.verb: upper}
-    columns = {name: np.broadcast_to(values, upper.shape).ravel().tolist() for name, values in rows.items()}
-    print_table(columns, arguments.verb, arguments.before_json, arguments.before_out)
+    points = parse_range(target, text).reshape(-1, *[1] * len(batch_shape(mechanism)))
+    evaluate = _verb(verb, arguments.before_relation, getattr(arguments, "before_gap", None))
+    columns: dict[str, list[Any]] = {name: [] for name in (target, *_ROUNDINGS[verb])}
+    for piece in pieces(len(points), arguments.before_progress):
+        found = evaluate(mechanism, points[piece])
+        shape = next(iter(found.values())).shape
+        for name, values in ({target: points[piece]} | found).items():
+            columns[name].extend(np.broadcast_to(values, shape).ravel().tolist())
+    print_table(columns, _ROUNDINGS[verb], arguments.before_json, arguments.before_out)

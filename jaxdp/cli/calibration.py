@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxdp.calibration import calibrate
 from jaxdp.cli.mechanisms import MECHANISMS, axes_of, build, cases, chosen
-from jaxdp.cli.parser import add_command, mechanism_parsers
+from jaxdp.cli.parser import add_command, mechanism_parsers, progress_option
+from jaxdp.cli.progress import pieces
 from jaxdp.cli.ranges import parse_bracket, parse_range
 from jaxdp.cli.table import print_table
 
@@ -24,6 +25,7 @@ def add_parser(commands: Any) -> None:
         parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
         parser.add_argument("--epsilon", required=True, metavar="RANGE")
         parser.add_argument("--delta", required=True, metavar="RANGE")
+        progress_option(parser)
         parser.set_defaults(run=_calibrate)
 
 
@@ -38,21 +40,23 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), wanted)}
     bracket = parse_bracket(arguments.bracket)
     for case in cases(arguments):
-        values = calibrate(
-            functools.partial(_at, arguments.mechanism, points | case, wanted),
-            epsilon=points["epsilon"],
-            delta=points["delta"],
-            bracket=bracket,
-            relation=arguments.relation,
-        )
-        # in full: a value rounded for display might miss the target
-        rows = points | {name: [value] * values.size for name, value in case.items()}
-        rows |= {wanted: [repr(float(v)) for v in values]}
-        for name, column in columns.items():
-            column.extend(np.asarray(rows[name]).tolist())
+        for piece in pieces(points["epsilon"].size, arguments.progress):
+            rows: dict[str, Any] = {name: values[piece] for name, values in points.items()}
+            values = calibrate(
+                functools.partial(_at, arguments.mechanism, rows | case, wanted),
+                epsilon=rows["epsilon"],
+                delta=rows["delta"],
+                bracket=bracket,
+                relation=arguments.relation,
+            )
+            # in full: a value rounded for display might miss the target
+            rows |= {name: [value] * values.size for name, value in case.items()}
+            rows |= {wanted: [repr(float(v)) for v in values]}
+            for name, column in columns.items():
+                column.extend(np.asarray(rows[name]).tolist())
     if arguments.json:
         columns[wanted] = [float(v) for v in columns[wanted]]
-    print_table(columns, "", arguments.json)
+    print_table(columns, {}, arguments.json)
 
 
 def _at(mechanism: str, fixed: dict[str, Any], name: str, value: Any) -> Any:

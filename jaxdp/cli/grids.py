@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any
 
@@ -14,6 +15,9 @@ from jaxdp.cli.parser import add_command, mechanism_parsers
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import make_folders, print_table
 from jaxdp.sweep import sweep
+
+_PICTURES = (".png", ".pdf", ".svg")
+_FEW = 8  # values of an axis that lines can tell apart
 
 
 def add_parsers(commands: Any) -> None:
@@ -38,7 +42,11 @@ def _sweep_parser(commands: Any) -> None:
 def _plot_parser(commands: Any) -> None:
     command = add_command(commands, "plot", "a picture of a data set written by sweep")
     command.add_argument("dataset", help="a .nc or .zarr file")
-    command.add_argument("--out", required=True, metavar="FILE")
+    command.add_argument("--out", required=True, metavar="FILE", help=f"the picture ({', '.join(_PICTURES)})")
+    command.add_argument("--x", metavar="AXIS", help="draw curves along this axis (default: the longest)")
+    text = "draw one curve per value of these axes, comma separated (default: those of at most 8 values); others show "
+    command.add_argument("--lines", metavar="AXES", help=text + "their first value")
+    command.add_argument("--size", metavar="WIDTHxHEIGHT", help="size of the picture in inches, such as 6x4")
     command.set_defaults(run=_plot)
 
 
@@ -69,11 +77,11 @@ def _sweep(arguments: argparse.Namespace) -> None:
         **axes,
     )
     if arguments.plot:
-        _picture(dataset, arguments.plot)
+        _save(_picture(dataset), arguments.plot, None)
     frame = dataset.to_dataframe().reset_index().assign(**fixed)
     always = (*static, target, verb)
     varying = [name for name in (*axes, *fixed, verb) if name in always or len(axes[name]) > 1]
-    print_table({name: frame[name].tolist() for name in varying}, verb, arguments.json)
+    print_table({name: frame[name].tolist() for name in varying}, {verb: "up"}, arguments.json)
     for name in filter(None, (arguments.out, arguments.plot)):
         print(f"written: {name}", file=sys.stderr)
 
@@ -84,36 +92,92 @@ def _plot(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise ImportError('plot needs xarray: pip install "jaxdp-accounting[sweep,plot]".') from error
     make_folders(arguments.out)
+    size = _parse_size(arguments.size)
     opened = xarray.open_zarr if arguments.dataset.rstrip("/").endswith(".zarr") else xarray.open_dataset
     with opened(arguments.dataset) as dataset:
-        _picture(dataset.load(), arguments.out)
+        loaded = dataset.load()
+        if arguments.x is None and arguments.lines is None:
+            figure = _picture(loaded)
+        else:
+            figure = _curves(loaded, *_chosen_axes(loaded, arguments.x, arguments.lines))
+    _save(figure, arguments.out, size)
     print(f"written: {arguments.out}", file=sys.stderr)
 
 
-def _picture(dataset: Any, path: str) -> None:
-    """Heat maps, one per bound, where two axes are long; curves otherwise. Further axes show their first value."""
+def _parse_size(text: str | None) -> tuple[float, float] | None:
+    """``WIDTHxHEIGHT`` in inches."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
+    size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    if not 1 <= min(size) <= max(size) <= 100:
+        raise ValueError(f"size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got {text!r}.")
+    return size
+
+
+def _save(figure: Any, path: str, size: tuple[float, float] | None) -> None:
+    if size is not None:
+        figure.set_size_inches(size)
+    figure.savefig(path, dpi=150)
+
+
+def _figure(width: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('plot needs matplotlib: pip install "jaxdp-accounting[plot]".') from error
+    return Figure(figsize=(width, 4.8), layout="constrained")
+
+
+def _numeric_axes(dataset: Any) -> list[str]:
+    """Axes of numbers, the longest first."""
+    numeric = [str(d) for d in dataset.dims if np.issubdtype(dataset[d].dtype, np.number)]
+    return sorted(numeric, key=lambda d: -dataset.sizes[d])
+
+
+def _chosen_axes(dataset: Any, x: str | None, lines: str | None) -> tuple[str, list[str]]:
+    """The axis to draw along, and those that are told apart by lines."""
+    names = [] if lines is None else lines.split(",")
+    numeric = _numeric_axes(dataset)
+    along = next((d for d in numeric if d not in names), "") if x is None else x
+    for option, name, allowed in (
+        ("x", along, [d for d in numeric if d not in names]),
+        *(("lines", name, [str(d) for d in dataset.dims if d != along]) for name in names),
+    ):
+        if name not in allowed:
+            raise ValueError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {name!r}.")
+    if lines is None:
+        names = [str(d) for d in dataset.dims if d != along and dataset.sizes[d] <= _FEW]
+    return along, names
+
+
+def _curves(dataset: Any, x: str, lines: list[str]) -> Any:
     from jaxdp import plot
 
-    shown = next(iter(dataset.data_vars))
-    numeric = [d for d in dataset.dims if np.issubdtype(dataset[d].dtype, np.number)]
-    long = sorted((d for d in numeric if dataset.sizes[d] > 1), key=lambda d: -dataset.sizes[d])
-    if len(long) >= 2 and dataset.sizes[long[1]] > 8:
-        x, y = sorted(long[:2], key=list(dataset[shown].dims).index)
-        panels = dataset.isel({d: [0] for d in long[2:]})
-        static = [d for d in dataset.dims if d not in numeric]
-        panels = panels.stack(panel=static) if static else panels.expand_dims("panel")
-        count = panels.sizes["panel"]
-        figure = Figure(figsize=(6.4 * count, 4.8), layout="constrained")
-        for i, ax in enumerate(np.ravel(figure.subplots(1, count, squeeze=False))):
-            panel = panels.isel(panel=i)
-            names = ", ".join(str(panel[d].values) for d in static)
-            plot.heat_map(ax, panel.drop_vars(["panel", *static], errors="ignore"), x, y, value=str(shown))
-            ax.set_title(", ".join(filter(None, [names, ax.get_title()])), fontsize="medium")
-    else:
-        figure = Figure(figsize=(8, 4.8), layout="constrained")
-        plot.curves(figure.subplots(), dataset, str(long[0] if long else numeric[0]), y=str(shown))
-    figure.savefig(path, dpi=150)
+    shown = str(next(iter(dataset.data_vars)))
+    first = {d: [0] for d in dataset.dims if d not in (x, *lines)}
+    figure = _figure(8.0)
+    plot.curves(figure.subplots(), dataset.isel(first), x, y=shown)
+    return figure
+
+
+def _picture(dataset: Any) -> Any:
+    """Heat maps, one per bound, where two axes are long; curves otherwise. Further axes show their first value."""
+    long = [d for d in _numeric_axes(dataset) if dataset.sizes[d] > 1]
+    if len(long) < 2 or dataset.sizes[long[1]] <= _FEW:
+        return _curves(dataset, _numeric_axes(dataset)[0], [str(d) for d in dataset.dims])
+    from jaxdp import plot
+
+    shown = str(next(iter(dataset.data_vars)))
+    x, y = sorted(long[:2], key=list(dataset[shown].dims).index)
+    panels = dataset.isel({d: [0] for d in long[2:]})
+    static = [d for d in dataset.dims if d not in _numeric_axes(dataset)]
+    panels = panels.stack(panel=static) if static else panels.expand_dims("panel")
+    count = panels.sizes["panel"]
+    figure = _figure(6.4 * count)
+    for i, ax in enumerate(np.ravel(figure.subplots(1, count, squeeze=False))):
+        panel = panels.isel(panel=i)
+        names = ", ".join(str(panel[d].values) for d in static)
+        plot.heat_map(ax, panel.drop_vars(["panel", *static], errors="ignore"), x, y, value=shown)
+        ax.set_title(", ".join(filter(None, [names, ax.get_title()])), fontsize="medium")
+    return figure

@@ -19,8 +19,16 @@ def common_options(parser: argparse.ArgumentParser, before: bool = False, table:
     relations = ("add", "remove", "add_or_remove", "replace_one")
     parser.add_argument("--relation", dest=destination("relation", before), choices=relations)
     if table:
-        text = "print JSON instead of a table"
+        text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
         parser.add_argument("--json", dest=destination("json", before), action="store_true", help=text)
+
+
+def progress_option(parser: argparse.ArgumentParser, before: bool = False) -> None:
+    """A bar, for commands that may take minutes."""
+    text = (
+        "show a bar of finished rows (needs the sweep extra); their last digits may differ, as rows are computed apart"
+    )
+    parser.add_argument("--progress", dest=destination("progress", before), action="store_true", help=text)
 
 
 def destination(name: str, before: bool) -> str:

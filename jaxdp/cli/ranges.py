@@ -6,7 +6,8 @@ import numpy as np
 
 RANGE_HELP = (
     "RANGE is a number, a comma list (0.5,1,2), START:STOP:COUNT (linear) or START:STOP:COUNT:log. Whole-number "
-    "options round the values of a range and drop duplicates."
+    "options round the values of a range and drop duplicates. Tables, CSV and JSON write infinity and NaN as inf, -inf "
+    "and nan (in JSON as strings, because it has no such numbers); options read the same words."
 )
 
 

@@ -35,10 +35,12 @@ def check_table(path: str | None) -> None:
         check_file("out", path, (".csv",))
 
 
-def print_table(columns: dict[str, list[Any]], upper: str, as_json: bool, table: str | None = None) -> None:
+def print_table(
+    columns: dict[str, list[Any]], roundings: dict[str, str], as_json: bool, table: str | None = None
+) -> None:
     """The columns as a table or JSON, and in the CSV file ``table``.
 
-    upper: the name of the column of certified upper bounds, "" where there is none.
+    roundings: "up" or "down" for columns of certified bounds, which are displayed rounded to that side.
     """
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if table is not None:
@@ -48,7 +50,6 @@ def print_table(columns: dict[str, list[Any]], upper: str, as_json: bool, table:
         print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
         return
     shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
-    roundings = {"lower": "down", upper: "up"}
     cells = [[_cell(row[name], roundings.get(name)) for name in columns] for row in shown]
     widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(columns)]
     for line in ([*columns], *cells):

@@ -233,8 +233,8 @@ def _tradeoff_figure(facts: Facts) -> str:
     return figure.html(
         curves,
         [],
-        "Trade-off curve: the smallest false negative rate that any attacker can have at each false positive rate. "
-        "Higher is more private.",
+        "Trade-off curve: no attacker has a smaller false negative rate than this at any false positive rate. Higher "
+        "is more private.",
     )
 
 
