@@ -294,8 +294,11 @@ def test_a_malformed_range_is_a_sentence(text):
         ("calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6", "--noise-multiplier is needed"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket 1 --epsilon 1 --delta 1e-6", "bracket must be"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket .1:.2 --epsilon 1 --delta 1e-6", "reachable"),
-        ("sweep gaussian --sigma 1 --delta 1e-6 --out x.csv", "path must end in .nc or .zarr"),
-        ("plot nowhere.nc --out x.png", "nowhere.nc"),
+        (
+            "sweep gaussian --sigma 1 --delta 1e-6 --out x.csv",
+            "out must be a file that ends in .nc or .zarr, got 'x.csv'",
+        ),
+        ("plot nowhere.nc --out x.png", "got 'nowhere.nc': there is no such file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message):
@@ -484,3 +487,65 @@ def test_a_plot_of_what_is_not_there_is_one_sentence(capsys, tmp_path, grid, opt
     assert (status, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+BAD_FILES = {
+    "corrupt": ('{"jaxdp": 1, "mechanism": ', "plan.json: text must be the JSON of a mechanism"),
+    "schema": ('{"jaxdp": 99, "mechanism": {"class": "Gaussian"}}', "plan.json: schema number"),
+    "class": ('{"jaxdp": 1, "mechanism": {"class": "Gauss"}}', "plan.json: mechanism: unknown class 'Gauss'"),
+    "bytes": (b"\xff\xfe\x00", "plan.json', which is no text"),
+    "none": (None, "plan.json' (no such file or directory)"),
+}
+
+
+@pytest.mark.parametrize("content, said", BAD_FILES.values(), ids=BAD_FILES)
+@pytest.mark.parametrize(
+    "command", ["epsilon --delta 1e-6", "tradeoff --false-positive-rate 0.1", "report --delta 1e-6"]
+)
+def test_a_file_that_is_no_mechanism_is_one_sentence_with_its_name(capsys, tmp_path, command, content, said):
+    plan, page = tmp_path / "plan.json", tmp_path / "x.html"
+    if content is not None:
+        plan.write_bytes(content if isinstance(content, bytes) else content.encode())
+    out = ["--out", page] if command.startswith("report") else []
+    status, out, err = run(capsys, *command.split(), "--from", plan, *out)
+    assert (status, out) == (2, "")
+    assert said in err and len(err.strip().splitlines()) == 1
+    assert not page.exists()
+
+
+NOTHING_TO_COMPUTE = {
+    "epsilon": ("epsilon gaussian --sigma 1 --delta 1e-6 --out", ".csv"),
+    "report": ("report gaussian --sigma 1 --delta 1e-6 --out", ".html"),
+    "sweep": ("sweep gaussian --sigma 1 --delta 1e-6 --out", ".nc"),
+    "sweep --plot": ("sweep gaussian --sigma 1 --delta 1e-6 --plot", ".png"),
+    "plot": ("plot grid.nc --out", ".png"),
+}
+
+
+@pytest.mark.parametrize("command, ending", NOTHING_TO_COMPUTE.values(), ids=NOTHING_TO_COMPUTE)
+def test_what_cannot_be_written_is_refused_before_anything_is_computed(capsys, tmp_path, monkeypatch, command, ending):
+    for module, name in ((jaxdp, "epsilon_bounds"), (jaxdp, "report"), (cli.grids, "sweep")):
+        monkeypatch.setattr(module, name, None)
+    (tmp_path / "file").write_text("")
+    for path, said in (
+        (tmp_path / f"x.doc{ending}x", "must be a file that ends in"),
+        (tmp_path / "file" / f"x{ending}", "must be in a folder that can be made"),
+    ):
+        status, out, err = run(capsys, *command.split(), path)
+        assert (status, out) == (2, "")
+        assert said in err and str(path) in err and len(err.strip().splitlines()) == 1
+    if ending != ".nc":  # a folder may be in the way of a file
+        (tmp_path / f"y{ending}").mkdir()
+        status, _, err = run(capsys, *command.split(), tmp_path / f"y{ending}")
+        assert status == 2 and "must be a file, got the folder" in err
+    monkeypatch.setattr(cli.table.os, "access", lambda *_: False)  # a superuser may write everywhere
+    status, _, err = run(capsys, *command.split(), tmp_path / f"z{ending}")
+    assert status == 2 and "is write-protected" in err
+
+
+@pytest.mark.parametrize("name", ["grid.nc", "grid.zarr", "grid.csv"])
+def test_a_data_set_that_sweep_did_not_write_is_one_sentence(capsys, tmp_path, name):
+    (tmp_path / name).write_text("nothing")
+    status, out, err = run(capsys, "plot", tmp_path / name, "--out", tmp_path / "x.png")
+    assert (status, out) == (2, "")
+    assert "dataset must be " in err and len(err.strip().splitlines()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import Any
@@ -13,9 +14,10 @@ import jaxdp
 from jaxdp.cli.mechanisms import axes_of, build, chosen
 from jaxdp.cli.parser import add_command, mechanism_parsers
 from jaxdp.cli.ranges import parse_range
-from jaxdp.cli.table import make_folders, print_table
+from jaxdp.cli.table import check_ending, check_file, make_folder, print_table
 from jaxdp.sweep import sweep
 
+_DATASETS = (".nc", ".zarr")
 _PICTURES = (".png", ".pdf", ".svg")
 _FEW = 8  # values of an axis that lines can tell apart
 
@@ -68,7 +70,12 @@ def _sweep(arguments: argparse.Namespace) -> None:
     static = chosen(arguments)
     fixed = {name: values[0] for name, values in static.items() if name == "randomizer" and len(values) == 1}
     axes |= {name: values for name, values in static.items() if name not in fixed}
-    make_folders(arguments.out, arguments.plot)
+    if arguments.out is not None:
+        check_ending("out", arguments.out, _DATASETS)
+        if not os.path.exists(arguments.out):  # a finished one is read, which needs no right to write
+            make_folder("out", arguments.out)
+    if arguments.plot is not None:
+        check_file("plot", arguments.plot, _PICTURES)
     dataset = sweep(
         _Grid(arguments.mechanism, verb, arguments.relation, fixed),
         batch_size=arguments.batch_size,
@@ -91,15 +98,24 @@ def _plot(arguments: argparse.Namespace) -> None:
         import xarray
     except ImportError as error:
         raise ImportError('plot needs xarray: pip install "jaxdp-accounting[sweep,plot]".') from error
-    make_folders(arguments.out)
+    source = arguments.dataset.rstrip("/")
+    check_ending("dataset", source, _DATASETS)
+    check_file("out", arguments.out, _PICTURES)
     size = _parse_size(arguments.size)
-    opened = xarray.open_zarr if arguments.dataset.rstrip("/").endswith(".zarr") else xarray.open_dataset
-    with opened(arguments.dataset) as dataset:
-        loaded = dataset.load()
-        if arguments.x is None and arguments.lines is None:
-            figure = _picture(loaded)
-        else:
-            figure = _curves(loaded, *_chosen_axes(loaded, arguments.x, arguments.lines))
+    if not os.path.exists(source):
+        raise ValueError(f"dataset must be what sweep wrote, got {source!r}: there is no such file.")
+    opened = xarray.open_zarr if source.endswith(".zarr") else xarray.open_dataset
+    try:
+        with opened(source) as dataset:
+            loaded = dataset.load()
+    except Exception as error:  # netCDF, HDF5 and zarr each have errors of their own for a file that is none of theirs
+        raise ValueError(f"dataset must be what sweep wrote, got {source!r}, which cannot be read.") from error
+    if not loaded.data_vars or not _numeric_axes(loaded):
+        raise ValueError(f"dataset must be what sweep wrote, got {source!r}, which has no values on numeric axes.")
+    if arguments.x is None and arguments.lines is None:
+        figure = _picture(loaded)
+    else:
+        figure = _curves(loaded, *_chosen_axes(loaded, arguments.x, arguments.lines))
     _save(figure, arguments.out, size)
     print(f"written: {arguments.out}", file=sys.stderr)
 

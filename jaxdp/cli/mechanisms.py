@@ -173,7 +173,15 @@ def single(arguments: argparse.Namespace) -> Any:
 
 def read(path: str) -> Any:
     """The record in a file that `jaxdp.to_json` wrote."""
-    return jaxdp.from_json(pathlib.Path(path).read_text())
+    try:
+        return jaxdp.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r} ({reason}).") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r}, which is no text.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool = False) -> None:

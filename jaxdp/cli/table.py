@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -16,17 +17,31 @@ from jaxdp.serialization import strict
 _ROWS = 24
 
 
-def make_folders(*paths: str | None) -> None:
-    """The folders of what will be written, before anything is computed."""
-    for path in filter(None, paths):
-        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-
 def check_file(name: str, path: str, endings: tuple[str, ...]) -> None:
-    """Before anything is computed: a file of a kind that is written; its folder is made."""
+    """Before anything is computed: a file of a kind that is written, where one can be written; its folder is made."""
+    check_ending(name, path, endings)
+    make_folder(name, path)
+    if pathlib.Path(path).is_dir():
+        raise ValueError(f"{name} must be a file, got the folder {path!r}.")
+
+
+def check_ending(name: str, path: str, endings: tuple[str, ...]) -> None:
+    """ValueError for a file of another kind."""
     if not path.lower().endswith(endings):
         raise ValueError(f"{name} must be a file that ends in {' or '.join(endings)}, got {path!r}.")
-    make_folders(path)
+
+
+def make_folder(name: str, path: str) -> None:
+    """The folder of what will be written; ValueError where nothing can be."""
+    folder = pathlib.Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise ValueError(f"{name} must be in a folder that can be made, got {path!r} ({reason}).") from None
+    for place in (pathlib.Path(path), folder):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise ValueError(f"{name} must be a place to write to, got {path!r}: {str(place)!r} is write-protected.")
 
 
 def check_table(path: str | None) -> None:
