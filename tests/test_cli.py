@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import matplotlib.image
 import numpy as np
 import pytest
 import xarray
@@ -11,7 +12,8 @@ import xarray
 import jaxdp
 from jaxdp import cli
 from jaxdp.cli import main
-from jaxdp.cli_mechanisms import MECHANISMS, RANDOMIZERS, chosen, parse_range
+from jaxdp.cli.mechanisms import MECHANISMS, RANDOMIZERS, axes_of, chosen
+from jaxdp.cli.ranges import parse_range
 
 
 def run(capsys, *arguments):
@@ -174,7 +176,7 @@ def test_the_bound_and_the_randomizer_in_use_are_printed(capsys):
     ],
 )
 def test_the_bound_follows_the_randomizer_and_the_blanket_alone_means_randomized_response(given, randomizer, bound):
-    arguments = cli._parser().parse_args(f"epsilon shuffle --eps0 1 --n 100 --delta 1e-6 {given}".split())
+    arguments = cli.make_parser().parse_args(f"epsilon shuffle --eps0 1 --n 100 --delta 1e-6 {given}".split())
     assert chosen(arguments) == {"randomizer": randomizer, "bound": bound}
 
 
@@ -201,7 +203,7 @@ def test_an_option_that_the_randomizer_does_not_use_is_refused_and_named(capsys,
 
 def test_an_option_that_one_of_several_randomizers_uses_is_accepted():
     given = "epsilon shuffle --eps0 1 --n 100 --delta 1e-6 --randomizer krr,laplace --k 4".split()
-    axes = cli._axes(cli._parser().parse_args(given))
+    axes = axes_of(cli.make_parser().parse_args(given))
     assert axes == {"eps0": [1.0], "num_users": [100.0], "num_categories": [4.0]}
 
 
@@ -292,8 +294,11 @@ def test_a_malformed_range_is_a_sentence(text):
         ("calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6", "--noise-multiplier is needed"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket 1 --epsilon 1 --delta 1e-6", "bracket must be"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket .1:.2 --epsilon 1 --delta 1e-6", "reachable"),
-        ("sweep gaussian --sigma 1 --delta 1e-6 --out x.csv", "path must end in .nc or .zarr"),
-        ("plot nowhere.nc --out x.png", "nowhere.nc"),
+        (
+            "sweep gaussian --sigma 1 --delta 1e-6 --out x.csv",
+            "out must be a file that ends in .nc or .zarr, got 'x.csv'",
+        ),
+        ("plot nowhere.nc --out x.png", "got 'nowhere.nc': there is no such file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message):
@@ -316,3 +321,231 @@ def test_every_mechanism_documents_its_options(name, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert all(option.flag in text for option in MECHANISMS[name].options)
+
+
+def test_report_writes_the_page_of_the_python_call(capsys, tmp_path):
+    page, plan, again = tmp_path / "pages" / "a.html", tmp_path / "plan.json", tmp_path / "b.html"
+    given = f"report laplace --b 2 --steps 3 --delta 1e-5,1e-6 --relation replace_one --out {page}".split()
+    status, out, err = run(capsys, *given)
+    assert (status, out, err) == (0, "", f"written: {page}\n")
+    mechanism = jaxdp.repeat(jaxdp.Laplace(2.0), 3)
+    expected = jaxdp.report(mechanism, delta=[1e-5, 1e-6], relation="replace_one")
+    assert page.read_text(encoding="utf-8") == expected
+    plan.write_text(jaxdp.to_json(mechanism))
+    given = f"report --from {plan} --delta 1e-5,1e-6 --relation replace_one --out {again}".split()
+    assert run(capsys, *given)[0] == 0
+    assert again.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "report gaussian --sigma 1,2 --delta 1e-6 --out x.html",
+            "--noise-multiplier must be one value here, got '1,2'",
+        ),
+        ("report gaussian --sigma 1 --delta 1e-6 --out x.pdf", "out must be a file that ends in .html or .htm, got 'x"),
+        ("report --out x.html", "give a MECHANISM (see --help), or --from FILE.json with --out FILE.html and --delta"),
+        ("report --delta 1e-6 gaussian --sigma 1 --delta 1e-6 --out x.html", "--delta must come after gaussian"),
+        (
+            "report shuffle --eps0 1 --n 9 --bound clones,stronger --delta 1e-6 --out x.html",
+            "--bound must be one value",
+        ),
+    ],
+)
+def test_what_report_cannot_write_is_one_sentence(capsys, arguments, message):
+    test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message)
+
+
+def test_tradeoff_prints_the_verb_rounded_down(capsys):
+    given = "tradeoff laplace --b 2 --false-positive-rate 1e-3:0.1:3:log --relation replace_one".split()
+    rows = records(capsys, *given)
+    rates = [row["false_positive_rate"] for row in rows]
+    expected = jaxdp.tradeoff(jaxdp.Laplace(2.0), rates, relation="replace_one")
+    assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected, rel=1e-12)
+    _, out, _ = run(capsys, *given)
+    shown = [float(line.split()[-1]) for line in out.splitlines()[1:]]
+    assert (np.array(shown) <= expected).all() and shown == pytest.approx(expected, rel=1e-8)
+
+
+def test_tradeoff_of_a_file(capsys, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(jaxdp.to_json(jaxdp.Gaussian([1.0, 2.0])))
+    rows = records(capsys, "tradeoff", "--from", plan, "--false-positive-rate", "0.1,0.2")
+    expected = jaxdp.tradeoff(jaxdp.Gaussian([1.0, 2.0]), [[0.1], [0.2]])
+    assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected.ravel(), rel=1e-12)
+
+
+def test_a_wide_gap_is_passed_on(capsys, monkeypatch):
+    asked = []
+    verb = jaxdp.epsilon_bounds
+    monkeypatch.setattr(jaxdp, "epsilon_bounds", lambda *a, **k: asked.append(k["gap"]) or verb(*a, **k))
+    records(capsys, *"epsilon gaussian --sigma 1 --delta 1e-6 --gap 1e-2".split())
+    assert asked == [1e-2]
+    status, _, err = run(capsys, *"delta gaussian --sigma 1 --epsilon 1 --gap 2".split())
+    assert status == 2 and "gap must be one number in (0, 1), got 2.0" in err
+
+
+def test_the_command_line_and_python_print_the_same_digits():
+    given = "epsilon dpsgd --sigma 0.8:1.2:3 --q 0.01 --steps 100 --delta 1e-5,1e-6 --json"
+    code = (
+        "import json, numpy as np, jaxdp\n"
+        "s, d = map(np.ravel, np.meshgrid(np.linspace(0.8, 1.2, 3), [1e-5, 1e-6], indexing='ij'))\n"
+        "m = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), np.full(6, 0.01)), np.full(6, 100.0))\n"
+        "print(json.dumps([list(map(float, pair)) for pair in zip(*jaxdp.epsilon_bounds(m, d))]))"
+    )
+    shell, python = (
+        json.loads(subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout)
+        for words in (["-m", "jaxdp", *given.split()], ["-c", code])
+    )
+    assert [[row["lower"], row["epsilon"]] for row in shell] == python
+
+
+def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
+    monkeypatch.setattr(cli.progress, "_ROWS", 2)
+    given = ["epsilon", "gaussian", "--sigma", "1:3:5", "--delta", "1e-6"]
+    status, out, err = run(capsys, *given, "--progress", "--json")
+    assert status == 0 and "5/5" in err
+    for row, quiet in zip(json.loads(out), records(capsys, *given), strict=True):
+        assert row == pytest.approx(quiet, rel=1e-12)
+    given = ["calibrate", "gaussian", "--solve-for", "sigma", "--epsilon", "1:3:3", "--delta", "1e-6"]
+    status, out, err = run(capsys, *given, "--progress", "--json")
+    assert status == 0 and "3/3" in err
+    assert [row["epsilon"] for row in json.loads(out)] == [1.0, 2.0, 3.0]
+
+
+def test_progress_without_tqdm_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    status, _, err = run(capsys, *"epsilon gaussian --sigma 1 --delta 1e-6 --progress".split())
+    assert status == 2 and 'pip install "jaxdp-accounting[sweep]"' in err
+
+
+def test_help_says_how_infinity_is_written(capsys):
+    for command in (["epsilon"], ["tradeoff", "gaussian"], ["report"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        assert "infinity and NaN as inf, -inf and nan" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_numeric_option_takes_a_logarithmic_range(capsys):
+    given = "calibrate dpsgd --solve-for sigma --q 0.01:0.02:2:log --steps 10:20:2:log --epsilon 1:2:2:log --delta 1e-6"
+    rows = records(capsys, *given.split())
+    assert len(rows) == 8 and {row["epsilon"] for row in rows} == {1.0, 2.0}
+    rows = records(capsys, *"delta pure --eps0 1:2:2:log --steps 1:2:2:log --epsilon 0.5:1:2:log".split())
+    assert len(rows) == 8
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "grid.nc"
+    axes = {"sigma": np.linspace(1, 4, 12), "delta": [1e-9, 1e-7, 1e-5], "steps": np.arange(1.0, 13.0)}
+    jaxdp.sweep(lambda sigma, delta, steps: sigma + delta + steps, path=path, **axes)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "x", "count"),
+    [
+        (["--x", "steps", "--lines", "delta"], "number of steps", 3),
+        (["--x", "delta", "--lines", "steps"], "delta", 12),
+        (["--x", "delta", "--lines", "sigma,steps"], "delta", 144),
+        (["--x", "sigma"], "noise multiplier", 3),
+        (["--lines", "sigma"], "number of steps", 12),
+    ],
+)
+def test_plot_draws_along_the_axis_and_the_lines_that_are_chosen(
+    capsys, tmp_path, monkeypatch, grid, options, x, count
+):
+    drawn = []
+    monkeypatch.setattr(cli.grids, "_save", lambda figure, path, size: drawn.append((figure, size)))
+    status, _, err = run(capsys, "plot", grid, "--out", tmp_path / "x.png", "--size", "6x4.5", *options)
+    assert status == 0, err
+    ((figure, size),) = drawn
+    assert figure.axes[0].get_xlabel().startswith(x) and len(figure.axes[0].lines) == count
+    assert size == (6.0, 4.5)
+
+
+def test_plot_saves_in_the_size_that_is_asked_for(capsys, tmp_path, grid):
+    picture = tmp_path / "x.png"
+    status, _, err = run(capsys, "plot", grid, "--x", "sigma", "--size", "6x4", "--out", picture)
+    assert status == 0, err
+    assert matplotlib.image.imread(picture).shape[:2] == (600, 900)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--x", "time"], "x must be one of 'sigma', 'steps', 'delta', got 'time'"),
+        (["--x", "sigma", "--lines", "sigma"], "x must be one of 'steps', 'delta', got 'sigma'"),
+        (["--x", "sigma", "--lines", "q"], "got 'q'"),
+        (["--size", "6"], "size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got '6'"),
+        (["--size", "0x4"], "size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got '0x4'"),
+    ],
+)
+def test_a_plot_of_what_is_not_there_is_one_sentence(capsys, tmp_path, grid, options, message):
+    status, out, err = run(capsys, "plot", grid, "--out", tmp_path / "x.png", *options)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+BAD_FILES = {
+    "corrupt": ('{"jaxdp": 1, "mechanism": ', "plan.json: text must be the JSON of a mechanism"),
+    "schema": ('{"jaxdp": 99, "mechanism": {"class": "Gaussian"}}', "plan.json: schema number"),
+    "class": ('{"jaxdp": 1, "mechanism": {"class": "Gauss"}}', "plan.json: mechanism: unknown class 'Gauss'"),
+    "bytes": (b"\xff\xfe\x00", "plan.json', which is no text"),
+    "none": (None, "plan.json' (no such file or directory)"),
+}
+
+
+@pytest.mark.parametrize("content, said", BAD_FILES.values(), ids=BAD_FILES)
+@pytest.mark.parametrize(
+    "command", ["epsilon --delta 1e-6", "tradeoff --false-positive-rate 0.1", "report --delta 1e-6"]
+)
+def test_a_file_that_is_no_mechanism_is_one_sentence_with_its_name(capsys, tmp_path, command, content, said):
+    plan, page = tmp_path / "plan.json", tmp_path / "x.html"
+    if content is not None:
+        plan.write_bytes(content if isinstance(content, bytes) else content.encode())
+    out = ["--out", page] if command.startswith("report") else []
+    status, out, err = run(capsys, *command.split(), "--from", plan, *out)
+    assert (status, out) == (2, "")
+    assert said in err and len(err.strip().splitlines()) == 1
+    assert not page.exists()
+
+
+NOTHING_TO_COMPUTE = {
+    "epsilon": ("epsilon gaussian --sigma 1 --delta 1e-6 --out", ".csv"),
+    "report": ("report gaussian --sigma 1 --delta 1e-6 --out", ".html"),
+    "sweep": ("sweep gaussian --sigma 1 --delta 1e-6 --out", ".nc"),
+    "sweep --plot": ("sweep gaussian --sigma 1 --delta 1e-6 --plot", ".png"),
+    "plot": ("plot grid.nc --out", ".png"),
+}
+
+
+@pytest.mark.parametrize("command, ending", NOTHING_TO_COMPUTE.values(), ids=NOTHING_TO_COMPUTE)
+def test_what_cannot_be_written_is_refused_before_anything_is_computed(capsys, tmp_path, monkeypatch, command, ending):
+    for module, name in ((jaxdp, "epsilon_bounds"), (jaxdp, "report"), (cli.grids, "sweep")):
+        monkeypatch.setattr(module, name, None)
+    (tmp_path / "file").write_text("")
+    for path, said in (
+        (tmp_path / f"x.doc{ending}x", "must be a file that ends in"),
+        (tmp_path / "file" / f"x{ending}", "must be in a folder that can be made"),
+    ):
+        status, out, err = run(capsys, *command.split(), path)
+        assert (status, out) == (2, "")
+        assert said in err and str(path) in err and len(err.strip().splitlines()) == 1
+    if ending != ".nc":  # a folder may be in the way of a file
+        (tmp_path / f"y{ending}").mkdir()
+        status, _, err = run(capsys, *command.split(), tmp_path / f"y{ending}")
+        assert status == 2 and "must be a file, got the folder" in err
+    monkeypatch.setattr(cli.table.os, "access", lambda *_: False)  # a superuser may write everywhere
+    status, _, err = run(capsys, *command.split(), tmp_path / f"z{ending}")
+    assert status == 2 and "is write-protected" in err
+
+
+@pytest.mark.parametrize("name", ["grid.nc", "grid.zarr", "grid.csv"])
+def test_a_data_set_that_sweep_did_not_write_is_one_sentence(capsys, tmp_path, name):
+    (tmp_path / name).write_text("nothing")
+    status, out, err = run(capsys, "plot", tmp_path / name, "--out", tmp_path / "x.png")
+    assert (status, out) == (2, "")
+    assert "dataset must be " in err and len(err.strip().splitlines()) == 1

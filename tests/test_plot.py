@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import jaxdp
 from jaxdp import plot, sweep
-from jaxdp.cli_mechanisms import MECHANISMS
+from jaxdp.cli.mechanisms import MECHANISMS
 
 
 def axes():

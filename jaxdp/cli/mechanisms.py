@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 import jaxdp
+from jaxdp.cli.ranges import parse_range
 from jaxdp.mechanisms.shuffled import BOUNDS
 
 
@@ -157,6 +160,30 @@ def build(name: str, values: Mapping[str, Any]) -> Any:
     return mechanism if np.all(np.asarray(steps) == 1) else jaxdp.repeat(mechanism, steps)
 
 
+def single(arguments: argparse.Namespace) -> Any:
+    """The one record that the options describe; ValueError where they describe several."""
+    values: dict[str, Any] = {}
+    for name, each in (axes_of(arguments) | chosen(arguments)).items():
+        if len(each) != 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be one value here, got {getattr(arguments, name)!r}.")
+        values[name] = each[0]
+    whole = [option.name for option in MECHANISMS[arguments.mechanism].options if option.whole]
+    return build(arguments.mechanism, values | {n: int(v) for n, v in values.items() if n in whole and v % 1 == 0})
+
+
+def read(path: str) -> Any:
+    """The record in a file that `jaxdp.to_json` wrote."""
+    try:
+        return jaxdp.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r} ({reason}).") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r}, which is no text.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool = False) -> None:
     """The options of a mechanism; none is required when one of them is solved for."""
     for option in entry.options:
@@ -198,28 +225,30 @@ def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
     return names
 
 
-def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
-    """``a:b:count`` (linear), ``a:b:count:log``, or a comma list; whole values are rounded and made distinct."""
-    try:
-        values = np.concatenate([_piece(piece) for piece in text.split(",")])
-    except ValueError:
-        raise ValueError(f"{name} must be a number, a comma list or START:STOP:COUNT[:log], got {text!r}.") from None
-    if whole and ":" in text:
-        values = np.unique(np.rint(values))
-    return values
+def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
+    """The options that were given, as arrays; ValueError for one that is not used."""
+    entry = MECHANISMS[arguments.mechanism]
+    axes = {}
+    for option in entry.options:
+        text = getattr(arguments, option.name)
+        solved = option.name == solved_for
+        if solved and text is not None:
+            raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
+        given = chosen(arguments).get("randomizer", [])
+        if (solved or text is not None) and option.randomizers and not set(option.randomizers) & set(given):
+            raise ValueError(
+                f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
+                f"{' or '.join(option.randomizers)}."
+            )
+        if solved or (text is None and option.default is not None):
+            continue
+        if text is None:
+            raise ValueError(f"{option.flag} is needed unless it is solved for.")
+        axes[option.name] = parse_range(option.name, text, option.whole)
+    return axes
 
 
-def _piece(text: str) -> np.ndarray:
-    parts = text.split(":")
-    if len(parts) == 1:
-        return np.array([float(text)])
-    if len(parts) not in (3, 4):
-        raise ValueError(text)
-    start, stop, count = float(parts[0]), float(parts[1]), int(parts[2])
-    if len(parts) == 3 and count >= 1:
-        return np.linspace(start, stop, count)
-    if parts[-1] == "log" and count >= 1 and start > 0 and stop > 0:
-        values = np.geomspace(start, stop, count)
-        values[0], values[-1] = start, stop if count > 1 else start
-        return values
-    raise ValueError(text)
+def cases(arguments: argparse.Namespace) -> list[dict[str, str]]:
+    """Every combination of randomizer and bound, one empty one for mechanisms that have neither."""
+    static = chosen(arguments)
+    return [dict(zip(static, values, strict=True)) for values in itertools.product(*static.values())]

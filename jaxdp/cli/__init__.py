@@ -1,0 +1,40 @@
+"""The command line: ``jaxdp epsilon | delta | tradeoff | calibrate | sweep | plot | report``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import jaxdp
+from jaxdp.cli import bounds, calibration, grids, report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, TypeError, ImportError, OSError, jaxdp.BackendError) as error:
+        print(f"jaxdp: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interrupt:
+        print(f"jaxdp: interrupted. {interrupt}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; ``run`` of what it parses is the function to call."""
+    parser = argparse.ArgumentParser(prog="jaxdp", description="Certified differential-privacy accounting.")
+    parser.add_argument("--version", action="version", version=f"jaxdp {jaxdp.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    bounds.add_parsers(commands)
+    calibration.add_parser(commands)
+    grids.add_parsers(commands)
+    report.add_parser(commands)
+    return parser

@@ -1,0 +1,84 @@
+"""What is printed and written: tables, JSON, CSV, and the folders they go to."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jaxdp.report.text import outward
+from jaxdp.serialization import strict
+
+# A table longer than this shows its two ends; --json and --out hold everything.
+_ROWS = 24
+
+
+def check_file(name: str, path: str, endings: tuple[str, ...]) -> None:
+    """Before anything is computed: a file of a kind that is written, where one can be written; its folder is made."""
+    check_ending(name, path, endings)
+    make_folder(name, path)
+    if pathlib.Path(path).is_dir():
+        raise ValueError(f"{name} must be a file, got the folder {path!r}.")
+
+
+def check_ending(name: str, path: str, endings: tuple[str, ...]) -> None:
+    """ValueError for a file of another kind."""
+    if not path.lower().endswith(endings):
+        raise ValueError(f"{name} must be a file that ends in {' or '.join(endings)}, got {path!r}.")
+
+
+def make_folder(name: str, path: str) -> None:
+    """The folder of what will be written; ValueError where nothing can be."""
+    folder = pathlib.Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise ValueError(f"{name} must be in a folder that can be made, got {path!r} ({reason}).") from None
+    for place in (pathlib.Path(path), folder):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise ValueError(f"{name} must be a place to write to, got {path!r}: {str(place)!r} is write-protected.")
+
+
+def check_table(path: str | None) -> None:
+    """Before anything is computed: a table is written as CSV only."""
+    if path is not None:
+        check_file("out", path, (".csv",))
+
+
+def print_table(
+    columns: dict[str, list[Any]], roundings: dict[str, str], as_json: bool, table: str | None = None
+) -> None:
+    """The columns as a table or JSON, and in the CSV file ``table``.
+
+    roundings: "up" or "down" for columns of certified bounds, which are displayed rounded to that side.
+    """
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if table is not None:
+        with open(table, "w", newline="") as file:
+            csv.writer(file).writerows([list(columns), *(list(row.values()) for row in rows)])
+    if as_json:
+        print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
+        return
+    shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
+    cells = [[_cell(row[name], roundings.get(name)) for name in columns] for row in shown]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(columns)]
+    for line in ([*columns], *cells):
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    if len(shown) < len(rows):
+        print(f"{len(rows)} rows; --json or --out give all of them.")
+
+
+def _cell(value: Any, rounding: str | None) -> str:
+    """Nine digits; a certified bound is rounded outward, so that the printed number is still one."""
+    if not isinstance(value, float) or not np.isfinite(value):
+        return str(value)
+    if value.is_integer() and abs(value) < 1e15:
+        return f"{value:.0f}"
+    if rounding is None:
+        return f"{value:.9g}"
+    return outward(value, rounding == "up", 9)

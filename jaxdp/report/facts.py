@@ -1,0 +1,77 @@
+"""The numbers of a report, as the verbs give them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.accounting import delta_bounds, epsilon_bounds
+from jaxdp.conversions.profile import tradeoff_from_delta
+from jaxdp.interval import Bounds
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.runtime import provenance
+
+_POINTS = 33  # of the privacy profile
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """All numbers of a page. profile: bounds of delta at ``grid``; total: of delta at 0."""
+
+    mechanism: Mechanism
+    relation: str
+    target: str
+    targets: np.ndarray
+    bounds: Bounds
+    grid: np.ndarray
+    profile: Bounds
+    total: Bounds
+    theorem: str
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any) -> Facts:
+        """Asks the verbs."""
+        target, given = ("delta", delta) if epsilon is None else ("epsilon", epsilon)
+        targets = np.atleast_1d((validate.probability if epsilon is None else validate.nonnegative)(target, given))
+        if targets.ndim != 1 or targets.size == 0:
+            raise ValueError(f"{target} must be one number or a list of them, got shape {targets.shape}.")
+        with provenance.observe() as calls:
+            bounds = (epsilon_bounds if epsilon is None else delta_bounds)(mechanism, targets, relation=relation)
+        shown = np.ravel(bounds.upper) if epsilon is None else targets
+        grid = _grid(shown, lambda: epsilon_bounds(mechanism, 1e-6, relation=relation).upper)
+        if relation in ("add", "remove"):
+            grid = np.concatenate([-grid[:0:-1], grid])
+        profile = delta_bounds(mechanism, grid, relation=relation)
+        at_zero = int(np.flatnonzero(grid == 0)[0])
+        total = Bounds(*(float(side[at_zero]) for side in profile))
+        theorem = provenance.summary(calls).get("bound", "")
+        return cls(mechanism, relation, target, targets, bounds, grid, profile, total, theorem)
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Certified (epsilon, delta), one per target."""
+        upper = np.ravel(self.bounds.upper)
+        epsilons, deltas = (upper, self.targets) if self.target == "delta" else (self.targets, upper)
+        return [(float(e), float(d)) for e, d in zip(epsilons, deltas, strict=True)]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the guarantee holds for D and D′ in both orders."""
+        return self.relation in ("add_or_remove", "replace_one")
+
+    def missed(self, rates: Any) -> np.ndarray:
+        """Certified smallest false negative rates."""
+        return tradeoff_from_delta(rates, self.grid, self.profile.upper, symmetric=self.symmetric)
+
+
+def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
+    """Points of the profile, denser near 0, past the largest finite epsilon of interest; these are among them."""
+    found = epsilons[np.isfinite(epsilons) & (epsilons > 0)]
+    if not found.size:
+        fallback = float(otherwise())
+        found = np.array([fallback if 0 < fallback < np.inf else 1.0])
+    steps = np.linspace(0.0, 1.0, _POINTS) ** 2
+    return np.unique(np.concatenate([1.25 * found.max() * steps, found]))

@@ -1,0 +1,119 @@
+"""Curves as inline SVG, legible at phone width: for `jaxdp.report`, which needs no plotting package."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 350.0, 12.0, 226.0
+_LOOK = {
+    "own": 'stroke="#1f5fa8" stroke-width="2.6"',
+    "lower": 'stroke="#1f5fa8" stroke-width="1.2" stroke-dasharray="2 2"',
+    "reference": 'stroke="#c8590a" stroke-width="1.8" stroke-dasharray="7 3"',
+    "perfect": 'stroke="#5b6575" stroke-width="1.6" stroke-dasharray="1.5 3"',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One line. look: "own", "lower", "reference" or "perfect"."""
+
+    label: str
+    look: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A pair of axes. x_range, y_range: their ends; logarithmic: whether the y axis, of positive numbers, is."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    logarithmic: bool = False
+
+    def html(self, curves: Sequence[Curve], marks: Sequence[tuple[float, float]], caption: str) -> str:
+        """The figure with its key and its caption."""
+        plot = self.title.replace(" ", "-")
+        lines = "".join(
+            f'<path d="{self._path(curve)}" fill="none" {_LOOK[curve.look]} clip-path="url(#{plot})"/>'
+            for curve in reversed(curves)
+        )
+        dots = "".join(
+            f'<circle cx="{self._across(x):.1f}" cy="{self._up(y):.1f}" r="4" fill="#1f5fa8" stroke="#fff"/>'
+            for x, y in marks
+        )
+        entries = "".join(
+            f'<li><svg viewBox="0 0 34 10" aria-hidden="true"><path d="M1 5H33" {_LOOK[c.look]}/></svg>'
+            f"{html.escape(c.label)}</li>"
+            for c in curves
+        )
+        return (
+            f'<figure><svg viewBox="0 0 360 264" role="img" aria-label="{html.escape(self.title)}" '
+            'font-family="inherit" font-size="11.5" fill="#1c2330">'
+            f'<clipPath id="{plot}"><rect x="{_LEFT}" y="{_TOP - 3}" width="{_RIGHT - _LEFT}" '
+            f'height="{_BOTTOM - _TOP + 3}"/></clipPath>{self._frame()}{lines}{dots}</svg>'
+            f'<ul class="key">{entries}</ul><figcaption>{html.escape(caption)}</figcaption></figure>'
+        )
+
+    def _frame(self) -> str:
+        low, high = self.y_range
+        across = "".join(
+            f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{self._up(y):.1f}" y2="{self._up(y):.1f}" stroke="#e3e8f0"/>'
+            f'<text x="{_LEFT - 6}" y="{self._up(y) + 4:.1f}" text-anchor="end">{text}</text>'
+            for y, text in (_decades(low, high) if self.logarithmic else _steps(low, high))
+        )
+        up = "".join(
+            f'<line x1="{self._across(x):.1f}" x2="{self._across(x):.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="#e3e8f0"/>'
+            f'<text x="{self._across(x):.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{text}</text>'
+            for x, text in _steps(*self.x_range)
+        )
+        middle, centre = (_TOP + _BOTTOM) / 2, (_LEFT + _RIGHT) / 2
+        return (
+            f'{across}{up}<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}" fill="none" stroke="#46536a"/>'
+            f'<text x="{centre}" y="{_BOTTOM + 33}" text-anchor="middle">{html.escape(self.x_label)}</text>'
+            f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
+            f"{html.escape(self.y_label)}</text>"
+        )
+
+    def _path(self, curve: Curve) -> str:
+        points = [f"{self._across(x):.1f} {self._up(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True)]
+        return "M" + "L".join(points)
+
+    def _across(self, x: float) -> float:
+        low, high = self.x_range
+        return _LEFT + (_RIGHT - _LEFT) * (x - low) / (high - low)
+
+    def _up(self, y: float) -> float:
+        """Height on the page; what is below the axis ends just under it, where it is cut off."""
+        low, high = self.y_range
+        if self.logarithmic:
+            share = math.log(max(y, low / 10) / low) / math.log(high / low)
+        else:
+            share = (y - low) / (high - low)
+        return _BOTTOM - (_BOTTOM - _TOP) * share
+
+
+def _steps(low: float, high: float) -> list[tuple[float, str]]:
+    """At most six round numbers."""
+    size = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(factor * size for factor in (1, 2, 5, 10) if factor * size * 5 >= (high - low) * (1 - 1e-9))
+    return [(k * step, f"{k * step:g}") for k in range(math.ceil(low / step), math.floor(high / step * (1 + 1e-9)) + 1)]
+
+
+def _decades(low: float, high: float) -> list[tuple[float, str]]:
+    """At most seven powers of ten."""
+    first, last = round(math.log10(low)), round(math.log10(high))
+    every = math.ceil((last - first) / 6)
+    powers = range(last, first - 1, -every)
+    return [
+        (10.0**p, "1" if p == 0 else f'10<tspan dy="-4" font-size="8.5">{str(p).replace("-", "−")}</tspan>')
+        for p in powers
+    ]
