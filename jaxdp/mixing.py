@@ -49,7 +49,7 @@ _DOWN = 1.0 - 2.0**-48
 
 
 class Guarantee(NamedTuple):
-    """An (epsilon, delta) guarantee: what an amplification theorem leaves.
+    """An (epsilon, delta) guarantee: the result of an amplification theorem.
 
     Attributes:
         epsilon: in nats, >= 0.

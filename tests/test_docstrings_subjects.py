@@ -1,4 +1,4 @@
-"""The public names of the subject modules: one example each that prints what it says, types, and no name twice."""
+"""The public names of the subject modules: examples that print what they say, types, names and the order's place."""
 
 import collections
 import doctest
@@ -77,3 +77,10 @@ def test_every_argument_and_result_has_a_type_other_than_any(module, name):
 def test_no_public_name_stands_for_two_things():
     homes = collections.Counter(name for module in (jaxdp, *MODULES) for name in module.__all__)
     assert [name for name, count in homes.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("module, name", PUBLIC, ids=lambda part: getattr(part, "__name__", part))
+def test_the_order_stands_first_or_after_the_divergences_it_is_given_to(module, name):
+    names = list(inspect.signature(getattr(module, name)).parameters)
+    for order in {"order", "orders"} & set(names):
+        assert set(names[: names.index(order)]) <= {"renyi", "renyi_first", "renyi_kernel"}

@@ -35,10 +35,10 @@ def _smallest_mu(epsilon, delta):
     start = jnp.full_like(epsilon, _LEAST_LOG_MU), largest
     # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
     high = jnp.exp(jax.lax.fori_loop(0, _HALVINGS, halve, start)[1]) * (1 + 1e-13)
-    reached = gaussian.delta_bounds(high, epsilon)[0] >= delta
+    covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
     # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
     least = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
-    return jnp.where(delta <= least, 0.0, jnp.where(reached & (delta < 1), high, jnp.inf))
+    return jnp.where(delta <= least, 0.0, jnp.where(covered & (delta < 1), high, jnp.inf))
 
 
 def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["intervals", "points"] = "intervals") -> Array:

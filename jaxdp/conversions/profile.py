@@ -173,10 +173,9 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
         0.6351
 
     """
-    x = false_positive_rate
-    x = x if validate.is_traced(x) else validate.probability("false_positive_rate", x)
+    (x,) = checked(false_positive_rate=(validate.probability, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
-    eps, delta = real_target("epsilons", epsilons), validate.probability("deltas", deltas)
+    (eps,), delta = checked(epsilons=(real_target, epsilons)), validate.probability("deltas", deltas)
     if np.ndim(eps) != 1 or np.shape(eps) != np.shape(delta) or np.size(eps) == 0:
         raise ValueError(f"epsilons and deltas must be equally long lists, got {np.shape(eps)} and {np.shape(delta)}.")
     value = _line(xp.asarray(x)[..., None], eps, delta).max(-1)
@@ -205,7 +204,7 @@ def _chords(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.A
     tilt = jnp.minimum(epsilon, _FAR)
     step, step_error = _test_gains(tilt, rate[:-1], miss[1:])
     at, spread = _test_gains(tilt, rate, miss)
-    # the chord of a narrow cell is mostly rounding: the step bounds the cell as well
+    # in a narrow cell the chord is dominated by rounding: the step bounds it as well
     chord = cell_bounds(rate, at - spread, at + spread)
     return jnp.max(value - error), jnp.max(jnp.minimum(chord, step) + step_error)
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import above_one, formula
+from jaxdp.runtime.formulas import above_one, checked, formula
 from jaxdp.typing import Array, Real
 
 METHODS = ("cks", "classic")
@@ -95,7 +95,7 @@ def epsilon_from_rdp(
         2.5430
 
     """
-    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=_delta_target(delta))
+    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(validate.probability, delta))
 
 
 def delta_from_rdp(
@@ -134,37 +134,37 @@ def delta_from_rdp(
         1.35e-06
 
     """
-    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=real_target("epsilon", epsilon))
+    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(real_target, epsilon))
 
 
-def real_target(name: str, value: Any) -> Any:
-    """Real numbers, with +-inf but without NaN; a traced value is returned as it is."""
-    if validate.is_traced(value):
-        return value
+def real_target(name: str, value: Any) -> np.ndarray:
+    """A check for `checked`: real numbers, with +-inf but without NaN."""
     array = validate.real_array(name, value)
     validate.reject(name, array, np.isnan(array), "a real number, inf or -inf")
     return array
 
 
-def infinity_bound(mass: Any) -> Any:
-    """An upper bound of P(L = inf), checked; a subnormal one is raised to the smallest normal number."""
-    if validate.is_traced(mass):
-        return mass
-    mass = validate.probability("infinity_mass", mass)
+def infinity_bound(name: str, value: Any) -> np.ndarray:
+    """A check for `checked`: an upper bound of P(L = inf); a subnormal one becomes the smallest normal number."""
+    mass = validate.probability(name, value)
     return np.where(mass > 0, np.maximum(mass, SMALLEST), 0.0)
 
 
-def _delta_target(delta: Any) -> Any:
-    return delta if validate.is_traced(delta) else validate.probability("delta", delta)
+def named_scalars(target: dict[str, tuple[Callable, Any]], infinity_mass: Real) -> dict[str, Any]:
+    """The target, given as {name: (check, value)}, and the mass at infinity: checked, by name."""
+    arguments = target | {"infinity_mass": (infinity_bound, infinity_mass)}
+    return dict(zip(arguments, checked(**arguments), strict=True))
 
 
-def _smallest(formula_: Callable, orders: Any, renyi: Any, infinity_mass: Any, method: str, **named: Any) -> Any:
-    (target,) = named.values()
+def _smallest(
+    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Callable, Real]
+) -> Array:
+    """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
-    infinity_mass = infinity_bound(infinity_mass)
-    shape = validate.broadcast(**named, infinity_mass=infinity_mass)
-    xp = jnp if validate.is_traced(target, infinity_mass, orders, renyi) else np
-    goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in (target, infinity_mass))
+    scalars = named_scalars(target, infinity_mass)
+    shape = validate.broadcast(**scalars)
+    xp = jnp if validate.is_traced(scalars, orders, renyi) else np
+    goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in scalars.values())
 
     def bounds(at: Any, values: Any) -> Any:
         return formula_(at, values, goal, infinity, sharp)
@@ -173,7 +173,7 @@ def _smallest(formula_: Callable, orders: Any, renyi: Any, infinity_mass: Any, m
         return _search(bounds, renyi, shape)
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
     lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
-    validate.broadcast(**lead, **named, infinity_mass=infinity_mass)
+    validate.broadcast(**lead, **scalars)
     out = bounds(at, values)
     return out.min(axis=-1)[()]
 

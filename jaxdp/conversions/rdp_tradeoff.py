@@ -11,6 +11,7 @@ Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every po
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -19,11 +20,11 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import _log_gain, infinity_bound, real_target, renyi_curve
+from jaxdp.conversions.rdp import _log_gain, named_scalars, real_target, renyi_curve
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.precision import kernel, require_x64
+from jaxdp.runtime.precision import Kernel, kernel, require_x64
 from jaxdp.typing import Array, Real
 
 # Halvings that give the logit of p* to 2e-10, the relative accuracy of p*.
@@ -229,7 +230,7 @@ def optimal_delta_from_rdp(
         1.35e-06
 
     """
-    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=real_target("epsilon", epsilon))
+    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(real_target, epsilon))
 
 
 def optimal_epsilon_from_rdp(
@@ -269,8 +270,7 @@ def optimal_epsilon_from_rdp(
         2.5429
 
     """
-    delta = delta if validate.is_traced(delta) else validate.probability("delta", delta)
-    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=delta)
+    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(validate.probability, delta))
 
 
 def tradeoff_from_rdp(
@@ -308,8 +308,7 @@ def tradeoff_from_rdp(
         0.7477
 
     """
-    x = false_positive_rate
-    x = x if validate.is_traced(x) else validate.probability("false_positive_rate", x)
+    x = (validate.probability, false_positive_rate)
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
 
 
@@ -317,26 +316,25 @@ def _order(name: str, value: Any) -> np.ndarray:
     return validate.positive(name, value)
 
 
-def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **target: Any) -> Any:
+def _run(
+    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Callable, Real]
+) -> Array:
+    """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
     orders, forward = renyi_curve(orders, renyi, _order)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
         _, backward = renyi_curve(orders, reverse, _order, "reverse_renyi")
-    infinity = infinity_bound(infinity)
-    ((name, goal),) = target.items()
+    scalars = named_scalars(target, infinity_mass)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
-    shape = validate.broadcast(
-        **{k: np.empty(np.shape(a)[:-1]) for k, a in lead.items()},
-        **{name: np.empty(np.shape(goal)), "infinity_mass": np.empty(np.shape(infinity))},
-    )
+    shape = validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
     count, size = np.shape(orders)[-1], int(np.prod(shape))
-    traced = validate.is_traced(orders, forward, backward, infinity, goal)
+    traced = validate.is_traced(lead, scalars)
     xp = jnp if traced else np
     if traced:
         require_x64()
     curve = tuple(
         xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count) for a in lead.values()
     )
-    scalars = [xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in (infinity, goal)]
-    out = jax.vmap(kernel_.point)(curve, *scalars) if traced else kernel_(curve, *scalars)
+    goal, infinity = (xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in scalars.values())
+    out = jax.vmap(kernel_.point)(curve, infinity, goal) if traced else kernel_(curve, infinity, goal)
     return out.reshape(shape)[()]

@@ -222,7 +222,7 @@ def _log_density_point(n, x, *, size):
 
 
 def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
-    """A kernel of this file at the broadcast of the arguments, with room for the largest number of summands."""
+    """A kernel of this file at the broadcast of the arguments, compiled for the largest number of summands."""
     n = validate.integer("num_summands", num_summands, 1)
     validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", "Use laplace_bound beyond.")
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
@@ -250,7 +250,7 @@ def _ratio_bounds(shift, scale):
     excess = ((a * c - top) + a * d + b * c) + b * d  # quotient * bottom - top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
-    # The compiler flushes what is subnormal to 0.
+    # Subnormal numbers are rounded outward: XLA would take them for 0.
     down, up = np.where(value < 2 * SMALLEST, 0.0, down), np.maximum(up, SMALLEST)
     return np.where(top > 0, np.minimum(down, np.finfo(float).max), 0.0), np.where(top > 0, up, 0.0)
 
@@ -318,7 +318,7 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
 
     Returns:
         Bounds of the broadcast shape, float64. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) P(X > x - s): the
-        relative gap grows where delta is much smaller than this tail, which happens for shifts far below the standard
+        relative gap grows where delta is much smaller than this tail: for shifts far below the standard
         deviation and for epsilon close to s / b.
 
     Raises:
