@@ -1,13 +1,14 @@
 """Diffusion mechanisms: Brownian motion and Ornstein-Uhlenbeck as records that account and sample.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019.
+Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
+mechanisms".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,59 +16,112 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.domains import POSITIVE, field
+from jaxdp.domains import POSITIVE, SMALLEST, field
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics import samplers
-from jaxdp.runtime.formulas import at_least_one, checked, formula
+from jaxdp.runtime.formulas import at_least_one, checked, formula, whole
+from jaxdp.typing import Array, Real
+
+__all__ = [
+    "BrownianMotion",
+    "OUParameters",
+    "OrnsteinUhlenbeck",
+    "Quadrature",
+    "brownian_lambda",
+    "calibrate_ornstein_uhlenbeck",
+    "diffusion_lambda",
+    "gaussian_mse",
+    "ornstein_uhlenbeck_beats_gaussian",
+    "ornstein_uhlenbeck_lambda",
+    "ornstein_uhlenbeck_mse",
+    "renyi_from_lambda",
+]
 
 _NODES = 15
 _PANELS = 512
-# Integration variable u = log(s - t) over this range: the neglected pieces are tested by the error estimate.
+# Range of the integration variable u = log(s - t); its outermost panels are part of the error estimate.
 _LOG_RANGE = (-40.0, 60.0)
-# A smaller mu is answered as this one: 0 would claim perfect privacy. No lower bound is given from 1e-150 down.
+# A mu below this one is replaced by it, so that a positive mu is never answered as perfect privacy (mu = 0). The verbs
+# give no lower bound from 1e-150 down.
 _SMALLEST_MU = 0.99e-150
-_SMALLEST_LAMBDA = 2.3e-308
-_UP = 1.0 + 2.0**-49  # a dozen roundings
-_LOG_UP = 1.0 + 1e-12  # a sum of logarithms, each below 1500
+# Charge for a dozen roundings.
+_UP = 1.0 + 2.0**-49
+# Charge for the exponential of a sum of logarithms, each below 1500.
+_LOG_UP = 1.0 + 1e-12
 
 
 class Quadrature(NamedTuple):
-    """An integral and an estimate of its absolute error (difference of two rules, not a certificate)."""
+    """An integral and an estimate of its absolute error.
 
-    value: Any
-    error: Any
+    Attributes:
+        value: of the integral.
+        error: difference of two rules plus the outermost panels. An estimate, not a certificate.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> integral = diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
+        >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
+        0.2500 True
+
+    """
+
+    value: Array
+    error: Array
 
 
 class OUParameters(NamedTuple):
-    """Parameters of an Ornstein-Uhlenbeck mechanism at time 1, and its error relative to Gaussian noise."""
+    """Parameters of an Ornstein-Uhlenbeck mechanism, and its error next to that of Gaussian noise.
 
-    theta: Any
-    rho: Any
-    time: Any
-    mse_at_radius: Any
-    gaussian_mse: Any
-    ratio: Any
+    Attributes:
+        theta: pull towards 0, > 0.
+        rho: noise level, > 0.
+        time: t at which the value is released.
+        mse_at_radius: mean squared error of a value of norm R.
+        gaussian_mse: mean squared error of Gaussian noise with the same Renyi curve.
+        ratio: mse_at_radius / gaussian_mse.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+        >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
+        2.398 0.141 0.091
+
+    """
+
+    theta: Array
+    rho: Array
+    time: float
+    mse_at_radius: Array
+    gaussian_mse: Array
+    ratio: Array
 
 
 def _product_error(a, b):
-    """a * b minus its rounded value, from parts of half the digits each."""
+    """a * b minus its rounded value (Dekker: products of parts with half the digits are exact)."""
     high, other = (lax.reduce_precision(v, 11, 25) for v in (a, b))
     low, rest = a - high, b - other
     error = ((high * other - a * b) + (high * rest + low * other)) + low * rest
     return lax.stop_gradient(jnp.where(jnp.isfinite(error), error, 0.0))
 
 
+def _brownian_mu(time, sensitivity):
+    return jnp.maximum(sensitivity / jnp.sqrt(time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
+
+
 def _ou_mu(theta, rho, time, sensitivity):
-    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; e^{2 theta t} overflows."""
+    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up.
+
+    The shorter form sqrt(theta / (e^{2 theta t} - 1)) overflows.
+    """
     theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
     pull = theta * time
     spread = -jnp.expm1(-2 * pull)
     half = jnp.exp(-0.5 * pull)
     parts = sensitivity / rho, sensitivity / rho * half, half * jnp.sqrt(theta / spread)
-    # The rounding of theta t is seen magnified in its exponential.
+    # The relative error of e^{-theta t} is the absolute error of theta t, which is taken out.
     direct = parts[1] * parts[2] * (1 - _product_error(theta, time)) * _UP
     log_mu = jnp.log(sensitivity) - jnp.log(rho) + 0.5 * (jnp.log(theta) - jnp.log(spread)) - pull
-    far = jnp.exp(log_mu) * _LOG_UP  # where a factor alone leaves the range
+    far = jnp.exp(log_mu) * _LOG_UP  # used where one factor alone leaves the range of doubles
     normal = (spread > 1e-290) & (pull < 1e3)
     for part in parts:
         normal = normal & (part > 1e-290) & (part < 1e290)
@@ -76,28 +130,41 @@ def _ou_mu(theta, rho, time, sensitivity):
 
 @record
 class BrownianMotion(GaussianMechanism):
-    """The value plus Brownian motion run for a time t: N(x, 2 t I); mu = sensitivity / sqrt(2 t).
+    """The value plus Brownian motion run for a time t, N(x, 2 t I): Gaussian noise with mu = sensitivity / sqrt(2 t).
 
-    time: t > 0. sensitivity: Delta > 0 in L2. Any shape, they broadcast. Renyi divergence alpha Delta^2 / (4 t)
-    (Examples 4 and 5), for the neighbouring relation that Delta belongs to.
+    The Renyi divergence of order alpha is alpha Delta^2 / (4 t), under the neighbouring relation that Delta belongs to.
+
+    Args:
+        time: t > 0, any shape.
+        sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
+
+    Reference:
+        Examples 4 and 5.
+
+    Example:
+        >>> import jaxdp
+        >>> motion = jaxdp.diffusion.BrownianMotion(time=2.0)
+        >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # that of Gaussian noise of standard deviation 2
+        2.2541
+
     """
 
-    time: Any = field(POSITIVE)
-    sensitivity: Any = field(POSITIVE, default=1.0)
+    time: Real = field(POSITIVE)
+    sensitivity: Real = field(POSITIVE, default=1.0)
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Array:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
-        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
+        return _brownian_mu(self.time, self.sensitivity)
 
-    def lam(self) -> Any:
-        """Lambda(t) = Delta^2 / (4 t), the Renyi divergence per unit of order."""
+    def lam(self) -> Array:
+        """Lambda(t) = Delta^2 / (4 t) in nats: the Renyi divergence per unit of order, rounded up."""
         return brownian_lambda(self.time, self.sensitivity)
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
-        """One release of `value`, in its dtype."""
+        """One release of `value`, in the dtype and shape of value."""
         return samplers.brownian(key, value, time=self.time)
 
-    def mse(self, dimension: Any) -> Any:
+    def mse(self, dimension: Real) -> Array:
         """Mean squared error 2 t d of one release of d coordinates."""
         return 2 * np.asarray(self.time) * dimension
 
@@ -106,32 +173,46 @@ class BrownianMotion(GaussianMechanism):
 class OrnsteinUhlenbeck(GaussianMechanism):
     """The value moved along dX = -theta X dt + sqrt(2) rho dW for a time t.
 
-    The law at time t is N(e^{-theta t} x, (rho^2 / theta)(1 - e^{-2 theta t}) I), so
-    mu^2 = 2 Lambda = theta Delta^2 / (rho^2 (e^{2 theta t} - 1)) exactly (Corollary 7).
+    The law at time t is N(e^{-theta t} x, (rho^2 / theta)(1 - e^{-2 theta t}) I): Gaussian noise on a shrunken value,
+    with mu^2 = 2 Lambda = theta Delta^2 / (rho^2 (e^{2 theta t} - 1)). In the limit theta -> 0 it is Gaussian noise of
+    variance 2 rho^2 t.
 
-    theta: > 0, pull towards 0. rho: > 0, noise level. time: t > 0. sensitivity: Delta > 0 in L2. They broadcast.
-    theta -> 0 is Gaussian noise of variance 2 rho^2 t.
+    Args:
+        theta: pull towards 0, > 0, any shape; all four broadcast.
+        rho: noise level, > 0.
+        time: t > 0.
+        sensitivity: Delta > 0 in L2.
+
+    Reference:
+        Corollary 7.
+
+    Example:
+        >>> import jaxdp
+        >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
+        >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
+        1.7446
+
     """
 
-    theta: Any = field(POSITIVE)
-    rho: Any = field(POSITIVE)
-    time: Any = field(POSITIVE)
-    sensitivity: Any = field(POSITIVE, default=1.0)
+    theta: Real = field(POSITIVE)
+    rho: Real = field(POSITIVE)
+    time: Real = field(POSITIVE)
+    sensitivity: Real = field(POSITIVE, default=1.0)
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Array:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
         return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)
 
-    def lam(self) -> Any:
-        """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)), the Renyi divergence per unit of order."""
+    def lam(self) -> Array:
+        """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) in nats: the Renyi divergence per unit of order."""
         return ornstein_uhlenbeck_lambda(self.theta, self.rho, self.time, self.sensitivity)
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
-        """One release of `value`, exact in law, in the dtype of value."""
+        """One release of `value` at time t from its exact law (no time steps), in the dtype and shape of value."""
         return samplers.ornstein_uhlenbeck(key, value, theta=self.theta, rho=self.rho, time=self.time)
 
-    def mse(self, norm: Any, dimension: Any) -> Any:
-        """Mean squared error of one release, see `ornstein_uhlenbeck_mse`."""
+    def mse(self, norm: Real, dimension: Real) -> Array:
+        """Mean squared error of one release of a value of this L2 norm, see `ornstein_uhlenbeck_mse`."""
         return ornstein_uhlenbeck_mse(self.theta, self.rho, self.time, norm, dimension)
 
 
@@ -141,14 +222,29 @@ def _positive(**values):
 
 @formula(valid=lambda t, d: (t > 0) & (d > 0))
 def _brownian_lambda(time, sensitivity):
-    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, _SMALLEST_LAMBDA)
+    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
 
 
-def brownian_lambda(time: Any, sensitivity: Any = 1.0) -> Any:
+def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = Delta^2 / (4 t) of Brownian motion: the release is (alpha, alpha Lambda)-RDP for all alpha.
 
     Args:
-        time: t > 0; sensitivity: Delta > 0.
+        time: t > 0.
+        sensitivity: Delta > 0 in L2.
+
+    Returns:
+        Lambda in nats of the broadcast shape, float64, rounded up.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Examples 4 and 5.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(f"{diffusion.brownian_lambda(2.0):.4f}")
+        0.1250
 
     """
     return _brownian_lambda(*_positive(time=time, sensitivity=sensitivity))
@@ -159,11 +255,30 @@ def _ou_lambda(theta, rho, time, sensitivity):
     return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
 
 
-def ornstein_uhlenbeck_lambda(theta: Any, rho: Any, time: Any, sensitivity: Any = 1.0) -> Any:
-    """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism (Corollary 7).
+def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: Real = 1.0) -> Array:
+    """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism.
+
+    The release at time t is (alpha, alpha Lambda)-RDP for all alpha.
 
     Args:
-        theta: > 0; rho: > 0; time: > 0; sensitivity: Delta > 0. All broadcast.
+        theta: pull towards 0, > 0.
+        rho: noise level, > 0.
+        time: t > 0.
+        sensitivity: Delta > 0 in L2.
+
+    Returns:
+        Lambda in nats of the broadcast shape, float64, rounded up.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Corollary 7.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(f"{diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
+        0.0783
 
     """
     return _ou_lambda(*_positive(theta=theta, rho=rho, time=time, sensitivity=sensitivity))
@@ -175,32 +290,57 @@ def _ou_mse(theta, rho, time, norm, dimension):
     return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
 
 
-def ornstein_uhlenbeck_mse(theta: Any, rho: Any, time: Any, norm: Any, dimension: Any) -> Any:
-    """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}).
+def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimension: Real) -> Array:
+    """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
     Args:
-        theta: > 0; rho: > 0; time: > 0.
+        theta: pull towards 0, > 0.
+        rho: noise level, > 0.
+        time: t > 0.
         norm: |f| >= 0, L2 norm of the value.
-        dimension: d >= 1.
+        dimension: d, whole, >= 1.
+
+    Returns:
+        Mean squared error of the broadcast shape, float64.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Reference:
         Equation (4).
 
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(f"{diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
+        9.0462
+
     """
     return _ou_mse(
         *_positive(theta=theta, rho=rho, time=time),
-        *checked(norm=(validate.nonnegative, norm), dimension=(lambda n, v: validate.integer(n, v, 1), dimension)),
+        *checked(norm=(validate.nonnegative, norm), dimension=(whole(1), dimension)),
     )
 
 
-def gaussian_mse(lam: Any, sensitivity: Any, dimension: Any, *, radius: Any = None) -> np.ndarray:
-    """Mean squared error d s^2 of Gaussian noise with the same privacy, s^2 = Delta^2 / (2 Lambda).
+def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
+    """Mean squared error d s^2 of Gaussian noise with Renyi divergence alpha Lambda, s^2 = Delta^2 / (2 Lambda).
 
     Args:
-        lam: Lambda > 0, Renyi divergence per unit of order.
-        sensitivity: Delta > 0.
-        dimension: d >= 1.
-        radius: R with |f| <= R: the worst-case error d s^2 / (1 + d s^2 / R^2) of the optimally rescaled release.
+        lam: Lambda > 0 in nats, Renyi divergence per unit of order.
+        sensitivity: Delta > 0 in L2.
+        dimension: d, whole, >= 1.
+        radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error
+            d s^2 / (1 + d s^2 / R^2) of the release rescaled by the best constant.
+
+    Returns:
+        Mean squared error of the broadcast shape, float64.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(diffusion.gaussian_mse(0.5, 1.0, 10))
+        10.0
 
     """
     level, moved = _positive(lam=lam, sensitivity=sensitivity)
@@ -210,23 +350,33 @@ def gaussian_mse(lam: Any, sensitivity: Any, dimension: Any, *, radius: Any = No
     return (noise / (1 + noise / validate.positive("radius", radius) ** 2))[()]
 
 
-def calibrate_ornstein_uhlenbeck(rdp: Any, sensitivity: Any, radius: Any, dimension: Any) -> OUParameters:
-    """Parameters with (alpha, alpha rdp)-RDP whose error is a factor 1 + d Delta^2/(2 rdp R^2) below Gaussian noise.
+def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dimension: Real) -> OUParameters:
+    """Parameters of an (alpha, alpha rdp)-RDP mechanism with 1 + d Delta^2/(2 rdp R^2) times less error than Gaussian.
 
     theta = log(1 + d Delta^2 / (2 rdp R^2)), rho^2 = theta Delta^2 / (2 rdp (e^{2 theta} - 1)), t = 1.
 
     Args:
-        rdp: Renyi divergence per unit of order, > 0.
-        sensitivity: Delta > 0.
-        radius: R > 0, bound on |f| over all data sets.
-        dimension: d >= 1.
+        rdp: Renyi divergence per unit of order in nats, > 0.
+        sensitivity: Delta > 0 in L2.
+        radius: R > 0 with |f| <= R for all data sets.
+        dimension: d, whole, >= 1.
 
     Returns:
-        OUParameters; ``ratio`` is attained at |f| = R, smaller errors hold inside.
+        OUParameters of the broadcast shape, float64. `ratio` is that at |f| = R; the error is smaller inside. The error
+        is below that of Gaussian noise at the time t = 1; at other times it may not be, see
+        `ornstein_uhlenbeck_beats_gaussian`.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Reference:
-        Theorem 8. Better than Gaussian noise at this time t = 1; the condition for all times,
-        `ornstein_uhlenbeck_beats_gaussian`, may fail for these parameters.
+        Theorem 8.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+        >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
+        error 0.909, Gaussian 10.000
 
     """
     level, moved, bound = _positive(rdp=rdp, sensitivity=sensitivity, radius=radius)
@@ -238,32 +388,60 @@ def calibrate_ornstein_uhlenbeck(rdp: Any, sensitivity: Any, radius: Any, dimens
     return OUParameters(theta[()], rho[()], 1.0, error, noise, error / noise)
 
 
-def ornstein_uhlenbeck_beats_gaussian(theta: Any, rho: Any, radius: Any, dimension: Any) -> np.ndarray:
-    """Condition theta R^2 <= 4 d rho^2 of Theorem 8: error at most that of Gaussian noise at every time.
+def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dimension: Real) -> Array:
+    """Whether theta R^2 <= 4 d rho^2: the error is at most that of Gaussian noise at every time.
 
     The condition is necessary as well as sufficient.
+
+    Args:
+        theta: pull towards 0, > 0.
+        rho: noise level, > 0.
+        radius: R > 0 with |f| <= R for all data sets.
+        dimension: d, whole, >= 1.
+
+    Returns:
+        Booleans of the broadcast shape.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Theorem 8.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
+        True
+
     """
     rate, noise, bound = _positive(theta=theta, rho=rho, radius=radius)
     return rate * bound**2 <= 4 * validate.integer("dimension", dimension, 1) * noise**2
 
 
-def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Any) -> Quadrature:
-    """Lambda(t) = integral over s > t of kappa(s) for a user-given kappa, with an estimate of its error.
+def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Quadrature:
+    """Lambda(t) = integral over s > t of kappa(s) of a diffusion given by its kappa; an estimate.
 
     kappa(s) = sup over neighbours and y of Gamma(log p_s(f(D), y) / p_s(f(D'), y)); then the release at time t is
-    (alpha, alpha Lambda(t))-RDP (Theorem 6).
+    (alpha, alpha Lambda(t))-RDP for all alpha.
 
     Args:
-        kappa: vectorised function of s > 0, >= 0, integrable at infinity.
+        kappa: elementwise function of s > 0 with values >= 0, integrable at infinity.
         time: t > 0, any shape.
 
     Returns:
-        Quadrature(value, error) of the shape of time. Gauss-Legendre in log(s - t); error is the difference
-        to a rule of half the panels plus the outermost panels. An estimate: kappa is a black box, so add it to the
-        value and check that it is small.
+        Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is not
+        a certificate, because kappa is known at the nodes only: check that it is small, and add it to the value.
 
     Raises:
         ValueError: kappa returns a negative or non-finite value or a wrong shape.
+
+    Reference:
+        Theorem 6.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(f"{diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
+        0.1250
 
     """
     start = validate.positive("time", time)
@@ -287,6 +465,26 @@ def _integral(kappa, start, panels):
     return parts.sum(axis=-1), parts[..., 0] + parts[..., -1]
 
 
-def renyi_from_lambda(order: Any, lam: Any) -> np.ndarray:
-    """Renyi divergence alpha Lambda at order alpha >= 1 (Theorem 6)."""
+def renyi_from_lambda(order: Real, lam: Real) -> Array:
+    """Renyi divergence alpha Lambda of a diffusion mechanism at order alpha >= 1.
+
+    Args:
+        order: alpha >= 1.
+        lam: Lambda >= 0 in nats, from `brownian_lambda`, `ornstein_uhlenbeck_lambda` or `diffusion_lambda`.
+
+    Returns:
+        Divergence in nats of the broadcast shape, float64, rounded to nearest.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Theorem 6.
+
+    Example:
+        >>> from jaxdp import diffusion
+        >>> print(diffusion.renyi_from_lambda(4.0, 0.125))
+        0.5
+
+    """
     return (at_least_one("order", order) * validate.nonnegative("lam", lam))[()]

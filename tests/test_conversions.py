@@ -177,7 +177,7 @@ def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
         (lambda: cv.delta_from_rdp([2.0], [1.0], np.nan), "epsilon must be a real number"),
         (lambda: cv.pair_from_profile([-1.0], [0.1]), "at least 1 - e"),
         (lambda: cv.pair_from_profile([1.0, 1.0], [0.1, 0.1]), "distinct"),
-        (lambda: cv.gdp_mu([1.0, 0.5], [0.1, 0.2]), "increasing"),
+        (lambda: cv.gdp_mu_from_profile([1.0, 0.5], [0.1, 0.2]), "increasing"),
         (lambda: cv.cut_renyi(2.5, 1.0, 0.1, 3.0), "whole number"),
         (lambda: cv.grid_pairs([0.9, 0.1], [0.1, 0.9], [-1.0, 0.0, 1.0]), "edge ratios"),
         (lambda: cv.delta_from_tradeoff(1.0, [0.0, 0.5], [1.0, 0.2]), "from 0 to 1"),
@@ -401,16 +401,16 @@ def test_sampled_delta_of_randomized_response_is_not_below_the_truth(relation):
 
 def test_gdp_mu_of_a_gaussian_profile_is_its_own_and_intervals_cost_more_than_points():
     eps = EPS_GRID[:200]
-    points = cv.gdp_mu(eps, gaussian_delta(0.8, eps), cover="points")
-    intervals = cv.gdp_mu(eps, gaussian_delta(0.8, eps))
+    points = cv.gdp_mu_from_profile(eps, gaussian_delta(0.8, eps), cover="points")
+    intervals = cv.gdp_mu_from_profile(eps, gaussian_delta(0.8, eps))
     assert abs(points / 0.8 - 1) < 1e-9
     assert points < intervals < 0.85
-    assert cv.gdp_mu([0.5], [1.0]) == np.inf and cv.gdp_mu([0.5], [0.0]) == 0.0
+    assert cv.gdp_mu_from_profile([0.5], [1.0]) == np.inf and cv.gdp_mu_from_profile([0.5], [0.0]) == 0.0
 
 
 def test_gdp_mu_covers_every_profile_between_the_points():
     eps, delta = np.array([0.0, 0.5, 1.0]), np.array([0.3, 0.2, 0.1])
-    mu = cv.gdp_mu(eps, delta)
+    mu = cv.gdp_mu_from_profile(eps, delta)
     assert (gaussian_delta(mu, eps[1:]) >= delta[:-1] * (1 - ROUNDING)).all()
     assert (gaussian_delta(mu * (1 - 1e-6), eps[1:]) < delta[:-1]).any()
 
@@ -420,7 +420,7 @@ def test_gdp_mu_is_not_zero_for_a_delta_within_the_rounding_of_the_smallest_one(
     with mp.workdps(50):
         delta = np.array([rounded_up(1 - mp.exp(mp.mpf(e))) for e in eps])
         delta[:2] = 0.5034146962085905, 9.999999950000001e-09
-        for e, d, mu in zip(eps, delta, cv.gdp_mu(eps[:, None], delta[:, None]), strict=True):
+        for e, d, mu in zip(eps, delta, cv.gdp_mu_from_profile(eps[:, None], delta[:, None]), strict=True):
             assert (gaussian_truth(mu, e) if mu > 0 else 1 - mp.exp(mp.mpf(e))) >= mp.mpf(d)
 
 

@@ -31,7 +31,7 @@ def test_a_subnormal_delta_is_not_taken_for_0(mechanism, exact):
 
 def test_a_subnormal_delta_does_not_raise_lower_bounds_nor_lower_a_mu():
     assert jaxdp.shuffle.lower_bound_epsilon(1.0, 10**4, 1e-310) <= 0.4428
-    assert jaxdp.conversions.gdp_mu([40.0], [1e-310]) >= 1.0540
+    assert jaxdp.conversions.gdp_mu_from_profile([40.0], [1e-310]) >= 1.0540
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
 _HALVINGS = 64
-_LEAST = 2.3e-308
 
 
 def delta_bounds(
@@ -30,7 +30,7 @@ def delta_bounds(
     moved = 2 * _ULP * (xp.abs(loss) + xp.abs(eps)) + blur
     off = heavier * share + xp.where(gap > -moved, moved, 0.0)
     # XLA flushes subnormal numbers to zero: each term and its error are charged the smallest normal number
-    error = xp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * _LEAST)
+    error = xp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * SMALLEST)
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
     unsure = xp.any(live & (heavier > 0.25) & (log_weight + heavier > -745.0))
     total, error = xp.where(unsure, 0.0, total), xp.where(unsure, 2.0, error)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import jax
 
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import mills
 from jaxdp.runtime.arrays import xp
 
-_TINY = 2.2250738585072014e-308
 _LOG_ROOT_2PI = 0.9189385332046727
 
 
@@ -34,14 +34,14 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     far = x1 < -5
     y1, y2 = xp.where(far, 0.0, x1), xp.where(far, 1.0, x2)
     m1, m2 = mills(y1), mills(y2)
-    gap = xp.maximum(m1 - m2, _TINY)
+    gap = xp.maximum(m1 - m2, SMALLEST)
     near_value = -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(gap)
     # left of 0 Mills is nearly sqrt(2 pi) e^{x^2/2}: the argument's rounding counts x^2 times
     near_error = (8 + 4 * xp.minimum(y1, 0.0) ** 2) * (m1 + m2) / gap
     z1, z2 = xp.where(far, x1, -6.0), xp.where(far, x2, 0.0)
     log_second = eps + xp.log_ndtr(-z2)
     gap_far = -xp.expm1(xp.minimum(log_second, 0.0)) - xp.ndtr(z1)
-    gap_far = xp.maximum(gap_far, _TINY)
+    gap_far = xp.maximum(gap_far, SMALLEST)
     value = xp.where(far, xp.log(gap_far), near_value)
     # e^eps Phi_c(x2) = density(x1) Mills(x2) for x2 > -5; the far branch takes the logarithm itself
     log_minus_slope = xp.where(far, log_second, -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(m2))
@@ -61,15 +61,15 @@ def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[
     lower, upper = xp.exp(value) * (1 - error), xp.exp(value) * (1 + error)
     floor = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
-    upper = xp.minimum(xp.maximum(upper + _TINY, floor), 1.0)
+    upper = xp.minimum(xp.maximum(upper + SMALLEST, floor), 1.0)
     lower = xp.clip(lower, floor * (1 - 8 * ULP), 1.0)
     known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, floor, 1.0))
     good = ~(xp.isnan(mu) | xp.isnan(eps) | (mu < 0))
     lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, known, 0.0))
     upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
-    crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + _TINY, floor)
+    crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, floor)
     # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
-    small = floor * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + _TINY
+    small = floor * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + SMALLEST
     crude = xp.minimum(crude, small)
     return lower, xp.where(inside, xp.minimum(upper, crude), upper)
 

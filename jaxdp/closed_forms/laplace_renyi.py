@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.special import log1mexp, log_one_plus
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
@@ -11,7 +12,7 @@ from jaxdp.runtime.precision import canary, kernel
 _SERIES_BELOW = 0.5
 _SERIES_TERMS = 18
 _LONGEST_SHIFT = 1024
-_RELATIVE, _TINY = 1.0 + 2.0**-46, 2.3e-308
+_RELATIVE = 1.0 + 2.0**-46
 
 
 def laplace_renyi(order, ratio):
@@ -35,7 +36,7 @@ def laplace_renyi(order, ratio):
 
 def laplace_renyi_upper(order, ratio):
     """`laplace_renyi` rounded up by its error and that of a ratio rounded a few times; what underflows is not 0."""
-    return xp.where(ratio > 0, xp.maximum(laplace_renyi(order, ratio) * _RELATIVE, _TINY), 0.0)
+    return xp.where(ratio > 0, xp.maximum(laplace_renyi(order, ratio) * _RELATIVE, SMALLEST), 0.0)
 
 
 def _small_shift(order, excess, x):

@@ -14,13 +14,13 @@ from __future__ import annotations
 import jax
 
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 
 _SLACK = 1e-13
-_TINY = 2.2250738585072014e-308  # XLA flushes subnormal numbers to zero
 _LARGE = 30.0
 _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 
@@ -50,7 +50,7 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
     over = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
     upper = xp.where(ratio < xp.inf, upper, q)  # a rate below 1e-295
-    return xp.where(dead, floor, lower), xp.where(dead, floor + over, upper) + _TINY
+    return xp.where(dead, floor, lower), xp.where(dead, floor + over, upper) + SMALLEST
 
 
 def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -68,7 +68,7 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     (lower, _), low_factor = at(gap - off, 1.0)
     (_, upper), high_factor = at(gap + off, -1.0)
     lower = xp.where((gap - off > 0) & (eps >= _CERTAIN), low_factor * lower, 0.0)
-    return lower, xp.where(gap + off > 0, high_factor * upper + _TINY, 0.0)
+    return lower, xp.where(gap + off > 0, high_factor * upper + SMALLEST, 0.0)
 
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:

@@ -13,14 +13,15 @@
 | delta -> Renyi | `renyi_from_profile` |
 | Renyi -> (eps, delta) | `epsilon_from_rdp`, `delta_from_rdp` (one order at a time); `optimal_...` (all at once) |
 | Renyi -> f | `tradeoff_from_rdp` |
-| delta -> mu-GDP | `gdp_mu` |
+| delta -> mu-GDP | `gdp_mu_from_profile` |
 
-What is certified: every function but those of `levy` returns a bound, stated with the side its arguments must be on.
+Every function but `levy_cdf`, `levy_delta` and `quadrature_log_characteristic` returns a certified bound, and says on
+which side of the truth its arguments must be.
 """
 
 from jaxdp.conversions.cut_renyi import cut_mass, cut_renyi, cut_renyi_epsilon
 from jaxdp.conversions.dominating_pair import pair_from_profile, pair_from_tradeoff, renyi_from_profile
-from jaxdp.conversions.gaussian_dp import gdp_mu
+from jaxdp.conversions.gaussian_dp import gdp_mu_from_profile
 from jaxdp.conversions.grid import GridPairs, grid_pairs
 from jaxdp.conversions.levy import levy_cdf, levy_delta, quadrature_log_characteristic
 from jaxdp.conversions.profile import (
@@ -43,7 +44,7 @@ __all__ = [
     "delta_from_rdp",
     "delta_from_tradeoff",
     "epsilon_from_rdp",
-    "gdp_mu",
+    "gdp_mu_from_profile",
     "grid_pairs",
     "levy_cdf",
     "levy_delta",

@@ -1,54 +1,60 @@
-"""From an upper bound on the privacy profile to a finite pair that dominates, and composes.
+"""From an upper bound of the privacy profile to a finite pair that dominates, and composes.
 
-H(a) = delta(log a) is convex. Given points (a_i, delta_i) above it, the largest convex minorant of the points is
-still above it, is piecewise linear, and is the profile of a finite pair: the ratio dP/dQ takes the values a_i, with
-Q-masses the changes of slope (Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25). The minorant is needed: composing a
-bound that is not convex can under-estimate.
+H(a) = delta(log a) is convex. The largest convex minorant of points (a_i, delta_i) above H is still above H; it is
+piecewise linear, and is the profile of a finite pair: the ratio dP/dQ takes the values a_i, with Q-masses the changes
+of slope (Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25). The step to the minorant is needed: composing a bound that is
+not convex can under-estimate.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.conversions.rdp import TINY
+from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.numerics.rounding import ULP
+from jaxdp.typing import Array, Real
 
-# Room for the logarithms that the record takes of the masses; the pair itself is exact without it.
+# Relative margin for the logarithms that DiscretePair takes of the masses; the pair itself is exact without it.
 _MARGIN = 1e-12
-# The rounding of the masses, seen from the other order.
+# Absolute charge for the rounding of the masses, for the swapped pair.
 _SUM_ERROR = 1e-15
-# e^eps and its square root of headroom stay inside the range of doubles
+# Largest epsilon: e^eps, its reciprocal and their square roots are far inside the range of doubles.
 _LARGEST = 700.0
 
 
-def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> DiscretePair:
+def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -> DiscretePair:
     """A finite pair that dominates every mechanism whose profile lies below the given points.
 
     Args:
-        epsilons: finite real numbers, distinct, one axis, any order. With symmetric=False give negative ones too: for
-            a < 1 nothing else is known but the chord to H(0) = 1.
-        deltas: certified upper bounds of delta at them, in [0, 1], same length. The smallest is charged as mass at
-            infinity: let the grid reach far enough, or end with a delta of 0 where that is true.
+        epsilons: in nats, finite, distinct, one axis, any order. With symmetric=False give negative ones too: for a < 1
+            nothing else is known but the chord to H(0) = 1.
+        deltas: certified upper bounds of delta at them, in [0, 1], same length. The smallest one becomes mass at
+            infinity: extend the grid until it is negligible, or end it with a delta of 0 where that is true.
         symmetric: True if the bounds hold for both orders of every neighbouring pair (replace_one, or the larger of
-            add and remove). The bound at a < 1 is then continued by the swap identity H(a) = 1 - a + a H(1/a).
+            add and remove). The bound at a < 1 then follows from the swap identity H(a) = 1 - a + a H(1/a).
 
     Returns:
-        DiscretePair, two outcomes more than points (images under the swap included): compose it as any mechanism.
-        Between the points the profile is the chord in e^eps, which exceeds a smooth profile by the square of
-        the spacing. Dominates on any grid, in both orders; rounding moves each loss outward by 1e-15, which loosens
-        the bound by about 1e-15 / loss, or / spacing near a kink.
+        DiscretePair with two more outcomes than points (images under the swap included), which composes as any
+        mechanism. Between the points its profile is the chord in e^eps, which exceeds a smooth profile by the square of
+        the spacing. It dominates on any grid, in both orders; rounding moves each loss outward by 1e-15, which loosens
+        the bound by about 1e-15 / loss, or 1e-15 / spacing near a kink.
 
     Raises:
-        ValueError: a delta below 1 - e^eps, which no mechanism has.
+        ValueError: an argument outside its range; a delta below 1 - e^eps, which no mechanism has.
 
     Reference:
         Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25.
+
+    Example:
+        >>> import jaxdp
+        >>> pair = jaxdp.conversions.pair_from_profile([0.0, 0.5, 1.0], [0.3, 0.1, 0.0])
+        >>> print(f"{jaxdp.delta(pair, 0.5):.4f}")
+        0.1000
 
     """
     ratio, excess = _points(epsilons, deltas, symmetric)
@@ -57,7 +63,7 @@ def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> 
     slopes = [Fraction(v1 - v0, a1 - a0) for (a0, v0), (a1, v1) in pairwise(corners)]
     masses = [after - before for before, after in pairwise([*slopes, Fraction(0)])]
     p, q = np.zeros(ratio.size), np.zeros(ratio.size)
-    # P up and Q down: term by term (p - a q)_+ can only grow
+    # P rounded up and Q rounded down: each (p - a q)_+ can only grow
     q[keep] = [_rounded(m, up=False) for m in masses]
     p[keep] = [_rounded(Fraction(ratio[i]) * m, up=True) for i, m in zip(keep, masses, strict=True)]
     one = corners[0][1]
@@ -67,16 +73,16 @@ def pair_from_profile(epsilons: Any, deltas: Any, *, symmetric: bool = True) -> 
 
 
 def _rounded(value: Fraction, *, up: bool) -> float:
-    """The nearest double on the given side, of a number >= 0; up: not subnormal, as XLA flushes those to 0."""
+    """The nearest double on the given side of a number >= 0; with up=True not subnormal, which XLA would take for 0."""
     near = float(value)
     if up:
         near = float(np.nextafter(near, np.inf)) if near < value else near
-        return max(near, TINY) if value > 0 else 0.0
+        return max(near, SMALLEST) if value > 0 else 0.0
     return float(np.nextafter(near, 0.0)) if near > value else near
 
 
-def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ratios a_i, increasing, and the excess H(a_i) - (1 - a_i)_+ >= 0 with the margin added."""
+def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Increasing ratios a_i, and H(a_i) - (1 - a_i)_+ >= 0 at them, with the margin added."""
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
     if eps.ndim != 1 or eps.shape != delta.shape or eps.size == 0:
         raise ValueError(f"epsilons and deltas must be equally long lists, got {eps.shape} and {delta.shape}.")
@@ -84,12 +90,12 @@ def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np
     order = np.argsort(eps)
     eps, delta = eps[order], delta[order]
     validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct")
-    floor = np.maximum(-np.expm1(eps), 0.0)
-    validate.reject("deltas", delta, delta < floor * (1 - 1e-9), "at least 1 - e^epsilon")
-    excess = np.maximum(delta - floor, 0.0) * (1 + _MARGIN) + 8 * ULP * floor
+    least = np.maximum(-np.expm1(eps), 0.0)
+    validate.reject("deltas", delta, delta < least * (1 - 1e-9), "at least 1 - e^epsilon")
+    excess = np.maximum(delta - least, 0.0) * (1 + _MARGIN) + 8 * ULP * least
     if symmetric:
         eps, excess = _mirrored(eps, excess)
-    # away from 1, where the same excess is still a bound: H decreases, H + a increases
+    # The ratio is rounded away from 1. The excess remains a bound there: H decreases and H + a increases.
     ratio = np.exp(eps) * (1 + 8 * ULP * np.sign(eps))
     excess = np.minimum(excess, np.minimum(1.0, ratio))
     order = np.lexsort((-excess, ratio))
@@ -97,11 +103,11 @@ def _points(epsilons: Any, deltas: Any, symmetric: bool) -> tuple[np.ndarray, np
 
 
 def _mirrored(eps: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every point with its image under the swap: (H - (1-a)_+)(1/a) = (H - (1-a)_+)(a) / a."""
+    """The points and their images under the swap: H - (1-a)_+ at 1/a is its value at a, divided by a."""
     unique, where = np.unique(np.concatenate([eps, -eps]), return_inverse=True)
     smallest = np.full(unique.size, np.inf)
-    # the product may underflow
-    image = excess * np.exp(-eps) * (1 + 8 * ULP) + np.where(excess > 0, TINY, 0.0)
+    # a positive product may underflow
+    image = excess * np.exp(-eps) * (1 + 8 * ULP) + np.where(excess > 0, SMALLEST, 0.0)
     np.minimum.at(smallest, where, np.concatenate([excess, image]))
     return unique, smallest
 
@@ -133,11 +139,29 @@ def _hull(ratio: np.ndarray, excess: np.ndarray) -> tuple[list[int], list[tuple[
     return kept[1:], corners
 
 
-def renyi_from_profile(orders: Any, epsilons: Any, deltas: Any, *, symmetric: bool = True) -> np.ndarray:
-    """Certified Renyi divergence R_a of every mechanism whose profile lies below the given points.
+def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric: bool = True) -> Array:
+    """Renyi divergence R_a that no mechanism exceeds whose profile lies below the given points.
 
-    orders: a > 0, a != 1, any shape, the shape of the result. The other arguments as for `pair_from_profile`, whose
-    pair is used: inf for a > 1 unless the last delta is 0. Zhu, Dong, Wang 2022, Lemma 23, for a finite pair.
+    Args:
+        orders: a > 0, a != 1, any shape.
+        epsilons: as for `pair_from_profile`.
+        deltas: as for `pair_from_profile`.
+        symmetric: as for `pair_from_profile`.
+
+    Returns:
+        Upper bound in nats of the shape of orders, float64; inf for a > 1 unless the last delta is 0.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Zhu, Dong, Wang 2022, Lemma 23, for the pair of `pair_from_profile`.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> print(f"{conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
+        0.4206
+
     """
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
@@ -159,17 +183,29 @@ def _finite_renyi(a: np.ndarray, pair: DiscretePair) -> np.ndarray:
     return np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
 
 
-def pair_from_tradeoff(false_positive_rate: Any, false_negative_rate: Any) -> DiscretePair:
+def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> DiscretePair:
     """The finite pair whose trade-off function T(Q, P) is the polygon through the given points.
 
-    q_i are the steps of x, p_i those of 1 - f; 1 - f(0) is mass at infinity. Its `log_mgf(1j t)` is
-    log int |f'|^{1+it} dx, the characteristic function of the loss (f -> phi). The polygon through values of a convex
-    f lies ABOVE f: the pair is post-processing of the true one and gives lower bounds of delta. For a
-    dominating pair go through `delta_from_tradeoff` and `pair_from_profile`.
+    q_i are the steps of x, p_i those of 1 - f, and 1 - f(0) is mass at infinity. Its `log_mgf(1j t)` is
+    log int |f'|^{1+it} dx, the logarithm of the characteristic function of the loss. The polygon through values of a
+    convex f lies ABOVE f: the pair is post-processing of the true one, and gives lower bounds of delta. For a
+    dominating pair use `delta_from_tradeoff` and `pair_from_profile`.
 
     Args:
         false_positive_rate: increasing from 0 to 1, one axis.
-        false_negative_rate: decreasing to 0 and convex at these points, the same length.
+        false_negative_rate: decreasing to 0 and convex at these points, same length.
+
+    Returns:
+        DiscretePair with one outcome a step, and one for mass at infinity.
+
+    Raises:
+        ValueError: an argument outside its range, points that are not decreasing and convex.
+
+    Example:
+        >>> import jaxdp
+        >>> pair = jaxdp.conversions.pair_from_tradeoff([0.0, 0.5, 1.0], [1.0, 0.2, 0.0])
+        >>> print(pair.p, pair.q)
+        [0.8 0.2 0. ] [0.5 0.5 0. ]
 
     """
     x = validate.probability("false_positive_rate", false_positive_rate)

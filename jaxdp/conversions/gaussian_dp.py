@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ from jaxdp.closed_forms import gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import formula
+from jaxdp.typing import Array, Real
 
-# mu from e^-46, to the last bit of its logarithm
-_SMALLEST, _HALVINGS = -46.0, 60
+# log mu is halved from -46 on until its last bit.
+_LEAST_LOG_MU, _HALVINGS = -46.0, 60
 _COVERS = ("intervals", "points")
 
 
@@ -29,32 +30,42 @@ def _smallest_mu(epsilon, delta):
         covers = gaussian.delta_bounds(jnp.exp(middle), epsilon)[0] >= delta
         return jnp.where(covers, low, middle), jnp.where(covers, middle, high)
 
-    # x1 = eps/mu - mu/2 < -10 there, so that delta is 1 to 1e-22; much larger mu cost digits, not privacy
+    # At the largest mu x1 = eps/mu - mu/2 < -10, where delta is 1 to 1e-22. A larger end would lose digits.
     largest = jnp.log(20 + 2 * jnp.sqrt(2 * jnp.abs(epsilon)))
-    start = jnp.full_like(epsilon, _SMALLEST), largest
+    start = jnp.full_like(epsilon, _LEAST_LOG_MU), largest
     # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
     high = jnp.exp(jax.lax.fori_loop(0, _HALVINGS, halve, start)[1]) * (1 + 1e-13)
-    reached = gaussian.delta_bounds(high, epsilon)[0] >= delta
-    # rounded down: a delta within its rounding may need a mu > 0
-    floor = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
-    return jnp.where(delta <= floor, 0.0, jnp.where(reached & (delta < 1), high, jnp.inf))
+    covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
+    # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
+    least = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
+    return jnp.where(delta <= least, 0.0, jnp.where(covered & (delta < 1), high, jnp.inf))
 
 
-def gdp_mu(epsilons: Any, deltas: Any, *, cover: str = "intervals") -> Any:
+def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["intervals", "points"] = "intervals") -> Array:
     """Smallest mu whose Gaussian profile lies above the given upper bounds of delta.
 
-    cover="points": above each point (eps_i, delta_i); nothing is said between them. cover="intervals": above every
-    profile that obeys the points, on all of [eps_1, eps_n] (delta decreases, so delta_i is charged up to eps_{i+1}).
-    Beyond eps_n no finite set of points says anything: mu-GDP itself needs the whole profile, down to delta = 0.
+    Nothing is known beyond the last epsilon: mu-GDP itself needs the whole profile, down to delta = 0.
 
     Args:
-        epsilons: increasing real numbers, last axis. deltas: upper bounds in [0, 1]; broadcast.
+        epsilons: in nats, finite, increasing, last axis.
+        deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
+        cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
+            that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
 
     Returns:
-        mu >= 0 without the last axis; inf where some delta is 1. The bracket's safe end, 1e-12 relative.
+        mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
+        delta is 1.
+
+    Raises:
+        ValueError: an argument outside its range, no last axis.
 
     Reference:
         Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> print(f"{conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+        1.1962
 
     """
     validate.choice("cover", cover, _COVERS)

@@ -1,48 +1,68 @@
-"""Two finite pairs around a continuous one: the grid lower and upper bounds, certified by construction.
+"""Two finite pairs around a continuous one: certified lower and upper bounds from masses on a grid.
 
-Cut the outcomes into cells on which the loss lies between two known values. Merging each cell is post-processing: the
-merged pair is dominated by the true one. Splitting each cell's mass between the two ends of its loss range, with the
-same P and Q masses, spreads the ratio dP/dQ further: that pair dominates (a convex function lies below its chord).
-Both hold at every a >= 0, so both compose. The gap is of second order in the cell width.
+Cut the outcomes into cells on which the loss lies between two known values. Merging the outcomes of each cell is
+post-processing: the merged pair is dominated by the true one. Splitting the mass of each cell between the two ends of
+its loss range, with the same P and Q masses, gives a pair that dominates, since a convex function lies below its chord.
+Both hold at every a >= 0, so both pairs compose. The gap is of second order in the cell width.
 
-This plays the part of Algorithm 2 of Zhu, Dong, Wang 2022. Their Theorem 43 bounds the error of another rounding; its
-constants are not reproduced here, the bound is the pair itself.
+It takes the place of Algorithm 2 of Zhu, Dong, Wang 2022, whose Theorem 43 bounds the error of another rounding.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.typing import Real
 
-# Edges are moved apart by this much relative ratio, so that rounding of the masses cannot leave the cell.
+# Relative distance by which the edge ratios of a cell are moved apart: the rounded masses stay between them.
 _WIDEN = 1e-12
 
 
 class GridPairs(NamedTuple):
-    """lower: a pair that the true one dominates. upper: a pair that dominates the true one."""
+    """Two finite pairs around a true one.
+
+    Attributes:
+        lower: a pair that the true one dominates: its delta is a lower bound.
+        upper: a pair that dominates the true one: its delta is an upper bound.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> pairs = conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
+        >>> print(pairs.lower.p, pairs.upper.p.round(3))
+        [0.3 0.7] [0.233 0.067 0.067 0.633]
+
+    """
 
     lower: DiscretePair
     upper: DiscretePair
 
 
-def grid_pairs(p_mass: Any, q_mass: Any, edge_losses: Any) -> GridPairs:
-    """A dominated and a dominating finite pair from the cell masses of a pair with known loss range per cell.
+def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
+    """A dominated and a dominating finite pair, from the masses of cells of known loss range.
 
     Args:
-        p_mass: P(cell_i), q_mass: Q(cell_i), one axis of n cells that cover all outcomes.
-        edge_losses: n + 1 increasing values; the loss on cell i lies in [edge_i, edge_{i+1}]. The first may be -inf,
-            the last inf: what lies there becomes mass at infinity.
+        p_mass: P(cell_i), one axis of n cells that cover all outcomes.
+        q_mass: Q(cell_i), same length.
+        edge_losses: n + 1 increasing values in nats; the loss on cell i lies in [edge_i, edge_{i+1}]. The first may be
+            -inf; the last may be inf, which makes part of the last cell mass at infinity.
 
     Returns:
-        GridPairs(lower, upper) of DiscretePair. The masses are used as given; their relative error should
-        be small against the width of a cell.
+        GridPairs(lower, upper) of DiscretePair. The masses are used as given; their relative error should be small
+        against the width of a cell.
 
     Raises:
-        ValueError: a cell whose mass ratio leaves its range by more than rounding.
+        ValueError: an argument outside its range, shapes other than (n,), (n,), (n + 1,), a cell whose mass ratio lies
+            outside its loss range by more than rounding.
+
+    Example:
+        >>> import jaxdp
+        >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
+        >>> print(f"{jaxdp.delta(pairs.lower, 0.5):.4f} {jaxdp.delta(pairs.upper, 0.5):.4f}")
+        0.2054 0.2490
 
     """
     p, q = validate.nonnegative("p_mass", p_mass), validate.nonnegative("q_mass", q_mass)
@@ -58,7 +78,7 @@ def grid_pairs(p_mass: Any, q_mass: Any, edge_losses: Any) -> GridPairs:
 
 
 def _spread(p: np.ndarray, q: np.ndarray, low: np.ndarray, high: np.ndarray) -> DiscretePair:
-    """Each cell as two outcomes of ratio low and high with the cell's masses."""
+    """The pair in which each cell is split into two outcomes of ratio low and high, with its P and Q masses."""
     infinite = np.isinf(high)
     top = np.where(infinite, 1.0, high)
     bottom = np.where(infinite, 0.0, low)

@@ -1,29 +1,29 @@
 """Renyi DP to (epsilon, delta), one order at a time: the classic conversion and that of Canonne, Kamath, Steinke.
 
-Every order gives a valid bound; the smallest over the given orders is returned. `optimal` in `rdp_tradeoff` uses all
+Every order gives a valid bound; the smallest over the given orders is returned. The functions of `rdp_tradeoff` use all
 orders at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import above_one, formula
+from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.typing import Array, Real
 
 METHODS = ("cks", "classic")
-# Twenty units of roundoff of every term: more than the handful of operations can lose.
+# Charge for the handful of operations on a term, relative to its size.
 _ROUNDING = 20 * ULP
-# XLA flushes smaller numbers to 0: what is below is charged this much.
-TINY = 2.0**-1022
-# One octave of the order is refined to 2^-15 of an octave in three rounds of 33 points.
+# The logarithm of the order minus 1 is searched on 64 points, then three times on 33 points around the best one.
 _GRID, _ROUNDS, _LOCAL = 64, 3, 33
-_SMALLEST, _LARGEST = 1e-3, 1e6
+_LEAST_EXCESS, _LARGEST_EXCESS = 1e-3, 1e6
 
 
 def _log_gain(excess: Any) -> Any:
@@ -41,7 +41,7 @@ def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
     gain = _gain(excess, sharp)
     value = renyi + (gain - jnp.log(room)) / excess
-    # delta - infinity is rounded too: its relative error grows with the cancellation
+    # the rounding of delta - infinity_mass counts delta / room times
     lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
     return jnp.maximum(value + lost, 0.0)
 
@@ -53,71 +53,118 @@ def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     exponent = excess * (renyi - epsilon) + gain
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
-    finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), TINY))
+    finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), SMALLEST))
     return jnp.minimum(infinity * (1 + _ROUNDING) + finite, 1.0)
 
 
-def epsilon_from_rdp(orders: Any, renyi: Any, delta: Any, *, infinity_mass: Any = 0.0, method: str = "cks") -> Any:
-    """Certified epsilon at delta of a mechanism with the given Renyi curve.
+def epsilon_from_rdp(
+    orders: Real | None,
+    renyi: Real | Callable[[np.ndarray], Real],
+    delta: Real,
+    *,
+    infinity_mass: Real = 0.0,
+    method: Literal["cks", "classic"] = "cks",
+) -> Array:
+    """Certified epsilon at delta of a mechanism with the given Renyi curve rho_a.
 
-    cks: eps = rho_a + [log(1/delta) + (a-1) log(1 - 1/a) - log a]/(a-1); classic: eps = rho_a + log(1/delta)/(a-1);
-    the minimum over the orders.
+    The smallest value over the orders a of
+    "cks": rho_a + [log(1/delta) + (a-1) log(1 - 1/a) - log a]/(a-1); "classic": rho_a + log(1/delta)/(a-1).
 
     Args:
-        orders: a > 1, last axis; None (with a callable) searches orders from 1.001 to 1e6.
-        renyi: upper bounds rho_a of the Renyi divergence, last axis that of the orders (inf where unknown); or a
+        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+        renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
             callable, elementwise from an array of orders to an array of the same shape.
-        delta: in [0, 1]; broadcasts with the leading axes of renyi. Shape of the result.
-        infinity_mass: an upper bound on P(L = inf), when renyi is that of the finite part.
-        method: "cks" or "classic".
+        delta: in [0, 1]; broadcasts with the leading axes of renyi.
+        infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
+        method: "cks" or "classic"; "cks" is never larger.
 
     Returns:
-        Epsilon >= 0, NumPy float64; inf where delta <= infinity_mass. Rounding is added outward.
+        Epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where
+        delta <= infinity_mass. Rounding is added outward.
+
+    Raises:
+        ValueError: an argument outside its range, orders and renyi of unequal length.
 
     Reference:
         Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
 
+    Example:
+        >>> from jaxdp import conversions
+        >>> orders = [2.0, 4.0, 8.0, 16.0]
+        >>> print(f"{conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
+        2.5430
+
     """
-    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=_delta_target(delta))
+    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(validate.probability, delta))
 
 
-def delta_from_rdp(orders: Any, renyi: Any, epsilon: Any, *, infinity_mass: Any = 0.0, method: str = "cks") -> Any:
-    """Certified delta at epsilon of a mechanism with the given Renyi curve.
+def delta_from_rdp(
+    orders: Real | None,
+    renyi: Real | Callable[[np.ndarray], Real],
+    epsilon: Real,
+    *,
+    infinity_mass: Real = 0.0,
+    method: Literal["cks", "classic"] = "cks",
+) -> Array:
+    """Certified delta at epsilon of a mechanism with the given Renyi curve rho_a.
 
-    cks: delta = e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a; classic without the last factor; the minimum over the orders,
-    plus infinity_mass, at most 1. Arguments, shapes and reference as for `epsilon_from_rdp`; epsilon any real number.
+    The smallest value over the orders a of e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a ("cks"), without the last factor for
+    "classic", plus infinity_mass.
+
+    Args:
+        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+        renyi: upper bounds rho_a in nats or a callable, as for `epsilon_from_rdp`.
+        epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
+        infinity_mass: upper bound of P(L = inf) in [0, 1].
+        method: "cks" or "classic".
+
+    Returns:
+        Delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
+
+    Raises:
+        ValueError: an argument outside its range, orders and renyi of unequal length.
+
+    Reference:
+        As `epsilon_from_rdp`.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> orders = [2.0, 4.0, 8.0, 16.0]
+        >>> print(f"{conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
+        1.35e-06
+
     """
-    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=real_target("epsilon", epsilon))
+    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(real_target, epsilon))
 
 
-def real_target(name: str, value: Any) -> Any:
-    """A real number, +-inf allowed, NaN not; a tracer passes."""
-    if validate.is_traced(value):
-        return value
+def real_target(name: str, value: Any) -> np.ndarray:
+    """A check for `checked`: real numbers, with +-inf but without NaN."""
     array = validate.real_array(name, value)
     validate.reject(name, array, np.isnan(array), "a real number, inf or -inf")
     return array
 
 
-def infinity_bound(mass: Any) -> Any:
-    """An upper bound on P(L = inf), checked; a subnormal one is raised to the smallest normal number."""
-    if validate.is_traced(mass):
-        return mass
-    mass = validate.probability("infinity_mass", mass)
-    return np.where(mass > 0, np.maximum(mass, TINY), 0.0)
+def infinity_bound(name: str, value: Any) -> np.ndarray:
+    """A check for `checked`: an upper bound of P(L = inf); a subnormal one becomes the smallest normal number."""
+    mass = validate.probability(name, value)
+    return np.where(mass > 0, np.maximum(mass, SMALLEST), 0.0)
 
 
-def _delta_target(delta: Any) -> Any:
-    return delta if validate.is_traced(delta) else validate.probability("delta", delta)
+def named_scalars(target: dict[str, tuple[Callable, Any]], infinity_mass: Real) -> dict[str, Any]:
+    """The target, given as {name: (check, value)}, and the mass at infinity: checked, by name."""
+    arguments = target | {"infinity_mass": (infinity_bound, infinity_mass)}
+    return dict(zip(arguments, checked(**arguments), strict=True))
 
 
-def _smallest(formula_: Callable, orders: Any, renyi: Any, infinity_mass: Any, method: str, **named: Any) -> Any:
-    (target,) = named.values()
+def _smallest(
+    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Callable, Real]
+) -> Array:
+    """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
-    infinity_mass = infinity_bound(infinity_mass)
-    shape = validate.broadcast(**named, infinity_mass=infinity_mass)
-    xp = jnp if validate.is_traced(target, infinity_mass, orders, renyi) else np
-    goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in (target, infinity_mass))
+    scalars = named_scalars(target, infinity_mass)
+    shape = validate.broadcast(**scalars)
+    xp = jnp if validate.is_traced(scalars, orders, renyi) else np
+    goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in scalars.values())
 
     def bounds(at: Any, values: Any) -> Any:
         return formula_(at, values, goal, infinity, sharp)
@@ -126,13 +173,13 @@ def _smallest(formula_: Callable, orders: Any, renyi: Any, infinity_mass: Any, m
         return _search(bounds, renyi, shape)
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
     lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
-    validate.broadcast(**lead, **named, infinity_mass=infinity_mass)
+    validate.broadcast(**lead, **scalars)
     out = bounds(at, values)
     return out.min(axis=-1)[()]
 
 
 def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one, name: str = "renyi") -> tuple[Any, Any]:
-    """Orders and values, checked: orders by ``check``, values (``name``) >= 0 or inf, the same last axis."""
+    """Orders, checked by `check`, and values >= 0 or inf, checked under `name`; their last axes agree."""
     orders = orders if validate.is_traced(orders) else check("orders", orders)
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
@@ -147,8 +194,8 @@ def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one, name: str 
 
 
 def _search(bounds: Callable, renyi: Callable, shape: tuple[int, ...]) -> Any:
-    """Every order is valid, so the search decides how tight the bound is, never whether it holds."""
-    log_excess = np.broadcast_to(np.linspace(np.log(_SMALLEST), np.log(_LARGEST), _GRID), (*shape, _GRID))
+    """The smallest bound found over the orders; every order is valid, so the search affects tightness only."""
+    log_excess = np.broadcast_to(np.linspace(np.log(_LEAST_EXCESS), np.log(_LARGEST_EXCESS), _GRID), (*shape, _GRID))
     best = np.full(shape, np.inf)
     for _ in range(_ROUNDS):
         at, values = renyi_curve(1 + np.exp(log_excess), renyi(1 + np.exp(log_excess)))

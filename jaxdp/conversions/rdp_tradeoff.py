@@ -1,17 +1,18 @@
 """Renyi DP to f-DP, and through it to (epsilon, delta): all orders at once, those below and at 1 included.
 
 A test that rejects with probability x under Q and p under P is post-processing, so the Bernoulli pair (p, x) obeys
-R_a(p, x) <= rho_a at every order, and with R_a(Q, P) bounded also R_a(x, p) <= rho'_a. With p*(x) the largest p that
-all constraints allow, the trade-off function is at least 1 - p*(x) and delta <= max_x [p*(x) - e^eps x].
-The allowed set is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is
-concave and the maximum is certified from grid values (`concave`).
+R_a(p, x) <= rho_a at every order, and R_a(x, p) <= rho'_a where rho' bounds R_a(Q, P). With p*(x) the largest p that
+all constraints allow, the trade-off function is at least 1 - p*(x), and delta <= max_x [p*(x) - e^eps x]. The set of
+allowed (p, x) is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is concave,
+and its values on a grid bound the maximum from above (`concave`).
 
 Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every point is open.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,27 +20,33 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import TINY, _log_gain, infinity_bound, real_target, renyi_curve
+from jaxdp.conversions.rdp import _log_gain, named_scalars, real_target, renyi_curve
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.precision import kernel, require_x64
+from jaxdp.runtime.precision import Kernel, kernel, require_x64
+from jaxdp.typing import Array, Real
 
-# logits to 2e-10, the relative accuracy of p*; both ends of the bracket are kept
+# Halvings that give the logit of p* to 2e-10, the relative accuracy of p*.
 _HALVINGS = 42
 _CELLS, _ROUNDS = 40, 6
-# expit(+-_FAR) is 1e-304: the interval beyond is charged by monotonicity
+# Largest logit of the grid: expit(-700) is 1e-304. Tests beyond it are bounded by monotonicity.
 _FAR = 700.0
+_Pair: TypeAlias = tuple[jax.Array, jax.Array]
+# (orders, forward bounds, backward bounds), each of one axis.
+_Curve: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _log_probabilities(logit: Any) -> tuple[Any, Any]:
+def _log_probabilities(logit: jax.Array) -> _Pair:
     """log expit(logit) and log(1 - expit(logit))."""
     return jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(-logit)
 
 
-def _violated(order: Any, bound: Any, first: Any, second: Any, sign: Any) -> Any:
+def _violated(order: jax.Array, bound: jax.Array, first: _Pair, second: _Pair, sign: jax.Array) -> jax.Array:
     """Whether R_order(first, second) of two Bernoulli laws, given by log probabilities, exceeds the bound.
 
-    sign +1: exceeds it for certain; -1: cannot be shown not to. The rounding of every exponent is charged.
+    sign +1: True only where it certainly does; sign -1: False only where it certainly does not. The rounding of every
+    exponent is charged.
     """
     (f1, f0), (s1, s0) = first, second
     excess = order - 1
@@ -60,18 +67,18 @@ def _violated(order: Any, bound: Any, first: Any, second: Any, sign: Any) -> Any
     return value > limit + sign * slack
 
 
-def _largest_power(curve: Any, logit: Any) -> tuple[Any, Any]:
+def _largest_power(curve: _Curve, logit: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(lower, upper) bound of the logit of p*(x), at x = expit(logit)."""
     orders, forward, backward = curve
     x = _log_probabilities(logit)
 
-    def broken(v: Any, sign: Any) -> Any:
+    def broken(v: jax.Array, sign: jax.Array) -> jax.Array:
         p = _log_probabilities(v)
         ahead = _violated(orders, forward, p, x, sign) & jnp.isfinite(forward)
         behind = _violated(orders, backward, x, p, sign) & jnp.isfinite(backward)
         return jnp.any(ahead | behind)
 
-    def halve(_: Any, bracket: Any) -> Any:
+    def halve(_: jax.Array, bracket: _Pair) -> _Pair:
         low, high = bracket
         middle = 0.5 * (low + high)
         bad = jax.vmap(broken)(middle, jnp.array([-1.0, 1.0]))
@@ -82,12 +89,12 @@ def _largest_power(curve: Any, logit: Any) -> tuple[Any, Any]:
     return low[0], high[1]
 
 
-def _advantage(curve: Any, logit: Any, eps: Any) -> tuple[Any, Any, Any]:
+def _advantage(curve: _Curve, logit: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(x, low, high) with low <= p*(x) - e^eps x <= high at x = expit(logit)."""
     x, rest = jax.nn.sigmoid(logit), jax.nn.sigmoid(-logit)
     tilt = jnp.exp(eps)
 
-    def gain(v: Any, sign: float) -> Any:
+    def gain(v: jax.Array, sign: float) -> jax.Array:
         p, lost = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
         near_one = x > 0.5
         value = jnp.where(near_one, -jnp.expm1(eps) + tilt * rest - lost, p - tilt * x)
@@ -98,10 +105,10 @@ def _advantage(curve: Any, logit: Any, eps: Any) -> tuple[Any, Any, Any]:
     return x, gain(low, -1.0), gain(high, 1.0)
 
 
-def _delta_and_slope(curve: Any, eps: Any) -> tuple[Any, Any]:
+def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Certified delta at eps, and -e^eps x* (the derivative in eps, for Newton only)."""
 
-    def refine(_: Any, state: Any) -> Any:
+    def refine(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         left, right, dead, _, _ = state
         grid = left + (right - left) * jnp.linspace(0.0, 1.0, _CELLS + 1)
         x, low, high = jax.vmap(lambda u: _advantage(curve, u, eps))(grid)
@@ -111,46 +118,46 @@ def _delta_and_slope(curve: Any, eps: Any) -> tuple[Any, Any]:
         first = jnp.argmax(alive)
         last = _CELLS - 1 - jnp.argmax(alive[::-1])
         dead = jnp.maximum(dead, jnp.max(jnp.where(alive, -jnp.inf, upper)))
-        # one cell more on each side, so that a chord from outside bounds the cells that matter
+        # one more cell on each side: its chord bounds the cells next to it
         left, right = grid[jnp.maximum(first - 1, 0)], grid[jnp.minimum(last + 2, _CELLS)]
         total = jnp.maximum(dead, jnp.max(jnp.where(alive, upper, -jnp.inf)))
         return left, right, dead, total, x[jnp.argmax(low)]
 
     far = jnp.asarray(_FAR)
-    # beyond the grid: left of it p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x)
+    # With E = e^eps: left of the grid p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x).
     left_end = jax.nn.sigmoid(_largest_power(curve, -far)[1])
     falling = -jnp.expm1(eps)
     right_end = falling + 8 * ULP * jnp.abs(falling) + jnp.exp(eps) * jax.nn.sigmoid(-far) * (1 + 16 * ULP)
     start = (-far, far, jnp.maximum(left_end, right_end), jnp.asarray(1.0), jnp.asarray(0.5))
     _, _, _, total, at = jax.lax.fori_loop(0, _ROUNDS, refine, start)
-    total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, TINY, 1.0))
+    total = jnp.where(jnp.isnan(total), 1.0, jnp.clip(total, SMALLEST, 1.0))
     return total, -jnp.exp(eps) * at
 
 
-def _valid(curve: Any) -> Any:
+def _valid(curve: _Curve) -> jax.Array:
     orders, forward, backward = curve
     return ~(jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)).any()
 
 
 @kernel(working_set=20000)
-def _delta_kernel(curve: Any, infinity: Any, eps: Any) -> Any:
+def _delta_kernel(curve: _Curve, infinity: jax.Array, eps: jax.Array) -> jax.Array:
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
     return jnp.where(_valid(curve), jnp.minimum(1.0, (infinity + value) * (1 + 8 * ULP)), 1.0)
 
 
-def _cks_delta(curve: Any, eps: Any) -> Any:
+def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
     orders, forward, _ = curve
     excess = jnp.where(orders > 1, orders - 1, 1.0)
     far = jnp.where(jnp.isfinite(eps), eps, 0.0)
     exponent = jnp.where(orders > 1, excess * (forward - far), jnp.inf)
     value = jnp.exp(jnp.min(jnp.minimum(exponent * (1 - 1e-12 * jnp.sign(exponent)), 0.0)))
-    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), jnp.maximum(value, TINY))
+    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), jnp.maximum(value, SMALLEST))
 
 
 @kernel(working_set=20000)
-def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
+def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax.Array:
     orders, forward, _ = curve
     room = (delta - infinity) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
@@ -159,11 +166,11 @@ def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
     start = jnp.min(each) * (1 + 1e-12) + 1e-12
     high = jnp.where(start < _FAR, jnp.maximum(start, 1e-12), 1.0)
 
-    def excess_log_delta(eps: Any) -> tuple[Any, Any]:
+    def excess_log_delta(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, slope = _delta_and_slope(curve, eps)
         return jnp.log(value) - goal, slope / value
 
-    # in 1 + eps, whose tolerance does not vanish at 0; the first point tested is eps = 0
+    # The unknown is t = 1 + eps, so that the relative tolerance does not vanish at eps = 0, the first point tested.
     _, found = crossing(
         lambda t: excess_log_delta(t - 1), jnp.asarray(1 - 5e-10), 1 + high, jnp.ones(()), rtol=1e-9, max_steps=30
     )
@@ -175,10 +182,10 @@ def _epsilon_kernel(curve: Any, infinity: Any, delta: Any) -> Any:
 
 
 @kernel(working_set=20000)
-def _tradeoff_kernel(curve: Any, infinity: Any, x: Any) -> Any:
+def _tradeoff_kernel(curve: _Curve, infinity: jax.Array, x: jax.Array) -> jax.Array:
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
-    # x rounded up: p* increases
+    # x is rounded up, because p* increases
     logit = jnp.log(safe) - jnp.log1p(-safe) + 16 * ULP * (1 + jnp.abs(jnp.log(safe)) + 1 / (1 - safe))
     miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
     at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
@@ -187,50 +194,121 @@ def _tradeoff_kernel(curve: Any, infinity: Any, x: Any) -> Any:
 
 
 def optimal_delta_from_rdp(
-    orders: Any, renyi: Any, epsilon: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
-) -> Any:
+    orders: Real,
+    renyi: Real,
+    epsilon: Real,
+    *,
+    reverse_renyi: Real | None = None,
+    infinity_mass: Real = 0.0,
+) -> Array:
     """Certified delta at epsilon from all orders of a Renyi curve at once, through its trade-off function.
 
     Args:
-        orders: a > 0, last axis; orders in [1/2, 1] help, a > 1 are needed for small delta.
-        renyi: upper bounds of R_a(P, Q), last axis that of the orders; inf where unknown.
-        epsilon: any real number, broadcasts with the leading axes of renyi.
-        reverse_renyi: upper bounds of R_a(Q, P). For a symmetric mechanism give renyi again. None: unknown; using
-            R_a(P, Q) in its place is false for asymmetric pairs.
-        infinity_mass: an upper bound on P(L = inf), when the curves are those of the finite part.
+        orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
+        renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
+        epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
+        reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None:
+            unknown. R_a(P, Q) in its place is wrong for asymmetric pairs.
+        infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
 
     Returns:
-        NumPy float64 in [0, 1]; the maximum over tests is bounded from above, measured excess below 1e-6 relative (43
-        orders, Gaussian, eps 0 to 20). Costs about 40 ms a point on one core.
+        Delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum over
+        tests, less than 1e-6 relative above it where measured (43 orders, Gaussian, eps 0 to 20). About 40 ms a point
+        on one core.
+
+    Raises:
+        ValueError: an argument outside its range, orders and curves of unequal length.
 
     Reference:
         Zhu, Dong, Wang 2022, Appendix F.
 
+    Example:
+        >>> from jaxdp import conversions
+        >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+        >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
+        >>> print(f"{conversions.optimal_delta_from_rdp(orders, curve, 2.5, reverse_renyi=curve):.2e}")
+        1.35e-06
+
     """
-    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=real_target("epsilon", epsilon))
+    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(real_target, epsilon))
 
 
 def optimal_epsilon_from_rdp(
-    orders: Any, renyi: Any, delta: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
-) -> Any:
-    """Certified epsilon >= 0 at delta from all orders at once; arguments as for `optimal_delta_from_rdp`.
+    orders: Real,
+    renyi: Real,
+    delta: Real,
+    *,
+    reverse_renyi: Real | None = None,
+    infinity_mass: Real = 0.0,
+) -> Array:
+    """Certified epsilon >= 0 at delta from all orders of a Renyi curve at once, through its trade-off function.
 
-    The smallest tested epsilon whose certified delta meets the target (1e-9 relative); inf where delta does not
-    exceed infinity_mass or no order above 1 is finite.
+    Args:
+        orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
+        renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
+        delta: in [0, 1]; broadcasts with the leading axes of renyi.
+        reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None:
+            unknown. R_a(P, Q) in its place is wrong for asymmetric pairs.
+        infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
+
+    Returns:
+        Epsilon in nats, float64, of the broadcast shape without the axis of orders: the smallest epsilon tried whose
+        certified delta meets the target (1e-9 relative); inf where delta does not exceed infinity_mass or no order
+        above 1 has a finite bound.
+
+    Raises:
+        ValueError: an argument outside its range, orders and curves of unequal length.
+
+    Reference:
+        Zhu, Dong, Wang 2022, Appendix F.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+        >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
+        >>> print(f"{conversions.optimal_epsilon_from_rdp(orders, curve, 1e-6, reverse_renyi=curve):.4f}")
+        2.5429
+
     """
-    delta = delta if validate.is_traced(delta) else validate.probability("delta", delta)
-    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=delta)
+    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(validate.probability, delta))
 
 
 def tradeoff_from_rdp(
-    orders: Any, renyi: Any, false_positive_rate: Any, *, reverse_renyi: Any = None, infinity_mass: Any = 0.0
-) -> Any:
-    """Certified smallest false negative rate 1 - p*(x) at the false positive rate x; never above the truth.
+    orders: Real,
+    renyi: Real,
+    false_positive_rate: Real,
+    *,
+    reverse_renyi: Real | None = None,
+    infinity_mass: Real = 0.0,
+) -> Array:
+    """Certified smallest false negative rate 1 - p*(x) at false positive rate x, from all orders at once.
 
-    Arguments as for `optimal_delta_from_rdp`; false_positive_rate: x in [0, 1], the error under Q.
+    Args:
+        orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
+        renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
+        false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi.
+        reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None:
+            unknown. R_a(P, Q) in its place is wrong for asymmetric pairs.
+        infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
+
+    Returns:
+        Lower bound of the trade-off function in [0, 1], float64, of the broadcast shape without the axis of orders.
+
+    Raises:
+        ValueError: an argument outside its range, orders and curves of unequal length.
+
+    Reference:
+        Zhu, Dong, Wang 2022, Appendix F.
+
+    Example:
+        >>> from jaxdp import conversions
+        >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+        >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
+        >>> print(f"{conversions.tradeoff_from_rdp(orders, curve, 0.1, reverse_renyi=curve):.4f}")
+        0.7477
+
     """
-    x = false_positive_rate
-    x = x if validate.is_traced(x) else validate.probability("false_positive_rate", x)
+    x = (validate.probability, false_positive_rate)
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
 
 
@@ -238,26 +316,25 @@ def _order(name: str, value: Any) -> np.ndarray:
     return validate.positive(name, value)
 
 
-def _run(kernel_: Any, orders: Any, renyi: Any, reverse: Any, infinity: Any, **target: Any) -> Any:
+def _run(
+    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Callable, Real]
+) -> Array:
+    """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
     orders, forward = renyi_curve(orders, renyi, _order)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
         _, backward = renyi_curve(orders, reverse, _order, "reverse_renyi")
-    infinity = infinity_bound(infinity)
-    ((name, goal),) = target.items()
+    scalars = named_scalars(target, infinity_mass)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
-    shape = validate.broadcast(
-        **{k: np.empty(np.shape(a)[:-1]) for k, a in lead.items()},
-        **{name: np.empty(np.shape(goal)), "infinity_mass": np.empty(np.shape(infinity))},
-    )
+    shape = validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
     count, size = np.shape(orders)[-1], int(np.prod(shape))
-    traced = validate.is_traced(orders, forward, backward, infinity, goal)
+    traced = validate.is_traced(lead, scalars)
     xp = jnp if traced else np
     if traced:
         require_x64()
     curve = tuple(
         xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count) for a in lead.values()
     )
-    scalars = [xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in (infinity, goal)]
-    out = jax.vmap(kernel_.point)(curve, *scalars) if traced else kernel_(curve, *scalars)
+    goal, infinity = (xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in scalars.values())
+    out = jax.vmap(kernel_.point)(curve, infinity, goal) if traced else kernel_(curve, infinity, goal)
     return out.reshape(shape)[()]

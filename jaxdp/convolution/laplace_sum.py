@@ -1,8 +1,8 @@
-"""The exact sum of n Laplace noises: density, tail, Renyi divergence, delta and epsilon, n up to 1e4.
+"""The exact law of a sum of n Laplace noises: density, tail, Renyi divergence, delta and epsilon, for n up to 1e4.
 
-The density of a sum of n Laplace(1) noises is a mixture of Erlang densities, so that density and upper tail
-are sums over i < n of the Poisson(|x|) probability of i, times a negative binomial weight (density) or the sum
-of those weights (tail). All terms are positive and are added in logarithms.
+The density of a sum of n Laplace(1) noises is a mixture of Erlang densities. So density and upper tail are sums over
+i < n of the Poisson(|x|) probability of i times a weight: a negative binomial probability for the density, a sum of
+such probabilities for the tail. All terms are positive and are added in logarithms.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
+from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
-from jaxdp.runtime.formulas import above_one
+from jaxdp.runtime.formulas import above_one, batched
 from jaxdp.runtime.precision import Kernel, kernel
+from jaxdp.typing import Array, Real
 
 LARGEST_SUM = 10_000
 _SIZES = (16, 128, 1024, LARGEST_SUM)
-# Relative error allowed for each tail and density at n summands, in units of 1 + n / 500: ten times the largest
-# difference from 40-digit values seen for n = 1, ..., 1e4 up to 20 standard deviations out.
+# Relative error charged to a tail or density of n summands, in units of 1 + n / 500: ten times the largest difference
+# from 40-digit values seen for n = 1, ..., 1e4 up to 20 standard deviations out.
 _TAIL_ERROR = 1e-13
-# Further out it grows with |x|: at most 9.5e-16 |x| was seen for n = 1, ..., 1e4 up to |x| = 1e5.
+# Relative error charged per unit of |x| in addition: at most 9.5e-16 was seen for n = 1, ..., 1e4 up to |x| = 1e5.
 _FAR_ERROR = 3e-15
-# Added to what may have underflowed.
-_TINY = 1e-300
-_NORMAL = 2.2250738585072014e-308  # the smallest normal number
+# Absolute error charged to a difference whose terms may have underflowed.
+_UNDERFLOW = 1e-300
 _HALVINGS = 64
+# The Renyi integral is cut where its integrand has dropped by this many nats from its peak.
 _DROP = 80.0
 _PANELS, _NODES = 12, 24
 _SERIES_BELOW = 0.5
@@ -72,19 +74,19 @@ def _density_and_tail(x, weights):
 
 
 def _cut(x, shift, weights):
-    """(loss at x, P(X > x - s), log P(X > x)) at x >= 0: first - e^(loss + log second) is the exact profile at loss."""
+    """(loss, P(X > x - s), log P(X > x)) at x >= 0; delta(loss) is the second minus e^loss times the third."""
     shifted, log_first = _density_and_tail(x - shift, weights)
     here, log_second = _density_and_tail(x, weights)
     return shifted - here, jnp.where(x < shift, -jnp.expm1(log_first), jnp.exp(log_first)), log_second
 
 
-def _bisect(reached, low, high):
-    """Largest-side bracket of the first x in [low, high] with reached(x), reached monotone."""
+def _bisect(holds, low, high):
+    """Two points of [low, high] around the smallest x at which the monotone condition `holds` is true."""
 
     def halve(_, bracket):
         a, b = bracket
         middle = 0.5 * (a + b)
-        done = reached(middle)
+        done = holds(middle)
         return jnp.where(done, a, middle), jnp.where(done, middle, b)
 
     return lax.fori_loop(0, _HALVINGS, halve, (low, high))
@@ -107,18 +109,18 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
     def early(x):
         return _cut(x, larger, weights)[0] >= epsilon - 2 * _error(n, x, larger)
 
-    # At x the exact loss is at most epsilon: in the loop the computed one is 2 errors below, at the start it is 0.
+    # The exact loss at x is at most epsilon: the bisection keeps the computed loss 2 errors below it.
     x, _ = _bisect(early, larger / 2, _far(n, larger))
     loss, first, log_second = _cut(x, larger, weights)
     error = _error(n, x, larger)
     scaled = jnp.exp(epsilon + log_second)
-    # The best test lies beyond x and gains at most (e^(epsilon - loss) - 1) P(X > x - s) over the test at x.
+    # The best test has its threshold beyond x. It gains at most (e^(epsilon - loss) - 1) P(X > x - s) over that at x.
     missing = jnp.expm1(jnp.maximum(epsilon - loss, 0.0) + 2 * error) * first
     upper = first - scaled + error * (first + scaled) + missing * (1 + error)
-    upper = jnp.fmin(upper, first * (1 + error)) + _TINY
-    # Any test bounds delta from below.
+    upper = jnp.fmin(upper, first * (1 + error)) + _UNDERFLOW
+    # Every test is a lower bound of delta.
     first = _cut(x, smaller, weights)[1]
-    lower = first - scaled - 2 * error * (first + scaled) - _TINY
+    lower = first - scaled - 2 * error * (first + scaled) - _UNDERFLOW
     upper = jnp.where(jnp.isnan(upper), 1.0, jnp.clip(upper, 0.0, 1.0))
     lower = jnp.where(jnp.isnan(lower), 0.0, jnp.clip(lower, 0.0, 1.0))
     return jnp.where(epsilon < smaller, lower, 0.0), jnp.where(epsilon < larger, upper, 0.0)
@@ -129,17 +131,17 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
     weights = _weights(n, size)
 
     def profile(x, shift, sign):
-        """(loss, delta at that loss), each rounded in the direction of sign; NaN where they overflow."""
+        """(loss, delta at that loss), each moved by its error in the direction of sign; NaN on overflow."""
         loss, first, log_second = _cut(x, shift, weights)
         error = _error(n, x, shift)
         scaled = jnp.exp(loss + log_second)
-        # Three errors: two in the loss, one in the tails. Tails that underflowed are not zero.
-        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + _TINY)
+        # Three errors: two from the loss, one from the tails. A tail that underflowed is positive.
+        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + _UNDERFLOW)
 
     def enough(x):
         return profile(x, larger, 1.0)[1] <= delta
 
-    # NaN counts against both sides: not enough for the upper one, not too much for the lower one.
+    # NaN makes both comparisons false: the upper end is then not accepted, the lower end not raised.
     _, above = _bisect(enough, larger / 2, _far(n, larger))
     below, _ = _bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller))
     upper = jnp.where(enough(above), jnp.fmin(profile(above, larger, 1.0)[0], larger), larger)
@@ -174,7 +176,7 @@ def _window(order, shift, n, weights):
     def height(x):
         return order * _log_density(x - shift, weights) + (1 - order) * _log_density(x, weights)
 
-    reach = shift + 200.0 + 20.0 * n + 40.0 * jnp.sqrt(order * (n * shift + 1.0))
+    width = shift + 200.0 + 20.0 * n + 40.0 * jnp.sqrt(order * (n * shift + 1.0))
 
     def third(_, bracket):
         a, b = bracket
@@ -182,11 +184,11 @@ def _window(order, shift, n, weights):
         higher = height(left) < height(right)
         return jnp.where(higher, left, a), jnp.where(higher, b, right)
 
-    a, b = lax.fori_loop(0, 80, third, (jnp.zeros_like(shift), reach))
+    a, b = lax.fori_loop(0, 80, third, (jnp.zeros_like(shift), width))
     peak = 0.5 * (a + b)
-    floor = height(peak) - _DROP
-    _, high = _bisect(lambda x: height(x) < floor, peak, peak + reach + 200.0)
-    low, _ = _bisect(lambda x: height(x) > floor, peak - reach - 200.0, peak)
+    least = height(peak) - _DROP
+    _, high = _bisect(lambda x: height(x) < least, peak, peak + width + 200.0)
+    low, _ = _bisect(lambda x: height(x) > least, peak - width - 200.0, peak)
     return low, high
 
 
@@ -219,14 +221,12 @@ def _log_density_point(n, x, *, size):
     return _log_density(x, _weights(n, size))
 
 
-def _call(point: Kernel, count: Any, *arguments: np.ndarray) -> Any:
-    n = validate.integer("num_summands", count, 1)
+def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
+    """A kernel of this file at the broadcast of the arguments, compiled for the largest number of summands."""
+    n = validate.integer("num_summands", num_summands, 1)
     validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", "Use laplace_bound beyond.")
-    arrays = np.broadcast_arrays(n, *arguments)
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
-    out = point(*(a.reshape(-1) for a in arrays), size=size)
-    shape = arrays[0].shape
-    return tuple(a.reshape(shape)[()] for a in out) if isinstance(out, tuple) else out.reshape(shape)[()]
+    return batched(lambda *flat: point(*flat, size=size), n, *arguments)
 
 
 def _ratio(shift, scale):
@@ -234,14 +234,14 @@ def _ratio(shift, scale):
 
 
 def _halves(number):
-    """Two parts of half the digits each, the products of which are exact."""
+    """Two parts with half the digits each (Dekker): products of such parts are exact."""
     high = 134217729.0 * number
     high = high - (high - number)
     return high, number - high
 
 
 def _ratio_bounds(shift, scale):
-    """shift / scale rounded down and up; both are the quotient where it is exact."""
+    """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
     with np.errstate(over="ignore", under="ignore"):
         value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
@@ -250,73 +250,152 @@ def _ratio_bounds(shift, scale):
     excess = ((a * c - top) + a * d + b * c) + b * d  # quotient * bottom - top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
-    # The compiler flushes what is subnormal to 0.
-    down, up = np.where(value < 2 * _NORMAL, 0.0, down), np.maximum(up, _NORMAL)
+    # Subnormal numbers are rounded outward: XLA would take them for 0.
+    down, up = np.where(value < 2 * SMALLEST, 0.0, down), np.maximum(up, SMALLEST)
     return np.where(top > 0, np.minimum(down, np.finfo(float).max), 0.0), np.where(top > 0, up, 0.0)
 
 
-def laplace_sum_log_density(x: Any, scale: Any, num_summands: Any) -> np.ndarray:
-    """Log density at x of the sum of n independent Laplace(scale) noises; absolute error about 1e-12.
+def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
+    """Log density at x of the sum of n independent Laplace(b) noises.
 
     Args:
-        x: real; scale: b > 0; num_summands: n in 1..10000. All broadcast.
+        x: real, in the units of the scale.
+        scale: b > 0.
+        num_summands: n, whole, 1 to 10000.
+
+    Returns:
+        Natural logarithm of the density, of the broadcast shape, float64; absolute error about 1e-12.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_sum_log_density(0.0, 1.0, num_summands=2):.4f}")  # log(1/4)
+        -1.3863
 
     """
     b = validate.positive("scale", scale)
-    return _call(_log_density_point, num_summands, validate.real_array("x", x) / b) - np.log(b)
+    return _at_sums(_log_density_point, num_summands, validate.real_array("x", x) / b) - np.log(b)
 
 
-def laplace_sum_rdp(order: Any, shift: Any, scale: Any, num_summands: Any) -> np.ndarray:
-    """Exact R_alpha of a sum of n Laplace(scale) noises against its shift, by quadrature; not an upper bound.
+def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
+    """Renyi divergence of a sum of n Laplace(b) noises against its shift by s, by quadrature: not an upper bound.
 
     Args:
-        order: alpha > 1; shift: >= 0; scale: b > 0; num_summands: n in 1..10000. All broadcast.
+        order: alpha > 1.
+        shift: s >= 0, in the units of the scale.
+        scale: b > 0.
+        num_summands: n, whole, 1 to 10000.
 
     Returns:
-        The divergence, float64, relative error about 1e-10 where it was compared with high precision
-        (n <= 64, alpha <= 8); at most shift / scale. For certified numbers use `laplace_bound` or
-        `laplace_sum_epsilon`.
+        Divergence in nats of the broadcast shape, float64, at most s / b. Relative error about 1e-10 where it was
+        compared with high precision (n <= 64, alpha <= 8). `laplace_bound` and `laplace_sum_epsilon` are certified.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_sum_rdp(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+        0.1283
 
     """
-    return _call(_renyi_point, num_summands, _ratio(shift, scale), above_one("order", order))
+    return _at_sums(_renyi_point, num_summands, _ratio(shift, scale), above_one("order", order))
 
 
-def laplace_sum_delta_bounds(epsilon: Any, shift: Any, scale: Any, num_summands: Any) -> Bounds:
-    """Certified bounds on delta(epsilon) of a value hidden by a sum of n Laplace(scale) noises.
+def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Bounds[Array]:
+    """Certified bounds on delta(epsilon) of a value hidden by the sum of n Laplace(b) noises.
 
-    The density is log-concave, so the loss is monotone and delta = P(X > x - s) - e^eps P(X > x) at the one root x
-    of loss = eps; 0 for eps >= shift / scale. Only the sum is released, not the summands.
+    The density is log-concave, so the loss is monotone and delta = P(X > x - s) - e^eps P(X > x) at the one x with loss
+    eps; delta = 0 for eps >= s / b.
 
     Args:
-        epsilon: >= 0.
-        shift: s >= 0, sensitivity of the value.
+        epsilon: in nats, >= 0.
+        shift: s >= 0, sensitivity of the value, in the units of the scale.
         scale: b > 0.
-        num_summands: n in 1..10000.
+        num_summands: n, whole, 1 to 10000.
 
     Returns:
-        Bounds of the broadcast shape. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) times P(X > x - s): relative
-        accuracy is lost where delta is much smaller than that, for shifts far below the standard deviation and for
-        epsilon next to its supremum.
+        Bounds of the broadcast shape, float64. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) P(X > x - s): the
+        relative gap grows where delta is much smaller than this tail: for shifts far below the standard
+        deviation and for epsilon close to s / b.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Assumes:
+        Only the sum is released, not its summands.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> lower, upper = convolution.laplace_sum_delta_bounds(0.5, shift=1.0, scale=1.0, num_summands=4)
+        >>> print(f"{lower:.6f} {upper:.6f}")
+        0.010252 0.010252
 
     """
     level = validate.nonnegative("epsilon", epsilon)
-    return Bounds(*_call(_delta_point, num_summands, *_ratio_bounds(shift, scale), level))
+    return Bounds(*_at_sums(_delta_point, num_summands, *_ratio_bounds(shift, scale), level))
 
 
-def laplace_sum_delta(epsilon: Any, shift: Any, scale: Any, num_summands: Any) -> np.ndarray:
-    """Upper bound on delta(epsilon), see `laplace_sum_delta_bounds`."""
+def laplace_sum_delta(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
+    """Upper bound on delta(epsilon) of a value hidden by the sum of n Laplace(b) noises.
+
+    Arguments, errors, accuracy and assumption are those of `laplace_sum_delta_bounds`.
+
+    Returns:
+        Its upper bound, of the broadcast shape, float64.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_sum_delta(0.5, shift=1.0, scale=1.0, num_summands=4):.6f}")
+        0.010252
+
+    """
     return laplace_sum_delta_bounds(epsilon, shift, scale, num_summands).upper
 
 
-def laplace_sum_epsilon_bounds(delta: Any, shift: Any, scale: Any, num_summands: Any) -> Bounds:
-    """Certified bounds on epsilon(delta) of a value hidden by a sum of n Laplace(scale) noises.
+def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summands: Real) -> Bounds[Array]:
+    """Certified bounds on epsilon(delta) of a value hidden by the sum of n Laplace(b) noises.
 
-    Arguments as `laplace_sum_delta_bounds`, with delta in [0, 1]. delta = 0 gives shift / scale.
+    Args:
+        delta: in [0, 1]; 0 gives s / b, 1 gives 0.
+        shift: s >= 0, sensitivity of the value, in the units of the scale.
+        scale: b > 0.
+        num_summands: n, whole, 1 to 10000.
+
+    Returns:
+        Bounds in nats of the broadcast shape, float64; their gap follows from that of `laplace_sum_delta_bounds`.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Assumes:
+        Only the sum is released, not its summands.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> lower, upper = convolution.laplace_sum_epsilon_bounds(0.01, shift=1.0, scale=1.0, num_summands=4)
+        >>> print(f"{lower:.6f} {upper:.6f}")
+        0.502261 0.502261
+
     """
     level = validate.probability("delta", delta)
-    return Bounds(*_call(_epsilon_point, num_summands, *_ratio_bounds(shift, scale), level))
+    return Bounds(*_at_sums(_epsilon_point, num_summands, *_ratio_bounds(shift, scale), level))
 
 
-def laplace_sum_epsilon(delta: Any, shift: Any, scale: Any, num_summands: Any) -> np.ndarray:
-    """Upper bound on epsilon(delta), see `laplace_sum_epsilon_bounds`."""
+def laplace_sum_epsilon(delta: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
+    """Upper bound on epsilon(delta) of a value hidden by the sum of n Laplace(b) noises.
+
+    Arguments, errors, accuracy and assumption are those of `laplace_sum_epsilon_bounds`.
+
+    Returns:
+        Its upper bound in nats, of the broadcast shape, float64.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_sum_epsilon(0.01, shift=1.0, scale=1.0, num_summands=4):.6f}")
+        0.502261
+
+    """
     return laplace_sum_epsilon_bounds(delta, shift, scale, num_summands).upper

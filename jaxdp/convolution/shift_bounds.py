@@ -1,9 +1,8 @@
-"""Bounds on the Renyi divergence of a noise sum against its shift, from the divergence of one summand."""
+"""Renyi divergence of a sum of independent noises against its shift, bounded by that of one summand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,32 +10,42 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
 from jaxdp.convolution.laplace_sum import laplace_sum_rdp
-from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.domains import SMALLEST
+from jaxdp.runtime.formulas import above_one, checked, formula, whole
+from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-49
-_DISCRETE_UP = 1.0 + 1e-12  # sums of logarithms of size up to 700
-_TINY = 2.3e-308  # what underflows is not 0
+# Charge for sums of logarithms of size up to 700.
+_DISCRETE_UP = 1.0 + 1e-12
 
 
-def _count(name, value):
-    return validate.integer(name, value, 1)
-
-
-def repeated_noise_bound(renyi: Callable, order: Any, shift: Any, num_summands: Any) -> Any:
-    """Upper bound n R_alpha(P + s/n, P) on the Renyi divergence of a sum of n noises against its shift by s.
+def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, shift: Real, num_summands: Real) -> Array:
+    """Upper bound n R_alpha(P + s/n, P) on the Renyi divergence of a sum of n noises of law P against its shift by s.
 
     Args:
-        renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, non-decreasing in the shift, broadcasting.
+        renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
         order: alpha > 1.
-        shift: s >= 0.
-        num_summands: n >= 1.
+        shift: s >= 0, in the units of the noise.
+        num_summands: n, whole, >= 1.
+
+    Returns:
+        Upper bound in nats of the broadcast shape, if renyi returns upper bounds. The product is rounded to nearest.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Assumes:
-        P is a law on the real line (every real shift has a meaning); for integer noise use
+        P is a law on the real line, where every real shift has a meaning; for integer noise use
         `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
 
     Reference:
-        Shift reduction of Feldman et al. 2018 applied n times (repeated noise addition, Theorem 1).
+        Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> normal = lambda order, shift: order * shift**2 / 2
+        >>> print(convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
+        0.25
 
     """
     alpha, moved, count = _checked(order, shift, num_summands)
@@ -44,9 +53,9 @@ def repeated_noise_bound(renyi: Callable, order: Any, shift: Any, num_summands: 
 
 
 def _share(shift, scale, count=1):
-    """shift / (scale n), positive where the shift is."""
-    xp: Any = jnp if validate.is_traced(shift, scale, count) else np
-    return xp.where(shift > 0, xp.maximum(shift / scale / count, _TINY), 0.0)
+    """shift / (scale n), never 0 where the shift is positive."""
+    xp = jnp if validate.is_traced(shift, scale, count) else np
+    return xp.where(shift > 0, xp.maximum(shift / scale / count, SMALLEST), 0.0)
 
 
 @formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
@@ -56,23 +65,34 @@ def _laplace(order, ratio, n):
 
 @formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
 def _gaussian(order, ratio, n):
-    return jnp.where(ratio > 0, n * jnp.maximum(order * ratio * ratio / 2 * _UP, _TINY), 0.0)
+    return jnp.where(ratio > 0, n * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
 
 
 def _checked(order, shift, count):
-    return checked(order=(above_one, order), shift=(validate.nonnegative, shift), num_summands=(_count, count))
+    return checked(order=(above_one, order), shift=(validate.nonnegative, shift), num_summands=(whole(1), count))
 
 
-def laplace_rdp(order: Any, shift: Any, scale: Any) -> Any:
-    """R_alpha(Laplace(scale) + shift, Laplace(scale)), rounded up: at most 2e-14 above the exact value, relatively.
+def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
+    """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
     Args:
         order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
-        shift: >= 0.
+        shift: s >= 0, in the units of the scale.
         scale: b > 0.
+
+    Returns:
+        Upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Reference:
         Mironov 2017, Corollary 2.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
+        0.6191
 
     """
     alpha, moved, b = checked(
@@ -81,48 +101,91 @@ def laplace_rdp(order: Any, shift: Any, scale: Any) -> Any:
     return _laplace(alpha, _share(moved, b), 1)
 
 
-def laplace_bound(order: Any, shift: Any, scale: Any, num_summands: Any) -> Any:
-    """Upper bound n R_alpha(Laplace(b) + s/n, Laplace(b)) for a sum of n Laplace(b) noises.
+def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
+    """Upper bound n R_alpha(Laplace(b) + s/n, Laplace(b)) on the Renyi divergence of a sum of n Laplace(b) noises.
 
-    Tends to alpha s^2 / (2 n b^2): twice the exact value `laplace_sum_rdp` for large n, so it is not tight.
-    Arguments as `repeated_noise_bound`; scale b > 0.
+    It tends to alpha s^2 / (2 n b^2) for large n, twice the exact value `laplace_sum_rdp`.
+
+    Args:
+        order: alpha > 1.
+        shift: s >= 0, in the units of the scale.
+        scale: b > 0.
+        num_summands: n, whole, >= 1.
+
+    Returns:
+        Upper bound in nats of the broadcast shape, float64, rounded up.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
+        notebooks/proofs/laplace_sum_not_tight.md.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+        0.2263
+
     """
     (b,) = checked(scale=(validate.positive, scale))
     alpha, moved, count = _checked(order, shift, num_summands)
     return _laplace(alpha, _share(moved, b, count), count)
 
 
-def gaussian_bound(order: Any, shift: Any, std: Any, num_summands: Any) -> Any:
-    """R_alpha = alpha s^2 / (2 n sigma^2) of a sum of n normal noises of standard deviation `std`: tight.
+def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> Array:
+    """Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s: the exact value.
 
-    Arguments as `repeated_noise_bound`; std > 0.
+    Args:
+        order: alpha > 1.
+        shift: s >= 0, in the units of std.
+        std: sigma > 0, standard deviation of one summand.
+        num_summands: n, whole, >= 1.
+
+    Returns:
+        Divergence in nats of the broadcast shape, float64, rounded up.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
+        0.2500
+
     """
     (sigma,) = checked(std=(validate.positive, std))
     alpha, moved, count = _checked(order, shift, num_summands)
     return _gaussian(alpha, _share(moved, sigma, count), count)
 
 
-def grouped_laplace_bound(order: Any, shift: Any, scale: Any, num_summands: Any, group_size: int) -> Any:
-    """Upper bound k R_alpha(P^{*m} + s/k, P^{*m}) with k = n / m groups and the exact m-fold Laplace term.
+def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
+    """Renyi bound k R_alpha(P^{*m} + s/k, P^{*m}) of a sum of n Laplace(b) noises in k = n / m groups of m.
 
-    Between `laplace_bound` (m = 1) and the exact value (m = n); pairs alone remove about 80% of the excess.
+    The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
+    value (m = n); groups of two remove about 80% of the excess.
 
     Args:
         order: alpha > 1.
-        shift: s >= 0.
+        shift: s >= 0, in the units of the scale.
         scale: b > 0.
-        num_summands: n, a multiple of group_size.
-        group_size: m >= 1.
+        num_summands: n, whole, a multiple of group_size.
+        group_size: m, whole, 1 to 10000.
+
+    Returns:
+        Bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not certified.
 
     Raises:
-        ValueError: n is not a multiple of m.
+        ValueError: an argument outside its range, n not a multiple of m.
 
-    Accuracy:
-        That of `laplace_sum_rdp`.
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
+        0.1453
 
     """
     size = int(validate.integer("group_size", group_size, 1))
-    count = _count("num_summands", num_summands)
+    count = validate.integer("num_summands", num_summands, 1)
     validate.reject("num_summands", count, count % size != 0, f"a multiple of group_size {size}")
     return repeated_noise_bound(lambda a, s: laplace_sum_rdp(a, s, scale, size), order, shift, count // size)
 
@@ -134,30 +197,38 @@ def _discrete(order, rate, shift, n):
     low = discrete_laplace_renyi(order, rate, least)
     high = discrete_laplace_renyi(order, rate, least + 1)
     total = (n - more) * low + jnp.where(more > 0, more * high, 0.0)
-    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, _TINY), 0.0)
+    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
 
 
-def discrete_laplace_bound(order: Any, shift: Any, scale: Any, num_summands: Any) -> Any:
-    """Upper bound on R_alpha for a sum of n discrete Laplace noises against its shift by an integer s.
+def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
+    """Upper bound on the Renyi divergence of a sum of n discrete Laplace noises against its shift by an integer s.
 
-    The integer shift is split as evenly as integers allow over the n summands, which are composed and added
-    up (post-processing): s R(1) for s <= n. Exact for n = 1. The inequality R(P + s, P) <= s R(P + 1, P) for one
-    summand, which has been claimed, is false: the divergence is convex in the shift.
+    The shift is split over the n summands as evenly as integers allow; the summands are composed and then added, which
+    is post-processing. For s <= n the bound is s R(1), for n = 1 it is exact. The inequality
+    R(P + s, P) <= s R(P + 1, P) for one summand, which has been claimed, is false: R is convex in the shift.
 
     Args:
         order: alpha > 1.
-        shift: integer s >= 0, at most 1024 n (infinite beyond).
-        scale: P(x) ~ exp(-|x| / scale), > 0.
-        num_summands: n >= 1.
+        shift: s, whole, >= 0; the bound is inf above 1024 n.
+        scale: of P(x) ~ exp(-|x| / scale), > 0.
+        num_summands: n, whole, >= 1.
+
+    Returns:
+        Upper bound in nats of the broadcast shape, float64, rounded up.
 
     Raises:
-        ValueError: a shift that is not a whole number.
+        ValueError: an argument outside its range, a shift that is not whole.
+
+    Example:
+        >>> from jaxdp import convolution
+        >>> print(f"{convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
+        0.7353
 
     """
     alpha, moved, b, count = checked(
         order=(above_one, order),
-        shift=(lambda n, v: validate.integer(n, v, 0), shift),
+        shift=(whole(0), shift),
         scale=(validate.positive, scale),
-        num_summands=(_count, num_summands),
+        num_summands=(whole(1), num_summands),
     )
     return _discrete(alpha, 1.0 / b if not isinstance(b, np.ndarray) else np.reciprocal(b), moved, count)

@@ -1,24 +1,38 @@
-"""Public constants of a training problem: Lipschitz constants of its steps and of its losses."""
+"""Public constants of a training problem: Lipschitz constants of its gradient steps and of its losses."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.runtime.formulas import checked, formula
+from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-50
 
 
 class LossConstants(NamedTuple):
-    """Constants of the loss of one example: gradient bound (data part), smoothness, strong convexity."""
+    """Constants of the loss of one example.
 
-    lipschitz: Any
-    smoothness: Any
-    strong_convexity: Any
+    Attributes:
+        lipschitz: bound of the gradient norm of the data part (without the penalty).
+        smoothness: beta, Lipschitz constant of the gradient.
+        strong_convexity: rho in [0, beta].
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> constants = iteration.logistic_regression(feature_norm=2.0, l2=0.1)
+        >>> print(constants.smoothness)
+        1.1
+
+    """
+
+    lipschitz: Array
+    smoothness: Array
+    strong_convexity: Array
 
 
 @formula()
@@ -29,33 +43,41 @@ def _sharp(step_size, smoothness, strong_convexity):
 @formula()
 def _published(step_size, smoothness, strong_convexity):
     total = smoothness + strong_convexity
-    # the difference is rounded at the size of 1, which its root enlarges
+    # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
     square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
     return jnp.maximum(jnp.sqrt(square) * _UP, _sharp.point(step_size, smoothness, strong_convexity))
 
 
-def contraction(step_size: Any, smoothness: Any, strong_convexity: Any = 0.0, *, published: bool = False) -> Any:
-    """Lipschitz constant kappa of the gradient step w -> w - step_size grad f(w).
+def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0, *, published: bool = False) -> Array:
+    """Lipschitz constant kappa of the gradient step w -> w - eta grad f(w).
 
-    The sharp constant is max(|1 - eta rho|, |1 - eta beta|) for eta <= 2 / beta. With ``published=True`` the
-    formula of Balle et al. 2019, sqrt(1 - 2 eta beta rho / (beta + rho)) for eta <= 2 / (beta + rho), which is
-    equal at eta = 2 / (beta + rho) and weaker elsewhere.
+    The sharp constant is max(|1 - eta rho|, |1 - eta beta|), for eta <= 2 / beta. With published=True it is
+    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho), which is equal at eta = 2 / (beta + rho) and
+    larger elsewhere.
 
     Args:
         step_size: eta > 0.
         smoothness: beta > 0, Lipschitz constant of grad f on the whole space.
-        strong_convexity: rho in [0, beta]; 0 is a convex f.
+        strong_convexity: rho in [0, beta]; 0 for a convex f.
         published: which of the two constants.
 
     Returns:
-        kappa >= 0, float64, rounded up (by 4 ulp; the published one by 2^-51 under the root), of the broadcast shape;
-        1 for rho = 0.
+        kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the root);
+        exactly 1 for rho = 0. Under a trace an invalid argument gives inf.
 
     Raises:
-        ValueError: rho > beta, or eta beyond the range of the theorem.
+        ValueError: an argument outside its range, rho > beta, or eta beyond the range of the theorem.
 
     Assumes:
         f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
+
+    Reference:
+        Published constant: that of Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
+        0.9500
 
     """
     eta, beta, rho = checked(
@@ -66,7 +88,7 @@ def contraction(step_size: Any, smoothness: Any, strong_convexity: Any = 0.0, *,
     if not validate.is_traced(eta, beta, rho):
         _check_range(eta, beta, rho, published)
     kappa = (_published if published else _sharp)(eta, beta, rho)
-    # 1 - 0 is exact, so a convex loss keeps kappa = 1 and not one ulp more.
+    # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
     flat = (rho == 0) & (eta * beta <= 2)
     if validate.is_traced(kappa):
         limit = 2 / (beta + rho) if published else 2 / beta
@@ -85,33 +107,65 @@ def _check_range(eta, beta, rho, published):
     validate.reject("step_size", eta, eta > limit * (1 + 1e-15), text, "Larger steps are not contractions.")
 
 
-def logistic_regression(feature_norm: Any, l2: Any = 0.0) -> LossConstants:
-    """Constants of L2-regularised logistic regression: B, B^2 / 4 + l2, l2.
+def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
+    """Constants of L2-regularised logistic regression: Lipschitz B, smoothness B^2 / 4 + l2, strong convexity l2.
 
-    Loss log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with |x| <= B = feature_norm and y in {-1, 1}. The Lipschitz
-    constant is that of the data part; the penalty is the same in both runs and belongs into the contraction.
+    The loss of one example is log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with y in {-1, 1}. The Lipschitz constant is that
+    of the data part: the penalty is the same in both runs, and counts in the contraction only.
+
+    Args:
+        feature_norm: B > 0 with |x| <= B for every example.
+        l2: weight of the penalty, >= 0.
+
+    Returns:
+        LossConstants of the broadcast shape, float64.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Assumes:
-        The bias column counts in B and is penalised too (else strong convexity is 0); the scaling of the
-        features uses public constants only.
+        The bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled by
+        public constants only.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(*iteration.logistic_regression(feature_norm=1.0, l2=0.1))
+        1.0 0.35 0.1
+
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(bound, bound**2 / 4 + penalty, penalty)
 
 
-def softmax_regression(feature_norm: Any, l2: Any = 0.0) -> LossConstants:
-    """Constants of L2-regularised softmax regression, any number of classes: sqrt(2) B, B^2 / 2 + l2, l2.
+def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
+    """Constants of L2-regularised softmax regression: Lipschitz sqrt(2) B, smoothness B^2/2 + l2, strong convexity l2.
 
-    From |p - e_y| <= sqrt(2) and diag(p) - p p' <= 1/2. Arguments as in `logistic_regression`.
+    They hold for any number of classes: |p - e_y| <= sqrt(2) and diag(p) - p p' <= 1/2 for all probability vectors p.
+
+    Args:
+        feature_norm: B > 0 with |x| <= B for every example.
+        l2: weight of the penalty l2 |W|^2 / 2, >= 0.
+
+    Returns:
+        LossConstants of the broadcast shape, float64; the Lipschitz constant is rounded up.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Assumes:
-        As `logistic_regression`; gradients are not clipped (clipping makes the softmax step expansive).
+        As `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand distances.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print("{:.4f} {:.2f} {:.2f}".format(*iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
+        1.4142 0.60 0.10
+
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(2**0.5 * bound * _UP, bound**2 / 2 + penalty, penalty)
 
 
-def _norm_and_penalty(feature_norm, l2):
+def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
     bound, penalty = checked(feature_norm=(validate.positive, feature_norm), l2=(validate.nonnegative, l2))
     if validate.is_traced(bound, penalty):
         return bound, penalty

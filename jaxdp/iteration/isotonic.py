@@ -1,13 +1,14 @@
 """Optimal shift allocation along a noisy iteration, by pooling adjacent violators.
 
-The iteration x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) against a neighbouring run keeps a distance bound
-z_j = kappa_j z_{j-1} + d_j - a_j with z_0 = z_T = 0. Spending a_j at step j costs a_j^2 / s_j^2, and the last
-iterate is mu-GDP for mu^2 the total cost. The cheapest allocation is an isotonic regression, so mu^2 is
-the sum over its blocks of (sum D)^2 / (sum v), in the units of the end of the run.
+The iteration x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) stays within the distance z_j of a neighbouring run, where
+z_j = kappa_j z_{j-1} + d_j - a_j and z_0 = z_T = 0. Hiding the part a_j of the distance at step j costs a_j^2 / s_j^2,
+and the last iterate is mu-GDP with mu^2 the total cost. The cheapest allocation is an isotonic regression. Its blocks
+are runs of steps with a common slope, and mu^2 is the sum over the blocks of (sum D)^2 / (sum v): D are the distances
+and v the variances of the steps of a block, both scaled by the later kappas to the units at the end of the run.
 
-A block is kept as (log m, log v): m = D^2 / v does not change when a further step scales the block, so
-nothing is lost however often that happens, and log v cannot overflow where kappa^(2T) would. A block of noiseless
-steps only is marked (bare, 1 or 0) and has a v of 1 in the frame of its last step, which no noise is ever added to.
+A block is stored as (log m, log v) in the units at some step, its frame. m = D^2 / v does not depend on the frame, so
+changing the frame loses no digits, and log v does not overflow where kappa^(2T) would. A block of noiseless steps only
+is marked by bare = 1 (otherwise 0); its v is set to 1 in the frame of its last step.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _log_units(contraction, noise_std, shift):
 
 
 def _merge(first, second):
-    """One block (log m, log v, bare) out of two in the same frame: distances add, variances add."""
+    """Two blocks (log m, log v, bare) of the same frame as one: distances add, variances add."""
     (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
     log_d = jnp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
     log_v = jnp.where(bare1 > bare2, log_v2, jnp.where(bare2 > bare1, log_v1, jnp.logaddexp(log_v1, log_v2)))
@@ -43,15 +44,16 @@ def _merge(first, second):
 
 
 def _log_slope(log_m, log_v, bare):
-    """2 log(D / v); a distance without any noise is as steep as can be."""
+    """2 log(D / v), the slope of a block; inf for a distance without noise."""
     return jnp.where((bare > 0) & (log_m > -jnp.inf), jnp.inf, log_m - log_v)
 
 
 def _one_move(steps, carry, _):
-    """Merge the top block into the one below, or else take in the next step; at most 2 T moves in all.
+    """One move: merge the two topmost blocks where their slopes decrease, otherwise add the next step as a block.
 
-    A top block is (log m, log v, log of the kappas seen since it was pushed, first step, bare). Blocks below are
-    brought to the frame of the top only when they are met, which makes a step O(1).
+    At most 2 T moves are needed for T steps. A block is (log m, log v, log of the product of the kappas since it was
+    pushed, first step, bare). A block below the top is brought to the frame of the top only when it is compared, so
+    that a move takes constant time.
     """
     log_k, log_s2, log_d2 = steps
     index, depth, top, below, stack, largest = carry
@@ -73,8 +75,8 @@ def _one_move(steps, carry, _):
     fresh = jnp.stack([moved - noise, noise, jnp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
 
     pushes = takes & ~empty & ~only_scales
-    # Always write, to a spare last row when nothing is pushed, and read the next block after that: in any
-    # other order the whole stack is copied at every move.
+    # Every move writes (to a spare last row when nothing is pushed) and then reads the next block. In any other order
+    # XLA copies the whole stack at every move.
     slot = jnp.where(pushes, depth, log_k.shape[0])
     stack = stack.at[slot].set(scaled, mode="promise_in_bounds")
     new_top = jnp.where(merges, merged, jnp.where(takes, jnp.where(only_scales, scaled, fresh), top))
@@ -104,16 +106,16 @@ def _is_valid(contraction, noise_std, shift):
 
 
 def _outward(log_mu2, some, log_unit, largest, steps, valid):
-    """mu^2 in the caller's units, rounded up; infinite when a noiseless step is not hidden, or on bad input."""
+    """mu^2 in the caller's units, rounded up; inf where a distance is never hidden by noise, and for invalid input."""
     slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
     value = jnp.maximum(jnp.exp(log_mu2 + log_unit), _SMALLEST) * slack
-    value = jnp.where(some, value, 0.0)  # not mu2 > 0: a positive optimum may have underflowed
+    value = jnp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
     finite = (value < jnp.inf) & valid
     return jnp.where(finite, value, jnp.inf)
 
 
 def _log_total(stack, kept):
-    """log of the sum of the blocks' m (the sum itself under- and overflows); infinite if one has no noise."""
+    """log of the sum of m over the blocks; inf if a block has no noise. The sum itself may underflow or overflow."""
     log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
     top = jnp.max(log_m)
     safe = jnp.where(jnp.isfinite(top), top, 0.0)
@@ -133,7 +135,7 @@ def _solve(contraction, noise_std, shift):
 
 
 def _prices(contraction, noise_std, shift, blocks):
-    """lambda_j = a_j / s_j^2, the slope of the block of step j in the frame of step j, and the last steps."""
+    """lambda_j = a_j / s_j^2, the slope of step j's block in the frame of step j, and whether j ends its block."""
     stack, number, log_k = blocks
     count = log_k.shape[0]
     first = jnp.where(jnp.arange(count + 1) < number, stack[:, 3], jnp.inf)
@@ -145,7 +147,7 @@ def _prices(contraction, noise_std, shift, blocks):
     to_end = jnp.where(jnp.isnan(to_end), -jnp.inf, to_end)
     live = (block >= 0) & (stack[block, 0] > -jnp.inf)
     gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
-    slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # a noiseless one is infinite
+    slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
     s_unit, d_unit = jnp.max(noise_std), jnp.max(shift)
     unit = jnp.where(s_unit > 0, d_unit / jnp.where(s_unit > 0, s_unit, 1.0) ** 2, 0.0)
     last = position + 1 == following[block]
@@ -170,8 +172,8 @@ def _mu2(contraction, noise_std, shift):
 
 @_mu2.defjvp
 def _mu2_jvp(primals, tangents):
-    # Envelope theorem: at the optimum only the direct dependence of the cost and of the constraint counts,
-    # and the price of the constraint of step j is 2 lambda_j.
+    # Envelope theorem: the derivative at the optimum is the partial derivative of cost and constraints at fixed a_j,
+    # where the constraint of step j has the multiplier 2 lambda_j.
     contraction, noise_std, shift = primals
     mu2, blocks = _solve(*primals)
     price, last = _prices(*primals, blocks)
@@ -196,13 +198,13 @@ def shift_allocation_mu2(contraction, noise_std, shift):
         shift: (T,) distances d_j >= 0 between the two maps of step j.
 
     Returns:
-        Scalar mu^2 >= 0; infinite where a noiseless step is never hidden, or where an entry is invalid.
-        Above the exact optimum by a relative 8 ulp (T + 8) (4 + max |log v|), v the block variances in units
-        of the largest s_j^2; an optimum below 1e-300 is reported as 1e-300.
+        Scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It exceeds the
+        exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units of the
+        largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and differentiable
+        once in all three arrays: the blocks are locally constant, so the derivative is that of the closed form.
 
-    One point, traceable in float64, differentiable once in all three arrays (blocks are locally constant, so the
-    derivative is that of the closed form). Noise before the first participation is never used.
-    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
+    Reference:
+        notebooks/proofs/heterogeneous_gdp_iteration.md.
 
     """
     contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
@@ -242,13 +244,13 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
 
 
 def _follow(first, second):
-    """Two stretches of noise-only steps in a row: (log of the product of kappas, log of the noise variance)."""
+    """Two successive stretches of noise-only steps as one: (log of the product of kappas, log of the variance)."""
     (k1, v1), (k2, v2) = first, second
     return k1 + k2, jnp.logaddexp(jnp.where(k2 == -jnp.inf, -jnp.inf, v1 + 2 * k2), v2)
 
 
 def _stretches(log_k, log_v, start, stop):
-    """(log kappa, log variance) of the steps start..stop-1, for many stretches, by doubling: O(T log T)."""
+    """(log kappa, log variance) of the stretches start..stop-1 of T steps, by doubling in O(T log T)."""
     count = log_k.shape[0]
     table = (log_k, log_v)
     total = (jnp.zeros(start.shape, log_k.dtype), jnp.full(start.shape, -jnp.inf, log_k.dtype))
@@ -271,8 +273,8 @@ def _stretches(log_k, log_v, start, stop):
 def participation_steps(contraction, noise_std, shift, steps):
     """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`.
 
-    steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. Everything from a
-    participation to the next is one step, because noise-only steps always merge into the block before them.
+    steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. A participation and the
+    steps up to the next one count as one step, because noise-only steps always merge into the block before them.
     """
     count = contraction.shape[0]
     steps = steps.astype(jnp.int32)
@@ -318,8 +320,8 @@ def single_participation_mu2(contraction, noise_std, shift):
 def _absorb_to_the_right(block, depth, stack):
     """Merge a new first block with the blocks after it until the slopes increase.
 
-    block: (log m, log v, bare). Rows of the stack: (log m, log v, log scale since pushed, log of the sum of m from
-    there on, bare).
+    block: (log m, log v, bare). Rows of the stack: (log m, log v, log scale since pushed, log of the sum of m over this
+    block and all later ones, bare).
     """
 
     def next_of(state):
@@ -341,7 +343,7 @@ def _absorb_to_the_right(block, depth, stack):
 
 
 def _prepend(carry, x, log_reset):
-    """Put one step in front of a suffix; the suffix's own mu^2 and that after a restart just before it."""
+    """Add one step in front of the later steps; update their mu^2, and the best one with a restart at this step."""
     depth, stack, best, plain, alive, largest = carry
     log_k, noise, moved, first = x
     bare = (noise == -jnp.inf).astype(moved.dtype)
@@ -352,7 +354,7 @@ def _prepend(carry, x, log_reset):
     merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick, bare]), depth, stack)
     silent = (noise == -jnp.inf) & (moved == -jnp.inf)
     keeps = alive & ~silent
-    # To the frame of the step before: everything after it is divided by kappa.
+    # Change to the frame of the step before: all later distances are divided by kappa.
     back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
     row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
     top = stack[jnp.maximum(depth - 1, 0)]
@@ -369,10 +371,10 @@ def _prepend(carry, x, log_reset):
 def restarted_mu2(contraction, noise_std, shift, diameter):
     """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
 
-    The allocation may start afresh before any step k from z = diameter; the minimum over k is taken in one
-    pass from the last step to the first, which keeps the blocks of every suffix. The same accuracy as
-    `shift_allocation_mu2`. Traceable; not differentiable in reverse mode. Measured 0.1 s at T = 1e4 and 13 s at
-    T = 1e5: the blocks are copied at each step.
+    The two runs are never further apart than the diameter, so the allocation may start at any step k from z = diameter.
+    The minimum over k is taken in one pass from the last step to the first. Accuracy as `shift_allocation_mu2`.
+    Traceable; not differentiable in reverse mode. Measured 0.1 s at T = 1e4 and 13 s at T = 1e5, because the blocks are
+    copied at each step.
     """
     count = shift.shape[0]
     if count == 0:

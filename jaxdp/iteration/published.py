@@ -1,23 +1,22 @@
-"""The published theorems on amplification by iteration, exactly as stated, for comparison with the optimum.
+"""The published theorems on amplification by iteration, as stated, for comparison with the optimum.
 
-All of them speak about the last iterate only and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is
-not covered here: values carry a relative error of some ulp times the number of steps. `gdp_mu` is certified.
+All of them are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is not charged
+here: values have a relative error of some ulp times the number of steps. `gdp_mu` is certified.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.iteration.constants import contraction as gradient_contraction
-from jaxdp.runtime.formulas import at_least_one, checked, formula
+from jaxdp.runtime.formulas import at_least_one, checked, formula, whole
+from jaxdp.typing import Array, Real
 
 
 def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index):
-    """Checked arguments of the two per-index theorems, with the domain that Balle et al. ask for."""
+    """Checked arguments of the two per-index theorems."""
     values = checked(
         order=(at_least_one, order),
         lipschitz=(validate.positive, lipschitz),
@@ -25,8 +24,8 @@ def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_s
         smoothness=(validate.positive, smoothness),
         strong_convexity=(validate.nonnegative, strong_convexity),
         noise_std=(validate.positive, noise_std),
-        num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps),
-        index=(lambda n, v: validate.integer(n, v, 1, "Indices count from 1."), index),
+        num_steps=(whole(1), num_steps),
+        index=(whole(1, "Indices count from 1."), index),
     )
     if not validate.is_traced(*values):
         place, count = np.broadcast_arrays(values[7], values[6])
@@ -55,20 +54,20 @@ def _theorem_5(order, c, eta, beta, rho, sigma, n, i):
 
 
 def noisy_sgd_rdp_at_index(
-    order: Any,
+    order: Real,
     *,
-    lipschitz: Any,
-    step_size: Any,
-    smoothness: Any,
-    strong_convexity: Any,
-    noise_std: Any,
-    num_steps: Any,
-    index: Any,
-) -> Any:
+    lipschitz: Real,
+    step_size: Real,
+    smoothness: Real,
+    strong_convexity: Real,
+    noise_std: Real,
+    num_steps: Real,
+    index: Real,
+) -> Array:
     """Renyi divergence alpha e_i of one pass of noisy projected SGD for the record at index i, as published.
 
     e_n = 2 C^2 / sigma^2 and e_i = 2 C^2 / ((n - i) sigma^2) (1 - 2 eta beta rho / (beta + rho))^((n-i+1)/2).
-    `per_index_mu` is smaller: by 1 + 1/(n-i) at rho = 0, exponentially for long contracting tails.
+    `per_index_mu` is smaller: by the factor 1 + 1/(n-i) at rho = 0, exponentially for long contracting runs.
 
     Args:
         order: alpha >= 1 (alpha = 1 returns e_i itself).
@@ -77,8 +76,11 @@ def noisy_sgd_rdp_at_index(
         smoothness: beta > 0.
         strong_convexity: rho in [0, beta].
         noise_std: sigma > 0, of the noise added to the gradient.
-        num_steps: n >= 1.
+        num_steps: n, whole, >= 1.
         index: i in 1..n, counted from 1 as in the paper.
+
+    Returns:
+        Divergence in nats of the broadcast shape, float64, not rounded outward.
 
     Raises:
         ValueError: eta outside the theorem's range, rho > beta, index out of range.
@@ -88,6 +90,15 @@ def noisy_sgd_rdp_at_index(
 
     Reference:
         Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> divergence = iteration.noisy_sgd_rdp_at_index(
+        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
+        ...     num_steps=10, index=1,
+        ... )
+        >>> print(f"{divergence:.4f}")
+        0.0172
 
     """
     values = _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index)
@@ -104,14 +115,39 @@ def _theorem_23(order, c, eta, beta, sigma, n, i):
 
 
 def feldman_rdp_at_index(
-    order: Any, *, lipschitz: Any, step_size: Any, smoothness: Any, noise_std: Any, num_steps: Any, index: Any
-) -> Any:
-    """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD, convex losses.
+    order: Real, *, lipschitz: Real, step_size: Real, smoothness: Real, noise_std: Real, num_steps: Real, index: Real
+) -> Array:
+    """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
-    Arguments and assumptions as `noisy_sgd_rdp_at_index`, with eta <= 2 / beta and no strong convexity.
+    Args:
+        order: alpha >= 1.
+        lipschitz: C > 0, gradient bound of one loss.
+        step_size: eta in (0, 2 / beta].
+        smoothness: beta > 0.
+        noise_std: sigma > 0, of the noise added to the gradient.
+        num_steps: n, whole, >= 1.
+        index: i in 1..n, counted from 1.
+
+    Returns:
+        Divergence in nats of the broadcast shape, float64, not rounded outward.
+
+    Raises:
+        ValueError: eta outside the theorem's range, index out of range.
+
+    Assumes:
+        As `noisy_sgd_rdp_at_index`.
 
     Reference:
         Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> divergence = iteration.feldman_rdp_at_index(
+        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
+        ... )
+        >>> print(f"{divergence:.4f}")
+        0.0250
+
     """
     values = _at_index(order, lipschitz, step_size, smoothness, 0.0, noise_std, num_steps, index)
     if not validate.is_traced(*values):
@@ -120,23 +156,35 @@ def feldman_rdp_at_index(
 
 
 def contractive_iteration_rdp(
-    order: Any, allocation: Any, *, contraction: Any, noise_std: Any, shift: Any
-) -> np.ndarray:
-    """Renyi divergence sum_t R_alpha(noise_t, a_t) = alpha sum_t a_t^2 / (2 s_t^2) of a given shift allocation.
+    order: Real, allocation: Real, *, contraction: Real, noise_std: Real, shift: Real
+) -> Array:
+    """Renyi divergence alpha sum_t a_t^2 / (2 s_t^2) of the last iterate, for a given shift allocation a_t.
 
     Args:
         order: alpha >= 1.
-        allocation: a_t >= 0, last axis = steps.
-        contraction: kappa_t >= 0 (the paper: 1); noise_std: s_t > 0; shift: d_t >= 0.
+        allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
+        contraction: kappa_t >= 0 (1 in the paper).
+        noise_std: s_t > 0.
+        shift: d_t >= 0.
 
     Returns:
-        Value of the broadcast leading shape. `gdp_mu` is the minimum over all allocations at alpha = 2.
+        Divergence in nats of the leading shape, float64, not rounded outward. `gdp_mu`^2 is the minimum over all
+        allocations at alpha = 2.
 
     Raises:
-        ValueError: the allocation overspends (z_t < 0) or does not close the distance (z_T > 0).
+        ValueError: the allocation exceeds the distance left at a step (z_t < 0), or leaves a distance (z_T > 0).
+
+    Assumes:
+        As `gdp_mu`.
 
     Reference:
         Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> spent = [0.5, 0.5]
+        >>> print(iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
+        0.5
 
     """
     alpha, spent = at_least_one("order", order), validate.nonnegative("allocation", allocation)
@@ -146,30 +194,38 @@ def contractive_iteration_rdp(
     spent, kappa, noise, moved = (np.broadcast_to(a, shape) for a in (spent, kappa, noise, moved))
     distance = np.zeros(shape[:-1])
     for t in range(shape[-1]):
-        reach = kappa[..., t] * distance + moved[..., t]
-        slack = 1e-12 * reach
-        over = spent[..., t] > reach + slack
+        before = kappa[..., t] * distance + moved[..., t]
+        slack = 1e-12 * before
+        over = spent[..., t] > before + slack
         validate.reject("allocation", spent[..., t], over, "at most the distance left at its step")
-        distance = np.maximum(reach - spent[..., t], 0.0)
+        distance = np.maximum(before - spent[..., t], 0.0)
         distance = np.where(distance <= slack, 0.0, distance)
     validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
     return (alpha * np.sum((spent / noise) ** 2, axis=-1) / 2)[()]
 
 
-def shifted_rdp(order: Any, *, contraction: Any, noise_std: Any, distances: Any) -> np.ndarray:
+def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
     """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
 
     Args:
         order: alpha >= 1.
-        contraction: L > 0, Lipschitz constant of every map (above 1 allowed).
+        contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
         noise_std: sigma > 0.
         distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
     Returns:
-        Value of the broadcast leading shape, float64.
+        Bound in nats of the broadcast leading shape, float64, not rounded outward.
+
+    Raises:
+        ValueError: an argument outside its range, no axis of distances.
 
     Reference:
         Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
+        0.5
 
     """
     alpha, lip = at_least_one("order", order), validate.positive("contraction", contraction)
@@ -187,7 +243,7 @@ def _path_values(order, contraction, noise_std, distance, num_steps):
         contraction=(validate.positive, contraction),
         noise_std=(validate.positive, noise_std),
         distance=(validate.nonnegative, distance),
-        num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps),
+        num_steps=(whole(1), num_steps),
     )
 
 
@@ -196,18 +252,29 @@ def _equation_3(order, lip, sigma, distance, r):
     return order * (distance / sigma) ** 2 / (2 * r) * jnp.exp((r + 1) * jnp.log(lip))
 
 
-def shifted_rdp_path(order: Any, *, contraction: Any, noise_std: Any, distance: Any, num_steps: Any) -> Any:
-    """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, L <= 1.
+def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
+    """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
     Args:
         order: alpha >= 1.
         contraction: L in (0, 1].
         noise_std: sigma > 0.
-        distance: Delta = W_inf of the two inputs, >= 0.
-        num_steps: r >= 1.
+        distance: Delta >= 0, W_inf distance of the two inputs.
+        num_steps: r, whole, >= 1.
+
+    Returns:
+        Bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
+
+    Raises:
+        ValueError: an argument outside its range.
 
     Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3). `shifted_rdp_optimum` is never above.
+        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
+        0.1476
 
     """
     values = _path_values(order, contraction, noise_std, distance, num_steps)
@@ -231,10 +298,31 @@ def _minimum_of_2(order, lip, sigma, distance, r):
     return order * (distance / sigma) ** 2 / 2 * jnp.exp(-log_sum)
 
 
-def shifted_rdp_optimum(order: Any, *, contraction: Any, noise_std: Any, distance: Any, num_steps: Any) -> Any:
-    """Exact minimum of `shifted_rdp` over all paths: alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)).
+def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
+    """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    Arguments as `shifted_rdp_path`, with any L > 0.
+    Args:
+        order: alpha >= 1.
+        contraction: L > 0.
+        noise_std: sigma > 0.
+        distance: Delta >= 0, W_inf distance of the two inputs.
+        num_steps: r, whole, >= 1.
+
+    Returns:
+        Bound in nats of the broadcast shape, float64, not rounded outward.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Reference:
+        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> bound = iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
+        >>> print(f"{bound:.4f}")
+        0.1436
+
     """
     return _minimum_of_2(*_path_values(order, contraction, noise_std, distance, num_steps))
 
@@ -246,24 +334,35 @@ def _full_batch(d, s, kappa, t):
     return d / s * jnp.sqrt(jnp.exp(log_sum) * (1 + kappa) / (1 + kappa**t))
 
 
-def full_batch_mu(contraction: Any, noise_std: Any, shift: Any, num_steps: Any) -> Any:
-    """Mu of noisy gradient descent, all records in each step: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
+def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Real) -> Array:
+    """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
     Args:
-        contraction: kappa in (0, 1]; above 1 the formula would under-estimate, use `gdp_mu`.
+        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
         noise_std: s > 0.
         shift: d >= 0.
-        num_steps: T >= 1.
+        num_steps: T, whole, >= 1.
 
     Returns:
-        mu, float64; sqrt(T) d / s at kappa = 1. Equal to `gdp_mu` up to rounding.
+        mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Assumes:
+        As `gdp_mu`.
 
     Reference:
         Bok, Su, Altschuler 2024, NoisyGD.
 
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
+        0.4359
+
     """
     values = _constant_schedule(contraction, noise_std, shift)
-    (count,) = checked(num_steps=(lambda n, v: validate.integer(n, v, 1), num_steps))
+    (count,) = checked(num_steps=(whole(1), num_steps))
     return _full_batch(values[2], values[1], values[0], count)
 
 
@@ -277,26 +376,40 @@ def _cyclic(d, s, kappa, length, epochs):
     return d / s * jnp.sqrt(1 + jnp.where(epochs > 1, earlier, 0.0))
 
 
-def cyclic_mu(contraction: Any, noise_std: Any, shift: Any, num_batches: Any, num_epochs: Any) -> Any:
-    """Mu of the last batch of noisy cyclic gradient descent, l batches a round, E rounds.
+def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real, num_epochs: Real) -> Array:
+    """Gaussian-DP parameter of a record in the last of l batches, after E passes of noisy cyclic gradient descent.
 
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
     Args:
-        contraction: kappa in (0, 1]; above 1 the formula would under-estimate, use `gdp_mu`.
+        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
         noise_std: s > 0.
         shift: d >= 0.
-        num_batches: l >= 2 (for l = 1 use `full_batch_mu`).
-        num_epochs: E >= 1.
+        num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
+        num_epochs: E, whole, >= 1.
+
+    Returns:
+        mu of the broadcast shape, float64, not rounded outward.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Assumes:
+        As `gdp_mu`; the order of the batches is the same in every pass.
 
     Reference:
-        Bok, Su, Altschuler 2024, NoisyCGD; at kappa = 1 Feldman et al. 2018, Theorem 34.
+        Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
+        0.1032
 
     """
     values = _constant_schedule(contraction, noise_std, shift)
     length, epochs = checked(
-        num_batches=(lambda n, v: validate.integer(n, v, 2, "Use full_batch_mu for one batch."), num_batches),
-        num_epochs=(lambda n, v: validate.integer(n, v, 1), num_epochs),
+        num_batches=(whole(2, "Use full_batch_mu for one batch."), num_batches),
+        num_epochs=(whole(1), num_epochs),
     )
     return _cyclic(values[2], values[1], values[0], length, epochs)
 

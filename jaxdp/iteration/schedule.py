@@ -1,4 +1,4 @@
-"""Gaussian-DP of the last iterate for public schedules: the optimal shift allocation."""
+"""Gaussian-DP parameter of the last iterate for public schedules: the optimal shift allocation."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from jaxdp import validate
 from jaxdp.iteration import isotonic
 from jaxdp.runtime.formulas import checked
 from jaxdp.runtime.precision import Kernel, require_x64
+from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-51
 _POINT_BYTES = 64 * 2**20
 
-ASSUMES = """
-    Assumes:
-        Only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages
-        of iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) with psi_j or its neighbour
-        kappa_j-Lipschitz, Pi a convex data-independent projection after the noise, no momentum and no
-        data-dependent preconditioner, schedules public and fixed in advance, the same or data-independent x_0.
-        Per-example clipping keeps kappa_j only for losses of one scalar <w, x> with the penalty outside the clip.
-"""
-
 
 class Schedule(NamedTuple):
-    """Lipschitz constants, noise standard deviations and distances per step, last axis = steps."""
+    """Lipschitz constants, noise standard deviations and distances of all steps; the last axis is the steps.
 
-    contraction: Any
-    noise_std: Any
-    shift: Any
+    Attributes:
+        contraction: kappa_j > 0.
+        noise_std: s_j >= 0.
+        shift: d_j >= 0.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
+        >>> print(schedule.shift)
+        [1. 1. 0.]
+
+    """
+
+    contraction: Array
+    noise_std: Array
+    shift: Array
 
 
 def _checked_schedule(contraction, noise_std, shift):
@@ -47,7 +52,7 @@ def _checked_schedule(contraction, noise_std, shift):
 
 
 def _rows(kernel: Kernel, schedule: list[np.ndarray], *others: np.ndarray) -> Any:
-    """Run a kernel over the leading axes, few enough rows at a time for the stack of blocks to fit in memory."""
+    """A kernel at every point of the leading axes, in pieces whose blocks fit in memory."""
     steps = schedule[0].shape[-1]
     lead = schedule[0].shape[:-1]
     size = int(np.prod(lead))
@@ -58,33 +63,42 @@ def _rows(kernel: Kernel, schedule: list[np.ndarray], *others: np.ndarray) -> An
     return out.reshape(lead + out.shape[1:])[()]
 
 
-def gdp_mu(contraction: Any, noise_std: Any, shift: Any, *, diameter: Any = None) -> Any:
+def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | None = None) -> Array:
     """Gaussian-DP parameter mu of the last iterate: the optimal shift allocation, rounded up.
 
-    mu^2 = min sum_j a_j^2 / s_j^2 over a_j >= 0 with z_0 = 0, z_j = kappa_j z_{j-1} + d_j - a_j >= 0, z_T = 0,
-    solved exactly by isotonic regression. Then delta, epsilon, Renyi (alpha mu^2 / 2) and trade-off are those of
+    mu^2 = min sum_j a_j^2 / s_j^2 over a_j >= 0 with z_0 = 0, z_j = kappa_j z_{j-1} + d_j - a_j >= 0, z_T = 0, solved
+    exactly by isotonic regression. Then delta, epsilon, Renyi divergence (alpha mu^2 / 2) and trade-off are those of
     N(mu, 1) against N(0, 1), in any dimension.
 
     Args:
-        contraction: kappa_j > 0; above 1 is allowed.
+        contraction: kappa_j > 0, last axis = steps; above 1 is allowed. Leading axes of all arguments broadcast.
         noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
-        shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. Batch b,
-            step eta, gradient bound C, noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
-        diameter: of the set that the iterates are projected on before every step, or None.
-
-    The last axis is the steps, leading axes broadcast as a grid; ``diameter`` broadcasts with the leading axes.
+        shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
+            step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
+        diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with
+            the leading axes.
 
     Returns:
-        mu, float64, of the leading shape; infinite where a step with d_j > 0 is never followed by noise.
+        mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of mu^2
+        is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter.
 
     Raises:
         ValueError: contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
 
-    Accuracy:
-        Excess of mu^2: `isotonic.shift_allocation_mu2`. Differentiable in x64 traces without a diameter.
+    Assumes:
+        Only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages of
+        iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)), where psi_j or that of the neighbouring
+        data set is kappa_j-Lipschitz and Pi is a convex projection that does not depend on the data. No momentum, no
+        preconditioner that depends on the data; schedules public and fixed in advance; x_0 the same or independent of
+        the data. Per-example clipping keeps kappa_j only for losses of one scalar <w, x>, with the penalty outside.
 
     Reference:
-        notebooks/proofs/heterogeneous_gdp_iteration.md; constant case Bok, Su, Altschuler 2024, Lemma C.3.
+        notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma C.3.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
+        0.5158
 
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
@@ -101,22 +115,30 @@ def gdp_mu(contraction: Any, noise_std: Any, shift: Any, *, diameter: Any = None
     return np.sqrt(_rows(isotonic.restarted_mu2, schedule, reset)) * _UP
 
 
-def per_index_mu(contraction: Any, noise_std: Any, shift: Any) -> Any:
-    """Gaussian-DP parameter of the record used in step i only, for every i of a one-pass run at once.
+def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
+    """Gaussian-DP parameter of the record used in step i only, for every i of a one-pass run.
 
-    mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one
-    participation. The guarantee of the mechanism is the largest entry, that of person i the i-th.
+    mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one participation.
+    The guarantee of the mechanism is the largest entry, that of the person used in step i the i-th.
 
     Args:
-        contraction: kappa_j > 0, last axis = steps.
+        contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
         noise_std: s_j >= 0.
         shift: d_j >= 0, the distance that the record of step j causes.
 
     Returns:
-        mu of the broadcast shape, rounded up by at most a relative 4 ulp (T + 8).
+        mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps.
 
     Raises:
         ValueError: as `gdp_mu`.
+
+    Assumes:
+        As `gdp_mu`.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
+        [0.5158 0.669  1.    ]
 
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
@@ -127,23 +149,33 @@ def per_index_mu(contraction: Any, noise_std: Any, shift: Any) -> Any:
     return np.sqrt(_rows(isotonic.single_participation_mu2, schedule)) * _UP
 
 
-def participation_mu(contraction: Any, noise_std: Any, shift: Any, steps: Any) -> np.ndarray:
-    """Gaussian-DP parameter of every record when record i takes part in the steps ``steps[i]``.
+def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Real) -> Array:
+    """Gaussian-DP parameter of every record, when record i takes part in the steps steps[i].
 
-    The optimum of `gdp_mu` for n records of one schedule in one call: noise-only stretches are added up by
-    doubling in O(T log T) once, then each record costs its number of participations and not T.
+    The optimum of `gdp_mu` for n records of one schedule in one call. Stretches without participation are added up once
+    by doubling, in O(T log T); each record then costs its number of participations, not the number of steps T.
 
     Args:
         contraction: (T,) kappa_j > 0.
         noise_std: (T,) s_j >= 0.
-        shift: (T,) d_j >= 0, the distance caused in step j by a record that takes part in it.
+        shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
         steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
 
     Returns:
-        (n,) mu, rounded up.
+        (n,) mu, float64, rounded up.
 
     Raises:
         ValueError: as `gdp_mu`; a step outside 0..T or a row that does not increase.
+        RuntimeError: inside jit, vmap or grad.
+
+    Assumes:
+        As `gdp_mu`.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> order = iteration.cyclic_participation(num_batches=2, num_steps=4)
+        >>> print(iteration.participation_mu([0.9] * 4, 1.0, 1.0, order).round(4))
+        [0.9409 1.2031]
 
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
@@ -162,9 +194,26 @@ def participation_mu(contraction: Any, noise_std: Any, shift: Any, steps: Any) -
 
 
 def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
-    """Steps of every position of a fixed cyclic order: row i is i, i + num_batches, ... below num_steps.
+    """Steps in which each position of a fixed cyclic order takes part: i, i + num_batches, ... below num_steps.
 
-    Filled up with num_steps, as `participation_mu` wants it; also valid for reshuffling once at the start.
+    It is also valid for an order that is shuffled once at the start.
+
+    Args:
+        num_batches: batches of one pass, whole, >= 1.
+        num_steps: steps of the run, whole, >= 1.
+
+    Returns:
+        (num_batches, passes) steps, rows filled up with num_steps: an argument of `participation_mu`.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(iteration.cyclic_participation(num_batches=2, num_steps=5))
+        [[0 2 4]
+         [1 3 5]]
+
     """
     batches = int(validate.integer("num_batches", num_batches, 1))
     total = int(validate.integer("num_steps", num_steps, 1))
@@ -172,19 +221,31 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
     return np.minimum(np.arange(batches)[:, None] + batches * np.arange(epochs), total)
 
 
-def append_noise_only(contraction: Any, noise_std: Any, shift: Any, *, steps: int, tail: tuple[Any, Any]) -> Schedule:
-    """The schedule followed by `steps` noise-only steps, which amplify the last batch as well.
+def append_noise_only(
+    contraction: Real, noise_std: Real, shift: Real, *, steps: int, tail: tuple[Real, Real]
+) -> Schedule:
+    """Schedule followed by steps that add noise and touch no record: they amplify the last batch as well.
 
     Args:
-        contraction: kappa_j, last axis = steps.
-        noise_std: s_j.
-        shift: d_j.
-        steps: number of further steps, >= 0.
-        tail: (kappa, s) of each further step: contraction of a step that touches no record, and its noise.
+        contraction: kappa_j > 0, last axis = steps.
+        noise_std: s_j >= 0.
+        shift: d_j >= 0.
+        steps: number of further steps, whole, >= 0.
+        tail: (kappa, s) of each further step: its contraction and its noise.
 
     Returns:
-        Schedule of length T + steps. One last participation d, s is left with mu^2 = (d/s)^2 / sum_{k=0..steps}
-        kappa^(-2k) when the tail equals the step before it.
+        Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step T has
+        mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k).
+
+    Raises:
+        ValueError: as `gdp_mu`; a negative number of steps.
+        TypeError: a tail that is not a pair.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
+        >>> print(schedule.contraction, schedule.shift)
+        [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
 
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
@@ -197,20 +258,29 @@ def append_noise_only(contraction: Any, noise_std: Any, shift: Any, *, steps: in
     return Schedule(*(xp.concatenate([a, pad], axis=-1) for a, pad in zip(schedule, pads, strict=True)))
 
 
-def quadratic_mu(factor: Any, noise_std: Any, shift: Any, *, initial_variance: Any = 0.0) -> np.ndarray:
-    """Exact mu of the last iterate for a quadratic loss in one dimension: a check, not a guarantee for others.
+def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance: Real = 0.0) -> Array:
+    """Exact Gaussian-DP parameter mu of the last iterate for a quadratic loss in one dimension.
 
-    The output is Gaussian: m <- c m + d, V <- c^2 V + s^2, mu = |m_T| / sqrt(V_T). It equals `gdp_mu` when the
-    optimal allocation has one block, V_0 = 0 and all signs align; for other losses it may lie below the truth.
+    The output is Gaussian: m <- c m + d, V <- c^2 V + s^2, mu = |m_T| / sqrt(V_T). This is a check of `gdp_mu`: the
+    two are equal when the optimal allocation has one block, V_0 = 0 and all signs agree. It is no guarantee for other
+    losses: theirs may be larger.
 
     Args:
-        factor: c_j = 1 - eta H with its sign, last axis = steps.
+        factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
         noise_std: s_j >= 0.
-        shift: signed difference of the two maps.
+        shift: d_j, signed difference of the two maps.
         initial_variance: V_0 >= 0.
 
     Returns:
-        mu of the leading shape, float64; infinite where V_T = 0 < |m_T|.
+        mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|.
+
+    Raises:
+        ValueError: an argument outside its range, no axis of steps.
+
+    Example:
+        >>> from jaxdp import iteration
+        >>> print(f"{iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
+        0.5158
 
     """
     factor, shift = validate.real_array("factor", factor), validate.real_array("shift", shift)
@@ -226,7 +296,3 @@ def quadratic_mu(factor: Any, noise_std: Any, shift: Any, *, initial_variance: A
         variance = factor[..., j] ** 2 * variance + noise[..., j] ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance))[()]
-
-
-for _function in (gdp_mu, per_index_mu, participation_mu):
-    _function.__doc__ = (_function.__doc__ or "").rstrip() + "\n" + ASSUMES

@@ -34,6 +34,31 @@ def at_least_one(name: str, value: Any) -> np.ndarray:
     return array
 
 
+def whole(minimum: int, remedy: str = "") -> Callable[[str, Any], np.ndarray]:
+    """A check for `checked`: whole numbers >= minimum."""
+    return lambda name, value: validate.integer(name, value, minimum, remedy)
+
+
+def batched(function: Callable, *arrays: np.ndarray) -> Any:
+    """`function` of flat arrays of one length, at the broadcast of `arrays`; results in the broadcast shape."""
+    spread = np.broadcast_arrays(*arrays)
+    shape = spread[0].shape
+    values = function(*(array.reshape(-1) for array in spread))
+    return jax.tree_util.tree_map(lambda value: np.asarray(value).reshape(shape)[()], values)
+
+
+def at_points(kernel: Kernel, *arguments: Any, **static: Any) -> Any:
+    """`kernel` at the broadcast of checked arguments: one batched call and NumPy out.
+
+    Where an argument is traced, the kernel's one-point function is traced, which masks values outside its domain.
+    """
+    if validate.is_traced(arguments):
+        require_x64()
+        arrays = (jnp.asarray(argument, jnp.float64) for argument in arguments)
+        return jnp.vectorize(lambda *point: kernel.point(*point, **static))(*arrays)
+    return batched(lambda *flat: kernel(*flat, **static), *arguments)
+
+
 class Formula:
     """A scalar function of scalars, made to broadcast. ``formula.point`` is the traceable function itself.
 
@@ -54,13 +79,7 @@ class Formula:
 
     def __call__(self, *args: Any) -> Any:
         """Value at broadcast arguments: NumPy float64, or a traced array inside an x64 trace."""
-        if validate.is_traced(args):
-            require_x64()
-            return jnp.vectorize(self._guarded)(*(jnp.asarray(a, jnp.float64) for a in args))
-        arrays = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in args))
-        shape = arrays[0].shape
-        out = self._kernel(*(a.reshape(-1) for a in arrays))
-        return jax.tree_util.tree_map(lambda a: a.reshape(shape)[()], out)
+        return at_points(self._kernel, *args)
 
 
 def formula(*, valid: Callable | None = None, vacuous: float = np.inf, working_set: int = 64) -> Callable:

@@ -1,8 +1,8 @@
-r"""Approximate local privacy: every randomizer (eps0, delta0)-DP (Feldman, McMillan, Talwar 2021, Theorem 3.8).
+r"""Approximate local privacy: shuffled (eps0, delta0)-DP randomizers (Feldman, McMillan, Talwar 2021, Theorem 3.8).
 
-The total is delta(eps) of a pair for eps0-DP randomizers plus an additive term, and min(term, delta0) from eps = eps0
-on: one report alone is (eps0, delta0)-DP. Sharper than the published term, for both pairs (notebooks/proofs/shuffle.md,
-section 10):
+The total is delta(eps) of a pair for eps0-DP randomizers plus an additive term A(eps), from eps = eps0 on plus
+min(A(eps), delta0): one report alone is (eps0, delta0)-DP. This term is sharper than the published one, for both pairs
+(notebooks/proofs/shuffle.md, section 10):
 
     A(eps) = (E+1) delta0 [1/(E0+1) + (n-1) kappa],  kappa = e^-eps0 (E0+2)/(E0+1)  ("stronger": twice that).
 """
@@ -21,7 +21,8 @@ from jaxdp.validate import is_traced
 
 _ROUNDS = 8
 _ROUNDING = 1e-12
-_FLUSHED = 1e-307  # what two exponentials lose where they underflow
+# Charge for two exponentials that may have underflowed.
+_FLUSHED = 1e-307
 
 
 def additive_term(users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, published: bool = False) -> Any:
@@ -41,7 +42,7 @@ def additive_term(users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, 
 
 
 def delta_upper(clean: Any, users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str) -> Any:
-    """Upper bound of delta from that of the pair without delta0, ``clean``."""
+    """Upper bound of delta; clean: that of the pair for eps0-DP randomizers, without delta0."""
     xp = jnp if is_traced(clean, users, eps0, delta0, epsilon) else np
     extra = additive_term(users, eps0, delta0, epsilon, bound)
     extra = xp.where(epsilon >= eps0, xp.minimum(extra, delta0), extra)
@@ -53,9 +54,10 @@ def epsilon_upper(
 ) -> Any:
     """Upper bound of the smallest epsilon with total delta <= delta; inf where none is known.
 
-    clean: delta -> upper bound of epsilon of the pair without delta0. The total falls and rises again with epsilon. e
-    is accepted when clean(delta - A(e)) is at most e; e starts at 0, where A is least, and follows clean upwards.
-    loop: `xp.fori_loop`, or the same for concrete arrays.
+    clean: delta -> upper bound of epsilon of the pair for eps0-DP randomizers. The total delta decreases and then
+    increases with epsilon. A candidate e is accepted when clean(delta - A(e)) <= e. The first one is 0, where A is
+    smallest; each further one is the clean value of the one before. loop: `xp.fori_loop`, or the same for concrete
+    arrays.
     """
     xp = jnp if is_traced(users, eps0, delta0, delta) else np
 
@@ -65,7 +67,7 @@ def epsilon_upper(
         found = clean(xp.maximum(room, 0.0))
         accepted = (room > 0) & (found <= tried)
         best = xp.where(accepted, xp.minimum(best, tried), best)
-        # A little beyond the clean value, or the next test would fail by rounding.
+        # The next candidate is a little above the clean value: the test would fail by rounding otherwise.
         return xp.where(accepted | (room <= 0), tried, found * (1 + 1e-9)), best
 
     start = xp.zeros_like(eps0 * delta)

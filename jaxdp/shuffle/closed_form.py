@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from jaxdp import validate
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.formulas import at_points, whole
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle import checks, door
+from jaxdp.shuffle.checks import reports
+from jaxdp.typing import Array, Real
 
 
 def _guarded(value, condition, eps0, num_users, delta):
-    """`value` under the theorem's condition, else eps0, which always holds; inf for invalid arguments."""
+    """`value` where the theorem's condition holds, else eps0, which is always valid; inf for invalid arguments."""
     valid = (num_users >= 1) & (eps0 >= 0) & (delta >= 0) & (delta <= 1) & (num_users == xp.floor(num_users))
     answer = xp.where(condition & (delta > 0) & (value < eps0), value, eps0)
     return xp.where(valid, xp.where(delta >= 1, 0.0, answer), xp.inf)
@@ -42,36 +41,70 @@ def krr_closed_form_point(eps0, num_categories, num_users, delta):
     return _guarded(value, condition, eps0, num_users, delta)
 
 
-def clones_epsilon_closed_form(eps0: Any, n: Any, delta: Any) -> Any:
-    """Central epsilon of n shuffled eps0-DP reports at delta, in closed form.
+def clones_epsilon_closed_form(eps0: Real, n: Real, delta: Real) -> Array:
+    """Central epsilon at delta of n shuffled eps0-DP reports, in closed form.
 
     eps = log(1 + (E0-1)/(E0+1) 8 (sqrt(E0 log(4/delta)/n) + E0/n)), E0 = e^eps0, if eps0 <= log(n/(16 log(2/delta)));
     otherwise, and wherever the formula exceeds it, eps0 itself.
 
-    Arguments broadcast: eps0 >= 0 in nats, n whole >= 1, delta in [0, 1] (0 gives eps0). Returns float64. ValueError
-    names a bad argument. 1.9 to 5.4 times the exact value of `jaxdp.Shuffled` where compared.
-    Assumes: the randomizer of a slot depends on earlier outputs only, not on the user.
-    Reference: Feldman, McMillan, Talwar 2021, Theorem 3.1.
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1]; 0 gives eps0, 1 gives 0.
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64: 1.9 to 5.4 times the exact value of `jaxdp.Shuffled` where
+        compared. Its rounding is not charged. Under a trace an invalid argument gives inf.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Assumes:
+        The randomizer of each report depends on earlier outputs only, not on the user; the order is uniform and secret.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, Theorem 3.1.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.clones_epsilon_closed_form(1.0, 10_000, 1e-6):.4f}")
+        0.2140
+
     """
-    return door.run(clones_closed_form_point, checks.target, eps0, n, delta)
+    return at_points(clones_closed_form_point, *reports(eps0=eps0, n=n, delta=delta))
 
 
-def krr_epsilon_closed_form(eps0: Any, k: Any, n: Any, delta: Any) -> Any:
-    """Central epsilon of n shuffled k-ary randomized responses of level eps0 at delta, in closed form.
+def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
+    """Central epsilon at delta of n shuffled k-ary randomized responses of level eps0, in closed form.
 
-    eps = log(1 + a (4 sqrt(2 log(4/delta)/(y n)) + 4/(y n))), a = (E0-1)/(E0+k-1), y = k/((k+1)(E0+k-1)), if
-    y >= 8 log(2/delta)/n; otherwise, and wherever the formula exceeds it, eps0 itself.
+    eps = log(1 + a (4 sqrt(2 log(4/delta)/(y n)) + 4/(y n))), a = (E0-1)/(E0+k-1), y = k/((k+1)(E0+k-1)), E0 = e^eps0,
+    if y >= 8 log(2/delta)/n; otherwise, and wherever the formula exceeds it, eps0 itself.
 
-    Arguments broadcast: eps0 >= 0, k whole >= 2, n whole >= 1, delta in [0, 1]. Returns float64. The constants are
-    not derived anew: on 250 random points where the condition holds (n 30 to 1e9, eps0 0.01 to 10, k 2 to 6e4,
-    delta 1e-12 to 0.3) the value was at least 2.07 times the certified bound of the blanket pair.
-    Reference: Feldman, McMillan, Talwar 2021, Theorem 4.1 and Corollary 4.2.
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        k: number of categories, whole, >= 2.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1]; 0 gives eps0, 1 gives 0.
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64. The published constants are not proved anew here: on 250 random
+        points where the condition holds (n 30 to 1e9, eps0 0.01 to 10, k 2 to 6e4, delta 1e-12 to 0.3) the value was at
+        least 2.07 times the certified bound of the blanket pair. Under a trace an invalid argument gives inf.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Assumes:
+        The order of the reports is uniform and secret.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, Theorem 4.1 and Corollary 4.2.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.krr_epsilon_closed_form(1.0, 16, 10_000, 1e-6):.4f}")
+        0.0894
+
     """
-
-    def check(eps0, k, n, delta):
-        local, users, target = checks.target(eps0, n, delta)
-        kinds = checks.categories(k)
-        validate.broadcast(eps0=local, k=kinds, n=users, delta=target)
-        return local, kinds, users, target
-
-    return door.run(krr_closed_form_point, check, eps0, k, n, delta)
+    local, users, target, kinds = reports(eps0=eps0, n=n, delta=delta, k=(whole(2), k))
+    return at_points(krr_closed_form_point, local, kinds, users, target)

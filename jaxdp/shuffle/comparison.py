@@ -1,21 +1,25 @@
 """Published bounds for comparison plots: privacy blanket, Erlingsson et al., Cheu et al., Girgis et al.
 
-Formulas as published (constants partly from the authors' code); use `jaxdp.Shuffled` for guarantees. Where a
-theorem's condition fails the answer is eps0.
+The formulas are those of the publications, with constants partly from the authors' code; rounding is not charged. Use
+`jaxdp.Shuffled` for guarantees. Where the condition of a theorem fails the answer is eps0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.shuffle import checks, door
+from jaxdp.runtime.formulas import batched, checked, whole
+from jaxdp.shuffle.checks import reports
+from jaxdp.typing import Array, Real
 
 _STEPS = 60
+
+Randomizer: TypeAlias = Literal["generic", "krr", "laplace"]
 
 
 def _generic(eps0, epsilon, _):
@@ -59,19 +63,17 @@ def _bennett(eps0, users, epsilon, constants):
     mass, _, top, moment = constants
     ratio = np.expm1(epsilon) * top / moment
     shape = (1.0 + ratio) * np.log1p(ratio) - ratio
-    # The expectation over the blanket count is a generating function, so no sum is needed; its term m = 0, not part
-    # of the theorem, is left in and makes the value larger.
+    # The expectation over the number of blanket reports is a generating function, which needs no sum. It contains the
+    # term of 0 reports, which the theorem leaves out: the value is a little larger than the theorem's.
     log_power = users * np.log1p(-mass * -np.expm1(-shape * moment / top**2))
     return np.log(top) - np.log(np.log1p(ratio) * mass * users) + log_power
 
 
-def _blanket(log_delta: Callable, eps0, n, delta, randomizer: str, k) -> Any:
+def _blanket(log_delta: Callable, eps0: Real, n: Real, delta: Real, randomizer: str, k: Real | None) -> Array:
     validate.choice("randomizer", randomizer, tuple(_RANDOMIZERS))
-    local, users, target = checks.target(eps0, n, delta)
-    kinds = checks.categories(2 if k is None else k)
+    arguments = reports(eps0=eps0, n=n, delta=delta, k=(whole(2), 2 if k is None else k))
     if randomizer == "krr" and k is None:
         raise ValueError("k must be given for randomizer 'krr': a whole number >= 2.")
-    validate.broadcast(eps0=local, n=users, delta=target, k=kinds)
 
     def solve(local, users, target, kinds):
         low, high = np.zeros_like(local), local.copy()
@@ -83,27 +85,96 @@ def _blanket(log_delta: Callable, eps0, n, delta, randomizer: str, k) -> Any:
                 low, high = np.where(good, low, middle), np.where(good, middle, high)
         return np.where(target >= 1, 0.0, high)
 
-    return door.batched(solve, local, users, target, kinds)
+    return batched(solve, *arguments)
 
 
-def blanket_hoeffding(eps0: Any, n: Any, delta: Any, *, randomizer: str = "generic", k: Any = None) -> Any:
-    """Epsilon at delta by the privacy blanket with Hoeffding's inequality; never above eps0.
+def blanket_hoeffding(
+    eps0: Real, n: Real, delta: Real, *, randomizer: Randomizer = "generic", k: Real | None = None
+) -> Array:
+    """Central epsilon at delta of n shuffled reports, by the privacy blanket with Hoeffding's inequality.
 
-    randomizer: "generic", "krr" (with k categories) or "laplace" (values in [0, 1]). Arguments broadcast, float64 out.
-    Reference: Balle, Bell, Gascon, Nissim 2019.
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+        randomizer: "generic" (any eps0-DP randomizer), "krr" (k-ary randomized response) or "laplace" (a number in
+            [0, 1] plus Laplace noise).
+        k: number of categories for "krr", whole, >= 2.
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Balle, Bell, Gascon, Nissim 2019.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.blanket_hoeffding(1.0, 10_000, 1e-6):.4f}")
+        0.1666
+
     """
     return _blanket(_hoeffding, eps0, n, delta, randomizer, k)
 
 
-def blanket_bennett(eps0: Any, n: Any, delta: Any, *, randomizer: str = "generic", k: Any = None) -> Any:
-    """Epsilon at delta by the privacy blanket with Bennett's inequality; never above eps0. See `blanket_hoeffding`."""
+def blanket_bennett(
+    eps0: Real, n: Real, delta: Real, *, randomizer: Randomizer = "generic", k: Real | None = None
+) -> Array:
+    """Central epsilon at delta of n shuffled reports, by the privacy blanket with Bennett's inequality.
+
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+        randomizer: "generic" (any eps0-DP randomizer), "krr" (k-ary randomized response) or "laplace" (a number in
+            [0, 1] plus Laplace noise).
+        k: number of categories for "krr", whole, >= 2.
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Balle, Bell, Gascon, Nissim 2019.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.blanket_bennett(1.0, 10_000, 1e-6):.4f}")
+        0.1662
+
+    """
     return _blanket(_bennett, eps0, n, delta, randomizer, k)
 
 
-def erlingsson_2019(eps0: Any, n: Any, delta: Any) -> Any:
-    """Epsilon 12 eps0 sqrt(log(1/delta)/n) for eps0 <= 1/2, n >= 1000, delta <= 0.01, else eps0.
+def erlingsson_2019(eps0: Real, n: Real, delta: Real) -> Array:
+    """Central epsilon 12 eps0 sqrt(log(1/delta)/n) of n shuffled eps0-DP reports.
 
-    Arguments broadcast, float64 out. Reference: Erlingsson et al. 2019 (constant from memory of the publication).
+    It holds for eps0 <= 1/2, n >= 1000, delta <= 0.01; elsewhere the answer is eps0.
+
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Erlingsson, Feldman, Mironov, Raghunathan, Talwar, Thakurta 2019. The constant 12 was not checked against the
+        printed text.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.erlingsson_2019(0.5, 10_000, 1e-6):.4f}")
+        0.2230
+
     """
 
     def value(local, users, target):
@@ -111,14 +182,33 @@ def erlingsson_2019(eps0: Any, n: Any, delta: Any) -> Any:
         log_term = -np.log(np.where(target > 0, target, 0.5))
         return np.where(holds, np.minimum(12.0 * local * np.sqrt(log_term / users), local), local)
 
-    return door.batched(value, *checks.target(eps0, n, delta))
+    return batched(value, *reports(eps0=eps0, n=n, delta=delta))
 
 
-def cheu_2019(eps0: Any, n: Any, delta: Any) -> Any:
-    """Epsilon of shuffled two-point randomized response: sqrt(32 log(4/delta)/w) (1 - w/n), else eps0.
+def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
+    """Central epsilon sqrt(32 log(4/delta)/w) (1 - w/n) of n shuffled two-point randomized responses.
 
-    w = y - sqrt(2 y log(2/delta)), y = 2n/(E0+1), under y >= 14 log(4/delta). Arguments broadcast, float64 out.
-    Reference: Cheu, Smith, Ullman, Zeber, Zhilyaev 2019 (constants from memory of the publication).
+    w = y - sqrt(2 y log(2/delta)), y = 2n/(e^eps0+1). It holds for y >= 14 log(4/delta); elsewhere the answer is eps0.
+
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Cheu, Smith, Ullman, Zeber, Zhilyaev 2019. The constants were not checked against the printed text.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.cheu_2019(2.0, 10_000, 1e-6):.4f}")
+        0.3773
+
     """
 
     def value(local, users, target):
@@ -129,34 +219,49 @@ def cheu_2019(eps0: Any, n: Any, delta: Any) -> Any:
         value = np.sqrt(32.0 * np.log(4.0 / positive) / sure) * (1.0 - sure / users)
         return np.where(holds, np.minimum(value, local), local)
 
-    return door.batched(value, *checks.target(eps0, n, delta))
+    return batched(value, *reports(eps0=eps0, n=n, delta=delta))
 
 
-def girgis_2021_renyi(order: Any, eps0: Any, n: Any) -> Any:
-    """Renyi divergence bound of whole order >= 2 of n shuffled eps0-DP reports, at most eps0.
+def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
+    """Renyi divergence bound of n shuffled eps0-DP reports at a whole order >= 2.
 
-    Arguments broadcast, float64 out; the sum of the theorem runs over 3..order in one array.
-    Reference: Girgis et al. 2021, Theorem 1 (constants from memory of the publication).
+    Args:
+        order: alpha, whole, >= 2. The sum of the theorem runs over 3..alpha: time grows with the largest order.
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+
+    Returns:
+        Bound in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Girgis, Data, Diggavi, Suresh, Kairouz 2021, Theorem 1. The constants were not checked against the printed text.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.girgis_2021_renyi(2, 1.0, 10_000):.2e}")
+        5.90e-04
+
     """
-    whole = validate.integer("order", order, 2)
-    local, users = checks.local_epsilon(eps0), checks.users(n)
-    validate.broadcast(order=whole, eps0=local, n=users)
-    most = int(whole.max(initial=2))
+    arguments = checked(order=(whole(2), order), eps0=(validate.nonnegative, eps0), n=(whole(1), n))
+    most = int(arguments[0].max(initial=2))
     log_factorial = np.array([math.lgamma(i + 1) for i in range(most + 1)])
     log_half_gamma = np.array([math.lgamma(i / 2) if i else 0.0 for i in range(most + 1)])
 
-    def value(whole, local, users):
-        index = whole.astype(int)
+    def value(alpha, local, users):
+        index = alpha.astype(int)
         blocks = np.floor((users - 1.0) * np.exp(-local) / 2.0) + 1.0
         gap = 2.0 * (local + np.log(np.maximum(-np.expm1(-local), 1e-300)))
-        second = np.log(whole * (whole - 1.0) / 2.0) + gap - np.log(blocks) - local
-        rest = np.exp(np.minimum(local, 700.0)) * 0.0 + local * whole - (users - 1.0) * np.exp(-local) / 8.0
+        second = np.log(alpha * (alpha - 1.0) / 2.0) + gap - np.log(blocks) - local
+        rest = np.exp(np.minimum(local, 700.0)) * 0.0 + local * alpha - (users - 1.0) * np.exp(-local) / 8.0
         total = np.logaddexp(np.logaddexp(0.0, second), rest)
         base = 2.0 * (local + np.log(np.maximum(-np.expm1(-2.0 * local), 1e-300))) - math.log(2.0) - np.log(blocks)
         for i in range(3, most + 1):
             binomial = log_factorial[index] - log_factorial[i] - log_factorial[np.maximum(index - i, 0)]
             term = binomial + math.log(i) + log_half_gamma[i] + 0.5 * i * base
             total = np.where(i <= index, np.logaddexp(total, term), total)
-        return np.minimum(total / (whole - 1.0), local)
+        return np.minimum(total / (alpha - 1.0), local)
 
-    return door.batched(value, whole, local, users)
+    return batched(value, *arguments)

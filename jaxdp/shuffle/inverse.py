@@ -1,14 +1,15 @@
-"""The inverse questions: the local epsilon a central target allows, and the number of users it needs."""
+"""The inverse questions: the local epsilon that a central target allows, and the number of users that it needs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.shuffle import checks, door
+from jaxdp.runtime.formulas import batched, checked, whole
 from jaxdp.shuffle.bounds import clones_bounds
+from jaxdp.typing import Array, Real
 
 _STEPS = 48
 _LARGEST_USERS = 2.0**50
@@ -18,22 +19,46 @@ def _within(users, eps0, epsilon, delta, bound):
     return clones_bounds("delta", eps0, users, epsilon, bound).upper <= delta
 
 
-def local_epsilon_for(central_epsilon: Any, n: Any, delta: Any, *, bound: str = "clones") -> Any:
-    """Largest eps0 found whose n shuffled reports are (central_epsilon, delta)-DP.
+def local_epsilon_for(
+    central_epsilon: Real, n: Real, delta: Real, *, bound: Literal["clones", "stronger"] = "clones"
+) -> Array:
+    """Largest local epsilon eps0 found whose n shuffled reports are (central_epsilon, delta)-DP.
 
-    Theorem 5.2's question, answered by bisection on the exact pair; the answer itself has passed the certified test,
-    and the true maximum is at most 1e-9 relative plus the bound's own gap above it. delta = 1 gives inf, delta = 0
-    gives central_epsilon. Arguments broadcast: central_epsilon >= 0, n whole >= 1, delta in [0, 1].
-    bound: "clones" or "stronger". Reference: Feldman, McMillan, Talwar 2021, Theorem 5.2.
-    Delta rises with eps0: notebooks/proofs/shuffle.md, section 2.
+    Bisection on the certified delta of the clones pair, which increases with eps0 (notebooks/proofs/shuffle.md,
+    section 2).
+
+    Args:
+        central_epsilon: in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1]; 0 gives central_epsilon, 1 gives inf.
+        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+
+    Returns:
+        eps0 in nats of the broadcast shape, float64. The value returned has passed the certified test. It lies below
+        the largest eps0 that this pair allows by at most 1e-9 relative plus the width of the pair's own bounds.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Assumes:
+        Each report is the output of an eps0-DP local randomizer; the order of the reports is uniform and secret.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, the question of Theorem 5.2.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.local_epsilon_for(0.5, 1000, 1e-6):.4f}")
+        1.9024
+
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    epsilon = validate.nonnegative("central_epsilon", central_epsilon)
-    users, target = checks.users(n), checks.delta(delta)
-    validate.broadcast(central_epsilon=epsilon, n=users, delta=target)
+    arguments = checked(
+        central_epsilon=(validate.nonnegative, central_epsilon), n=(whole(1), n), delta=(validate.probability, delta)
+    )
 
     def solve(epsilon, users, target):
-        low = epsilon.copy()  # eps0 = central_epsilon is free of charge
+        low = epsilon.copy()  # eps0 = central_epsilon always meets the target
         high = np.minimum(epsilon + np.log(users) + 60.0, np.maximum(epsilon, 300.0))
         for _ in range(_STEPS):
             middle = 0.5 * (low + high)
@@ -41,23 +66,48 @@ def local_epsilon_for(central_epsilon: Any, n: Any, delta: Any, *, bound: str = 
             low, high = np.where(good, middle, low), np.where(good, high, middle)
         return np.where(target >= 1.0, np.inf, np.where(target == 0, epsilon, low))
 
-    return door.batched(solve, epsilon, users, target)
+    return batched(solve, *arguments)
 
 
-def num_users_for(central_epsilon: Any, eps0: Any, delta: Any, *, bound: str = "clones") -> Any:
-    """Smallest number of users found whose shuffled eps0-DP reports are (central_epsilon, delta)-DP, as float64.
+def num_users_for(
+    central_epsilon: Real, eps0: Real, delta: Real, *, bound: Literal["clones", "stronger"] = "clones"
+) -> Array:
+    """Smallest number of users found whose shuffled eps0-DP reports are (central_epsilon, delta)-DP.
 
-    By bisection on whole numbers; the answer has passed the certified test. inf where 2^50 users are not enough
-    (delta = 0 with central_epsilon < eps0). Arguments broadcast: central_epsilon >= 0, eps0 >= 0, delta in [0, 1].
+    Bisection on whole numbers with the certified delta of the clones pair.
+
+    Args:
+        central_epsilon: in nats, >= 0.
+        eps0: local epsilon in nats, >= 0.
+        delta: in [0, 1].
+        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+
+    Returns:
+        Number of users of the broadcast shape, float64, which has passed the certified test; inf where 2^50 users are
+        not enough (delta = 0 with central_epsilon < eps0).
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Assumes:
+        As `local_epsilon_for`.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(shuffle.num_users_for(0.5, 1.0, 1e-6))
+        157.0
+
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    epsilon = validate.nonnegative("central_epsilon", central_epsilon)
-    local, target = checks.local_epsilon(eps0), checks.delta(delta)
-    validate.broadcast(central_epsilon=epsilon, eps0=local, delta=target)
+    arguments = checked(
+        central_epsilon=(validate.nonnegative, central_epsilon),
+        eps0=(validate.nonnegative, eps0),
+        delta=(validate.probability, delta),
+    )
 
     def solve(epsilon, local, target):
         low, high = np.zeros_like(epsilon), np.full_like(epsilon, _LARGEST_USERS)
-        reachable = _within(high, local, epsilon, target, bound)
+        possible = _within(high, local, epsilon, target, bound)
         for _ in range(_STEPS + 12):
             wide = high > 4.0 * np.maximum(low, 1.0)
             middle = np.where(wide, np.floor(np.sqrt(np.maximum(low, 1.0) * high)), np.floor(0.5 * (low + high)))
@@ -66,6 +116,6 @@ def num_users_for(central_epsilon: Any, eps0: Any, delta: Any, *, bound: str = "
             low, high = np.where(good, low, np.minimum(middle, high - 1)), np.where(good, middle, high)
             if (high - low <= 1).all():
                 break
-        return np.where(reachable, high, np.inf)
+        return np.where(possible, high, np.inf)
 
-    return door.batched(solve, epsilon, local, target)
+    return batched(solve, *arguments)

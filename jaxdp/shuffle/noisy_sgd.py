@@ -1,17 +1,18 @@
-"""One pass of noisy SGD over a random permutation (FMT 2021, Proposition 5.3), with exact numbers."""
+"""Epsilon of one pass of noisy SGD over a random permutation (FMT 2021, Proposition 5.3)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.formulas import batched, whole
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle import checks, door
 from jaxdp.shuffle.approximate_local import clones_upper
+from jaxdp.typing import Array, Real
 
 _SPLITS = 24
 _MU_ERROR = 2.0**-51
@@ -20,7 +21,7 @@ _LEAST_MU = 1e-300
 
 @kernel(working_set=64, by_numpy=64)
 def _splits(mu, num_users, delta):
-    """Candidate local pairs (eps0, delta0 = Gaussian delta at eps0), n delta0 from above delta to far below it."""
+    """Local pairs (eps0, delta0 = Gaussian delta at eps0) to try: n delta0 runs from above delta to far below it."""
     least = xp.sqrt(2.0 * xp.log(2.0 / delta)) * 0.8
     most = xp.sqrt(2.0 * xp.log(1e4 * num_users / delta)) + 1.0
     quantiles = xp.linspace(least, most, _SPLITS)
@@ -29,21 +30,48 @@ def _splits(mu, num_users, delta):
 
 
 def noisy_sgd_one_pass_epsilon(
-    noise_std: Any, n: Any, delta: Any, *, lipschitz: Any = 1.0, bound: str = "clones"
-) -> Any:
+    noise_std: Real,
+    n: Real,
+    delta: Real,
+    *,
+    lipschitz: Real = 1.0,
+    bound: Literal["clones", "stronger"] = "clones",
+) -> Array:
     """Epsilon at delta of one pass of noisy SGD over n examples in a uniformly random order.
 
-    Each step releases an example's gradient, norm <= lipschitz, plus N(0, noise_std^2 I): a Gaussian local
-    randomizer with mu = 2 lipschitz/noise_std. It is (eps0, delta0)-DP for every eps0; 24 such splits, from
-    n delta0 above delta to far below it, are certified each and the smallest epsilon is kept. inf where no split fits.
+    Each step releases the gradient of one example, of norm at most lipschitz, plus N(0, noise_std^2 I): a Gaussian
+    local randomizer with mu = 2 lipschitz/noise_std, which is (eps0, delta0)-DP for every eps0. The smallest certified
+    epsilon over 24 such pairs is returned.
 
-    Arguments broadcast: noise_std > 0 and lipschitz > 0 in the units of the gradient, n whole >= 1, 0 < delta < 1.
-    Assumes: all iterates may be released; the order is uniform and secret. Proof: Theorem 3.8 with the sharper
-    additive term. Reference: Feldman, McMillan, Talwar 2021, Proposition 5.3.
+    Args:
+        noise_std: > 0 per coordinate, in the units of the gradient.
+        n: number of examples, whole, >= 1.
+        delta: in (0, 1).
+        lipschitz: gradient norm bound > 0, in the units of the gradient.
+        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, an upper bound; inf where no pair leaves room within delta.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Assumes:
+        The order is uniform and secret; all iterates may be released; replace-one neighbours.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, Proposition 5.3, by Theorem 3.8 with the additive term "sharp" of
+        `approximate_ldp`.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.noisy_sgd_one_pass_epsilon(8.0, 100, 1e-5):.3f}")
+        0.817
+
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     noise, scale = validate.positive("noise_std", noise_std), validate.positive("lipschitz", lipschitz)
-    users, target = checks.users(n), checks.delta(delta)
+    users, target = whole(1)("n", n), validate.probability("delta", delta)
     validate.reject("delta", target, (target <= 0) | (target >= 1), "in (0, 1)")
     validate.broadcast(noise_std=noise, lipschitz=scale, n=users, delta=target)
 
@@ -55,4 +83,4 @@ def noisy_sgd_one_pass_epsilon(
         found = clones_upper("epsilon", *(array.reshape(-1) for array in spread), bound)
         return found.reshape(eps0.shape).min(axis=1)
 
-    return door.batched(best, noise, scale, users, target)
+    return batched(best, noise, scale, users, target)

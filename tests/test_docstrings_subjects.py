@@ -1,0 +1,86 @@
+"""The public names of the subject modules: examples that print what they say, types, names and the order's place."""
+
+import collections
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+import jaxdp
+
+MODULES = [importlib.import_module(f"jaxdp.{name}") for name in (
+    "shuffle", "iteration", "mixing", "diffusion", "convolution", "conversions",
+)]  # fmt: skip
+PUBLIC = [(module, name) for module in MODULES for name in module.__all__]
+
+
+def examples_of(module, name):
+    """The doctests of a public object: of its own docstring, and of its methods."""
+    found = doctest.DocTestFinder().find(getattr(module, name), name, module=False, globs={})
+    return [test for test in found if test.examples]
+
+
+@pytest.mark.parametrize("module, name", PUBLIC, ids=lambda part: getattr(part, "__name__", part))
+def test_the_example_in_the_docstring_prints_what_it_says(module, name):
+    tests = examples_of(module, name)
+    assert any(test.name == name for test in tests), f"the docstring of {module.__name__}.{name} has no example"
+    report = []
+    for test in tests:
+        doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_a_missing_and_a_wrong_example_are_found():
+    class Module:
+        @staticmethod
+        def without():
+            """One."""
+
+        @staticmethod
+        def wrong():
+            """One.
+
+            >>> 1 + 1
+            3
+            """
+
+    assert examples_of(Module, "without") == []
+    (test,) = examples_of(Module, "wrong")
+    assert doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None).failed == 1
+
+
+def signatures_of(value):
+    """(name, signature) of a function; of a class and its own public methods."""
+    yield value.__name__, inspect.signature(value)
+    for name, method in vars(value).items() if isinstance(value, type) and not issubclass(value, tuple) else ():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            yield f"{value.__name__}.{name}", inspect.signature(method)
+
+
+def untyped(value):
+    """Arguments and results of a public object that have no type, or the type Any."""
+    for name, signature in signatures_of(value):
+        types = {each.name: each.annotation for each in signature.parameters.values() if each.name != "self"}
+        if not isinstance(value, type) or "." in name:
+            types["return"] = signature.return_annotation
+        yield from (
+            f"{name}: {each}" for each, kind in types.items() if kind is inspect.Parameter.empty or "Any" in str(kind)
+        )
+
+
+@pytest.mark.parametrize("module, name", PUBLIC, ids=lambda part: getattr(part, "__name__", part))
+def test_every_argument_and_result_has_a_type_other_than_any(module, name):
+    assert list(untyped(getattr(module, name))) == []
+
+
+def test_no_public_name_stands_for_two_things():
+    homes = collections.Counter(name for module in (jaxdp, *MODULES) for name in module.__all__)
+    assert [name for name, count in homes.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("module, name", PUBLIC, ids=lambda part: getattr(part, "__name__", part))
+def test_the_order_stands_first_or_after_the_divergences_it_is_given_to(module, name):
+    names = list(inspect.signature(getattr(module, name)).parameters)
+    for order in {"order", "orders"} & set(names):
+        assert set(names[: names.index(order)]) <= {"renyi", "renyi_first", "renyi_kernel"}
