@@ -53,7 +53,8 @@ LAYERS = (
     ("numerics", "interval"),
     ("runtime",),
     ("validate",),
-    ("domains", "typing", "formulas"),
+    ("domains", "formulas"),
+    ("typing",),
 )
 
 
