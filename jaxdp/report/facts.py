@@ -64,7 +64,7 @@ class Facts:
 
     def missed(self, rates: Any) -> np.ndarray:
         """Certified smallest false negative rates."""
-        return tradeoff_from_delta(rates, self.grid, self.profile.upper, symmetric=self.symmetric)
+        return np.asarray(tradeoff_from_delta(rates, self.grid, self.profile.upper, symmetric=self.symmetric))
 
 
 def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
