@@ -24,6 +24,7 @@ ADD, REPLACE, SPECIAL = R.ADD_OR_REMOVE_ONE, R.REPLACE_ONE, R.REPLACE_SPECIAL
 GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent
 DISCRETE_LAPLACE = dp_event.DiscreteLaplaceDpEvent
 SAMPLED, COMPOSED = dp_event.PoissonSampledDpEvent, dp_event.ComposedDpEvent
+MIXTURE = dp_event.MixtureOfGaussiansDpEvent
 RESPONSE = dp_event.RandomizedResponseDpEvent(0.1, 3)
 
 
@@ -41,7 +42,7 @@ def composed(*events, relation=ADD):
 
 @pytest.mark.parametrize(
     ("event", "relation"),
-    [(RESPONSE, ADD), (dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.5]), REPLACE)],
+    [(RESPONSE, ADD), (MIXTURE(1.0, [0.0, 1.0], [0.5, 0.5]), REPLACE)],
     ids=["randomized response", "mixture of Gaussians"],
 )
 def test_an_event_without_theorem_under_the_relation_is_refused_by_name(event, relation):
@@ -49,14 +50,14 @@ def test_an_event_without_theorem_under_the_relation_is_refused_by_name(event, r
         composed((event, 1), relation=relation)
 
 
-@pytest.mark.parametrize(("relation", "supported"), [(REPLACE, True), (ADD, False)], ids=str)
+@pytest.mark.parametrize(("relation", "supported"), [(REPLACE, True), (SPECIAL, True), (ADD, False)], ids=str)
 def test_randomized_response_alone_and_beside_a_sampled_gaussian(relation, supported):
     accountant = interop.PrivacyAccountant(relation)
     assert accountant.supports(RESPONSE) is supported
     assert accountant.supports(COMPOSED([SAMPLED(0.1, GAUSSIAN(1.0)), RESPONSE])) is supported
 
 
-@pytest.mark.parametrize("relation", [REPLACE], ids=by_relation)
+@pytest.mark.parametrize("relation", [REPLACE, SPECIAL], ids=by_relation)
 def test_randomized_response_with_one_bucket_says_nothing(relation):
     accountant = composed((dp_event.RandomizedResponseDpEvent(0.0, 1), 1), relation=relation)
     assert accountant.get_delta(0) == 0
@@ -64,7 +65,9 @@ def test_randomized_response_with_one_bucket_says_nothing(relation):
 
 
 @pytest.mark.parametrize(
-    ("relation", "noise", "buckets", "epsilon"), [(REPLACE, 4 / (3 + math.e), 4, 1.0)], ids=["replace"]
+    ("relation", "noise", "buckets", "epsilon"),
+    [(REPLACE, 4 / (3 + math.e), 4, 1.0), (SPECIAL, (4 - math.e) / 3, 4, 1.0), (SPECIAL, math.exp(-1), 2, 1.0)],
+    ids=["replace", "special", "special, two buckets"],
 )
 def test_randomized_response_has_the_epsilon_of_its_odds(relation, noise, buckets, epsilon):
     accountant = composed((dp_event.RandomizedResponseDpEvent(noise, buckets), 1), relation=relation)
@@ -94,21 +97,40 @@ def test_a_count_below_one_is_an_error(count):
 
 
 @pytest.mark.parametrize(
-    "event", [GAUSSIAN(0), LAPLACE(0), DISCRETE_LAPLACE(0, 1), SAMPLED(0.1, GAUSSIAN(0))], ids=repr
+    ("event", "relation"),
+    [
+        (GAUSSIAN(0), ADD),
+        (LAPLACE(0), ADD),
+        (DISCRETE_LAPLACE(0, 1), ADD),
+        (SAMPLED(0.1, GAUSSIAN(0)), ADD),
+        (SAMPLED(0.1, LAPLACE(0)), ADD),
+        (MIXTURE(0, [1, 2], [0.5, 0.5]), ADD),
+        (dp_event.RandomizedResponseDpEvent(0.0, 3), SPECIAL),
+    ],
+    ids=str,
 )
-def test_without_noise_nothing_is_private(event):
-    accountant = composed((event, 1))
+def test_without_noise_nothing_is_private(event, relation):
+    accountant = composed((event, 1), relation=relation)
     assert accountant.get_delta(1.0) == 1
     assert accountant.get_epsilon(0.01) == math.inf
 
 
-@pytest.mark.parametrize("event", [SAMPLED(0, GAUSSIAN(1)), SAMPLED(0, GAUSSIAN(0))], ids=repr)
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(SAMPLED(0, kind(noise)) for kind in (GAUSSIAN, LAPLACE) for noise in (1, 0)),
+        MIXTURE(1, [0], [1.0]),
+        MIXTURE(0, [0], [1.0]),
+    ],
+    ids=repr,
+)
 def test_a_record_that_is_never_used_costs_nothing(event):
     accountant = composed((event, 1))
     assert accountant.get_delta(0) == 0
     assert accountant.get_epsilon(0) == 0
 
 
+SAMPLED_LAPLACE = SAMPLED(0.2, LAPLACE(0.5))
 SAMPLED_GAUSSIAN = SAMPLED(0.2, GAUSSIAN(0.5))
 
 
@@ -119,9 +141,17 @@ SAMPLED_GAUSSIAN = SAMPLED(0.2, GAUSSIAN(0.5))
         ([(SAMPLED_GAUSSIAN, 1), (SAMPLED_GAUSSIAN, 2)], 1.0, 0.15594, 1e-3, 1e-3),
         ([(dp_event.SelfComposedDpEvent(SAMPLED_GAUSSIAN, 3), 1)], 1.0, 0.15594, 1e-3, 1e-3),
         ([(LAPLACE(1), 3), (LAPLACE(2), 2)], 4.0, 1e-14, 1e-6, 1e-6),
+        ([(SAMPLED_LAPLACE, 1), (SAMPLED_LAPLACE, 2)], 2.46964, 1e-14, 1e-6, 1e-3),
         ([(DISCRETE_LAPLACE(1, 1), 3), (DISCRETE_LAPLACE(0.5, 1), 2)], 4.0, 0, 1e-6, 1e-6),
     ],
-    ids=["Gaussian", "sampled Gaussian", "sampled Gaussian, self-composed", "Laplace", "discrete Laplace"],
+    ids=[
+        "Gaussian",
+        "sampled Gaussian",
+        "sampled Gaussian, self-composed",
+        "Laplace",
+        "sampled Laplace",
+        "discrete Laplace",
+    ],
 )
 def test_numbers_are_those_that_dp_accounting_expects(events, epsilon, delta, delta_error, epsilon_error):
     accountant = composed(*events)
@@ -140,9 +170,11 @@ APPLIED = {
     "test_laplace_basic": test_numbers_are_those_that_dp_accounting_expects,
     "test_non_positive_composition_value_error": test_a_count_below_one_is_an_error,
     "test_poisson_subsampled_gaussian": test_numbers_are_those_that_dp_accounting_expects,
+    "test_poisson_subsampled_laplace": test_numbers_are_those_that_dp_accounting_expects,
     "test_poisson_subsampling_with_zero_probability": test_a_record_that_is_never_used_costs_nothing,
     "test_randomized_response": test_randomized_response_has_the_epsilon_of_its_odds,
     "test_randomized_response_with_single_bucket": test_randomized_response_with_one_bucket_says_nothing,
+    "test_randomized_response_with_zero_noise_parameter": test_without_noise_nothing_is_private,
     "test_self_composed_subsampled_gaussian": test_numbers_are_those_that_dp_accounting_expects,
     "test_supports_gaussian": test_gaussian_events_are_supported_under_every_relation,
     "test_supports_randomized_response": test_randomized_response_alone_and_beside_a_sampled_gaussian,
@@ -153,24 +185,11 @@ APPLIED = {
 _NO_TRANSLATION = "jaxdp.interop does not translate the event under this relation"
 _OWN_THEOREM = "jaxdp has a theorem for the event under REPLACE_ONE, where dp_accounting has none"
 NOT_APPLICABLE = {
-    "test_additive_noise_mechanisms_with_zero_noise_multiplier4": _NO_TRANSLATION,
-    "test_additive_noise_mechanisms_with_zero_noise_multiplier5": _NO_TRANSLATION,
     "test_composition_errors_for_neighboring_relation1": _OWN_THEOREM,
-    "test_composition_errors_for_neighboring_relation2": _NO_TRANSLATION,
+    "test_composition_errors_for_neighboring_relation2": _OWN_THEOREM,
     "test_composition_errors_for_neighboring_relation3": _OWN_THEOREM,
     "test_mixture_of_gaussians_basic": _NO_TRANSLATION,
-    "test_poisson_subsampled_laplace": _NO_TRANSLATION,
-    "test_poisson_subsampling_laplace_not_supported_for_replace_one": _NO_TRANSLATION,
-    "test_poisson_subsampling_with_zero_probability1": _NO_TRANSLATION,
-    "test_poisson_subsampling_with_zero_probability3": _NO_TRANSLATION,
-    "test_poisson_subsampling_with_zero_probability4": _NO_TRANSLATION,
-    "test_poisson_subsampling_with_zero_probability5": _NO_TRANSLATION,
-    "test_randomized_response1": _NO_TRANSLATION,
-    "test_randomized_response2": _NO_TRANSLATION,
-    "test_randomized_response_with_single_bucket_replace_special": _NO_TRANSLATION,
-    "test_randomized_response_with_zero_noise_parameter": _NO_TRANSLATION,
-    "test_supports_randomized_response_replace_special": _NO_TRANSLATION,
-    "test_supports_subsampled_gaussian_and_rr_composition1": _NO_TRANSLATION,
+    "test_poisson_subsampling_laplace_not_supported_for_replace_one": _OWN_THEOREM,
     "test_truncated_subsampled_gaussian_basic": _NO_TRANSLATION,
 }
 
@@ -201,13 +220,11 @@ def test_every_case_of_the_file_is_applied_or_named_with_its_reason():
 def test_a_case_that_is_named_as_not_applicable_for_want_of_a_theorem_is_refused():
     """A translation that is added takes its case out of the table."""
     for event, relation in [
-        (dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), ADD),
-        (SAMPLED(0.2, LAPLACE(0.5)), ADD),
-        (RESPONSE, SPECIAL),
+        (MIXTURE(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), ADD),
         (dp_event.TruncatedSubsampledGaussianDpEvent(4, 0.5, 2, 1.0), ADD),
     ]:
         assert not interop.PrivacyAccountant(relation).supports(event)
-    for event in (LAPLACE(1.0), DISCRETE_LAPLACE(0.1, 1)):
+    for event in (LAPLACE(1.0), DISCRETE_LAPLACE(0.1, 1), SAMPLED(0.1, LAPLACE(1.0))):
         assert interop.PrivacyAccountant(REPLACE).supports(event)
 
 

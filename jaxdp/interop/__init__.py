@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -45,16 +46,22 @@ class _UnsupportedEvent(UnsupportedMechanismError):
 
 
 def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Mechanism:
-    """The jaxdp mechanism whose dominating pair is that of a dp_accounting DpEvent.
+    """A jaxdp mechanism whose dominating pair is that of a dp_accounting DpEvent, or dominates it.
 
-    event: NoOp, NonPrivate, Gaussian, Laplace, DiscreteLaplace, RandomizedResponse (REPLACE_ONE only), Composed,
-    SelfComposed, PoissonSampled and SampledWithoutReplacement of Gaussian events, SingleEpochTreeAggregation
-    (REPLACE_SPECIAL only). neighboring_relation: the one you will account for. Account for the result with
-    ``relation=relation_name(neighboring_relation)``.
+    neighboring_relation: the one you will account for. Account for the result with
+    ``relation=relation_name(neighboring_relation)``. event, and what its parameters are taken to mean:
 
-    Laplace and DiscreteLaplace events allow vectors of bounded L1 norm: the scalar pair dominates those
-    (notebooks/proofs/vector_laplace.md). A batch drawn without replacement uses the safe rate
-    sample_size / source_dataset_size; a batch of all records is accepted under REPLACE_ONE only.
+    * NoOp, NonPrivate, Composed, SelfComposed.
+    * Gaussian; Laplace and DiscreteLaplace, also of vectors of bounded L1 norm: the scalar pair dominates those
+      (notebooks/proofs/vector_laplace.md). DiscreteGaussian, scalar (dimension=1) only. EpsilonDelta: the guarantee is
+      that of the relation.
+    * PoissonSampled and SampledWithoutReplacement of Gaussian events, or of a single Laplace or DiscreteLaplace event.
+      A batch drawn without replacement uses the safe rate sample_size / source_dataset_size; a batch of all records is
+      accepted under REPLACE_ONE only.
+    * RandomizedResponse under REPLACE_ONE; under REPLACE_SPECIAL, where the special record's report is uniform over the
+      buckets (so reads dp_accounting's PLD accountant).
+    * MixtureOfGaussians of 0 and one positive sensitivity, the sampled Gaussian; not under REPLACE_ONE.
+    * SingleEpochTreeAggregation under REPLACE_SPECIAL.
 
     Raises:
         TypeError: not a DpEvent. ValueError: a parameter out of its range.
@@ -156,18 +163,50 @@ def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _nothing(event, relation)
 
 
+def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
+    if event.dimension != 1:
+        raise _UnsupportedEvent(
+            event,
+            f"DiscreteGaussianDpEvent needs dimension=1, got {event.dimension}: the scalar pair covers scalars only.",
+        )
+    sigma = float(validate.nonnegative("sigma", event.sigma))
+    shift = float(validate.integer("sensitivity", event.sensitivity, 0))
+    if shift == 0:
+        return _nothing(event, relation)
+    return jaxdp.DiscreteGaussian(sigma, shift) if sigma > 0 else _everything(event, relation)
+
+
+def _epsilon_delta(event: Any, relation: Any) -> Mechanism:
+    epsilon = float(validate.nonnegative("epsilon", event.epsilon))
+    return jaxdp.ApproximateDP(epsilon, float(validate.probability("delta", event.delta)))
+
+
 def _randomized_response(event: Any, relation: Any) -> Mechanism:
     """Truth with 1 - p + p/k, each other value with p/k: e^eps = 1 + k (1 - p)/p."""
-    if relation is not NeighboringRelation.REPLACE_ONE:
-        raise _UnsupportedEvent(event, "RandomizedResponseDpEvent needs neighboring_relation REPLACE_ONE.")
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise _UnsupportedEvent(event, "RandomizedResponseDpEvent has no theorem under ADD_OR_REMOVE_ONE.")
     p = float(validate.probability("noise_parameter", event.noise_parameter))
     k = float(validate.integer("num_buckets", event.num_buckets, 1))
-    if k == 1:
+    if k == 1 or p == 1:
         return _nothing(event, relation)
     if p == 0:
         return _everything(event, relation)
+    if relation is NeighboringRelation.REPLACE_SPECIAL:
+        return _response_or_uniform(p, int(k))
     # a half ulp outward: the logarithm is rounded
     return jaxdp.RandomizedResponse(float(np.nextafter(math.log1p(k * (1 - p) / p), np.inf)), k)
+
+
+def _response_or_uniform(p: float, k: int) -> Mechanism:
+    """The outcomes "own value" and "any other": randomized response against the uniform law.
+
+    The second masses are rounded apart to multiples of 2^-53, so that the first ones are their exact complements: a
+    larger gap dominates in both orders.
+    """
+    steps = 2**53
+    other = math.floor(Fraction(p) * (k - 1) / k * steps) / steps
+    uniform = math.ceil(Fraction(k - 1, k) * steps) / steps
+    return jaxdp.DiscretePair([1 - other, other], [1 - uniform, uniform])
 
 
 def _repeated(event: Any, relation: Any) -> Mechanism:
@@ -179,15 +218,21 @@ def _composed(event: Any, relation: Any) -> Mechanism:
     return jaxdp.compose(*(from_dp_event(part, relation) for part in event.events))
 
 
-def _one_gaussian(event: Any, base: Mechanism) -> Mechanism:
+def _one_query(event: Any, base: Mechanism) -> Mechanism:
     """Queries on one and the same batch are one query: several Gaussians are a Gaussian, mu^2 adds."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
     if any(_reveals_everything(atom) for atom, _ in atoms):
         return _everything(event, None)
+    if len(atoms) == 1 and atoms[0][1] == 1 and isinstance(atoms[0][0], (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
+        return atoms[0][0]
     mu2 = 0.0
     for atom, times in atoms:
         if not isinstance(atom, GaussianMechanism):
-            raise _UnsupportedEvent(event, f"{type(event).__name__} is supported for Gaussian events only.")
+            raise _UnsupportedEvent(
+                event,
+                f"{type(event).__name__} is supported for Gaussian events, and for a single Laplace or DiscreteLaplace "
+                "event.",
+            )
         mu2 += times * float(atom.gaussian_mu()) ** 2
     if mu2 == 0:
         return jaxdp.compose()
@@ -197,7 +242,7 @@ def _one_gaussian(event: Any, base: Mechanism) -> Mechanism:
 
 
 def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[..., Mechanism]) -> Mechanism:
-    batch_query = _one_gaussian(event, base)
+    batch_query = _one_query(event, base)
     if probability == 0 or not flatten(batch_query):
         return jaxdp.compose()
     if _reveals_everything(batch_query):
@@ -225,6 +270,31 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
     return _sampled(event, from_dp_event(event.event, relation), min(1.0, batch / size), jaxdp.FixedSizeSampled)
 
 
+def _mixture(event: Any, relation: Any) -> Mechanism:
+    """Larger sensitivities and larger chances of them dominate: each hockey-stick divergence grows with every shift."""
+    if relation is NeighboringRelation.REPLACE_ONE:
+        raise _UnsupportedEvent(event, "MixtureOfGaussiansDpEvent has no theorem under REPLACE_ONE.")
+    deviation = float(validate.nonnegative("standard_deviation", event.standard_deviation))
+    sizes = np.atleast_1d(validate.nonnegative("sensitivities", event.sensitivities))
+    chances = np.atleast_1d(validate.probability("sampling_probs", event.sampling_probs))
+    if sizes.shape != chances.shape or sizes.ndim != 1 or not abs(math.fsum(chances) - 1) <= _NORMALISED:
+        raise ValueError(
+            f"sampling_probs must be as many as sensitivities and sum to 1 (to {_NORMALISED}), "
+            f"got {list(event.sampling_probs)} for {list(event.sensitivities)}."
+        )
+    live = (sizes > 0) & (chances > 0)
+    if not live.any():
+        return _nothing(event, relation)
+    if deviation == 0:
+        return _everything(event, relation)
+    largest = sizes[live].max()
+    if np.any(sizes[live] < largest):
+        raise _UnsupportedEvent(event, "MixtureOfGaussiansDpEvent is supported with one positive sensitivity.")
+    rate = max(math.fsum(chances[live]), 1 - math.fsum(chances[~live]))
+    noise = float(np.nextafter(deviation / largest, 0))
+    return jaxdp.PoissonSampled(jaxdp.Gaussian(noise), float(min(np.nextafter(rate, 2), 1.0)))
+
+
 def _tree(event: Any, relation: Any) -> Mechanism:
     """A record is in at most one leaf, so in at most depth nodes: one Gaussian of sensitivity sqrt(depth)."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
@@ -237,16 +307,25 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     return jaxdp.Gaussian(noise / math.sqrt(depth)) if noise > 0 else _everything(event, relation)
 
 
+_NORMALISED = 1e-9
+# Some events are of later releases of dp_accounting than others.
 _TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
-    dp_event.NoOpDpEvent: _nothing,
-    dp_event.NonPrivateDpEvent: _everything,
-    dp_event.GaussianDpEvent: _gaussian,
-    dp_event.LaplaceDpEvent: _laplace,
-    dp_event.DiscreteLaplaceDpEvent: _discrete_laplace,
-    dp_event.RandomizedResponseDpEvent: _randomized_response,
-    dp_event.SelfComposedDpEvent: _repeated,
-    dp_event.ComposedDpEvent: _composed,
-    dp_event.PoissonSampledDpEvent: _poisson,
-    dp_event.SampledWithoutReplacementDpEvent: _without_replacement,
-    dp_event.SingleEpochTreeAggregationDpEvent: _tree,
+    getattr(dp_event, name): translate
+    for name, translate in {
+        "NoOpDpEvent": _nothing,
+        "NonPrivateDpEvent": _everything,
+        "GaussianDpEvent": _gaussian,
+        "LaplaceDpEvent": _laplace,
+        "DiscreteLaplaceDpEvent": _discrete_laplace,
+        "DiscreteGaussianDpEvent": _discrete_gaussian,
+        "EpsilonDeltaDpEvent": _epsilon_delta,
+        "RandomizedResponseDpEvent": _randomized_response,
+        "SelfComposedDpEvent": _repeated,
+        "ComposedDpEvent": _composed,
+        "PoissonSampledDpEvent": _poisson,
+        "SampledWithoutReplacementDpEvent": _without_replacement,
+        "MixtureOfGaussiansDpEvent": _mixture,
+        "SingleEpochTreeAggregationDpEvent": _tree,
+    }.items()
+    if hasattr(dp_event, name)
 }
