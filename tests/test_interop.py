@@ -1,5 +1,6 @@
 """jaxdp.interop: the translation of every event, and the accountant's interface."""
 
+import itertools
 import math
 
 import mpmath
@@ -10,16 +11,18 @@ import jaxdp
 
 pytest.importorskip("dp_accounting")
 from dp_accounting import dp_event, privacy_accountant_test, rdp  # noqa: E402  (after the skip)
+from dp_accounting.pld import PLDAccountant  # noqa: E402
 from dp_accounting.pld import privacy_loss_distribution as pld  # noqa: E402
 from dp_accounting.privacy_accountant import UnsupportedEventError  # noqa: E402
 
 from jaxdp import interop  # noqa: E402
+from jaxdp.interop.gaussian_mixtures import truncation  # noqa: E402
 
 pytestmark = pytest.mark.comparison
 R = interop.NeighboringRelation
 ADD, REPLACE, SPECIAL = R.ADD_OR_REMOVE_ONE, R.REPLACE_ONE, R.REPLACE_SPECIAL
 GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent(2.0), dp_event.LaplaceDpEvent(3.0)
-mixture = dp_event.MixtureOfGaussiansDpEvent
+mixture, truncated = dp_event.MixtureOfGaussiansDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent
 
 
 def delta_of_randomized_response(eps0, count, eps):
@@ -56,6 +59,11 @@ def delta_of_randomized_response(eps0, count, eps):
         (dp_event.PoissonSampledDpEvent(0.1, LAPLACE), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.1),
         (dp_event.PoissonSampledDpEvent(0.1, LAPLACE), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
         (mixture(2.0, [3.0, 0.0, 3.0], [0.1, 0.7, 0.2]), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.3),
+        (mixture(2.0, [3.0, 0.0, 1.0], [0.1, 0.7, 0.2]), ADD, interop.GaussianMixtures, "shifts", [[0.0, 0.5, 1.5]]),
+        (truncated(100, 0.1, 100, 2.0), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
+        (truncated(100, 1.0, 40, 2.0), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.4),
+        (truncated(4, 0.5, 2, 1.0), ADD, interop.GaussianMixtures, "chances", [0.5, 0.5]),
+        (truncated(4, 0.5, 2, 0.0), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.NonPrivateDpEvent(), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.GaussianDpEvent(0.0), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.RandomizedResponseDpEvent(0.0, 2), REPLACE, jaxdp.ApproximateDP, "delta", 1.0),
@@ -98,6 +106,8 @@ def test_several_gaussians_on_one_batch_are_one_gaussian():
         dp_event.RandomizedResponseDpEvent(0.0, 1),
         dp_event.NoOpDpEvent(),
         dp_event.ComposedDpEvent([]),
+        truncated(4, 0.0, 2, 1.0),
+        truncated(4, 0.5, 0, 1.0),
     ],
 )
 def test_events_that_release_nothing_cost_nothing(event):
@@ -136,8 +146,12 @@ def test_count_of_randomized_response_is_not_forgotten():
         (dp_event.ZCDpEvent(0.5), ADD),
         (dp_event.RandomizedResponseDpEvent(0.5, 2), ADD),
         (mixture(1.0, [0.0, 1.0], [0.5, 0.5]), REPLACE),
-        (mixture(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), ADD),
-        (dp_event.TruncatedSubsampledGaussianDpEvent(4, 0.5, 2, 1.0), ADD),
+        (mixture(1.0, [0.0, 1.0, 41.0], [0.2, 0.6, 0.2]), ADD),
+        (mixture(1.0, list(range(33)), [1 / 33] * 33), ADD),
+        (truncated(4, 0.5, 2, 1.0), REPLACE),
+        (truncated(4, 0.5, 2, 1.0), SPECIAL),
+        (truncated(4, 0.5, 2, 0.04), ADD),
+        (truncated(10**13, 0.5, 10**12, 1.0), ADD),
         (dp_event.RepeatAndSelectDpEvent(GAUSSIAN, 2.0, 1.0), ADD),
         (dp_event.SingleEpochTreeAggregationDpEvent(1.0, 4), ADD),
         (dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN), SPECIAL),
@@ -214,6 +228,96 @@ def test_a_mixture_whose_chances_do_not_sum_to_one_is_rounded_to_the_safe_side()
             interop.from_dp_event(mixture(2.0, sizes, chances))
 
 
+def mixture_delta(sizes, chances, eps, swapped):
+    """H of a mixture of N(size, 1), sizes ascending, against N(0, 1), or swapped, in 30 digits."""
+    with mpmath.workdps(30):
+        parts = [(mpmath.mpf(chance), mpmath.mpf(size)) for chance, size in zip(chances, sizes, strict=True)]
+        ratio = lambda x: sum(p * mpmath.exp(s * x - s * s / 2) for p, s in parts)  # noqa: E731
+        least = sum(p for p, s in parts if s == 0)
+        bar = mpmath.exp(-eps if swapped else eps)
+        if bar <= least:
+            return mpmath.mpf(0)
+        at = mpmath.findroot(
+            lambda x: mpmath.log(ratio(x) / bar), (-60, 60), solver="bisect", maxsteps=200, verify=False
+        )
+        if swapped:
+            return mpmath.ncdf(at) - mpmath.exp(eps) * sum(p * mpmath.ncdf(at - s) for p, s in parts)
+        return sum(p * mpmath.ncdf(s - at) for p, s in parts) - mpmath.exp(eps) * mpmath.ncdf(-at)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chances"),
+    [([0, 1, 2], [0.25, 0.5, 0.25]), ([0, 0.125, 0.25], [0.875, 0.0625, 0.0625]), ([0.5, 1.5], [0.5, 0.5])],
+)
+@pytest.mark.parametrize("relation", ["remove", "add"])
+def test_a_mixture_of_sizes_is_just_above_its_exact_delta(sizes, chances, relation):
+    mechanism = interop.from_dp_event(mixture(1.0, sizes[::-1], chances[::-1]))
+    for eps in (0.0, 0.05, 1.0):
+        exact = mixture_delta(sizes, chances, eps, relation == "add")
+        upper = jaxdp.delta(mechanism, eps, relation=relation)
+        assert exact <= upper
+        assert upper <= exact * (1 + 1e-4) if exact > 1e-20 else upper < 1e-19
+
+
+def sums_of_a_cut_batch(values, rate, largest):
+    """Chances of the sums of a Poisson batch that is cut to ``largest`` records at random, by enumeration."""
+    law = {}
+    for drawn in itertools.product([False, True], repeat=len(values)):
+        batch = [value for value, there in zip(values, drawn, strict=True) if there]
+        chance = rate ** len(batch) * (1 - rate) ** (len(values) - len(batch))
+        kept = list(itertools.combinations(batch, min(largest, len(batch))))
+        for some in kept:
+            law[sum(some)] = law.get(sum(some), 0.0) + chance / len(kept)
+    return law
+
+
+@pytest.mark.parametrize("others", [(-1, -1, -1), (0, 0, 0), (1, 1, 1), (-1, 0, 1), (-1, -1, -1, -1, -1)])
+@pytest.mark.parametrize(("rate", "largest", "noise"), [(0.5, 2, 1.0), (0.3, 1, 0.5), (0.9, 2, 2.0)])
+def test_no_data_set_beats_the_bound_of_truncated_batches(others, rate, largest, noise):
+    x = np.linspace(-12 - len(others), 12 + len(others), 20_001)
+
+    def density(values):
+        law = sums_of_a_cut_batch(values, rate, largest)
+        return sum(c * np.exp(-0.5 * ((x - s) / noise) ** 2) for s, c in law.items()) / (noise * math.sqrt(2 * math.pi))
+
+    without, with_one = density(others), density((*others, 1))
+    event = truncated(len(others) + 1, rate, largest, noise)
+    accountant = interop.PrivacyAccountant().compose(event)
+    for eps in (0.0, 0.5, 1.5):
+        bound = accountant.get_delta(eps)
+        for p, q in ((with_one, without), (without, with_one)):
+            attained = np.sum(np.maximum(p - math.exp(eps) * q, 0)) * (x[1] - x[0])
+            assert attained <= bound * (1 + 1e-6)
+
+
+def test_truncated_batches_cost_no_more_than_dp_accounting_says():
+    """It takes the pair of REPLACE_ONE where the batch is full: 8% more here."""
+    event = truncated(4, 0.5, 2, 1.0)
+    theirs = PLDAccountant().compose(event, 3).get_epsilon(1e-6)
+    assert 0.8 * theirs < interop.PrivacyAccountant().compose(event, 3).get_epsilon(1e-6) < theirs
+
+
+def test_batches_that_are_hardly_ever_cut_are_poisson_batches():
+    bounds = [
+        interop.PrivacyAccountant().compose(truncated(10_000, 0.01, cut, 2.0), 100).get_epsilon(1e-6)
+        for cut in (10_000, 1000, 200)
+    ]
+    assert bounds[0] <= bounds[1] <= bounds[0] * (1 + 1e-9)
+    assert bounds[1] < bounds[2] < bounds[1] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("others", "rate", "largest"), [(3, 0.5, 2), (40, 0.3, 20), (40, 0.3, 1), (200, 0.99, 199)])
+def test_the_chances_of_a_cut_batch_are_exact_to_their_error(others, rate, largest):
+    with mpmath.workdps(40):
+        q = mpmath.mpf(rate)
+        mass = [mpmath.binomial(others, s) * q**s * (1 - q) ** (others - s) for s in range(others + 1)]
+        full = sum(mass[largest:])
+        joins = sum(q * largest / (s + 1) * mass[s] for s in range(largest, others + 1)) / full
+        *chances, error = truncation(others, rate, largest)
+        for got, exact in zip(chances, (1 - full, full, joins), strict=True):
+            assert abs(got - exact) <= error * exact < 1e-12
+
+
 def later_event(name, *args):
     """An event that only later releases of dp_accounting have."""
     if not hasattr(dp_event, name):
@@ -269,10 +373,10 @@ PLD = {
         lambda relation, **kwargs: pld.from_randomized_response(0.5, 4, neighboring_relation=relation, **kwargs),
     ),
     "mixture": (
-        mixture(2.0, [0.0, 3.0], [0.9, 0.1]),
+        mixture(2.0, [0.0, 1.0, 3.0], [0.8, 0.1, 0.1]),
         # coarse: at its usual interval of 1e-4 the optimistic distribution takes a minute
         lambda relation, **kwargs: pld.from_mixture_gaussian_mechanism(
-            2.0, [0.0, 3.0], [0.9, 0.1], value_discretization_interval=2e-3, **kwargs
+            2.0, [0.0, 1.0, 3.0], [0.8, 0.1, 0.1], value_discretization_interval=2e-3, **kwargs
         ),
     ),
 }
@@ -297,7 +401,7 @@ def test_numbers_lie_between_the_optimistic_and_the_pessimistic_ones_of_dp_accou
     lower, upper = own(event, relation, count, jaxdp.epsilon_bounds, delta)
     assert 0.99 * high < low < high  # a comparison that says something
     assert low * (1 - 1e-9) <= upper and lower <= high * (1 + 1e-9)
-    assert upper <= high * (1 + 1e-6)
+    assert upper <= high * (1 + (2e-5 if name == "mixture" else 1e-6))  # without lower bound: at the rough gap
 
 
 @pytest.mark.parametrize(("batch", "count"), [(5, 30), (40, 1)])

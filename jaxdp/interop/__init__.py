@@ -17,6 +17,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp import validate
+from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, GaussianMixtures, truncation
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import flatten
 from jaxdp.typing import Relation
@@ -60,7 +61,10 @@ def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.AD
       accepted under REPLACE_ONE only.
     * RandomizedResponse under REPLACE_ONE; under REPLACE_SPECIAL, where the special record's report is uniform over the
       buckets (so reads dp_accounting's PLD accountant).
-    * MixtureOfGaussians of 0 and one positive sensitivity, the sampled Gaussian; not under REPLACE_ONE.
+    * MixtureOfGaussians of at most 32 sensitivities of at most 40 standard deviations; not under REPLACE_ONE. With one
+      positive sensitivity it is the sampled Gaussian; with more there are upper bounds only.
+    * TruncatedSubsampledGaussian with dataset_size that of the larger of the two data sets, noise_multiplier at least
+      0.05; upper bounds only. Under ADD_OR_REMOVE_ONE; under every relation where batches are never cut.
     * SingleEpochTreeAggregation under REPLACE_SPECIAL.
 
     Raises:
@@ -282,17 +286,72 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
             f"sampling_probs must be as many as sensitivities and sum to 1 (to {_NORMALISED}), "
             f"got {list(event.sampling_probs)} for {list(event.sensitivities)}."
         )
-    live = (sizes > 0) & (chances > 0)
-    if not live.any():
+    order = np.argsort(sizes[chances > 0])
+    sizes, chances = sizes[chances > 0][order], _normalised(chances[chances > 0][order])
+    if sizes[-1] == 0:
         return _nothing(event, relation)
     if deviation == 0:
         return _everything(event, relation)
-    largest = sizes[live].max()
-    if np.any(sizes[live] < largest):
-        raise _UnsupportedEvent(event, "MixtureOfGaussiansDpEvent is supported with one positive sensitivity.")
-    rate = max(math.fsum(chances[live]), 1 - math.fsum(chances[~live]))
-    noise = float(np.nextafter(deviation / largest, 0))
-    return jaxdp.PoissonSampled(jaxdp.Gaussian(noise), float(min(np.nextafter(rate, 2), 1.0)))
+    shifts = np.nextafter(sizes / deviation, np.inf) * (sizes > 0)
+    if np.all((sizes == 0) | (sizes == sizes[-1])):
+        rate = min(math.nextafter(math.fsum(chances[sizes > 0]), 2.0), 1.0)
+        return jaxdp.PoissonSampled(jaxdp.Gaussian(math.nextafter(deviation / sizes[-1], 0.0)), rate)
+    if shifts[-1] > LARGEST_SHIFT or shifts.size > MOST_SHIFTS:
+        raise _UnsupportedEvent(
+            event,
+            f"MixtureOfGaussiansDpEvent is supported with at most {MOST_SHIFTS} sensitivities of at most "
+            f"{LARGEST_SHIFT:.0f} standard deviations.",
+        )
+    return GaussianMixtures(shifts[None], chances[None], np.ones(1))
+
+
+def _normalised(chances: np.ndarray) -> np.ndarray:
+    """Sum 1, each within half an ulp: what is missing goes to the last, what is too much is taken from the first."""
+    exact = [Fraction(float(chance)) for chance in chances]
+    surplus = sum(exact) - 1
+    exact[-1] -= min(surplus, Fraction(0))
+    for i, chance in enumerate(exact):
+        taken = min(chance, max(surplus, Fraction(0)))
+        exact[i], surplus = chance - taken, surplus - taken
+    return np.array([float(chance) for chance in exact])
+
+
+def _truncated(event: Any, relation: Any) -> Mechanism:
+    """Given how many others are drawn: not full, the batch holds a person or not; full, the person or another record.
+
+    Full batches without the person are uniform whatever their number was before the cut, so that only the chance of
+    being in a full one matters; then two contributions differ by two norm bounds. Whether the others fill the batch is
+    told to the adversary.
+    """
+    size = int(validate.integer("dataset_size", event.dataset_size, 0))
+    rate = float(validate.probability("sampling_probability", event.sampling_probability))
+    batch = int(validate.integer("truncated_batch_size", event.truncated_batch_size, 0))
+    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
+    if 0 in (size, rate, batch):
+        return _nothing(event, relation)
+    if noise == 0:
+        return _everything(event, relation)
+    if batch >= size:
+        return jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate)
+    name = type(event).__name__
+    if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise _UnsupportedEvent(event, f"{name} is supported under ADD_OR_REMOVE_ONE only where batches can be full.")
+    if rate == 1:
+        return jaxdp.PoissonSampled(jaxdp.Gaussian(noise / 2), math.nextafter(batch / size, 1.0))
+    if noise < 2 / LARGEST_SHIFT or size * rate > _LARGEST_BATCH:
+        raise _UnsupportedEvent(
+            event,
+            f"{name} is supported with noise_multiplier at least {2 / LARGEST_SHIFT} and batches of at most "
+            f"{_LARGEST_BATCH:.0e} expected records.",
+        )
+    partial, full, joins, error = truncation(size - 1, rate, batch)
+    if full < _NEVER:
+        return jaxdp.compose(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate), jaxdp.ApproximateDP(0.0, _NEVER))
+    joins = min(joins * (1 + 3 * error), rate)
+    shifts = np.nextafter([[0.0, 1 / noise], [0.0, 2 / noise]], np.inf) * [0.0, 1.0]
+    return GaussianMixtures(
+        shifts, np.array([[1 - rate, rate], [1 - joins, joins]]), np.array([partial, full]), 2 * error
+    )
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
@@ -308,6 +367,8 @@ def _tree(event: Any, relation: Any) -> Mechanism:
 
 
 _NORMALISED = 1e-9
+_LARGEST_BATCH = 1e9
+_NEVER = 1e-100
 # Some events are of later releases of dp_accounting than others.
 _TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
     getattr(dp_event, name): translate
@@ -325,6 +386,7 @@ _TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
         "PoissonSampledDpEvent": _poisson,
         "SampledWithoutReplacementDpEvent": _without_replacement,
         "MixtureOfGaussiansDpEvent": _mixture,
+        "TruncatedSubsampledGaussianDpEvent": _truncated,
         "SingleEpochTreeAggregationDpEvent": _tree,
     }.items()
     if hasattr(dp_event, name)
