@@ -12,6 +12,7 @@ from jaxdp.mechanisms.finite import gauss_error
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Relation
 
 LARGEST_SHIFT = 40.0  # with the cells below, the density falls by at most 2 nats in a cell
 MOST_SHIFTS = 32
@@ -39,7 +40,7 @@ class GaussianMixtures(Mechanism):
     chances: Any = field(PROBABILITY)
     error: Any = field(NONNEGATIVE, default=0.0)
     event_ndim: ClassVar[dict[str, int]] = {"shifts": 2, "probabilities": 2, "chances": 1}
-    relations: ClassVar[tuple[str, ...]] = ("add_or_remove", "add", "remove")
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
     exact: ClassVar[bool] = False
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
