@@ -407,14 +407,16 @@ def test_threads_that_want_the_same_program_compile_it_once():
     assert raised_to.traces == 4
 
 
-def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compiled_quickly):
-    sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, 20))
+@pytest.mark.parametrize("way, points, relation", [("NumPy", 4, "add_or_remove"), ("compiled", 20, "remove")])
+def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compiled_quickly, way, points, relation):
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0 if way == "compiled" else 10**6)
+    sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, points))
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
-    together = jaxdp.epsilon_bounds(grid, 1e-6)
+    together = jaxdp.epsilon_bounds(grid, 1e-6, relation=relation)
     monkeypatch.setattr(precision, "cores", lambda: 1)
     for module in (base, contour):
         monkeypatch.setattr(module, "cores", lambda: 1)
-    alone = jaxdp.epsilon_bounds(grid, 1e-6)
+    alone = jaxdp.epsilon_bounds(grid, 1e-6, relation=relation)
     assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
     assert together.lower.min() > 0
 

@@ -358,10 +358,10 @@ def test_what_report_cannot_write_is_one_sentence(capsys, arguments, message):
 
 
 def test_tradeoff_prints_the_verb_rounded_down(capsys):
-    given = "tradeoff laplace --b 2 --false-positive-rate 1e-3:0.1:3:log --relation replace_one".split()
+    given = "tradeoff pure --eps0 2 --false-positive-rate 1e-3:0.1:3:log --relation replace_one".split()
     rows = records(capsys, *given)
     rates = [row["false_positive_rate"] for row in rows]
-    expected = jaxdp.tradeoff(jaxdp.Laplace(2.0), rates, relation="replace_one")
+    expected = jaxdp.tradeoff(jaxdp.PureDP(2.0), rates, relation="replace_one")
     assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected, rel=1e-12)
     _, out, _ = run(capsys, *given)
     shown = [float(line.split()[-1]) for line in out.splitlines()[1:]]
@@ -428,9 +428,9 @@ def test_help_says_how_infinity_is_written(capsys):
 
 
 def test_every_numeric_option_takes_a_logarithmic_range(capsys):
-    given = "calibrate dpsgd --solve-for sigma --q 0.01:0.02:2:log --steps 10:20:2:log --epsilon 1:2:2:log --delta 1e-6"
+    given = "calibrate gaussian --solve-for sigma --steps 10:20:2:log --epsilon 1:2:2:log --delta 1e-6"
     rows = records(capsys, *given.split())
-    assert len(rows) == 8 and {row["epsilon"] for row in rows} == {1.0, 2.0}
+    assert len(rows) == 4 and {row["epsilon"] for row in rows} == {1.0, 2.0}
     rows = records(capsys, *"delta pure --eps0 1:2:2:log --steps 1:2:2:log --epsilon 0.5:1:2:log".split())
     assert len(rows) == 8
 

@@ -52,7 +52,7 @@ class Effort(NamedTuple):
     def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
         """Points that NumPy computes in about the time that the effort's program takes to compile."""
         mechanisms = sum(times.shape[1] for _, times in stacks)
-        most = (4 if effort.bands == 4 else 0) if effort.bands else 256
+        most = (4 if effort.bands == 4 else 0) if effort.bands else 1024
         return most // mechanisms
 
 
