@@ -60,7 +60,7 @@ build: $(STAMPS)/venv
 	$(BIN)/python -m build --outdir dist
 
 bench: $(STAMPS)/all $(STAMPS)/bench
-	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/bench_*.py benchmarks/peers.py; do $(BIN)/python $$script || exit 1; done
 
 # Random cases against independent routes; not part of the daily checks.
 stress: $(STAMPS)/bench
