@@ -66,12 +66,8 @@ class RandomAllocation(Mechanism):
     Steps publish sums: neither normalised by nor published with the sizes of the batches. Correlated (matrix) noise is
     not covered, nor shuffling into batches of fixed size, whose steps depend on each other.
 
-    Accuracy of one epoch with times = 1, relative distance of the bounds of epsilon at delta 1e-9 to 1e-5, 100 random
-    points with num_steps 10 to 1e4 and noise_multiplier 0.5 to 5: at most 9e-8 for add, for remove 4.5e-7 at nine
-    points of ten and at most 1.1e-4. Three to ten steps: 1e-6 and less where tried. Two steps: 1e-3 at
-    noise_multiplier 1, up to 0.3 at 2 and above: valid all the same.
-    Of several epochs, times = 1: 1e-5 to 1e-3 at noise_multiplier 1 and above, up to 4e-3 below (num_steps 100 to 1e4,
-    10 to 1000 epochs, delta 1e-6 to 1e-12); about two seconds a point.
+    Accuracy: one epoch is bounded within 1e-6 for most settings from ten steps on; two steps up to 0.3 apart, several
+    epochs 2e-5 to 3e-3, a few seconds a point. docs/limits.md has the measured table.
 
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
     of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 9.
