@@ -47,14 +47,17 @@ def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
-def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float, size: int) -> Batch:
+def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
     """Every example independently with the given probability, drawn from the key and the step; padded to size.
+
+    probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1] (NaN: nobody).
 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
     probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
     """
     step = _checked_step(step, 0, num_examples=num_examples, size=size)
-    validate.probability("probability", probability)
+    if not validate.is_traced(probability):
+        probability = float(validate.probability("probability", probability))
     chosen = _coins(_sample_key(key, step), probability, num_examples)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
     count = jnp.sum(chosen, dtype=jnp.int32)
@@ -152,11 +155,16 @@ def _sample_key(key: jax.Array, number: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), number)
 
 
-def _coins(key: jax.Array, probability: float, count: int) -> jax.Array:
+def _coins(key: jax.Array, probability: float | jax.Array, count: int) -> jax.Array:
     # float32 uniforms have 23 bits and compare upwards: at rate 1e-3 that is 1e-4 more than was accounted for
-    if probability >= 1:
-        return jnp.ones((count,), bool)
-    return jax.random.bits(key, (count,), jnp.uint32) < np.uint32(int(probability * 2**32))
+    bits = jax.random.bits(key, (count,), jnp.uint32)
+    below: jax.Array | np.uint32
+    if isinstance(probability, jax.Array):
+        # the product is exact; a comparison with NaN is False
+        below = jnp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(jnp.uint32)
+    else:
+        below = np.uint32(int(probability * 2**32) if probability < 1 else 0)
+    return (probability >= 1) | (bits < below)
 
 
 def _fixed(positions: jax.Array, num_examples: int) -> Batch:
