@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp import cli
 from jaxdp.training import DPSGD, ClippedSum, settings
 
 KEY = jax.random.key(11)
@@ -186,3 +187,21 @@ def test_a_scheduled_run_costs_at_least_what_its_best_constant_costs_and_at_most
     best, worst = (dataclasses.replace(sgd, noise_multiplier=sigma) for sigma in (2.0, 1.0))
     low, middle, high = (jaxdp.epsilon(run.after(100), DELTA) for run in (best, sgd, worst))
     assert low < middle < high
+
+
+def test_phases_compose_survive_json_and_are_accounted_on_the_command_line(tmp_path, capsys):
+    first = make(noise_multiplier=2.0, sampling_probability=0.02)
+    second = dataclasses.replace(first, noise_multiplier=falling, sampling_probability=0.01)
+    plan = jaxdp.compose(first.after(300), second.after(200))
+    each = jaxdp.compose(
+        jaxdp.repeat(step_of(2.0, 0.02), 300),
+        jaxdp.repeat(step_of(2.0, 0.01), 10),
+        jaxdp.repeat(step_of(1.0, 0.01), 190),
+    )
+    epsilon = jaxdp.epsilon(plan, DELTA)
+    np.testing.assert_allclose(epsilon, jaxdp.epsilon(each, DELTA), rtol=GAP)
+    assert jaxdp.from_json(jaxdp.to_json(plan)) == plan
+    file = tmp_path / "plan.json"
+    file.write_text(jaxdp.to_json(plan))
+    assert cli.main(["epsilon", "--from", str(file), "--delta", str(DELTA)]) == 0
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(epsilon, rel=1e-4)
