@@ -44,7 +44,7 @@ def values(name: str, setting: Setting, count: int) -> np.ndarray:
 
 
 def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
-    steps = jnp.arange(start, start + _BLOCK, dtype=jnp.int32)
+    steps = jnp.arange(_BLOCK, dtype=jnp.int32) + start
     try:
         found = jax.vmap(lambda step: jnp.asarray(setting(step)))(steps)
     except jax.errors.JAXTypeError:
