@@ -132,7 +132,8 @@ def dpsgd_calibration(sgd: DPSGD, steps: int, epsilon: float, delta: float) -> D
     while not within(high):
         low, high = high, 2 * high
         if high > 1e9:
-            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9.")
+            truncated = "" if sgd.truncated_batch_size is None else " or a larger truncated_batch_size"
+            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9{truncated}.")
     while high / low - 1 > _CALIBRATION_TOLERANCE:
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if within(middle) else (middle, high)

@@ -15,11 +15,12 @@ from jaxdp import domains, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.training import batches, budget, clipping, noise, settings
 from jaxdp.training.settings import Setting
+from jaxdp.training.truncated import truncation_delta
 
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
@@ -51,14 +52,19 @@ class DPSGD:
     of the step, as optax's schedules are, that jit can trace. num_examples: n; if given, the noisy sum is
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
-    sampling: "poisson", or "allocation": each example is in one uniformly drawn step of every epoch
-    (`balls_in_bins_batch`); an epoch has 1/sampling_probability steps, a whole number up to 65536. There
-    noise_multiplier and sampling_probability are numbers.
+    sampling: "poisson"; or "truncated_poisson": of a sample above truncated_batch_size a uniformly drawn part of that
+    size is kept (`truncated_poisson_batch`; needs num_examples and truncated_batch_size, which may not exceed it); or
+    "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`); an epoch has
+    1/sampling_probability steps, a whole number up to 65536. There noise_multiplier and sampling_probability are
+    numbers.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
-    counts as a whole one. Natural relation add_or_remove; all iterates may be released. clip_norm is the norm bound of
-    one record's contribution: under replace_one (Poisson only) two sums differ by up to 2 C, which is accounted for.
+    counts as a whole one. A truncated step is composed with ApproximateDP(0, truncation_delta(...)), which dominates it
+    for data sets of at most num_examples records and their neighbours: epsilon is infinite at a delta below the sum of
+    those, and lower bounds are those of the composition, not of the training. Natural relation add_or_remove; all
+    iterates may be released. clip_norm is the norm bound of one record's contribution: under replace_one (not with
+    allocation) two sums differ by up to 2 C, which is accounted for.
 
     Schedules: `after` composes the steps at their own settings, equal ones merged; 128 different pairs of
     noise_multiplier and sampling_probability at most. Step t is the update at state.count = t. Training takes a
@@ -74,7 +80,8 @@ class DPSGD:
     is within a relative 2^-21 of the one on the host; with schedules, the step given to `batch` and `clipped_sum` is
     the state's count; no statistic across examples in the model
     (batch normalisation); floating point noise as good as real noise.
-    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling.
+    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling; for truncated samples
+    notebooks/proofs/truncated_sampling.md.
     """
 
     clip_norm: Setting
@@ -82,17 +89,27 @@ class DPSGD:
     sampling_probability: Setting
     num_examples: int | None = None
     sampling: str = "poisson"
+    truncated_batch_size: int | None = None
 
     def __post_init__(self):
         for name in _DOMAINS:
             self._checked(name, _CHECKED_STEPS)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
-        if self.sampling not in ("poisson", "allocation"):
+        if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
-                f"sampling must be 'poisson' or 'allocation', got {self.sampling!r}. For shuffled batches of fixed "
-                "size only lower bounds of epsilon are known: they cannot be accounted for here."
+                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. For shuffled "
+                "batches of fixed size only lower bounds of epsilon are known: they cannot be accounted for here."
             )
+        if (self.sampling == "truncated_poisson") != (self.truncated_batch_size is not None):
+            raise ValueError(
+                "truncated_batch_size must be given with sampling='truncated_poisson', and only there, got "
+                f"{self.truncated_batch_size!r} with {self.sampling!r}."
+            )
+        if self.truncated_batch_size is not None:
+            size = validate.integer("truncated_batch_size", self.truncated_batch_size, 1)
+            most = self._require_num_examples()
+            validate.reject("truncated_batch_size", size, size > most, f"at most num_examples = {most}")
         if self.sampling == "allocation":
             if callable(self.noise_multiplier) or callable(self.sampling_probability):
                 raise ValueError(
@@ -120,12 +137,19 @@ class DPSGD:
         expected = self.num_examples * settings.at(self.sampling_probability, step)
         return jnp.maximum(expected, 1e-30) if callable(self.sampling_probability) else max(expected, 1e-30)
 
-    def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
-        """The sample of a step, padded to a static size, as `poisson_batch` or `balls_in_bins_batch` draws it.
+    def batch(self, step: Any, key: jax.Array, *, size: int | None = None) -> batches.Batch:
+        """The sample of a step, padded to a static size, as the function of `sampling` draws it.
 
-        key: unseen by the adversary; independent of the noise, also where the keys are equal. Needs num_examples.
+        key: unseen by the adversary; independent of the noise, also where the keys are equal. size: not with
+        sampling="truncated_poisson", where it is truncated_batch_size. Needs num_examples.
         """
-        return self._sample(step, key, self._require_num_examples(), size)
+        rows = self.truncated_batch_size if size is None else size
+        if rows is None or None not in (size, self.truncated_batch_size):
+            raise ValueError(
+                "size must be given, except with sampling='truncated_poisson', which fixes it, "
+                f"got {size!r} with {self.sampling!r}."
+            )
+        return self._sample(step, key, self._require_num_examples(), rows)
 
     def _sample(self, step: Any, key: jax.Array, count: int, size: int) -> batches.Batch:
         key = noise.check_key(key)
@@ -134,7 +158,12 @@ class DPSGD:
         rate = settings.at(self.sampling_probability, step)
         if callable(self.sampling_probability):
             rate = rate * (1 - settings.SLACK)
-        return batches.poisson_batch(step, key, num_examples=count, probability=rate, size=size)
+        if self.truncated_batch_size is None:
+            return batches.poisson_batch(step, key, num_examples=count, probability=rate, size=size)
+        most = int(self.truncated_batch_size)
+        kept = batches.truncated_poisson_batch(step, key, num_examples=count, probability=rate, size=most)
+        indices, mask = (jnp.pad(each, (0, size - most)) for each in (kept.indices, kept.mask))
+        return kept._replace(indices=indices, mask=mask)
 
     def clipped_sum(
         self,
@@ -146,16 +175,16 @@ class DPSGD:
         *,
         microbatch: int = 64,
     ) -> ClippedSum:
-        """Sum of clipped gradients over the Poisson sample of a step, however large it turns out to be.
+        """Sum of clipped gradients over the sample of a step, however large it turns out to be.
 
         loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
-        ever cut off.
+        cut off but by sampling="truncated_poisson".
         """
         count = jax.tree_util.tree_leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:
             raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
-        padded = -(-count // microbatch) * microbatch
+        padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
         sample = self._sample(step, key, count, padded)
         clip_norm = settings.at(self.clip_norm, step)
 
@@ -230,9 +259,7 @@ class DPSGD:
         if self.sampling == "allocation":
             length = self.steps_per_epoch
             return repeat(RandomAllocation(Gaussian(self.noise_multiplier), length), -(-counts // length))
-        parts = [
-            repeat(PoissonSampled(Gaussian(sigma), rate), times) for sigma, rate, times in self._different_steps(counts)
-        ]
+        parts = [repeat(self._step(sigma, rate), times) for sigma, rate, times in self._different_steps(counts)]
         return parts[0] if len(parts) == 1 else compose(*parts)
 
     def privacy_spent(self, state: noise.NoisyState, delta: float) -> float:
@@ -262,6 +289,14 @@ class DPSGD:
         A schedule is multiplied by the smallest such factor.
         """
         return budget.dpsgd_calibration(self, steps, epsilon, delta)
+
+    def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
+        """The mechanism of one step without allocation."""
+        whole = PoissonSampled(Gaussian(noise_multiplier), rate)
+        if self.truncated_batch_size is None:
+            return whole
+        cut = truncation_delta(self._require_num_examples(), rate, self.truncated_batch_size)
+        return compose(whole, ApproximateDP(0.0, cut))
 
     def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""
