@@ -112,6 +112,7 @@ def test_a_tail_too_small_for_a_number_is_not_zero():
     assert 0 < binomial_tail(10**6, 1e-300, 5) < 1e-300
     assert 0 < truncation_delta(10**6, 1e-300, 5) < 1e-300
     assert truncation_delta(10, 0.5, 11) == 0 == truncation_delta(10, 0.0, 3)
+    assert truncation_delta(10, 1.0, 10) == 1
 
 
 def test_a_cut_sample_is_a_uniform_part_of_the_poisson_sample():

@@ -208,6 +208,10 @@ class DPSGD:
         leading axis more than the parameter's; mask (batch,) says which rows are real). A plain mean gradient is
         refused: its clipping cannot be checked. learning_rate: number or schedule. partition: as in
         `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
+
+        optax.MultiSteps around it is refused (a ValueError: per-example gradients it would average before they are
+        clipped, and a `ClippedSum` is not the tree that it gathers, "Expected dict, got ClippedSum"). It may stand
+        after `privatize`, around the next optimizer: noisy gradients may be gathered.
         """
         private = self.privatize(key, partition=partition)
 
@@ -347,7 +351,8 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     if any(g[1:] != p or not g for g, p in shapes):
         raise ValueError(
             f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
-            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody."
+            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps makes "
+            "one: gather microbatches in DPSGD.clipped_sum, or wrap the optimizer that follows DPSGD.privatize."
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)

@@ -23,7 +23,7 @@ def truncation_delta(num_examples: int, sampling_probability: float, truncated_b
     n = int(validate.integer("num_examples", num_examples, 1))
     rate = float(validate.probability("sampling_probability", sampling_probability))
     tail = binomial_tail(n, rate, int(validate.integer("truncated_batch_size", truncated_batch_size, 1)))
-    return max(rate * tail * (1 + 4 * ULP), SMALLEST) if tail else 0.0
+    return min(max(rate * tail * (1 + 4 * ULP), SMALLEST), 1.0) if tail else 0.0
 
 
 def binomial_tail(num_trials: int, probability: float, least: int) -> float:
