@@ -41,10 +41,11 @@ VALID = {
     "second_std": 1.0, "sensitivity": 1.0, "shift": 1.0, "size": 20, "smoothness": 1.0, "state": STATE, "std": 1.0,
     "step": 3,
     "step_size": 0.5, "steps": 3, "strong_convexity": 0.1, "symmetric": True, "tail": (0.9, 1.0), "term": "sharp",
-    "theta": 1.0, "time": 1.0, "times": 10, "upper": [0.1, 0.05, 0.01], "x": 0.5,
+    "theta": 1.0, "time": 1.0, "times": 10, "truncated_batch_size": 5, "upper": [0.1, 0.05, 0.01], "x": 0.5,
 }  # fmt: skip
 # Where a name means something else.
 OTHERWISE = {
+    ("DPSGD", "truncated_batch_size"): None,
     ("NoisyProjectedSGD", "order"): "cyclic", ("NoisyProjectedSGD", "radius"): None, ("cyclic_mu", "contraction"): 0.9,
     ("delta_from_tradeoff", "false_positive_rate"): [0.0, 0.5, 1.0], ("full_batch_mu", "contraction"): 0.9,
     ("delta_from_tradeoff", "false_negative_rate"): [1.0, 0.4, 0.0], ("levy_cdf", "step"): 0.1,

@@ -92,6 +92,30 @@ def test_a_mean_gradient_that_nobody_clipped_is_refused():
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)
 
 
+@pytest.mark.parametrize("params", [PARAMS, jnp.zeros(3)], ids=["dict", "array"])
+@pytest.mark.parametrize("rows", [None, (1,), (4,), ()], ids=["sum", "one row", "four rows", "mean"])
+@pytest.mark.parametrize("skip", [None, optax.skip_not_finite], ids=["plain", "skipping"])
+def test_multi_steps_around_the_private_optimizer_is_refused(params, rows, skip):
+    tx = optax.MultiSteps(make().optimizer(KEY, learning_rate=1.0), 2, should_skip_update_fn=skip)
+    state = tx.init(params)
+    summed = ClippedSum(params, jnp.int32(0))
+    grads = summed if rows is None else jax.tree.map(lambda p: jnp.zeros((*rows, *p.shape)), params)
+    with pytest.raises(ValueError, match=r"ClippedSum"):
+        tx.update(grads, state, params)
+
+
+def test_multi_steps_after_the_private_gradient_gathers_noisy_gradients():
+    private, gathered = make().privatize(KEY), optax.MultiSteps(optax.sgd(1.0), 2)
+    state, after = private.init(PARAMS), gathered.init(PARAMS)
+    total = jax.tree.map(jnp.zeros_like, PARAMS)
+    for _ in range(2):
+        noisy, state = private.update(ClippedSum(PARAMS, jnp.int32(0)), state, PARAMS)
+        total = jax.tree.map(jnp.add, total, noisy)
+        moved, after = gathered.update(noisy, after, PARAMS)
+    jax.tree.map(lambda m, t: np.testing.assert_allclose(m, -t / 2, rtol=CLIPPED), moved, total)
+    assert int(state.count) == 2  # both are accounted for
+
+
 def test_poisson_samples_have_the_rate_that_is_accounted_for():
     # 4e6 coins: a deviation of 6 standard errors has probability 2e-9
     draw = jax.jit(jax.vmap(lambda t: poisson_batch(t, DATA_KEY, num_examples=1000, probability=0.05, size=200)))

@@ -8,6 +8,7 @@ from scipy import stats
 
 import jaxdp
 from jaxdp import training
+from jaxdp.runtime import precision
 from jaxdp.training import DPSGD, balls_in_bins_batch, band_rounds, bin_overflow_chance
 
 KEY = jax.random.key(3)
@@ -73,10 +74,9 @@ def test_a_clipped_sum_over_an_allocated_epoch_holds_every_example_once():
     assert float(sum(sums)) == pytest.approx(64 * 63 / 2)
 
 
-def test_privacy_spent_is_that_of_the_count_and_compiles_nothing():
+def test_privacy_spent_is_that_of_the_count():
     sgd = DPSGD(1.0, 1.0, 0.01, num_examples=100)
-    tx = sgd.privatize(KEY)
-    state = tx.init(jnp.zeros(2))
+    state = sgd.privatize(KEY).init(jnp.zeros(2))
     assert sgd.privacy_spent(state, 1e-5) == 0.0
     counted = []
     for count in (10, 20, 30):
@@ -86,10 +86,35 @@ def test_privacy_spent_is_that_of_the_count_and_compiles_nothing():
     assert counted == sorted(counted) and counted[0] > 0
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """Grows by one entry with every program that is compiled."""
+    names = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, seconds, **_: names.append(name) if "backend_compile" in name else None
+    )
+    return names
+
+
+@pytest.mark.parametrize(
+    "noise", [1.0, lambda t: jnp.where(t < 1500, 2.0, 1.0)], ids=["one number", "a function of the step"]
+)
+def test_privacy_spent_at_a_new_count_traces_and_compiles_nothing(compiled, noise):
+    sgd = DPSGD(1.0, noise, 0.01, num_examples=100)
+    state = sgd.privatize(KEY).init(jnp.zeros(2))
+    programs = lambda: (len(compiled), sum(kernel.traces for kernel in precision._kernels))  # noqa: E731
+    sgd.privacy_spent(state._replace(count=jnp.int32(700)), 1e-5)
+    before = programs()
+    spent = [sgd.privacy_spent(state._replace(count=jnp.int32(t)), 1e-5) for t in (1, 30, 1000, 1400, 1600, 20_000)]
+    assert programs() == before and spent == sorted(spent)
+    jax.jit(lambda x: x + spent[0])(1.0)
+    assert len(compiled) == before[0] + 1, "a compilation would have been noticed"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"sampling": "shuffled"}, "sampling must be 'poisson' or 'allocation', got 'shuffled'.*only lower bounds"),
+        ({"sampling": "shuffled"}, "sampling must be 'poisson', .* or 'allocation', got 'shuffled'.*only lower bounds"),
         ({"sampling": "allocation", "sampling_probability": 0.3}, "sampling_probability must be 1 / "),
         ({"sampling": "allocation", "sampling_probability": 1e-5}, "at most 65536"),
         ({"sampling": "allocation", "sampling_probability": 0.0}, "sampling_probability must be 1 / "),

@@ -8,6 +8,7 @@ from jaxdp.training.batches import (
     cyclic_batch,
     poisson_batch,
     reshuffled_batch,
+    truncated_poisson_batch,
 )
 from jaxdp.training.checkpoint import Checkpoints, RewoundError, refuse_rewind
 from jaxdp.training.dpsgd import DPSGD, ClippedSum
@@ -16,6 +17,7 @@ from jaxdp.training.noise import NoisyState
 from jaxdp.training.projected import NoisyProjectedSGD, float32_rounding
 from jaxdp.training.schedule import IteratedRelease
 from jaxdp.training.shuffled_pass import ShuffledSGD
+from jaxdp.training.truncated import truncation_delta
 
 __all__ = [
     "DPSGD",
@@ -36,4 +38,6 @@ __all__ = [
     "poisson_batch",
     "refuse_rewind",
     "reshuffled_batch",
+    "truncated_poisson_batch",
+    "truncation_delta",
 ]

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.training.truncated import binomial_tail
 
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
 # sample has the key of a draw of noise, even where a caller gives both the same key.
 _SAMPLE = np.uint32(2**32 - 1)
+_CUT = np.uint32(2**32 - 2)
 MOST_BINS = 2**16
 
 
@@ -47,18 +49,33 @@ def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
-def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float, size: int) -> Batch:
+def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
     """Every example independently with the given probability, drawn from the key and the step; padded to size.
+
+    probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1] (NaN: nobody).
 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
     probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
     """
-    step = _checked_step(step, 0, num_examples=num_examples, size=size)
-    validate.probability("probability", probability)
-    chosen = _coins(_sample_key(key, step), probability, num_examples)
+    chosen = _poisson(step, key, num_examples, probability, size)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
     count = jnp.sum(chosen, dtype=jnp.int32)
     return Batch(indices, jnp.arange(size) < count, count > size)
+
+
+def truncated_poisson_batch(
+    step: Any, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int
+) -> Batch:
+    """The sample of `poisson_batch`, and where it holds more than ``size`` examples a uniformly drawn ``size`` of them.
+
+    Arguments as there. In random order; ``overflow`` is always False. Accounted for by `DPSGD` with
+    sampling="truncated_poisson". The key must be unseen by the adversary; noise drawn from the same key is independent.
+    """
+    chosen = _poisson(step, key, num_examples, probability, size)
+    order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32), _CUT), num_examples)
+    places = jnp.nonzero(chosen[order], size=size, fill_value=0)[0]
+    mask = jnp.arange(size) < jnp.sum(chosen, dtype=jnp.int32)
+    return Batch(order[places].astype(jnp.int32), mask, jnp.zeros((), bool))
 
 
 def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
@@ -97,20 +114,13 @@ def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bin
 def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
     """Upper bound of the chance that, in one epoch, some bin holds more than ``size`` examples.
 
-    Chernoff's bound of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
+    `binomial_tail` of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
     """
     for name, value in (("num_examples", num_examples), ("num_bins", num_bins)):
         validate.integer(name, value, 1)
     validate.integer("size", size, 0)
-    rate, share = 1 / num_bins, (size + 1) / num_examples
-    if size >= num_examples:
-        return 0.0
-    if share <= rate:
-        return 1.0
-    divergence = share * np.log(share / rate)
-    if share < 1:
-        divergence += (1 - share) * np.log((1 - share) / (1 - rate))
-    return float(min(1.0, num_bins * np.exp(-num_examples * divergence)))
+    # the next number up: 1/num_bins is rounded
+    return min(1.0, num_bins * binomial_tail(num_examples, min(1.0, np.nextafter(1 / num_bins, 1.0)), size + 1))
 
 
 def band_rounds(num_steps: int, bands: int) -> int:
@@ -147,16 +157,29 @@ def _checked_step(step: Any, least: int, **sizes: Any) -> jax.Array:
     return jnp.asarray(step, jnp.int32)
 
 
-def _sample_key(key: jax.Array, number: Any) -> jax.Array:
+def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Array:
     """The key of the sample of a step, or of the order of an epoch."""
-    return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), number)
+    return jax.random.fold_in(jax.random.fold_in(key, use), number)
 
 
-def _coins(key: jax.Array, probability: float, count: int) -> jax.Array:
+def _poisson(step: Any, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:
+    """Who is in the sample of a step, (num_examples,) bool."""
+    step = _checked_step(step, 0, num_examples=num_examples, size=size)
+    if not validate.is_traced(probability):
+        probability = float(validate.probability("probability", probability))
+    return _coins(_sample_key(key, step), probability, num_examples)
+
+
+def _coins(key: jax.Array, probability: float | jax.Array, count: int) -> jax.Array:
     # float32 uniforms have 23 bits and compare upwards: at rate 1e-3 that is 1e-4 more than was accounted for
-    if probability >= 1:
-        return jnp.ones((count,), bool)
-    return jax.random.bits(key, (count,), jnp.uint32) < np.uint32(int(probability * 2**32))
+    bits = jax.random.bits(key, (count,), jnp.uint32)
+    below: jax.Array | np.uint32
+    if isinstance(probability, jax.Array):
+        # the product is exact; a comparison with NaN is False
+        below = jnp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(jnp.uint32)
+    else:
+        below = np.uint32(int(probability * 2**32) if probability < 1 else 0)
+    return (probability >= 1) | (bits < below)
 
 
 def _fixed(positions: jax.Array, num_examples: int) -> Batch:

@@ -12,6 +12,7 @@ from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.training import schedule
 from jaxdp.training.noise import INT32_MAX
+from jaxdp.training.settings import Setting
 from jaxdp.typing import Array
 
 if TYPE_CHECKING:
@@ -96,9 +97,11 @@ def projected_calibration(sgd: NoisyProjectedSGD, steps: int, epsilon: float, de
         return sgd
     allowed = _largest_mu(epsilon, delta)
     factor = current / allowed * (1 + 1e-9)
-    noise_std = sgd.noise_std
-    scaled = (lambda t: factor * noise_std(t)) if callable(noise_std) else float(noise_std) * factor
-    return dataclasses.replace(sgd, noise_std=scaled)
+    return dataclasses.replace(sgd, noise_std=_scaled(sgd.noise_std, factor))
+
+
+def _scaled(setting: Setting, factor: float) -> Setting:
+    return (lambda step: factor * setting(step)) if callable(setting) else float(setting) * factor
 
 
 def _largest_mu(epsilon: float, delta: float) -> float:
@@ -115,19 +118,23 @@ def _largest_mu(epsilon: float, delta: float) -> float:
 
 
 def dpsgd_calibration(sgd: DPSGD, steps: int, epsilon: float, delta: float) -> DPSGD:
-    """See `DPSGD.calibrated`: bisection on the noise multiplier, ending on the safe side."""
+    """See `DPSGD.calibrated`: bisection on the noise multiplier or its factor, ending on the safe side."""
     check_budget(epsilon, delta)
+    unit = sgd.noise_multiplier if callable(sgd.noise_multiplier) else 1.0
 
-    def within(sigma: float) -> bool:
-        trial = dataclasses.replace(sgd, noise_multiplier=sigma)
-        return bool(certified_epsilon(trial.after(steps), delta) <= epsilon)
+    def with_noise(factor: float) -> DPSGD:
+        return dataclasses.replace(sgd, noise_multiplier=_scaled(unit, factor))
+
+    def within(factor: float) -> bool:
+        return bool(certified_epsilon(with_noise(factor).after(steps), delta) <= epsilon)
 
     low, high = 1e-2, 1.0
     while not within(high):
         low, high = high, 2 * high
         if high > 1e9:
-            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9.")
+            truncated = "" if sgd.truncated_batch_size is None else " or a larger truncated_batch_size"
+            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9{truncated}.")
     while high / low - 1 > _CALIBRATION_TOLERANCE:
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if within(middle) else (middle, high)
-    return dataclasses.replace(sgd, noise_multiplier=high)
+    return with_noise(high)

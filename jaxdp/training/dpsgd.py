@@ -11,14 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import validate
+from jaxdp import domains, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import repeat
+from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
+from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
-from jaxdp.training import batches, budget, clipping, noise
+from jaxdp.training import batches, budget, clipping, noise, settings
+from jaxdp.training.settings import Setting
+from jaxdp.training.truncated import truncation_delta
+
+MOST_SETTINGS = 128
+"""A composition of more different steps takes minutes."""
+
+_CHECKED_STEPS = 1024
+_DOMAINS = {
+    "clip_norm": domains.POSITIVE,
+    "noise_multiplier": dataclasses.replace(domains.POSITIVE, remedy="Without noise there is no guarantee."),
+    "sampling_probability": domains.PROBABILITY,
+}
 
 
 class ClippedSum(NamedTuple):
@@ -36,44 +48,74 @@ class DPSGD:
     """Differentially private SGD: sum of clipped gradients of a Poisson sample, plus Gaussian noise, every step.
 
     clip_norm: l2 bound C of one example's gradient, > 0. noise_multiplier: noise std / C on the sum, > 0.
-    sampling_probability: in [0, 1], of each example in each step. num_examples: n; if given, the noisy sum is
+    sampling_probability: in [0, 1], of each example in each step. Each of the three is a number, or a public function
+    of the step, as optax's schedules are, that jit can trace. num_examples: n; if given, the noisy sum is
     divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
 
-    sampling: "poisson", or "allocation": each example is in one uniformly drawn step of every epoch
-    (`balls_in_bins_batch`); an epoch has 1/sampling_probability steps, a whole number up to 65536.
+    sampling: "poisson"; or "truncated_poisson": of a sample above truncated_batch_size a uniformly drawn part of that
+    size is kept (`truncated_poisson_batch`; needs num_examples and truncated_batch_size, which may not exceed it); or
+    "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`); an epoch has
+    1/sampling_probability steps, a whole number up to 65536. There noise_multiplier and sampling_probability are
+    numbers.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
-    counts as a whole one. Natural relation add_or_remove; all iterates may be released. clip_norm is the norm bound of
-    one record's contribution: under replace_one (Poisson only) two sums differ by up to 2 C, which is accounted for.
+    counts as a whole one. A truncated step is composed with ApproximateDP(0, truncation_delta(...)), which dominates it
+    for data sets of at most num_examples records and their neighbours: epsilon is infinite at a delta below the sum of
+    those, and lower bounds are those of the composition, not of the training. Natural relation add_or_remove; all
+    iterates may be released. clip_norm is the norm bound of one record's contribution: under replace_one (not with
+    allocation) two sums differ by up to 2 C, which is accounted for.
+
+    Schedules: `after` composes the steps at their own settings, equal ones merged; 128 different pairs of
+    noise_multiplier and sampling_probability at most. Step t is the update at state.count = t. Training takes a
+    scheduled noise 2^-20 larger and a scheduled probability 2^-20 smaller (relative) than stated. A value outside its
+    range is an error at construction for the first 1024 steps and in `after` for all; a training step that meets one
+    returns NaN, and nothing about the data.
 
     Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
     (scaling, momentum) runs without an error and takes away the bound C. Anything may stand after it (Adam, momentum,
     weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
     draws (or another Poisson sample, unseen by the adversary): shuffled or cyclic batches are not covered;
-    normalisation, schedules and the number of steps independent of the data; no statistic across examples in the model
+    normalisation, schedules and the number of steps independent of the data; a schedule's value in the compiled step
+    is within a relative 2^-21 of the one on the host; with schedules, the step given to `batch` and `clipped_sum` is
+    the state's count; no statistic across examples in the model
     (batch normalisation); floating point noise as good as real noise.
-    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling.
+    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling; for truncated samples
+    notebooks/proofs/truncated_sampling.md.
     """
 
-    clip_norm: float
-    noise_multiplier: float
-    sampling_probability: float
+    clip_norm: Setting
+    noise_multiplier: Setting
+    sampling_probability: Setting
     num_examples: int | None = None
     sampling: str = "poisson"
+    truncated_batch_size: int | None = None
 
     def __post_init__(self):
-        validate.positive("clip_norm", self.clip_norm)
-        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
-        validate.probability("sampling_probability", self.sampling_probability)
+        for name in _DOMAINS:
+            self._checked(name, _CHECKED_STEPS)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
-        if self.sampling not in ("poisson", "allocation"):
+        if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
-                f"sampling must be 'poisson' or 'allocation', got {self.sampling!r}. For shuffled batches of fixed "
-                "size only lower bounds of epsilon are known: they cannot be accounted for here."
+                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. For shuffled "
+                "batches of fixed size only lower bounds of epsilon are known: they cannot be accounted for here."
             )
+        if (self.sampling == "truncated_poisson") != (self.truncated_batch_size is not None):
+            raise ValueError(
+                "truncated_batch_size must be given with sampling='truncated_poisson', and only there, got "
+                f"{self.truncated_batch_size!r} with {self.sampling!r}."
+            )
+        if self.truncated_batch_size is not None:
+            size = validate.integer("truncated_batch_size", self.truncated_batch_size, 1)
+            most = self._require_num_examples()
+            validate.reject("truncated_batch_size", size, size > most, f"at most num_examples = {most}")
         if self.sampling == "allocation":
+            if callable(self.noise_multiplier) or callable(self.sampling_probability):
+                raise ValueError(
+                    "noise_multiplier and sampling_probability must be numbers with sampling='allocation', got a "
+                    "function of the step. Compose phases of whole epochs, each with its own DPSGD and key."
+                )
             steps = 1 / max(self.sampling_probability, 1e-300)
             if steps > batches.MOST_BINS or abs(steps - np.rint(steps)) > 1e-9 * steps:
                 raise ValueError(
@@ -84,27 +126,44 @@ class DPSGD:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which every example takes part once, with sampling="allocation"."""
-        if self.sampling != "allocation":
+        if self.sampling != "allocation" or callable(self.sampling_probability):
             raise ValueError(f"steps_per_epoch needs sampling='allocation', got {self.sampling!r}.")
         return int(np.rint(1 / self.sampling_probability))
 
-    @property
-    def divisor(self) -> float:
-        """Fixed divisor of the noisy sum: the expected batch size, or 1 when num_examples is not given."""
-        return 1.0 if self.num_examples is None else max(self.num_examples * self.sampling_probability, 1e-30)
+    def divisor(self, step: Any) -> Any:
+        """Public divisor of a step's noisy sum: the expected batch size, or 1 when num_examples is not given."""
+        if self.num_examples is None:
+            return 1.0
+        expected = self.num_examples * settings.at(self.sampling_probability, step)
+        return jnp.maximum(expected, 1e-30) if callable(self.sampling_probability) else max(expected, 1e-30)
 
-    def batch(self, step: Any, key: jax.Array, *, size: int) -> batches.Batch:
-        """The sample of a step, padded to a static size, as `poisson_batch` or `balls_in_bins_batch` draws it.
+    def batch(self, step: Any, key: jax.Array, *, size: int | None = None) -> batches.Batch:
+        """The sample of a step, padded to a static size, as the function of `sampling` draws it.
 
-        key: unseen by the adversary; independent of the noise, also where the keys are equal. Needs num_examples.
+        key: unseen by the adversary; independent of the noise, also where the keys are equal. size: not with
+        sampling="truncated_poisson", where it is truncated_batch_size. Needs num_examples.
         """
-        return self._sample(step, key, self._require_num_examples(), size)
+        rows = self.truncated_batch_size if size is None else size
+        if rows is None or None not in (size, self.truncated_batch_size):
+            raise ValueError(
+                "size must be given, except with sampling='truncated_poisson', which fixes it, "
+                f"got {size!r} with {self.sampling!r}."
+            )
+        return self._sample(step, key, self._require_num_examples(), rows)
 
     def _sample(self, step: Any, key: jax.Array, count: int, size: int) -> batches.Batch:
         key = noise.check_key(key)
         if self.sampling == "allocation":
             return batches.balls_in_bins_batch(step, key, num_examples=count, num_bins=self.steps_per_epoch, size=size)
-        return batches.poisson_batch(step, key, num_examples=count, probability=self.sampling_probability, size=size)
+        rate = settings.at(self.sampling_probability, step)
+        if callable(self.sampling_probability):
+            rate = rate * (1 - settings.SLACK)
+        if self.truncated_batch_size is None:
+            return batches.poisson_batch(step, key, num_examples=count, probability=rate, size=size)
+        most = int(self.truncated_batch_size)
+        kept = batches.truncated_poisson_batch(step, key, num_examples=count, probability=rate, size=most)
+        indices, mask = (jnp.pad(each, (0, size - most)) for each in (kept.indices, kept.mask))
+        return kept._replace(indices=indices, mask=mask)
 
     def clipped_sum(
         self,
@@ -116,23 +175,24 @@ class DPSGD:
         *,
         microbatch: int = 64,
     ) -> ClippedSum:
-        """Sum of clipped gradients over the Poisson sample of a step, however large it turns out to be.
+        """Sum of clipped gradients over the sample of a step, however large it turns out to be.
 
         loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
-        ever cut off.
+        cut off but by sampling="truncated_poisson".
         """
         count = jax.tree_util.tree_leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:
             raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
-        padded = -(-count // microbatch) * microbatch
+        padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
         sample = self._sample(step, key, count, padded)
+        clip_norm = settings.at(self.clip_norm, step)
 
         def add_microbatch(number: Any, carry: ClippedSum) -> ClippedSum:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree_util.tree_map(lambda a: a[rows], data)
-            part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=self.clip_norm)
+            part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
             return ClippedSum(jax.tree_util.tree_map(jnp.add, carry.total, part), carry.nonfinite + bad)
 
         zero = jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
@@ -148,6 +208,10 @@ class DPSGD:
         leading axis more than the parameter's; mask (batch,) says which rows are real). A plain mean gradient is
         refused: its clipping cannot be checked. learning_rate: number or schedule. partition: as in
         `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
+
+        optax.MultiSteps around it is refused (a ValueError: per-example gradients it would average before they are
+        clipped, and a `ClippedSum` is not the tree that it gathers, "Expected dict, got ClippedSum"). It may stand
+        after `privatize`, around the next optimizer: noisy gradients may be gathered.
         """
         private = self.privatize(key, partition=partition)
 
@@ -173,23 +237,34 @@ class DPSGD:
             grads: Any, state: noise.NoisyState, params: Any = None, *, mask: Any = None, **_: Any
         ) -> tuple[Any, noise.NoisyState]:
             noise.check_params(params, low_precision=None)
-            clipped = grads if isinstance(grads, ClippedSum) else self._clip(grads, params, mask, partition)
+            clip_norm = settings.at(self.clip_norm, state.count)
+            clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
             draws = noise.normal_like(noise.step_key(state, impl), params, partition)
-            std = self.noise_multiplier * self.clip_norm
+            std, divisor = self._noise_std(state.count), self.divisor(state.count)
             mean = jax.tree_util.tree_map(
-                lambda p, g, z: ((g + std * z) / self.divisor).astype(p.dtype), params, clipped.total, draws
+                lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
             )
             return mean, noise.advanced(state, clipped.nonfinite)
 
         return optax.GradientTransformationExtraArgs(init, update)
 
     def after(self, steps: Any) -> Mechanism:
-        """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array."""
+        """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
+
+        Runs with other settings or other batches are composed: jaxdp.compose(first.after(1000), second.after(500)).
+        Every such run has a key and a state of its own.
+
+        Raises:
+            ValueError: a bad count; a schedule that leaves its range, or has more than 128 different settings.
+        """
         counts = noise.check_steps(steps)
+        if callable(self.clip_norm):
+            self._checked("clip_norm", _steps_in(counts))
         if self.sampling == "allocation":
             length = self.steps_per_epoch
             return repeat(RandomAllocation(Gaussian(self.noise_multiplier), length), -(-counts // length))
-        return repeat(PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability), counts)
+        parts = [repeat(self._step(sigma, rate), times) for sigma, rate, times in self._different_steps(counts)]
+        return parts[0] if len(parts) == 1 else compose(*parts)
 
     def privacy_spent(self, state: noise.NoisyState, delta: float) -> float:
         """Certified epsilon at delta, (0, 1], of the steps taken so far; relation add_or_remove.
@@ -203,7 +278,7 @@ class DPSGD:
 
         With sampling="allocation" a whole number of epochs, or max_steps.
         """
-        if self.sampling_probability == 0:
+        if not callable(self.sampling_probability) and self.sampling_probability == 0:
             return float(np.inf)
         length = self.steps_per_epoch if self.sampling == "allocation" else 1
         most = int(validate.integer("max_steps", max_steps, 1))
@@ -213,24 +288,76 @@ class DPSGD:
         return min(epochs * length, most)
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
-        """A copy with the smallest noise_multiplier, to a relative 1e-6, that meets the target after the steps."""
+        """A copy with the smallest noise_multiplier, to a relative 1e-6, that meets the target after the steps.
+
+        A schedule is multiplied by the smallest such factor.
+        """
         return budget.dpsgd_calibration(self, steps, epsilon, delta)
 
-    def _clip(self, grads: Any, params: Any, mask: Any, partition: Any) -> ClippedSum:
-        if partition is not None:
-            raise ValueError("partition with per-example gradients would clip each shard alone. Pass a ClippedSum.")
-        leaves = (jax.tree_util.tree_leaves(tree) for tree in (grads, params))
-        shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
-        if any(g[1:] != p or not g for g, p in shapes):
+    def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
+        """The mechanism of one step without allocation."""
+        whole = PoissonSampled(Gaussian(noise_multiplier), rate)
+        if self.truncated_batch_size is None:
+            return whole
+        cut = truncation_delta(self._require_num_examples(), rate, self.truncated_batch_size)
+        return compose(whole, ApproximateDP(0.0, cut))
+
+    def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
+        """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""
+        if not (callable(self.noise_multiplier) or callable(self.sampling_probability)):
+            return [(self.noise_multiplier, self.sampling_probability, counts)]
+        last = _steps_in(counts)
+        columns = [self._checked(name, last) for name in ("noise_multiplier", "sampling_probability")]
+        different, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        if len(different) > MOST_SETTINGS:
             raise ValueError(
-                f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
-                f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody."
+                f"noise_multiplier and sampling_probability must have at most {MOST_SETTINGS} different pairs of "
+                f"values in {last} steps, got {len(different)}. Make the schedule piecewise constant."
             )
-        size = shapes[0][0][0] if shapes else 0
-        mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
-        return ClippedSum(*clipping.clip_and_sum(grads, mask, self.clip_norm))
+        return [
+            (float(sigma), float(rate), np.searchsorted(np.flatnonzero(which.ravel() == number), counts).astype(float))
+            for number, (sigma, rate) in enumerate(different)
+        ]
+
+    def _checked(self, name: str, count: int) -> np.ndarray:
+        """The setting at the first steps, (count,) float64; ValueError for a value outside its range."""
+        setting, domain = getattr(self, name), _DOMAINS[name]
+        found = settings.values(name, setting, count)
+        bad = ~domain.contains(found)
+        place = f"This is its value at step {np.argmax(bad)}." if callable(setting) else domain.remedy
+        validate.reject(name, found, bad, domain.allowed, place)
+        return found
+
+    def _noise_std(self, step: jax.Array) -> Any:
+        """Standard deviation of the noise on the sum; NaN in a step with a scheduled value outside its range."""
+        names = [name for name in _DOMAINS if callable(getattr(self, name))]
+        sigma, clip_norm = settings.at(self.noise_multiplier, step), settings.at(self.clip_norm, step)
+        if not names:
+            return sigma * clip_norm
+        inside = [_DOMAINS[name].contains(settings.at(getattr(self, name), step)) for name in names]
+        return jnp.where(jnp.stack(inside).all(), sigma * clip_norm * (1 + settings.SLACK), jnp.nan)
 
     def _require_num_examples(self) -> int:
         if self.num_examples is None:
             raise ValueError("num_examples must be given to the constructor to draw batches, got None.")
         return int(self.num_examples)
+
+
+def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:
+    if partition is not None:
+        raise ValueError("partition with per-example gradients would clip each shard alone. Pass a ClippedSum.")
+    leaves = (jax.tree_util.tree_leaves(tree) for tree in (grads, params))
+    shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
+    if any(g[1:] != p or not g for g, p in shapes):
+        raise ValueError(
+            f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
+            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps makes "
+            "one: gather microbatches in DPSGD.clipped_sum, or wrap the optimizer that follows DPSGD.privatize."
+        )
+    size = shapes[0][0][0] if shapes else 0
+    mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
+    return ClippedSum(*clipping.clip_and_sum(grads, mask, clip_norm))
+
+
+def _steps_in(counts: np.ndarray) -> int:
+    return int(np.max(counts, initial=1))

@@ -13,7 +13,7 @@ import optax
 
 from jaxdp import validate
 from jaxdp.mechanisms.basic import NoisyIteration
-from jaxdp.training import batches, budget, noise, schedule
+from jaxdp.training import batches, budget, noise, schedule, settings
 from jaxdp.training.clipping import mean_gradient
 from jaxdp.training.loss import StronglyConvexLoss
 
@@ -270,8 +270,8 @@ class NoisyProjectedSGD:
 
     def _steps(self, count: int) -> schedule.Steps:
         """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""
-        rate = _values("learning_rate", self.learning_rate, count)
-        std = _values("noise_std", self.noise_std, count)
+        rate = settings.values("learning_rate", self.learning_rate, count)
+        std = settings.values("noise_std", self.noise_std, count)
         beta, rho = self.loss.smoothness, self.loss.strong_convexity
         allowed = f"in (0, 2 / smoothness] = (0, {2 / beta}]"
         validate.reject("learning_rate", rate, ~((rate > 0) & (rate <= 2 / beta)), allowed)
@@ -302,18 +302,6 @@ def _float32(value: float, towards: float) -> np.float32:
     nearest, exact = np.float32(value), np.float64(value)  # a Python number would be rounded before it is compared
     wrong = np.float64(nearest) > exact if towards < 0 else np.float64(nearest) < exact
     return np.nextafter(nearest, np.float32(towards)) if wrong else nearest
-
-
-def _values(name: str, value: Any, count: int) -> np.ndarray:
-    if not callable(value):
-        number = validate.positive(name, value)
-        if number.ndim:
-            raise ValueError(f"{name} must be one number or a function of the step, got shape {number.shape}.")
-        return np.full(count, float(number))
-    # a power of two of steps: few shapes, few compilations
-    padded = 1 << max(count - 1, 0).bit_length()
-    values = jax.vmap(lambda t: jnp.asarray(value(t)))(jnp.arange(padded, dtype=jnp.int32))
-    return validate.real_array(name, values)[:count]
 
 
 def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:
