@@ -261,8 +261,8 @@ class DPSGD:
         if callable(self.clip_norm):
             self._checked("clip_norm", _steps_in(counts))
         if self.sampling == "allocation":
-            length = self.steps_per_epoch
-            return repeat(RandomAllocation(Gaussian(self.noise_multiplier), length), -(-counts // length))
+            length, sigma = self.steps_per_epoch, float(self._checked("noise_multiplier", 1)[0])
+            return repeat(RandomAllocation(Gaussian(sigma), length), -(-counts // length))
         parts = [repeat(self._step(sigma, rate), times) for sigma, rate, times in self._different_steps(counts)]
         return parts[0] if len(parts) == 1 else compose(*parts)
 
@@ -351,8 +351,8 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     if any(g[1:] != p or not g for g, p in shapes):
         raise ValueError(
             f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
-            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps makes "
-            "one: gather microbatches in DPSGD.clipped_sum, or wrap the optimizer that follows DPSGD.privatize."
+            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps "
+            "makes one: gather microbatches in DPSGD.clipped_sum, or wrap the optimizer that follows DPSGD.privatize."
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
