@@ -25,12 +25,12 @@ from jaxdp.report.text import factor, number, outward, percent
 
 SGD = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 1000)
 DELTAS = [1e-5, 1e-6]
-RATES = np.array([1e-3, 1e-2, 0.1, 0.4, 0.9])
+RATES = np.array([1e-3, 1e-2, 0.1])
 CASES = [
     (jaxdp.Gaussian(2.0), "add_or_remove"),
     (jaxdp.Gaussian(2.0), "replace_one"),
     (SGD, "add_or_remove"),
-    (SGD, "remove"),
+    (jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1), "remove"),
     (jaxdp.compose(jaxdp.Laplace(2.0), jaxdp.Gaussian(3.0)), "add_or_remove"),
     (jaxdp.Shuffled(jaxdp.LocalRandomizer(2.0), 10**4), "replace_one"),
     (jaxdp.ApproximateDP(1.0, 1e-6), "replace_one"),
