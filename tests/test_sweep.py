@@ -236,6 +236,26 @@ def test_another_computation_at_the_same_path_is_an_error(tmp_path):
         sweep(lambda a: a**3, a=[1.0, 2.0], path=path)
     with pytest.raises(ValueError, match=".nc or .zarr"):
         sweep(same_function, a=[1.0], path=tmp_path / "grid.csv")
+    (tmp_path / "folder.nc").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.nc is not a data set that a sweep wrote"):
+        sweep(same_function, a=[1.0], path=tmp_path / "folder.nc")
+
+
+def test_a_function_that_fails_at_once_leaves_its_path_free(tmp_path):
+    path = tmp_path / "grid.zarr"
+    with pytest.raises(ZeroDivisionError):
+        sweep(lambda a: 1 / 0, a=np.arange(5.0), batch_size=1, path=path)
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(
+        sweep(lambda a: a + 1, a=np.arange(5.0), batch_size=1, path=path).value, np.arange(1.0, 6)
+    )
+
+
+def test_variables_have_names_of_their_own_and_the_same_everywhere():
+    with pytest.raises(ValueError, match="the name of an axis, got 'a'"):
+        sweep(lambda a: {"a": a}, a=[1.0])
+    with pytest.raises(ValueError, match=r"the same variables at every grid point, got \['y'\] beside \['x'\]"):
+        sweep(lambda a: {"x" if a[0] < 3 else "y": a}, a=np.arange(5.0), batch_size=1)
 
 
 def test_the_fingerprint_sees_code_constants_closures_and_globals_but_not_the_day():

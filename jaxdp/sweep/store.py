@@ -75,7 +75,12 @@ class Folder:
     def finished(self) -> Any:
         """The complete data set of an earlier call, or None after preparing the folder."""
         if self._path.exists():
-            made = self._open(self._path)
+            try:
+                made = self._open(self._path)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{self._path} is not a data set that a sweep wrote ({error}). Choose another path, or remove it."
+                ) from None
             self._same(made.attrs.get("fingerprint"), self._path)
             return made
         manifest = self._parts / "manifest.json"
@@ -185,7 +190,7 @@ def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if not any(folder.glob("*.json")):
+        if not any(folder.glob("[0-9]*.json")):  # no tile: nothing to go on from
             shutil.rmtree(folder, ignore_errors=True)
         held.release()
 

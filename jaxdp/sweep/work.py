@@ -80,6 +80,11 @@ class Task:
             raise
         flat = {}
         for name, value in _named(self.fn, result):
+            if name in self.grid.axes:
+                raise ValueError(
+                    f"fn must not return a variable with the name of an axis, got {name!r}. Return a dict with another "
+                    "name, or rename the axis."
+                )
             array = np.asarray(value)
             if np.iscomplexobj(array):
                 raise ValueError(f"fn must return real values, got {array.dtype} for {name}.")
