@@ -39,7 +39,7 @@ def processes():
 def cluster():
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, worker_dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", worker_dashboard_address=":0"
         ) as local,
         distributed.Client(local) as client,
     ):
