@@ -289,8 +289,9 @@ def header() -> list[str]:
         "Epsilon; CPU milliseconds of all threads, mean of later calls where the first took less than "
         f"{CHEAP:g} s (0: below",
         "the clock's tick). Peers at their default accuracy (PLD: interval 1e-4; RDP: its default orders; prv:",
-        f"eps_error 0.01, delta_error delta / 1000), with {LIMIT:g} CPU s a number. prv accounts for remove only, all",
-        "others for the larger of add and remove unless the setting names another relation.",
+        f"eps_error 0.01, delta_error delta / 1000), with {LIMIT:g} CPU s a number (jaxdp: {10 * LIMIT:g}).",
+        "prv accounts for remove only, all others for the larger of add and remove unless the setting names",
+        "another relation.",
         "jaxdp's bounds are certified; PLD and RDP promise an upper bound, prv one up to delta_error. Randomized",
         "response is composed one by one (the PLD accountant counts a repeated one once). The RDP accountant gets the",
         "noise of fixed-size batches halved: it reads it over two norm bounds.",

@@ -43,10 +43,20 @@ def visit_block(self, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+_SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Assumes|Reference|Example):")
+
+
 def to_rst(app, what, name, obj, options, lines: list[str]) -> None:
     """Our docstrings as reStructuredText: arguments become a list, indented formulas stay as they are typed."""
-    out, state = [], ""
+    out, state, inside = [], "", False
     for line in "\n".join(lines).split("\n"):
+        section = _SECTION.fullmatch(line)
+        if section:
+            out += ["", f"**{section[1]}**", ""]
+            state, inside = "", True
+            continue
+        inside = inside and (line.startswith("    ") or not line.strip())
+        line = line[4:] if inside else line
         argument = _ARGUMENT.fullmatch(line)
         if not line.strip():
             out.append("")

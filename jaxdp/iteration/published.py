@@ -168,7 +168,7 @@ def contractive_iteration_rdp(
         shift: d_t >= 0.
 
     Returns:
-        Divergence in nats of the leading shape, float64, not rounded outward. `gdp_mu`^2 is the minimum over all
+        Divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the minimum over all
         allocations at alpha = 2.
 
     Raises:
