@@ -168,8 +168,8 @@ def contractive_iteration_rdp(
         shift: d_t >= 0.
 
     Returns:
-        Divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the minimum over all
-        allocations at alpha = 2.
+        Divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the minimum
+        over all allocations at alpha = 2.
 
     Raises:
         ValueError: the allocation exceeds the distance left at a step (z_t < 0), or leaves a distance (z_T > 0).
