@@ -155,3 +155,27 @@ def test_fractions_are_to_be_rounded_and_other_values_are_not():
 def test_a_mechanism_that_is_no_randomizer_is_answered_with_the_record_for_it():
     with pytest.raises(jaxdp.UnsupportedMechanismError, match=r"got PureDP\. .* use LocalRandomizer\(epsilon, delta\)"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.PureDP(1.0), 100), 1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        lambda bad: convolution.laplace_rdp(2.0, bad, 1.0),
+        lambda bad: convolution.laplace_rdp(2.0, 1.0, bad),
+        lambda bad: convolution.laplace_bound(2.0, bad, 1.0, 4.0),
+        lambda bad: convolution.gaussian_bound(2.0, bad, 1.0, 4.0),
+        lambda bad: convolution.gaussian_bound(2.0, 1.0, bad, 4.0),
+        lambda bad: convolution.discrete_laplace_bound(2.0, bad, 1.0, 4.0),
+        lambda bad: convolution.discrete_laplace_bound(2.0, 1.0, bad, 4.0),
+        lambda bad: mixing.dobrushin_amplification(bad, 1e-6, 0.5).epsilon,
+        lambda bad: mixing.hockey_stick_amplification(bad, 1e-6, 0.5, 20.0).epsilon,
+        lambda bad: mixing.hockey_stick_amplification(1.0, bad, 0.5, 20.0).epsilon,
+        lambda bad: conversions.optimal_epsilon_from_rdp([2.0, 4.0], [0.1, 0.2], 1e-5, infinity_mass=bad),
+        lambda bad: -jnp.log1p(-conversions.optimal_delta_from_rdp([2.0, 4.0], [0.1, 0.2], 1.0, infinity_mass=bad)),
+        lambda bad: 1 / shuffle.lower_bound_epsilon(bad, 100.0, 1e-6),
+    ],
+)
+def test_a_traced_number_out_of_range_gives_the_vacuous_bound(bound, bad):
+    with jax.enable_x64(True):
+        assert jax.jit(bound)(bad) == np.inf

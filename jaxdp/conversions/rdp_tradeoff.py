@@ -134,9 +134,11 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
     return total, -jnp.exp(eps) * at
 
 
-def _valid(curve: _Curve) -> jax.Array:
+def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
     orders, forward, backward = curve
-    return ~(jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)).any()
+    return (infinity >= 0) & ~(
+        jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)
+    ).any()
 
 
 @kernel(working_set=20000)
@@ -144,7 +146,7 @@ def _delta_kernel(curve: _Curve, infinity: jax.Array, eps: jax.Array) -> jax.Arr
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
-    return jnp.where(_valid(curve), jnp.minimum(1.0, (infinity + value) * (1 + 8 * ULP)), 1.0)
+    return jnp.where(_valid(curve, infinity), jnp.minimum(1.0, (infinity + value) * (1 + 8 * ULP)), 1.0)
 
 
 def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
@@ -178,7 +180,8 @@ def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax
     found = jnp.where(found <= 8 * ULP, 0.0, found)
     found = jnp.where(start < _FAR, jnp.maximum(found, 0.0), start)
     found = jnp.where(room > 0, found, jnp.inf)
-    return jnp.where(_valid(curve) & ~jnp.isnan(found), jnp.where(delta >= 1, 0.0, found), jnp.inf)
+    good = _valid(curve, infinity) & ~jnp.isnan(found) & (delta <= 1)
+    return jnp.where(good, jnp.where(delta == 1, 0.0, found), jnp.inf)
 
 
 @kernel(working_set=20000)
@@ -190,7 +193,7 @@ def _tradeoff_kernel(curve: _Curve, infinity: jax.Array, x: jax.Array) -> jax.Ar
     miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
     at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
     value = jnp.where(inside, miss, jnp.where(x <= 0, at_zero, 0.0))
-    return jnp.where(_valid(curve), jnp.maximum(value - infinity, 0.0), 0.0)
+    return jnp.where(_valid(curve, infinity), jnp.maximum(value - infinity, 0.0), 0.0)
 
 
 def optimal_delta_from_rdp(

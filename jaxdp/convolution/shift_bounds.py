@@ -53,9 +53,10 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
 
 
 def _share(shift, scale, count=1):
-    """shift / (scale n), never 0 where the shift is positive."""
+    """shift / (scale n), never 0 where the shift is positive; NaN for numbers (of a trace) that are out of range."""
     xp = jnp if validate.is_traced(shift, scale, count) else np
-    return xp.where(shift > 0, xp.maximum(shift / scale / count, SMALLEST), 0.0)
+    positive = xp.where(shift > 0, xp.maximum(shift / scale / count, SMALLEST), 0.0)
+    return xp.where((shift >= 0) & (scale > 0), positive, xp.nan)
 
 
 @formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
@@ -190,7 +191,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     return repeated_noise_bound(lambda a, s: laplace_sum_rdp(a, s, scale, size), order, shift, count // size)
 
 
-@formula(valid=lambda order, rate, shift, n: (order > 1) & (n >= 1), working_set=4096)
+@formula(valid=lambda order, rate, shift, n: (order > 1) & (rate > 0) & (shift >= 0) & (n >= 1), working_set=4096)
 def _discrete(order, rate, shift, n):
     least = jnp.floor(shift / n)
     more = shift - n * least

@@ -51,7 +51,8 @@ def _arguments(epsilon, delta, gamma):
 
 def _guarantee(epsilon, delta):
     if validate.is_traced(epsilon, delta):
-        return Guarantee(*jnp.broadcast_arrays(jnp.asarray(epsilon), delta))
+        known = (jnp.asarray(epsilon) >= 0) & (jnp.asarray(delta) >= 0)
+        return Guarantee(*jnp.broadcast_arrays(jnp.where(known, epsilon, jnp.inf), jnp.where(known, delta, 1.0)))
     return Guarantee(*(a[()] for a in np.broadcast_arrays(epsilon, delta)))
 
 

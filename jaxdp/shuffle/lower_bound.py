@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle.checks import reports
@@ -12,7 +13,7 @@ from jaxdp.typing import Array, Real
 @kernel(working_set=4096, by_numpy=64)
 def lower_bound_point(eps0, num_users, delta):
     """One point of `lower_bound_epsilon`."""
-    return two_point_epsilon.point(num_users, eps0, delta).lower
+    return xp.fmax(two_point_epsilon.point(num_users, eps0, delta).lower, 0.0)
 
 
 def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
