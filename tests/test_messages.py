@@ -174,6 +174,14 @@ def test_a_mechanism_that_is_no_randomizer_is_answered_with_the_record_for_it():
         lambda bad: conversions.optimal_epsilon_from_rdp([2.0, 4.0], [0.1, 0.2], 1e-5, infinity_mass=bad),
         lambda bad: -jnp.log1p(-conversions.optimal_delta_from_rdp([2.0, 4.0], [0.1, 0.2], 1.0, infinity_mass=bad)),
         lambda bad: 1 / shuffle.lower_bound_epsilon(bad, 100.0, 1e-6),
+        lambda bad: conversions.epsilon_from_rdp([2.0, 4.0], [0.1, 0.2], 1e-5, infinity_mass=bad),
+        lambda bad: -jnp.log1p(-conversions.delta_from_rdp([2.0, 4.0], [0.1, 0.2], 1.0, infinity_mass=bad)),
+        lambda bad: 1 / conversions.tradeoff_from_rdp([2.0, 4.0], [0.1, 0.2], bad),
+        lambda bad: 1 / conversions.tradeoff_from_delta(bad, [0.0, 1.0], [0.2, 0.1]),
+        lambda bad: iteration.full_batch_mu(0.9, 1.0, bad, 4.0),
+        lambda bad: iteration.cyclic_mu(0.9, 1.0, bad, 2.0, 2.0),
+        lambda bad: iteration.shifted_rdp_path(bad, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4.0),
+        lambda bad: iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=bad, num_steps=4.0),
     ],
 )
 def test_a_traced_number_out_of_range_gives_the_vacuous_bound(bound, bad):

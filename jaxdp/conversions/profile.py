@@ -181,7 +181,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     value = _line(xp.asarray(x)[..., None], eps, delta).max(-1)
     if symmetric:
         value = xp.maximum(value, _mirrored_line(xp.asarray(x)[..., None], eps, delta).max(-1))
-    return value[()]
+    return xp.where((x >= 0) & (x <= 1), value, 0.0)[()]
 
 
 def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -35,7 +35,7 @@ def _gain(excess: Any, sharp: Any) -> Any:
     return jnp.where(sharp > 0, _log_gain(excess), 0.0)
 
 
-@formula(valid=lambda a, r, d, p, s: (a > 1) & (a < jnp.inf) & (d > p))
+@formula(valid=lambda a, r, d, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0) & (d > p) & (d <= 1))
 def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     excess = order - 1
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
@@ -46,7 +46,7 @@ def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     return jnp.maximum(value + lost, 0.0)
 
 
-@formula(valid=lambda a, r, e, p, s: (a > 1) & (a < jnp.inf), vacuous=1.0)
+@formula(valid=lambda a, r, e, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0), vacuous=1.0)
 def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     excess = order - 1
     gain = _gain(excess, sharp)

@@ -193,7 +193,7 @@ def _tradeoff_kernel(curve: _Curve, infinity: jax.Array, x: jax.Array) -> jax.Ar
     miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
     at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
     value = jnp.where(inside, miss, jnp.where(x <= 0, at_zero, 0.0))
-    return jnp.where(_valid(curve, infinity), jnp.maximum(value - infinity, 0.0), 0.0)
+    return jnp.where(_valid(curve, infinity) & (x >= 0), jnp.maximum(value - infinity, 0.0), 0.0)
 
 
 def optimal_delta_from_rdp(

@@ -35,7 +35,8 @@ def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_s
 
 @formula(
     valid=lambda order, c, eta, beta, rho, sigma, n, i: (
-        (i >= 1)
+        (c >= 0)
+        & (i >= 1)
         & (i <= n)
         & (sigma > 0)
         & (rho <= beta)
@@ -108,7 +109,9 @@ def noisy_sgd_rdp_at_index(
 
 
 @formula(
-    valid=lambda order, c, eta, beta, sigma, n, i: (i >= 1) & (i <= n) & (sigma > 0) & (eta <= 2 / beta) & (eta > 0)
+    valid=lambda order, c, eta, beta, sigma, n, i: (
+        (order >= 1) & (c >= 0) & (i >= 1) & (i <= n) & (sigma > 0) & (beta > 0) & (eta <= 2 / beta) & (eta > 0)
+    )
 )
 def _theorem_23(order, c, eta, beta, sigma, n, i):
     return order * 2 * (c / sigma) ** 2 / (n + 1 - i)
@@ -247,7 +250,11 @@ def _path_values(order, contraction, noise_std, distance, num_steps):
     )
 
 
-@formula(valid=lambda order, lip, sigma, distance, r: (lip > 0) & (lip <= 1) & (sigma > 0) & (r >= 1))
+@formula(
+    valid=lambda order, lip, sigma, distance, r: (
+        (order >= 1) & (lip > 0) & (lip <= 1) & (sigma > 0) & (distance >= 0) & (r >= 1)
+    )
+)
 def _equation_3(order, lip, sigma, distance, r):
     return order * (distance / sigma) ** 2 / (2 * r) * jnp.exp((r + 1) * jnp.log(lip))
 
@@ -292,7 +299,9 @@ def _log_geometric(x, count):
     return jnp.log(ratio) + jnp.where(x > 0, (count - 1) * x, 0.0)
 
 
-@formula(valid=lambda order, lip, sigma, distance, r: (lip > 0) & (sigma > 0) & (r >= 1))
+@formula(
+    valid=lambda order, lip, sigma, distance, r: (order >= 1) & (lip > 0) & (sigma > 0) & (distance >= 0) & (r >= 1)
+)
 def _minimum_of_2(order, lip, sigma, distance, r):
     log_sum = _log_geometric(-2 * jnp.log(lip), r) - 2 * jnp.log(lip)
     return order * (distance / sigma) ** 2 / 2 * jnp.exp(-log_sum)
@@ -327,7 +336,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     return _minimum_of_2(*_path_values(order, contraction, noise_std, distance, num_steps))
 
 
-@formula(valid=lambda d, s, kappa, t: (kappa > 0) & (kappa <= 1) & (s > 0) & (t >= 1))
+@formula(valid=lambda d, s, kappa, t: (d >= 0) & (kappa > 0) & (kappa <= 1) & (s > 0) & (t >= 1))
 def _full_batch(d, s, kappa, t):
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
     log_sum = _log_geometric(jnp.log(kappa), t)
@@ -366,7 +375,11 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     return _full_batch(values[2], values[1], values[0], count)
 
 
-@formula(valid=lambda d, s, kappa, length, epochs: (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1))
+@formula(
+    valid=lambda d, s, kappa, length, epochs: (
+        (d >= 0) & (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1)
+    )
+)
 def _cyclic(d, s, kappa, length, epochs):
     x = jnp.log(kappa)
     # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
