@@ -18,7 +18,7 @@ import xarray
 import jaxdp
 from jaxdp.sweep import sweep, work
 
-pytestmark = [pytest.mark.as_users_compile, pytest.mark.batches_as_for_users]
+pytestmark = pytest.mark.as_users_compile
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 EPS0, USERS = np.linspace(0.5, 4, 12), np.geomspace(1e3, 1e8, 9).round()

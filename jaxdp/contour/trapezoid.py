@@ -10,6 +10,7 @@ The argument for each stands in notebooks/proofs/contour_certificate.md.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -48,11 +49,17 @@ class Effort(NamedTuple):
     lattice: bool = False
     bands: int = 0
 
+    def working_set(self, widest: int) -> int:
+        """float64 numbers that one point keeps alive; widest: atoms of its finite laws."""
+        lines = 2 * (math.isqrt(self.nodes) + math.isqrt(self.cover)) * max(self.quadrature, widest)
+        return (self.nodes + lines) * (16 if self.bands else 1)  # bands: two labels, a dozen abscissae at a time
+
     @staticmethod
     def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
         """Points that NumPy computes in about the time that the effort's program takes to compile."""
         mechanisms = sum(times.shape[1] for _, times in stacks)
-        most = (4 if effort.bands == 4 else 0) if effort.bands else 1024
+        plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
+        most = (4 if effort.bands == 4 else 0) if effort.bands else plain
         return most // mechanisms
 
 

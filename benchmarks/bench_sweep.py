@@ -1,0 +1,78 @@
+"""Tiles per second of one sweep by one process, by one worker of a dask cluster and by two.
+
+Run `python benchmarks/bench_sweep.py`; it writes benchmarks/results/sweep.md. All three compute the same grid and must
+give the same bits. The workers are warmed by one sweep of other numbers first, so that compiling is not what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import tempfile
+import time
+
+import distributed
+import jax
+import numpy as np
+
+import jaxdp
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "sweep.md"
+TILE = 500
+GRID = {
+    "noise": np.linspace(1.0, 5.0, 20),
+    "rate": np.geomspace(1e-3, 0.1, 20),
+    "steps": np.geomspace(100, 1e5, 20).round(),
+}
+TILES = np.prod([len(axis) for axis in GRID.values()]) // TILE
+
+
+def dpsgd(noise, rate, steps):
+    return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate), steps), 1e-6)
+
+
+def measured(executor, folder: pathlib.Path):
+    """(seconds, dataset) of the second of two sweeps into zarr stores; the first one, of another grid, warms the workers."""
+    warm = GRID | {"noise": GRID["noise"][:4] + 0.01}
+    jaxdp.sweep(dpsgd, **warm, batch_size=TILE, executor=executor, path=folder / "warm.zarr")
+    start = time.perf_counter()
+    result = jaxdp.sweep(dpsgd, **GRID, batch_size=TILE, executor=executor, path=folder / "grid.zarr")
+    return time.perf_counter() - start, result.load()
+
+
+def on_cluster(workers: int, folder: pathlib.Path):
+    with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", worker_dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        return measured(client.get_executor(), folder)
+
+
+def main() -> None:
+    answers = {}
+    with tempfile.TemporaryDirectory() as kept:
+        for name, workers in (("this process", 0), ("1 dask worker", 1), ("2 dask workers", 2)):
+            folder = pathlib.Path(kept) / str(workers)
+            folder.mkdir()
+            answers[name] = on_cluster(workers, folder) if workers else measured(None, folder)
+    rows = ["| where | seconds | tiles per second | points per second | same bits |", "|---|---|---|---|---|"]
+    alone = answers["this process"][1]
+    for name, (seconds, result) in answers.items():
+        same = bool((result.lower == alone.lower).all() & (result.upper == alone.upper).all())
+        rows.append(f"| {name} | {seconds:.1f} | {TILES / seconds:.2f} | {TILES * TILE / seconds:.0f} | {same} |")
+        assert same, name
+    RESULTS.write_text(
+        "# A sweep on one machine and on a cluster of processes\n\n"
+        f"Both bounds of epsilon of DP-SGD at delta 1e-6, {TILES} tiles of {TILE} points, written to a zarr store; warm, wall clock, "
+        f"{os.cpu_count()} cores.\nOne process lets XLA use all cores where it can; a worker has one thread. "
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
+        f"{platform.machine()}.\n\n" + "\n".join(rows) + "\n"
+    )
+    print(RESULTS.read_text())
+
+
+if __name__ == "__main__":
+    main()
