@@ -2,7 +2,9 @@
 
 import collections
 import gc
+import json
 import os
+import pathlib
 
 import hypothesis
 import jax
@@ -36,6 +38,45 @@ def pytest_configure(config):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = directory  # for the processes that tests start
         # Every load from the cache otherwise logs that tuning preferences are not features of the machine.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+STARTED = pytest.StashKey[float]()
+BUDGETS = json.loads((pathlib.Path(__file__).parent / "data" / "time_budgets.json").read_text())
+
+
+def _cpu_seconds():
+    """Of this process, its threads and the processes it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    """Note when a test starts."""
+    item.stash[STARTED] = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """Note what a test took, its fixtures included."""
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_seconds", _cpu_seconds() - item.stash[STARTED]))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name files that took twice their CPU seconds in data/time_budgets.json, measured alone with an empty cache."""
+    spent = collections.Counter()
+    for report in (each for kind in terminalreporter.stats.values() for each in kind if hasattr(each, "when")):
+        if report.when == "teardown":
+            spent[pathlib.PurePath(report.nodeid.split("::")[0]).name] += dict(report.user_properties)["cpu_seconds"]
+    for name, seconds in spent.most_common():
+        budget = BUDGETS.get(name, BUDGETS["default"])
+        if seconds > 2 * budget:
+            terminalreporter.write_line(
+                f"{name} took {seconds:.0f} CPU seconds, more than twice its {budget} s", yellow=True
+            )
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ import pytest
 import xarray
 
 import jaxdp
+from jaxdp.runtime import precision
 from jaxdp.sweep import sweep, work
 
-pytestmark = pytest.mark.as_users_compile
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 EPS0, USERS = np.linspace(0.5, 4, 12), np.geomspace(1e3, 1e8, 9).round()
@@ -28,10 +28,15 @@ def shuffled(eps0, users):
     return jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users), 1e-6)
 
 
+def compile_quickly():
+    """In another process, with the options of this one."""
+    precision._CPU_OPTIONS = {**precision._CPU_OPTIONS, "xla_backend_optimization_level": 0}
+
+
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=compile_quickly) as pool:
         yield pool
 
 
@@ -43,6 +48,7 @@ def cluster():
         ) as local,
         distributed.Client(local) as client,
     ):
+        client.register_worker_callbacks(compile_quickly)
         yield client
 
 
@@ -210,14 +216,16 @@ def test_a_large_zarr_result_is_not_read_before_it_is_used(tmp_path):
 
 
 def test_eight_devices_of_one_process_give_the_same_bits_as_one():
+    """A program is compiled for each device: by all points in batches of one size, without optimisation."""
     code = """
 import jax, numpy as np, jaxdp
 def f(sigma, delta): return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
-axes = dict(sigma=np.linspace(0.5, 4, 40), delta=np.geomspace(1e-9, 1e-3, 30))
-one, eight = (jaxdp.sweep(f, batch_size=100, devices=devices, **axes) for devices in (None, jax.devices()))
+axes = dict(sigma=np.linspace(0.5, 4, 40), delta=np.geomspace(1e-9, 1e-3, 32))
+one, eight = (jaxdp.sweep(f, batch_size=8, devices=devices, **axes) for devices in (None, jax.devices()))
 assert len(jax.devices()) == 8
 print((one.f == eight.f).all().item())
 """
-    environment = ENVIRONMENT | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    flags = ["force_host_platform_device_count=8", "backend_optimization_level=0", "cpu_use_fusion_emitters=false"]
+    environment = ENVIRONMENT | {"XLA_FLAGS": " ".join(f"--xla_{flag}" for flag in flags)}
     made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert made.stdout == "True\n", made.stderr
