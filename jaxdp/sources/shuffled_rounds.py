@@ -22,7 +22,7 @@ from jaxdp.sources.base import Answer, Point, Route, intersect, nothing
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
-    LOWER_SUMS,
+    LOWER_NODES,
     closed_form_delta,
     lower_laws,
     one_round_answer,
@@ -33,7 +33,7 @@ from jaxdp.validate import SMALLEST, is_traced
 
 # Of the log deltas between which a round's finite pair lies, the gap asked for and the long sums tried: in composition
 # the pair's own error is larger, in a moment nothing else is off.
-_COMPOSED, _MOMENT = (1e-4, bounds.LONG_SUMS[:2]), (1e-7, bounds.LONG_SUMS[:-1])
+_COMPOSED, _MOMENT = (1e-4, 1024), (1e-7, 8192)
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 _TRACED_POINTS = 256
 
@@ -152,7 +152,7 @@ def _chosen(laws: Law, score: np.ndarray) -> Law:
 def _log_profile(
     flat: Shuffled,
     grid: np.ndarray,
-    close: tuple[float, tuple[int, ...]],
+    close: tuple[float, int],
     every: int = 1,
     deepest: float = -np.inf,
 ) -> np.ndarray:
@@ -161,7 +161,7 @@ def _log_profile(
     every: long sums are made at every so many points only (delta is convex: the pairs take chords between them), and
     not beyond a point where log delta is below ``deepest``.
     """
-    (gap, sums), size, bound = close, grid.shape[1], flat.chosen_bound()
+    (gap, most), size, bound = close, grid.shape[1], flat.chosen_bound()
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
     if bound == "closed_form":
         eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
@@ -171,7 +171,7 @@ def _log_profile(
         eps0 = np.repeat(flat.randomizer.max_loss(), size)
         return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, gap).upper.reshape(grid.shape)
     laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
-    lower, upper = worst("log_delta", laws, users, epsilon, gap, ())
+    lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
     # a point right of one where delta is as small as that has no mass that counts
@@ -180,12 +180,12 @@ def _log_profile(
     places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
     if places.size:
         some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
-        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, gap, sums).upper)
+        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, gap, most).upper)
     return upper.reshape(grid.shape)
 
 
 def _upper_law(
-    flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, tuple[int, ...]] = _COMPOSED
+    flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, int] = _COMPOSED
 ) -> Any:
     losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid, close))
     return losses, weights, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
@@ -233,7 +233,7 @@ def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bound
 
 
 def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bounds]:
-    return [bounds.bounds("log_delta", side, users, epsilon, LOWER_GAP, LOWER_SUMS) for side in (one, one.swapped())]
+    return [bounds.bounds("log_delta", side, users, epsilon, LOWER_GAP, LOWER_NODES) for side in (one, one.swapped())]
 
 
 # ---- composition, one traced point ----
