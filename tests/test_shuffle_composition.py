@@ -58,7 +58,7 @@ def lower_pair(grid, *sides):
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_upper_pair_is_nowhere_below_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, _ = grid_of(flat, log_delta)
+    grid, *_ = grid_of(flat, log_delta)
     tiled = [np.repeat(x, grid.shape[1]) for x in (EPS0, USERS)]
     truth = bounds.clones_bounds("delta", *tiled, grid.ravel(), "clones", 1e-9)
     lower = truth.lower.reshape(grid.shape)
@@ -80,8 +80,8 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, tilt = grid_of(flat, log_delta)
-    law = route._lower_law(flat, grid, tilt)
+    grid, weights, tilt = grid_of(flat, log_delta)
+    law = route._lower_law(flat, grid, weights, tilt)
     sides = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel())
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
     inner = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel())

@@ -67,13 +67,12 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     return Bounds(np.fmin(lower, upper), upper)
 
 
-def worst(
-    verb: str, laws: Law, users: Any, target: Any, gap: float, most: int = bounds.MOST_NODES
-) -> Bounds:
-    """The largest bounds over the laws of each row."""
+def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = bounds.MOST_NODES) -> Bounds:
+    """The largest bounds over the laws of each row; gap and most: as for `bounds.bounds`."""
     pairs = laws.first.shape[1]
     flat = jax.tree_util.tree_map(lambda a: a.reshape((-1, *a.shape[2:])), laws)
-    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gap, most)
+    gaps = np.repeat(np.broadcast_to(gap, users.shape), pairs)
+    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gaps, most)
     return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
 
 
