@@ -4,12 +4,14 @@ import math
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import spread
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, rounds
 from jaxdp.shuffle.two_point import two_point_directions
 from jaxdp.sources import shuffled_rounds as route
@@ -236,3 +238,18 @@ def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
     assert jaxdp.delta(with_other, epsilon=2.0, relation="replace_one") >= 1e-3
     assert jaxdp.epsilon(with_other, delta=1e-9, relation="replace_one") == np.inf
     assert jaxdp.epsilon(jaxdp.repeat(clean, 2), delta=0.0) == pytest.approx(2.0, rel=1e-11)
+
+
+def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences():
+    """Composed rounds are differentiated through these finite pairs; the verb itself compiles longer."""
+    z, local, step = 200.0, 1.0, 1e-3
+
+    def log_moment(eps0):
+        record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), 1e5)
+        made = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), jnp.asarray(jnp.nan))
+        return jax.nn.logsumexp(made.log_weights + z * made.losses)
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        run = jax.jit(lambda x: jax.jvp(log_moment, (x,), (1.0,)), compiler_options=compiler_options("cpu"))
+        (_, slope), (above, _), (below, _) = (map(float, run(x)) for x in (local, local + step, local - step))
+    np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
