@@ -225,10 +225,12 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         if few.any():  # those of equal work together: rows of one batch take as long as the longest
             counted = rows[few][np.argsort(terms[rows[few]])]
             ask(one_by_one, counted, _outcomes(made, lambda side: side[:, :4]), lanes=1 if outcomes == 2 else _LANES)
-        rows = rows[~few]
-        for size in np.unique(nodes[rows]):
-            places = rows[nodes[rows] == size]
+            terms[counted] = np.inf
+        summed = rows[~few]
+        for size in np.unique(nodes[summed]):
+            places = summed[nodes[summed] == size]
             ask(long, places, made, np.full(places.size, size))
+        rows = summed if outcomes == 2 else rows
         ratio = _gaps(verb, lower, upper) / gap
         rows = rows[(ratio[rows] > 1) & (nodes[rows] < most)]
         nodes[rows] *= np.clip(_MARGIN * ratio[rows], *_GROWTH)
