@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxdp.interval import Bounds
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.shuffle import bounds, contour, counts, law
+from jaxdp.shuffle import bounds, contour, counts, law, rounds
 
 SIZE = 64
 
@@ -147,6 +148,34 @@ def test_without_a_term_of_the_contour_a_bound_is_wrong(term, monkeypatch):
     assert sum(wrong(evaluated(contour_of, *where), *where)) > 10
 
 
+def three_atoms(seed=3, count=1500):
+    """A Sum, its Tilt, a step and a first node: one atom is so light that its pairs hardly pull |phi| down."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        n, heavy, pull = 10 ** rng.uniform(3, 4), rng.uniform(0.2, 0.5), 10 ** rng.uniform(0, 0.2)
+        weights = np.array([heavy, pull / (2 * n * (1 - heavy))])[:: rng.choice([1, -1])]
+        x, rest = rng.uniform(0.1, 1.0, 2) * [1, -1], 1 - weights.sum()
+        mean = weights @ x
+        deviation = np.sqrt(n * (weights @ (x - mean) ** 2 + rest * mean**2))
+        s = contour.Sum(x, weights, 0 * x, rest, mean, 0.0, 0.0, 0.0, 1.0, n)
+        t = contour.Tilt(10 ** rng.uniform(-1, 0.5) / deviation, 0.0, weights, rest, n * mean, deviation)
+        first = 0.24 / np.abs(x).max()
+        yield s, t, first / rng.integers(15, 30), first
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_nodes_far_from_every_recurrence_must_be_charged(charged):
+    """The sum of |phi|^n h/|z|^2 beyond the first node, added up, against its bound with and without ``floor``."""
+    bound = contour._peaks if charged else without(contour, "_peaks", (TAIL, "near + peaks"))
+    failures = 0
+    with on_host():
+        for s, t, h, first in three_atoms():
+            at = first + h * np.arange(6000.0)  # what is farther only adds to the sum
+            phi = t.rest + np.exp(1j * at[:, None] * s.x) @ t.weights
+            failures += (h * np.abs(phi) ** s.users / (t.c**2 + at**2)).sum() > bound(s, t, h, first)
+    assert failures == 0 if charged else failures > 10
+
+
 def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeypatch):
     where = points(200, (0.1, 5.0))
     monkeypatch.setattr(counts, "_WIDTH", 1.0)
@@ -246,3 +275,75 @@ def nodes_in_high_precision(eps0, users, epsilon, c, deviation, atoms):
         q = mpmath.exp(-c * period)
         known = q / (1 - q) ** 2 * period - q / (1 - q) * n * (e - 1) / scale  # of the alias on the left
         return mpmath.log((h / mpmath.pi * total - known) * scale / n)
+
+
+# ---- the finite pairs around a round ----
+
+
+def profiles(seed=0, count=12):
+    """Grids of epsilon and convex profiles on them in fifty digits: a straight line in e^epsilon, or three corners."""
+    rng = np.random.default_rng(seed)
+    for trial in range(count):
+        grid = np.sort(np.append(rng.uniform(0, 2, 63), 0.0)) if trial % 2 else np.linspace(0, 1.0, 64)
+        corners = [grid[-1]] if trial % 4 < 2 else [grid[-1], *rng.uniform(0, grid[-1], 2)]
+        masses = 10 ** rng.uniform(-20, 0, len(corners))
+        x = [mpmath.exp(mpmath.mpf(float(e))) for e in grid]
+        ends = [mpmath.exp(mpmath.mpf(float(e))) for e in corners]
+        exact = [sum(mpmath.mpf(m) * max(end - a, 0) for m, end in zip(masses, ends, strict=True)) for a in x]
+        yield grid, x, exact
+
+
+def rounded_up(value):
+    nearest = float(value)
+    return nearest if value <= nearest else np.nextafter(nearest, np.inf)
+
+
+def log_values(exact):
+    return np.array([rounded_up(mpmath.log(value)) if value > 0 else -np.inf for value in exact])
+
+
+def profile_of(masses, x):
+    """delta at every grid point but the last of masses under Q at all grid points but the first."""
+    return [
+        sum((m * (end - a) for m, end in zip(masses, x[1:], strict=True) if end > a), mpmath.mpf(0)) for a in x[:-1]
+    ]
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_a_chord_that_lowers_a_value_is_charged_for_its_rounding(charged):
+    """Upper bounds of log delta one rounding above the truth, which is a straight line: no chord may go below it."""
+    lower = rounds._chorded if charged else without(rounds, "_chorded", (" + _CHARGE * (8 + size_of)", ""))
+    failures = 0
+    with mpmath.workdps(50), on_host():
+        for grid, _, exact in profiles():
+            found = lower(grid, log_values(exact))
+            failures += any(f < mpmath.log(v) for f, v in zip(found, exact, strict=True) if v > 0)
+    assert failures == 0 if charged else failures > 3
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_upper_masses_are_charged_for_the_rounding_of_the_slopes(charged):
+    masses = rounds._log_masses
+    if not charged:
+        masses = without(rounds, "_log_masses", ("return xp.logaddexp(mass, charge)", "return mass"))
+    failures = 0
+    with mpmath.workdps(50), on_host():
+        for grid, x, exact in profiles(seed=1, count=40):
+            falls = np.maximum.accumulate(rounds._log_falls(grid, log_values(exact))[::-1])[::-1]
+            found = profile_of([mpmath.exp(mpmath.mpf(float(m))) for m in masses(falls)], x)
+            failures += any(f < v for f, v in zip(found, exact[:-1], strict=True))
+    assert failures == 0 if charged else failures > 3
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_lower_masses_are_charged_for_the_rounding_of_the_slopes(charged, monkeypatch):
+    """The margins of the values are larger, so they are taken away: then the charge alone keeps the profile below."""
+    monkeypatch.setattr(rounds, "ULP", 0.0)
+    masses = rounds._below if charged else without(rounds, "_below", (" + _CHARGE * (slope + following)", ""))
+    failures = 0
+    with mpmath.workdps(50), on_host():
+        for grid, x, exact in profiles(seed=2, count=24):
+            logs = log_values(exact)
+            found = profile_of([mpmath.mpf(float(m)) for m in masses(grid, Bounds(logs, logs))], x)
+            failures += any(f > mpmath.mpf(float(v)) for f, v in zip(found, np.exp(logs), strict=False))
+    assert failures == 0 if charged else failures > 3

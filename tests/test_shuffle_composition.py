@@ -4,12 +4,14 @@ import math
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import spread
+from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, rounds
 from jaxdp.shuffle.two_point import two_point_directions
 from jaxdp.sources import shuffled_rounds as route
@@ -58,7 +60,7 @@ def lower_pair(grid, *sides):
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_upper_pair_is_nowhere_below_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, _ = grid_of(flat, log_delta)
+    grid, *_ = grid_of(flat, log_delta)
     tiled = [np.repeat(x, grid.shape[1]) for x in (EPS0, USERS)]
     truth = bounds.clones_bounds("delta", *tiled, grid.ravel(), "clones", 1e-9)
     lower = truth.lower.reshape(grid.shape)
@@ -80,8 +82,8 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, tilt = grid_of(flat, log_delta)
-    law = route._lower_law(flat, grid, tilt)
+    grid, weights, tilt = grid_of(flat, log_delta)
+    law = route._lower_law(flat, grid, weights, tilt)
     sides = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel())
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
     inner = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel())
@@ -236,3 +238,18 @@ def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
     assert jaxdp.delta(with_other, epsilon=2.0, relation="replace_one") >= 1e-3
     assert jaxdp.epsilon(with_other, delta=1e-9, relation="replace_one") == np.inf
     assert jaxdp.epsilon(jaxdp.repeat(clean, 2), delta=0.0) == pytest.approx(2.0, rel=1e-11)
+
+
+def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences():
+    """Composed rounds are differentiated through these finite pairs; the verb itself compiles longer."""
+    z, local, step = 200.0, 1.0, 1e-3
+
+    def log_moment(eps0):
+        record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), 1e5)
+        made = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), jnp.asarray(jnp.nan))
+        return jax.nn.logsumexp(made.log_weights + z * made.losses)
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        run = jax.jit(lambda x: jax.jvp(log_moment, (x,), (1.0,)), compiler_options=compiler_options("cpu"))
+        (_, slope), (above, _), (below, _) = (map(float, run(x)) for x in (local, local + step, local - step))
+    np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)

@@ -20,9 +20,9 @@ from jaxdp.sources.shuffling import lower_laws, upper_laws
 @pytest.fixture(autouse=True)
 def short_sums(monkeypatch):
     """Long sums for a few people take seconds each; shorter ones are wider, and must hold all the same."""
-    monkeypatch.setattr(route, "LOWER_SUMS", (512,))
+    monkeypatch.setattr(route, "LOWER_NODES", 512)
     for function in (route.worst, bounds.bounds):
-        monkeypatch.setattr(function, "__defaults__", ((512,),))
+        monkeypatch.setattr(function, "__defaults__", (512,))
 
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "randomizers.json").read_text())

@@ -26,12 +26,16 @@ from jaxdp.validate import is_traced
 LEAST_DELTA = 2.3e-308
 """Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
 
-LONG_SUMS = (128, 1024, 8192, 65536)  # nodes
-_LONG_OUTCOMES = 64  # laws of more outcomes get the first long sum only
+FEWEST_NODES, MOST_NODES = 128, 65536
+"""Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
+_GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
+_MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
+_NODES_A_GAP = 20.0  # nodes that bring the gap of 13 nodes down by a factor 1; twice as many by a factor 2
+_LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _LANES = 128
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
-_CLONES_SUMS = (32768,)
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
+_TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
 _WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
 _COUNTS_SET = 390_000  # batches of 32: all points of a batch take as many steps as the longest
 _SLACK = 2e-13  # rounding of log(delta)
@@ -83,14 +87,19 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
     return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
 
 
-def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, wanted: Any = True) -> Bounds:
+def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, known: Bounds | None = None) -> Bounds:
+    """Bounds of epsilon; known: bounds of it, between which the search starts where they are close."""
     target, _ = raised(delta)
     largest = made.largest_loss()
-    inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0) & wanted
+    inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0)
     inside = inside & ((largest <= LARGEST_EPS0) | (largest == xp.inf))
     cap = xp.where(inside, xp.minimum(largest, LARGEST_EPS0), 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
     start = _guess(made, users, xp.where(inside, target, 0.5), cap)
+    if known is not None:
+        middle = 0.5 * (known.lower + known.upper)
+        close = (known.lower >= 0.9 * known.upper) & (middle > 0) & (middle < cap)
+        start = xp.where(close, middle, start)
 
     def shifted(epsilon: Any) -> Evaluation:
         seen = evaluate(epsilon)
@@ -128,15 +137,15 @@ def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
 
 
 @_long
-def long_log_delta(made: Law, users: Any, epsilon: Any, most_nodes: Any) -> Bounds:
-    """Bounds of log delta with as many nodes as it takes, up to most_nodes."""
-    return _log_delta(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, epsilon)
+def long_log_delta(made: Law, users: Any, epsilon: Any, nodes: Any) -> Bounds:
+    """Bounds of log delta with so many nodes, placed where they are needed."""
+    return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, epsilon)
 
 
 @_long
-def long_epsilon(made: Law, users: Any, delta: Any, most_nodes: Any) -> Bounds:
-    """Bounds of epsilon with as many nodes as it takes, up to most_nodes."""
-    return _epsilon(lambda e: contour.evaluate_long(made, users, e, most_nodes), made, users, delta)
+def long_epsilon(made: Law, users: Any, delta: Any, known: Bounds, nodes: Any) -> Bounds:
+    """Bounds of epsilon with so many nodes, placed where they are needed; known: as for `_epsilon`."""
+    return _epsilon(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, delta, known)
 
 
 @_counts
@@ -146,9 +155,9 @@ def counts_log_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> 
 
 
 @_counts
-def counts_epsilon(made: Law, users: Any, delta: Any, *, lanes: int = 1) -> Bounds:
-    """Bounds of epsilon, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta)
+def counts_epsilon(made: Law, users: Any, delta: Any, known: Bounds, *, lanes: int = 1) -> Bounds:
+    """Bounds of epsilon, summed over how often each outcome occurs; known: as for `_epsilon`."""
+    return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta, known)
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
@@ -183,41 +192,61 @@ def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
     return Law(change(made.first), change(made.second), change(made.base), change(made.loss), made.rest)
 
 
-def bounds(verb: str, made: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = LONG_SUMS) -> Bounds:
+def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = MOST_NODES) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
-    gap: relative distance (of log_delta: distance) of the bounds at which work stops. sums: how many nodes may be
-    tried, or the same work in sums over counts.
+    gap: relative distance of the bounds (of log_delta: distance) at which work stops, for all rows or for each. most:
+    largest number of nodes of a sum; 0: the 13 nodes only.
     """
     if verb == "delta":
-        return from_logs(bounds("log_delta", made, users, target, gap, sums))
+        return from_logs(bounds("log_delta", made, users, target, gap, most))
     short, long, one_by_one = _KERNELS[verb]
-    missing = _COMMON_OUTCOMES - made.first.shape[-1]
+    outcomes = made.first.shape[-1]
+    missing = _COMMON_OUTCOMES - outcomes
     if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
         made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
+    most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     lower, upper = (np.array(side) for side in short(made, users, target))
     terms = countable(made, users) / _TERMS_A_NODE
-    for nodes in sums[: 1 if made.first.shape[-1] > _LONG_OUTCOMES else None]:
-        rows = _wide(verb, lower, upper, gap)
-        few = terms[rows] <= nodes
-        counted, rest = rows[few], rows[~few]
-        counted = counted[np.argsort(terms[counted])]  # those of equal work together
-        if counted.size:
-            few_outcomes = _outcomes(made, lambda side: side[:, :4])
-            lanes = 1 if made.first.shape[-1] == 2 else _LANES
-            some = jax.tree_util.tree_map(lambda a, rows=counted: a[rows], (few_outcomes, users, target))
-            more = one_by_one(*some, lanes=lanes)
-            _intersect(lower, upper, counted, more)
+    ratio = _gaps(verb, lower, upper) / gap
+    nodes = np.clip(_NODES_A_GAP * np.where(np.isfinite(ratio), ratio, 0.0), FEWEST_NODES, _GROWTH[1] * FEWEST_NODES)
+    rows = np.flatnonzero((ratio > 1) & (most > 0))
+
+    def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray, **lanes: int) -> None:
+        known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
+        some = jax.tree_util.tree_map(lambda a: a[places], (made, users, target))
+        more = solve(*some, *known, *last, **lanes)
+        upper[places] = np.fmin(upper[places], more.upper)
+        lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
+
+    while rows.size:
+        nodes[rows] = np.minimum(2.0 ** np.ceil(np.log2(nodes[rows])), most)
+        few = terms[rows] <= (_TERMS_OF_TWO / _TERMS_A_NODE if outcomes == 2 else nodes[rows])
+        if few.any():  # those of equal work together: rows of one batch take as long as the longest
+            counted = rows[few][np.argsort(terms[rows[few]])]
+            ask(one_by_one, counted, _outcomes(made, lambda side: side[:, :4]), lanes=1 if outcomes == 2 else _LANES)
             terms[counted] = np.inf
-        if rest.size:
-            some = jax.tree_util.tree_map(lambda a, rest=rest: a[rest], (made, users, target))
-            _intersect(lower, upper, rest, long(*some, np.full(rest.size, float(nodes))))
+        summed = rows[~few]
+        for size in np.unique(nodes[summed]):
+            places = summed[nodes[summed] == size]
+            ask(long, places, made, np.full(places.size, size))
+        rows = summed if outcomes == 2 else rows
+        ratio = _gaps(verb, lower, upper) / gap
+        rows = rows[(ratio[rows] > 1) & (nodes[rows] < most)]
+        nodes[rows] *= np.clip(_MARGIN * ratio[rows], *_GROWTH)
     return Bounds(lower, upper)
+
+
+def _gaps(verb: str, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Distances of log delta, relative ones of epsilon; 0 where both bounds are equal, infinite ones included."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        distance = (upper - lower) / (1.0 if verb == "log_delta" else upper)
+        return np.where(lower == upper, 0.0, np.where(np.isfinite(upper) & ~np.isnan(distance), distance, np.inf))
 
 
 def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" of the clones pair, flat arrays of one length in, NumPy out."""
-    return bounds(verb, clones_law(eps0, bound=bound), users, target, gap, _CLONES_SUMS)
+    return bounds(verb, clones_law(eps0, bound=bound), users, target, gap)
 
 
 def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> Bounds:
@@ -226,19 +255,9 @@ def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> B
         return from_logs(clones_point("log_delta", eps0, users, target, bound))
     short, _, one_by_one = _KERNELS[verb]
     made = law.clones(eps0, bound)
-    first, second = (solve.point(made, users, target) for solve in (short, one_by_one))
+    first = short.point(made, users, target)
+    second = one_by_one.point(made, users, target, *((first,) if verb == "epsilon" else ()))
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
-
-
-def _wide(verb: str, lower: np.ndarray, upper: np.ndarray, gap: float) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        close = (upper - lower <= (gap if verb == "log_delta" else gap * upper)) & np.isfinite(upper)
-        return np.flatnonzero(~(close | (lower == upper)))
-
-
-def _intersect(lower: np.ndarray, upper: np.ndarray, rows: np.ndarray, more: Bounds) -> None:
-    upper[rows] = np.fmin(upper[rows], more.upper)
-    lower[rows] = np.fmin(np.fmax(lower[rows], more.lower), upper[rows])
 
 
 @canary("shuffled round, contour")

@@ -206,7 +206,7 @@ class _Alias(NamedTuple):
     bound: Any
 
 
-_STEPS = np.array([0.25, 0.5, 1.0, 1.5])
+_STEPS = np.array([0.5, 1.0])
 
 
 def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
@@ -221,10 +221,10 @@ def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
     distance = xp.abs(points - c) * period
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
     bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
-    right = xp.min(bound[:4])
+    right = xp.min(bound[:2])
     right = xp.where((variance == 0) & (period >= n * xp.max(s.x)), 0.0, right)
-    plain = xp.min(xp.where(left > 0, bound[4:], xp.inf))
-    remainder = xp.min(xp.where(left < 0, bound[4:], xp.inf))
+    plain = xp.min(xp.where(left > 0, bound[2:], xp.inf))
+    remainder = xp.min(xp.where(left < 0, bound[2:], xp.inf))
     q = xp.exp(-c * period)
     parts = xp.stack([period / -xp.expm1(-c * period), n * s.mean]) * q / -xp.expm1(-c * period) * xp.exp(-log_total)
     error = _ROUNDING * (1 + xp.abs(log_total)) * xp.sum(xp.abs(parts))

@@ -193,6 +193,12 @@ def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS)
     return xp.concatenate([xp.zeros(1), made[1:-1], xp.reshape(end, (1,))])
 
 
+def log_weights(grid: Any, first: Any, logs: Any, z: Any) -> Any:
+    """z epsilon + log delta on a grid, less the largest of them, from upper bounds of log delta on the first grid."""
+    weights = xp.interp(grid, first, xp.maximum(_chorded(first, xp.cummin(logs)), -1e300)) + z * grid
+    return weights - xp.max(weights)
+
+
 def _values(logs: Any, sign: float) -> Any:
     """e^logs, rounded up (sign 1) or down (-1)."""
     live = logs > -xp.inf

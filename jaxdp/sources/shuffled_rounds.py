@@ -18,11 +18,11 @@ from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.two_point import two_point_directions
-from jaxdp.sources.base import Answer, Point, Route, intersect, nothing
+from jaxdp.sources.base import Answer, Point, Route, explicit_delta, intersect, nothing
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
-    LOWER_SUMS,
+    LOWER_NODES,
     closed_form_delta,
     lower_laws,
     one_round_answer,
@@ -33,7 +33,8 @@ from jaxdp.validate import SMALLEST, is_traced
 
 # Of the log deltas between which a round's finite pair lies, the gap asked for and the long sums tried: in composition
 # the pair's own error is larger, in a moment nothing else is off.
-_COMPOSED, _MOMENT = (1e-4, bounds.LONG_SUMS[:2]), (1e-7, bounds.LONG_SUMS[:-1])
+_FIRST, _COMPOSED, _MOMENT = (0.1, 1024), (1e-4, 1024), (1e-7, 8192)
+_WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 _TRACED_POINTS = 256
 
@@ -66,7 +67,7 @@ class _Rounds:
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
         grids = _grids(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-        def side(make: Callable[[Shuffled, np.ndarray, np.ndarray], Any], gap: float) -> tuple[Any, Any]:
+        def side(make: Callable[..., Any], gap: float) -> tuple[Any, Any]:
             stacks = _replaced(params, grids, make)
             sources = getattr(contour_route(stacks, self.direction), self.verb)
             (found,) = intersect(self.verb, [sources], stacks, target, gap)
@@ -93,8 +94,8 @@ def _flat(record: Shuffled) -> Any:
 
 def _replaced(
     stacks: tuple[Stack, ...],
-    grids: list[tuple[np.ndarray, np.ndarray]],
-    make: Callable[[Shuffled, np.ndarray, np.ndarray], Any],
+    grids: list[tuple[np.ndarray, ...]],
+    make: Callable[..., Any],
 ) -> tuple[Stack, ...]:
     """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
     left, made = iter(grids), []
@@ -108,8 +109,8 @@ def _replaced(
 
 def _grids(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Grids of epsilon for the shuffled rounds of the stacks, one row a round, and the tilts that they are made for.
+) -> list[tuple[np.ndarray, ...]]:
+    """Grids of epsilon for the shuffled rounds of the stacks, one row a round, their weights, and their tilts.
 
     Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
     order.
@@ -120,7 +121,7 @@ def _grids(
         reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
     deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, _COMPOSED, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
@@ -129,10 +130,11 @@ def _grids(
         log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
     else:
         z, log_end = order, np.full(order.shape, -np.inf)
-    made = []
+    made: list[tuple[np.ndarray, ...]] = []
     for (_, t), grid, log in zip(found, first, logs, strict=True):
         each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
-        made.append((rounds.by_rows(rounds.refined, grid, log, each, end, points=points), each))
+        finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
+        made.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
     return made
 
 
@@ -152,16 +154,18 @@ def _chosen(laws: Law, score: np.ndarray) -> Law:
 def _log_profile(
     flat: Shuffled,
     grid: np.ndarray,
-    close: tuple[float, tuple[int, ...]],
+    close: tuple[float, int],
     every: int = 1,
     deepest: float = -np.inf,
+    weights: Any = 0.0,
 ) -> np.ndarray:
     """Upper bounds of log delta on a grid, rows of epsilons.
 
-    every: long sums are made at every so many points only (delta is convex: the pairs take chords between them), and
-    not beyond a point where log delta is below ``deepest``.
+    weights: log weights of the points, the largest 0; the gap asked for grows with the root of 1/weight. every: long
+    sums are made at every so many points only (delta is convex: the pairs take chords between them), and not beyond a
+    point where log delta is below ``deepest``.
     """
-    (gap, sums), size, bound = close, grid.shape[1], flat.chosen_bound()
+    (gap, most), size, bound = close, grid.shape[1], flat.chosen_bound()
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
     if bound == "closed_form":
         eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
@@ -171,7 +175,7 @@ def _log_profile(
         eps0 = np.repeat(flat.randomizer.max_loss(), size)
         return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, gap).upper.reshape(grid.shape)
     laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
-    lower, upper = worst("log_delta", laws, users, epsilon, gap, ())
+    lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
     # a point right of one where delta is as small as that has no mass that counts
@@ -179,16 +183,18 @@ def _log_profile(
     place = np.arange(upper.size)
     places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
     if places.size:
-        some, n, e = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon))
-        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, gap, sums).upper)
+        asked = np.minimum(gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)), _WIDEST) + np.zeros(grid.shape)
+        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked.ravel()))
+        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
     return upper.reshape(grid.shape)
 
 
 def _upper_law(
-    flat: Shuffled, grid: np.ndarray, _: np.ndarray, close: tuple[float, tuple[int, ...]] = _COMPOSED
+    flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray, close: tuple[float, int] = _COMPOSED
 ) -> Any:
-    losses, weights, infinity = rounds.by_rows(rounds.upper_pair, grid, _log_profile(flat, grid, close))
-    return losses, weights, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
+    logs = _log_profile(flat, grid, close, weights=weights)
+    losses, masses, infinity = rounds.by_rows(rounds.upper_pair, grid, logs)
+    return losses, masses, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
 
 
 def _leaks(randomizer: Any, array: Any) -> Any:
@@ -196,7 +202,7 @@ def _leaks(randomizer: Any, array: Any) -> Any:
     return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
 
 
-def _lower_law(flat: Shuffled, grid: np.ndarray, z: np.ndarray) -> Any:
+def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
     size = grid.shape[1]
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
     randomizer = flat.randomizer
@@ -233,7 +239,10 @@ def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bound
 
 
 def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bounds]:
-    return [bounds.bounds("log_delta", side, users, epsilon, LOWER_GAP, LOWER_SUMS) for side in (one, one.swapped())]
+    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+    sides = [one] if (forward == back).all() else [one, one.swapped()]
+    found = [bounds.bounds("log_delta", side, users, epsilon, LOWER_GAP, LOWER_NODES) for side in sides]
+    return [found[0], found[-1]]
 
 
 # ---- composition, one traced point ----
@@ -264,10 +273,12 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
         finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
-        return jnp.where(i == 0, finer, grid), logs
+        # differentiated at fixed points
+        return jax.lax.stop_gradient(jnp.where(i == 0, finer, grid)), logs
 
     first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    grid, logs = jax.lax.fori_loop(0, 2, one_round, (first, jnp.zeros(_TRACED_POINTS)))
+    start = jax.lax.stop_gradient(first), jnp.zeros(_TRACED_POINTS)
+    grid, logs = jax.lax.fori_loop(0, 2, one_round, start)
     losses, weights, infinity = rounds.upper_pair(grid, logs)
     return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
 
@@ -305,7 +316,8 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
             _, upper = (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)
             return jnp.zeros_like(upper), upper
 
-        return jax.jit(solve)
+        # forward through the loops of every round: d upper = upper d log upper, of either verb
+        return explicit_delta(solve, lambda params, target: jnp.log(solve(params, target)[1]), jax.jacfwd)
 
     epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
     return Route(stacks, (epsilon,), (delta,), traced("epsilon"), traced("delta"))

@@ -26,7 +26,7 @@ from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_ep
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
-LOWER_SUMS = bounds.LONG_SUMS[:1]
+LOWER_NODES = bounds.FEWEST_NODES
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 
 
@@ -47,7 +47,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     randomizer, bound = mechanism.randomizer, mechanism.chosen_bound()
     users, eps0 = np.asarray(mechanism.num_users), np.asarray(randomizer.max_loss())
     if isinstance(randomizer, KnownRandomizer):
-        lower = worst(verb, lower_laws(randomizer), users, target, LOWER_GAP, LOWER_SUMS).lower
+        lower = worst(verb, lower_laws(randomizer), users, target, LOWER_GAP, LOWER_NODES).lower
         two = np.flatnonzero(randomizer.num_categories == 2) if isinstance(randomizer, RandomizedResponse) else ()
         if len(two):
             exact = _TWO_POINT[verb](users[two], eps0[two], target[two])
@@ -67,13 +67,12 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     return Bounds(np.fmin(lower, upper), upper)
 
 
-def worst(
-    verb: str, laws: Law, users: Any, target: Any, gap: float, sums: tuple[int, ...] = bounds.LONG_SUMS
-) -> Bounds:
-    """The largest bounds over the laws of each row."""
+def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = bounds.MOST_NODES) -> Bounds:
+    """The largest bounds over the laws of each row; gap and most: as for `bounds.bounds`."""
     pairs = laws.first.shape[1]
     flat = jax.tree_util.tree_map(lambda a: a.reshape((-1, *a.shape[2:])), laws)
-    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gap, sums)
+    gaps = np.repeat(np.broadcast_to(gap, users.shape), pairs)
+    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gaps, most)
     return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
 
 
@@ -151,7 +150,9 @@ def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
     )
 
     def one(made: Law) -> Bounds:
-        first, second = short.point(made, users, target), long.point(made, users, target, bounds.LONG_SUMS[0])
+        first = short.point(made, users, target)
+        known = (first,) if verb == "epsilon" else ()
+        second = long.point(made, users, target, *known, float(bounds.FEWEST_NODES))
         return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
     found = xp.vmap(one)(laws)
@@ -181,7 +182,7 @@ def _is_close(seen: Any) -> Any:
 
 def _estimate(made: Law, users: Any, epsilon: Any) -> Any:
     close = contour.evaluate(made, users, epsilon)
-    slow = contour.evaluate_long(made, users, epsilon, xp.where(_is_close(close), 1.0, bounds.LONG_SUMS[0]))
+    slow = contour.evaluate_long(made, users, epsilon, xp.where(_is_close(close), 1.0, float(bounds.FEWEST_NODES)))
     return xp.where(_is_close(close), close.estimate, slow.estimate)
 
 
