@@ -13,8 +13,9 @@ import pytest
 
 import jaxdp
 from jaxdp.interval import Bounds
+from jaxdp.numerics.special import log_binomial_pmf
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.shuffle import bounds, contour, counts, law
+from jaxdp.shuffle import bounds, contour, counts, law, two_point
 from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
@@ -284,3 +285,39 @@ def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():
         lower, upper = KERNELS["clones"][1](np.array([users]), np.array([eps0]), np.array([epsilon]))
         exact = jaxdp.delta(jaxdp.Gaussian(1 / mu), epsilon=epsilon)
         assert abs(lower[0] / exact - 1) < 1e-5 and abs(upper[0] / exact - 1) < 1e-5
+
+
+def test_log_probabilities_of_binomials_are_as_accurate_as_is_charged():
+    """At p = 1/2, where n p is exact; it was 1.4e-11 when log(1 + x) lost digits just beyond its series."""
+    rng = np.random.default_rng(3)
+    users = np.floor(10 ** rng.uniform(1, 6.5, 400))
+    counts = np.clip(np.round(users / 2 + rng.uniform(-37, 37, 400) * np.sqrt(users) / 2), 0, users)
+    with jax.enable_x64(True):
+        log_mass = np.asarray(log_binomial_pmf(counts, users, 0.5, 0.5))
+    with mpmath.workdps(40):
+        exact = [
+            mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1) - n * mpmath.log(2)
+            for n, k in zip(map(mpmath.mpf, users), map(mpmath.mpf, counts), strict=True)
+        ]
+        error = [abs(float(mpmath.mpf(float(a)) - b)) for a, b in zip(log_mass, exact, strict=True)]
+    assert np.max(np.where(log_mass > -700, error, 0.0)) < 2e-12
+
+
+def test_two_point_bounds_charge_the_rounding_of_the_parameters():
+    """Around 1e15 users, 20 deviations out, the rounding of w alone moves log P[Bin(N, w) = k] by 4e-8."""
+    rng = np.random.default_rng(4)
+    users, local = np.floor(10 ** rng.uniform(3, 15, 300)), rng.uniform(0.1, 5.0, 300)
+    rare = np.exp(-local) / (1 + np.exp(-local))
+    counts = np.floor(users * rare + rng.uniform(-20, 20, 300) * np.sqrt(users * rare * (1 - rare)))
+    counts = np.clip(counts, 1, users - 1)
+    with jax.enable_x64(True):
+        log_mass = np.asarray(log_binomial_pmf(counts, users, rare, 1 / (1 + np.exp(-local))))
+    with mpmath.workdps(50):
+        exact = [
+            mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1)
+            - n * mpmath.log1p(mpmath.exp(-e)) - k * e
+            for n, k, e in zip(*(map(mpmath.mpf, column) for column in (users, counts, local)), strict=True)
+        ]  # fmt: skip
+        error = np.array([abs(float(mpmath.mpf(float(a)) - b)) for a, b in zip(log_mass, exact, strict=True)])
+    charged = two_point._ROUNDING + two_point._OF_PARAMETERS * np.abs(counts - users * rare)
+    assert (error <= charged).all() and error.max() > 1e-9
