@@ -111,7 +111,9 @@ class RandomAllocation(Mechanism):
             )
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
-        """times is at most num_steps."""
+        """times is at most num_steps; nothing to test where times is known to be 1, so that it stays a plain number."""
+        if self.is_once():
+            return {}
         with jax.numpy_rank_promotion("allow"):
             return {"times / num_steps": (self.times / self.num_steps, _NO_MORE_THAN_STEPS)}
 
