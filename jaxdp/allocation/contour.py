@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.allocation import jumps, law, tail
+from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
@@ -378,14 +378,17 @@ def profile(step: Step, epsilon: Any, effort: Effort) -> Evaluation:
     lower = total(xp.where(xp.isnan(least), 0.0, least)) + closed - closed_error
     known = jumps.bracket(still, xp.stop_gradient(epsilon))
     sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < upper)
-    lower = xp.fmax(lower, known.lower)
-    upper = xp.fmin(upper, known.upper)
+    pair = two_steps.bracket(still, xp.stop_gradient(epsilon))
+    lower = xp.fmax(xp.fmax(lower, known.lower), pair.lower)
+    upper = xp.fmin(xp.fmin(upper, known.upper), pair.upper)
     positive = total(parts.crossing) * step.steps
     # d delta/d epsilon = -e^epsilon P(sum Y > T e^epsilon); "add": delta - P(sum Y < T e^-epsilon)
     slope = xp.where(step.sign > 0, -xp.exp(epsilon) * (some + positive), estimate - positive * xp.exp(-epsilon))
     between = xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper)
     estimate = xp.where(sure, estimate, between)
-    slope = xp.where(sure, slope, known.slope)
+    # moved between the closest bounds; its derivatives stay those of the contour
+    estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
+    slope = xp.where(sure, slope, xp.where(step.steps == 2, pair.slope, known.slope))
     safe = xp.where(estimate > 0, estimate, 1.0)
     return Evaluation(
         xp.where(upper >= 0, xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),

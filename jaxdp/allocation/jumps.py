@@ -54,7 +54,7 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     c, log_moment = _log_moments(step, edges)
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
     chernoff = _least(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
-    rest = (steps - 1) * none * (one + 0.5 * none * _spread(step))
+    rest = _several_steps(step, none, one)
     # exactly one step beyond the split; the others sum to about the mean
     others = (steps - 1) * mean
     log_below = xp.log1p(-xp.minimum(none, 1 - 1e-12))
@@ -74,8 +74,7 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     places = others + _SHARES[:, None, None] * xp.maximum(total - others, 0.0)
     ahead = xp.maximum(total - places, 1e-300)
     u = (xp.log(ahead) + 0.5 * s * s) / s
-    bend = xp.exp(-0.5 * u * u - LOG_SQRT_2PI) / (s * ahead)
-    bend = xp.where(u > -s, bend, xp.inf)  # the density falls right of its mode
+    bend = _largest_density(u, s, ahead)
     far = xp.exp(_least((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * none
     curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + none * far, axis=0)
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
@@ -92,6 +91,16 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     upper = xp.where(upper <= 1, upper, 1.0)
     slope = xp.where(removes, slope, -upper / xp.maximum(epsilon, 1e-300))
     return Bracket(xp.where(xp.isnan(lower), 0.0, lower), upper, slope)
+
+
+def _several_steps(step: Step, none: Any, one: Any) -> Any:
+    """Bound of what more than one step beyond a split contributes to delta; none, one: normal tails at the split."""
+    return (step.steps - 1) * none * (one + 0.5 * none * _spread(step))
+
+
+def _largest_density(u: Any, s: Any, y: Any) -> Any:
+    """The largest density of Y from y = e^(s u - s^2/2) on; inf left of its mode."""
+    return xp.where(u > -s, xp.exp(-0.5 * u * u - LOG_SQRT_2PI) / (s * y), xp.inf)
 
 
 def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:

@@ -1,0 +1,236 @@
+"""Random allocation: each error term left out in turn breaks a bound; without the sabotage the same setting holds."""
+
+import jax
+import mpmath
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.allocation import bounds, contour, finite, jumps, two_steps
+from jaxdp.allocation.law import Step
+from jaxdp.interval import Bounds
+from jaxdp.runtime.arrays import on_host
+from jaxdp.runtime.precision import compiler_options
+from jaxdp.shuffle import rounds
+
+LARGE = bounds.EFFORTS[1]
+
+
+def evaluated(steps, noise, epsilon, sign):
+    """(lower, upper) of delta by the contour and the jumps."""
+    with on_host():
+        seen = contour.evaluate(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), LARGE)
+    return np.exp(seen.lower), np.exp(seen.upper)
+
+
+def by_jumps(steps, noise, epsilon, sign):
+    """(lower, upper) of delta by sums over one large step alone."""
+    with on_host():
+        known = jumps.bracket(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), np.array([epsilon]))
+    return float(known.lower[0]), float(known.upper[0])
+
+
+def no_moments(log_bound, c, place):
+    """Nothing in place of a Chernoff bound."""
+    return np.full(np.broadcast_shapes(log_bound.shape[-1:], place.shape), -np.inf)
+
+
+# ---- jumps: one setting for each term, in which the bound without it is on the wrong side ----
+
+
+def test_jumps_enclose_where_each_term_is_tested():
+    for point in ((10, 1.0, 0.5, 1.0), (2, 1.0, 0.5, 1.0), (100, 0.5, 3.0, 1.0), (10, 1.0, 0.5, -1.0)):
+        lower, upper = by_jumps(*point)
+        low, high = evaluated(*point)
+        assert lower <= high and low <= upper
+        assert low <= high
+
+
+@pytest.mark.parametrize("point", [(10, 1.0, 0.5, 1.0), (10, 1.0, 0.5, -1.0)])
+def test_without_the_chernoff_bound_of_small_steps_the_upper_jump_bound_fails(monkeypatch, point):
+    low, _ = evaluated(*point)
+    monkeypatch.setattr(jumps, "_least", no_moments)
+    assert by_jumps(*point)[1] < low
+
+
+@pytest.mark.parametrize("point", [(2, 1.0, 0.5, 1.0), (100, 0.5, 6.4, 1.0)])
+def test_without_more_than_one_large_step_the_upper_jump_bound_fails(monkeypatch, point):
+    low, _ = evaluated(*point)
+    monkeypatch.setattr(jumps, "_several_steps", lambda step, none, one: 0.0 * none)
+    assert by_jumps(*point)[1] < low
+
+
+def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
+    """Without small steps the bound has room for it; it has none without the curvature as well."""
+    point = (3, 1.0, 1.0, 1.0)
+    low, _ = evaluated(*point)
+    least = jumps._least
+    # the bound of no large step is asked for with one place for each epsilon, that beyond the parabola with more axes
+    no_small = lambda log_bound, c, place: least(log_bound, c, place) - (np.inf if np.ndim(place) == 2 else 0)  # noqa: E731
+    monkeypatch.setattr(jumps, "_least", no_small)
+    assert by_jumps(*point)[1] >= low
+    monkeypatch.setattr(jumps, "_least", no_moments)
+    monkeypatch.setattr(jumps, "_largest_density", lambda u, s, y: 0.0 * y)
+    assert by_jumps(*point)[1] < low
+
+
+@pytest.mark.parametrize("steps, noise, epsilon", [(10, 1.0, 0.5), (100, 0.3, 1.0)])
+def test_lower_jump_bounds_need_the_chance_of_no_large_step(monkeypatch, steps, noise, epsilon):
+    """With the tail of one step left out of that chance the lower bound of "add" is above the truth."""
+    point = (steps, noise, epsilon, -1.0)
+    _, high = evaluated(*point)
+    assert by_jumps(*point)[0] <= high
+    tails = jumps._tails
+    monkeypatch.setattr(jumps, "_tails", lambda x: 0.0 * tails(x))
+    assert by_jumps(*point)[0] > high
+
+
+# ---- steps beyond the cut ----
+
+
+def test_without_its_rounding_the_part_beyond_the_cut_is_above_the_truth():
+    above = []
+    for steps, noise, epsilon in ((2, 0.5, 1.0), (2, 0.5, 6.0), (100, 1.0, 0.5), (2, 20.0, 0.01), (2, 10.0, 0.3)):
+        with on_host():
+            step = Step(*map(np.float64, (steps, 1 / noise, epsilon, 1.0)))
+            cut = float(step.cut())
+            value, error, _ = contour._closed(step, np.array([epsilon]), cut)
+        exact = closed_in_high_precision(steps, noise, epsilon, cut)
+        assert value[0] - error[0] <= exact <= value[0] + error[0]
+        above.append(value[0] > exact)
+    assert any(above)
+
+
+def closed_in_high_precision(steps, noise, epsilon, cut):
+    with mpmath.workdps(60):
+        s, b, odds = mpmath.mpf(1 / noise), mpmath.mpf(cut), mpmath.exp(mpmath.mpf(epsilon))
+        one, none = mpmath.ncdf(s - b), mpmath.ncdf(-b)
+        return one - odds * none + (1 - one - odds * (1 - none)) * (1 - (1 - none) ** (steps - 1))
+
+
+# ---- finite pairs of a composition ----
+
+
+def profile_of(law, epsilon):
+    """delta of a finite pair."""
+    losses, log_weights, infinity, _ = law
+    return np.sum(np.exp(log_weights) * np.maximum(-np.expm1(epsilon - losses), 0.0)) + infinity
+
+
+def grid_and_profiles(noise=0.8, steps=50.0):
+    grid = np.linspace(0.0, 1.2, 24)
+    row = lambda x: np.array([x])  # noqa: E731
+    sides = [
+        finite.log_profiles(row(steps), row(noise), sign, grid[None], row(-30.0), ((24, LARGE),))
+        for sign in (1.0, -1.0)
+    ]
+    return grid, *(Bounds(side.lower[0], side.upper[0]) for side in sides)
+
+
+def between(grid):
+    return 0.5 * (grid[1:6] + grid[:5])
+
+
+def truths(points, noise=0.8, steps=50.0):
+    return jaxdp.delta_bounds(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), steps), points, relation="remove")
+
+
+def test_the_lower_pair_lies_below_the_profile_only_when_it_is_lowered(monkeypatch):
+    grid, forward, backward = grid_and_profiles()
+    points = between(grid)
+    truth = truths(points)
+    with on_host():
+        low = [profile_of(finite.lower_pair(grid, forward, backward), point) for point in points]
+    assert np.all(low <= truth.upper)
+
+    def chords(grid, delta):
+        value = np.exp(delta.lower)
+        slope = rounds._hull_slopes(grid, value)
+        return np.maximum(np.append(slope[1:], 0.0) - slope, 0.0)
+
+    monkeypatch.setattr(rounds, "_below", chords)
+    with on_host():
+        chord = [profile_of(finite.lower_pair(grid, forward, backward), point) for point in points]
+    assert np.any(chord > truth.upper)
+
+
+def test_the_upper_pair_needs_its_mass_at_infinity():
+    grid, forward, backward = grid_and_profiles()
+    with on_host():
+        law = finite.upper_pair(grid, forward.upper, backward.upper)
+    points = grid[1:-1]
+    truth = truths(points)
+    assert np.all([profile_of(law, point) for point in points] >= truth.lower)
+    assert np.any([profile_of((*law[:2], 0.0, 0.0), point) for point in points] < truth.lower)
+
+
+# ---- two steps ----
+
+
+def two_steps_exactly(noise, epsilon, sign):
+    """delta for T = 2 by mpmath, relative accuracy 1e-12 for deltas above 1e-12."""
+    with mpmath.workdps(30):
+        s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon) * sign)
+        total = 2 * odds
+
+        def price(x):
+            gap = total - mpmath.exp(s * x - s * s / 2)
+            if gap <= 0:
+                return 1 - gap if sign > 0 else mpmath.mpf(0)
+            d = (mpmath.log(gap) + s * s / 2) / s
+            return sign * (mpmath.ncdf(sign * (s - d)) - gap * mpmath.ncdf(-sign * d))
+
+        cut = (mpmath.log(total) + s * s / 2) / s
+        points = [-14, *(x for x in (-6, -3, 0, 3) if x < cut), cut] + ([cut + 3, cut + 14] if sign > 0 else [])
+        value = mpmath.quad(lambda x: mpmath.npdf(x) * price(x), points) / 2
+        return float(value if sign > 0 else value / odds)
+
+
+TWO = [(0.3, 1.0), (0.5, 0.0), (1.0, 0.5), (1.5, 2.0), (2.0, 1.0), (7.0, 0.2), (20.0, 0.1)]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("noise, epsilon", TWO)
+def test_two_steps_are_enclosed_closely(noise, epsilon, sign):
+    exact = two_steps_exactly(noise, epsilon, sign)
+    with on_host():
+        found = two_steps.bracket(Step(*map(np.float64, (2, 1 / noise, epsilon, sign))), np.array([epsilon]))
+    assert found.lower[0] <= exact * (1 + 1e-12) and found.upper[0] >= exact * (1 - 1e-12)
+    assert found.upper[0] - found.lower[0] < (1e-3 if noise < 0.5 else 2e-6) * exact
+
+
+def test_two_steps_have_one_epsilon():
+    """The contour alone left 0.32 between the bounds, relative, from noise 2 on."""
+    record = jaxdp.RandomAllocation(jaxdp.Gaussian(np.array([0.5, 1.5, 2.0, 7.3, 20.0])), 2)
+    for relation in ("add", "remove"):
+        found = jaxdp.epsilon_bounds(record, 1e-6, relation=relation)
+        assert np.all(found.upper - found.lower < 3e-6 * found.upper)
+
+
+def test_two_steps_need_both_terms_of_the_curvature(monkeypatch):
+    """Without densities the upper bound is Jensen's, too small; with a tenth more the lower bound is too large."""
+    exact, density = two_steps_exactly(1.0, 0.5, 1.0), two_steps._log_density
+    step = Step(*map(np.float64, (2, 1.0, 0.5, 1.0)))
+    monkeypatch.setattr(two_steps, "_log_density", lambda step, y: density(step, y) - np.inf)
+    with on_host():
+        assert two_steps.bracket(step, np.array([0.5])).upper[0] < exact
+        monkeypatch.setattr(two_steps, "_log_density", lambda step, y: density(step, y) + np.log(1.1))
+        assert two_steps._at(step).lower > exact
+        monkeypatch.undo()
+        assert two_steps.bracket(step, np.array([0.5])).upper[0] >= exact
+
+
+# ---- traces ----
+
+
+def test_a_traced_number_of_steps_is_amplified_as_a_known_one():
+    with jax.enable_x64(True):
+
+        def one(steps, noise):
+            return jaxdp.epsilon(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), steps), 1e-6, relation="remove")
+
+        found = jax.jit(jax.vmap(one), compiler_options=compiler_options("cpu"))(
+            np.array([1000.0, 100.0, 0.0, 2.5]), np.array([2.0, 1.0, 1.0, 1.0])
+        )
+    np.testing.assert_allclose(found[:2], [0.059231457, 0.857985977], rtol=1e-6)
+    np.testing.assert_array_equal(found[2:], np.inf)
