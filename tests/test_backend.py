@@ -563,6 +563,17 @@ def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compilin
     assert raised_to.traces == traces
 
 
+@pytest.mark.parametrize("text", ["-1", "many", "1.5"])
+def test_a_bad_number_of_points_in_the_environment_is_one_sentence(monkeypatch, text):
+    monkeypatch.setenv("JAXDP_COMPILE_AFTER", text)
+    with pytest.raises(ValueError, match=f"JAXDP_COMPILE_AFTER is '{text}', must be a whole number >= 0"):
+        precision._whole_number("JAXDP_COMPILE_AFTER", 7)
+    monkeypatch.setenv("JAXDP_COMPILE_AFTER", " 12 ")
+    assert precision._whole_number("JAXDP_COMPILE_AFTER", 7) == 12
+    monkeypatch.delenv("JAXDP_COMPILE_AFTER")
+    assert precision._whole_number("JAXDP_COMPILE_AFTER", 7) == 7
+
+
 def test_a_program_that_disagrees_with_numpy_returns_no_number():
     @kernel(by_numpy=1)
     def off(x):

@@ -31,6 +31,15 @@ import numpy as np
 
 from jaxdp.runtime.arrays import on_host
 
+
+def _whole_number(variable: str, otherwise: int) -> int:
+    """The environment's value, a whole number that is not negative."""
+    text = os.environ.get(variable, "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"{variable} is {text!r}, must be a whole number >= 0: set it to one, or unset it.")
+    return int(text or otherwise)
+
+
 # jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
 # fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
 # the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
@@ -44,7 +53,7 @@ _CACHED, _IN_MEMORY = 2**17, 2**29
 _BLOCKS = 64  # of a CPU's program, at most
 _MOST_ROWS = 2**20
 # Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
-_COMPILE_AFTER = int(os.environ.get("JAXDP_COMPILE_AFTER", "1000000"))
+_COMPILE_AFTER = _whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 _AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
