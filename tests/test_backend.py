@@ -19,6 +19,7 @@ import pytest
 import jaxdp
 from jaxdp.closed_forms import gaussian
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.interval import Bounds
 from jaxdp.numerics.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 from jaxdp.runtime import precision
 from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
@@ -336,7 +337,9 @@ def _inner(jaxpr):
 
 KERNELS = {
     "Gaussian": lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5),
-    "clones": lambda: jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(law.clones(1.0, "clones"), 1e4, 1e-6),
+    "clones": lambda: jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(
+        law.clones(1.0, "clones"), 1e4, 1e-6, Bounds(0.0, np.inf)
+    ),
     "contour": lambda: jax.make_jaxpr(
         lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), q), 1e-5, relation="remove")
     )(0.1),
