@@ -18,8 +18,8 @@ import pytest
 
 import jaxdp
 from jaxdp.closed_forms import gaussian
-from jaxdp.mechanisms.composition import normal_form
 from jaxdp.interval import Bounds
+from jaxdp.mechanisms.composition import normal_form
 from jaxdp.numerics.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 from jaxdp.runtime import precision
 from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
