@@ -46,7 +46,13 @@ def delta_of_randomized_response(eps0, count, eps):
         (dp_event.DiscreteLaplaceDpEvent(0.1, 3), REPLACE, jaxdp.DiscreteLaplace, "sensitivity", 3.0),
         (dp_event.RandomizedResponseDpEvent(0.5, 2), REPLACE, jaxdp.RandomizedResponse, "epsilon", math.log(3)),
         (dp_event.RandomizedResponseDpEvent(0.2, 5), REPLACE, jaxdp.RandomizedResponse, "epsilon", math.log(21)),
-        (dp_event.SingleEpochTreeAggregationDpEvent(6.0, [8, 7]), SPECIAL, jaxdp.Gaussian, "noise_multiplier", 3.0),
+        (
+            dp_event.SingleEpochTreeAggregationDpEvent(6.0, [8, 7]),
+            SPECIAL,
+            type(jaxdp.repeat(jaxdp.Gaussian(6.0), 4)),
+            "times",
+            4,
+        ),
         (dp_event.PoissonSampledDpEvent(0.1, GAUSSIAN), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
         (
             dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN),

@@ -355,7 +355,7 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
-    """A record is in at most one leaf, so in at most depth nodes: one Gaussian of sensitivity sqrt(depth)."""
+    """A record is in at most one leaf, so in at most depth nodes, each of which is one Gaussian release of it."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
@@ -363,7 +363,7 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     depth = int(max(steps, default=0)).bit_length()
     if depth == 0:
         return jaxdp.compose()
-    return jaxdp.Gaussian(noise / math.sqrt(depth)) if noise > 0 else _everything(event, relation)
+    return jaxdp.repeat(jaxdp.Gaussian(noise), depth) if noise > 0 else _everything(event, relation)
 
 
 _NORMALISED = 1e-9
