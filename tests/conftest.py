@@ -140,3 +140,17 @@ def compiled_programs_leave_room():
     if precision.memory_maps() > 0.3:
         precision.forget_compiled()
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def one_batch_size(request, monkeypatch):
+    """Every batch in pieces of one size: a kernel is compiled once, however many rows a test needs, and in other files.
+
+    Not in files marked `batches_as_for_users`.
+    """
+
+    def pieces(size, largest, sparing):
+        return [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
+
+    if request.node.get_closest_marker("batches_as_for_users") is None:
+        monkeypatch.setattr(precision, "_pieces", pieces)

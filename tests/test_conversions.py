@@ -80,6 +80,7 @@ def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
     assert (back <= np.array([1e-3, 1e-9]) * (1 + 1e-12)).all()
 
 
+@pytest.mark.batches_as_for_users  # a row takes seconds
 @pytest.mark.parametrize("convert", [cv.epsilon_from_rdp, cv.optimal_epsilon_from_rdp])
 def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert):
     curve = [2.0, 8.0], [1.0, 4.0]
@@ -141,6 +142,7 @@ def test_reverse_curve_of_an_asymmetric_pair_must_be_its_own():
     assert cv.optimal_delta_from_rdp(ORDERS, ahead, 0.0, reverse_renyi=ahead) < exact
 
 
+@pytest.mark.batches_as_for_users  # a row takes seconds
 def test_optimal_epsilon_meets_its_target_and_a_smaller_one_does_not():
     eps = cv.optimal_epsilon_from_rdp(ORDERS, ORDERS / 2, 1e-5)
     at, below = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [eps, eps * (1 - 1e-6)])

@@ -9,6 +9,7 @@ import pytest
 
 import jaxdp
 
+pytestmark = pytest.mark.batches_as_for_users  # most examples ask for one number
 MODULES = [importlib.import_module(f"jaxdp.{name}") for name in (
     "shuffle", "iteration", "mixing", "diffusion", "convolution", "conversions",
 )]  # fmt: skip

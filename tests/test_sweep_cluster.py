@@ -19,6 +19,7 @@ import jaxdp
 from jaxdp.runtime import precision
 from jaxdp.sweep import sweep, work
 
+pytestmark = pytest.mark.batches_as_for_users
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 EPS0, USERS = np.linspace(0.5, 4, 12), np.geomspace(1e3, 1e8, 9).round()

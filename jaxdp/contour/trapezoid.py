@@ -10,7 +10,6 @@ The argument for each stands in notebooks/proofs/contour_certificate.md.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -48,11 +47,6 @@ class Effort(NamedTuple):
     smooth: bool
     lattice: bool = False
     bands: int = 0
-
-    def working_set(self, widest: int) -> int:
-        """float64 numbers that one point keeps alive; widest: atoms of its finite laws."""
-        lines = 2 * (math.isqrt(self.nodes) + math.isqrt(self.cover)) * max(self.quadrature, widest)
-        return (self.nodes + lines) * (16 if self.bands else 1)  # bands: two labels, a dozen abscissae at a time
 
     @staticmethod
     def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:

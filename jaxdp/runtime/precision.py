@@ -3,9 +3,9 @@
 Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a
 flat batch: it enters a float64 scope of its own (the user's flag is never touched). The first points that are asked for
 are answered by NumPy, because compiling takes seconds (`runtime.arrays`). After them the kernel is compiled, with the
-known-bad fusion of jaxlib 0.10.2 switched off. On a CPU the program is a loop over blocks of rows, as many as there
-are, so that batches of all sizes share it; on an accelerator the batch is padded to one of a few sizes. NumPy has to
-pass a canary once per process, and each compiled program has to agree with NumPy before its first number leaves.
+known-bad fusion of jaxlib 0.10.2 switched off; the batch is padded to a few sizes so that new values and new
+batch lengths do not recompile. NumPy has to pass a canary once per process, and each compiled program has to agree with
+NumPy before its first number leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import math
 import os
 import pathlib
 import queue
@@ -48,10 +47,9 @@ def _whole_number(variable: str, otherwise: int) -> int:
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
-# float64 numbers that the points computed at once may keep alive: a CPU's cache, an accelerator's memory.
-_CACHED, _IN_MEMORY = 2**17, 2**29
-_BLOCKS = 64  # of a CPU's program, at most
-_MOST_ROWS = 2**20
+# What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
+_BATCH = {"cpu": (192 * 2**20, 2**13)}
+_ON_ACCELERATOR = (2**32, 2**20)
 # Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
 _COMPILE_AFTER = _whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 _AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
@@ -146,7 +144,7 @@ class Kernel:
         self,
         point: Callable,
         static: tuple[str, ...],
-        working_set: int | Callable[..., int],
+        working_set: int,
         large: bool = False,
         bounds: bool = False,
         by_numpy: int | Callable[..., int] = 0,
@@ -172,20 +170,17 @@ class Kernel:
         if where in self._jitted:
             return self._jitted[where]
 
-        def batched(static_items, block, rows, *args):
+        def batched(static_items, *args):
             self.traces += 1
-            every = jax.jit(jax.vmap(functools.partial(self.point, **dict(static_items))))
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
-                return _in_blocks(every, rows, args, block)
+                return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=(0, 1), compiler_options=compiler_options(where, self.large))
+        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
-    def _at_once(self, where: str, args: Any, static: Any) -> int:
-        """Rows that are computed at once: a power of two."""
-        numbers = self.working_set(*args, **static) if callable(self.working_set) else self.working_set
-        room = _CACHED if where == "cpu" else _IN_MEMORY
-        return min(_MOST_ROWS, 1 << int(np.log2(max(1.0, room / numbers))))
+    def _chunk(self, where: str) -> int:
+        room, most = _BATCH.get(where, _ON_ACCELERATOR)
+        return min(most, 1 << int(np.log2(max(1.0, room / (8 * self.working_set)))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
@@ -215,11 +210,9 @@ class Kernel:
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
-        block = self._at_once(where, args, static)
         pieces = []
-        for start, stop, padded in _loops(size, block) if where == "cpu" else _pieces(size, block):
-            rows = np.int64(stop - start)
-            piece = self._compiled(where)(program[0], block, rows, *_slice(args, start, stop, padded))
+        for start, stop, padded in _pieces(size, self._chunk(where), where == "cpu"):
+            piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
@@ -261,7 +254,7 @@ def _stacked(rows: list[Any]) -> Any:
 def kernel(
     *,
     static: tuple[str, ...] = (),
-    working_set: int | Callable[..., int] = 4096,
+    working_set: int = 4096,
     large: bool = False,
     bounds: bool = False,
     by_numpy: int | Callable[..., int] = 0,
@@ -269,8 +262,7 @@ def kernel(
     """Decorator: one-point function -> `Kernel`.
 
     static: names of keyword arguments that fix sizes (each value compiles once).
-    working_set: float64 numbers alive per point (or a function of the arguments), which bounds the rows computed at
-    once. large: so many operations
+    working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
     that compiling them sooner counts. bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
     NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
     written with `jaxdp.runtime.arrays.xp`.
@@ -278,43 +270,28 @@ def kernel(
     return lambda point: Kernel(point, static, working_set, large, bounds, by_numpy)
 
 
-def _in_blocks(every: Callable, rows: Any, args: Any, block: int) -> Any:
-    """every(args) of the first ``rows`` rows, rounded up to whole blocks of ``block``; zeros in what is left."""
-    padded = jax.tree_util.tree_leaves(args)[0].shape[0]
-    if block >= padded:
-        return every(*args)
-
-    def piece(i: Any) -> Any:
-        return jax.tree_util.tree_map(lambda a: jax.lax.dynamic_slice_in_dim(a, i * block, block), args)
-
-    def step(i: Any, made: Any) -> Any:
-        return jax.tree_util.tree_map(
-            lambda all_of, part: jax.lax.dynamic_update_slice_in_dim(all_of, part, i * block, 0), made, every(*piece(i))
-        )
-
-    blank = jax.tree_util.tree_map(
-        lambda a: jnp.zeros((padded, *a.shape[1:]), a.dtype), jax.eval_shape(every, *piece(0))
-    )
-    return jax.lax.fori_loop(0, (rows + block - 1) // block, step, blank)
-
-
 def _as_float64(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def _loops(size: int, block: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of what one call of a CPU's program computes: its size is always the same."""
-    most = _BLOCKS * block
-    for start in range(0, size, most):
-        yield start, min(start + most, size), most
+def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of what is computed at once: 1, 8, 64, ... points, at most ``largest``.
 
-
-def _pieces(size: int, largest: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of what an accelerator computes at once: 1, 8, 64, ... rows, at most ``largest``."""
-    for start in range(0, size, largest):
+    sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
+    which fills with one call).
+    """
+    start = 0
+    while start < size:
         rest = min(size - start, largest)
-        yield start, start + rest, min(largest, 8 ** math.ceil(math.log2(rest) / 3))
+        smaller, padded = 1, 1
+        while padded < rest:
+            smaller, padded = padded, padded * 8
+        padded = min(padded, largest)
+        if sparing and 2 * smaller * -(-rest // smaller) <= padded:
+            rest, padded = min(rest, smaller), smaller
+        yield start, start + rest, padded
+        start += rest
 
 
 def _slice(args: Any, start: int, stop: int, padded: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,12 +61,14 @@ _GAUSSIAN_LADDER = (
 )
 _PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
 _LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
-_CACHED = 2**19  # float64 numbers of a point that one core computes out of its cache
-_PIECES = 4  # of a batch for each thread, for one may take longer than another
+_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
+_ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 # A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
+_FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
+_COSTLY = 1000
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _FINEST_DELTA = 1e-290
@@ -74,14 +77,9 @@ _AROUND = 4.0  # deviations about the place where a run's loss is when the sum i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-def _working_set(stacks: tuple[Stack, ...], *_: Any, effort: Effort, direction: str) -> int:
-    finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
-    return effort.working_set(_WIDEST if finite else 1)
-
-
 _contour_kernel = kernel(
     static=("direction", "effort"),
-    working_set=_working_set,
+    working_set=60000,
     large=True,
     bounds=True,
     by_numpy=Effort.by_numpy,
@@ -168,23 +166,33 @@ class _Contour:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = (side.copy() for side in known)
         rows = np.arange(target.size)
-        # A larger point fills all cores by itself.
-        small = _working_set(params, effort=self.effort, direction=self.direction) <= _CACHED
-        threads = cores() if platform() == "cpu" and small else 1
+        step, threads = _rows_at_once(self.effort, params)
+        if self.effort.nodes > _COSTLY and rows.size <= _FEW:
+            step = 1
 
         def answer(some: np.ndarray) -> tuple[Any, Any]:
             points = jax.tree_util.tree_map(lambda x: x[some], params), target[some], upper[some]
             return solve(*points, direction=self.direction, effort=self.effort)
 
         for _ in range(self.often):
-            if not rows.size:
-                break
             planned = upper.copy()
-            pieces = np.array_split(rows, min(rows.size, _PIECES * threads if threads > 1 else 1))
+            pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
             for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, threads), strict=True):
                 lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
             rows = np.flatnonzero(wide(lower, upper, gap) & (upper < _LOWER * planned))
         return Answer(lower, upper)
+
+
+def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
+    """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
+    finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
+    width = max(effort.quadrature, _WIDEST if finite else 1)
+    size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
+    size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
+    on_cpu = platform() == "cpu"
+    room = _CACHED if on_cpu else _ON_ACCELERATOR
+    at_once = cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
+    return next((rows for rows in ((512, 64) if on_cpu else (512, 64, 8)) if rows * size <= room), 1), at_once
 
 
 @dataclasses.dataclass(frozen=True)
