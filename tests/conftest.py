@@ -66,7 +66,7 @@ def pytest_runtest_teardown(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Name files that took twice their CPU seconds in data/time_budgets.json, measured alone with an empty cache."""
+    """Name files that took more than twice the CPU seconds that data/time_budgets.json records."""
     spent = collections.Counter()
     for report in (each for kind in terminalreporter.stats.values() for each in kind if hasattr(each, "when")):
         if report.when == "teardown":

@@ -31,8 +31,8 @@ from jaxdp.sources.shuffling import (
 )
 from jaxdp.validate import SMALLEST, is_traced
 
-# (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in a
-# composition, where the pair's own error is larger, and in a moment, where nothing else is off.
+# (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
+# a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
 _FIRST, _COMPOSED, _MOMENT = (0.1, 1024), (1e-4, 1024), (1e-7, 8192)
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
