@@ -69,23 +69,20 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
 
     Its error (`less_one_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as the
     power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
-    two small tables instead of count x size exponentials, it is the sum of weight (p x + p + x), one matrix product.
+    two small tables instead of count x size exponentials, it is the sum of weight ((1 + p) x + p), one matrix product.
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
-
-    def weighted(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return w_re * re - w_im * im, w_re * im + w_im * re
-
-    a, b = weighted(*_powers_less_one(1j * (step * inner) * line.loss, outer))
+    p, turn = _powers_less_one(1j * (step * inner) * line.loss, outer)
     x, y = _powers_less_one(1j * step * line.loss, inner)
+    whole = 1 + p
+    a, b = w_re * whole - w_im * turn, w_re * turn + w_im * whole
     # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
     left = xp.concatenate([xp.concatenate([a, -b], axis=1), xp.concatenate([b, a], axis=1)])
-    both = in_blocks(left, xp.concatenate([x, y], axis=1).T)
-    alone = in_blocks(xp.concatenate([a, b, *weighted(x, y)]), xp.ones((line.loss.shape[0], 1)))[:, 0]
-    down, along = alone[: 2 * outer].reshape(2, outer, 1), alone[2 * outer :].reshape(2, 1, inner)
-    total = both.reshape(2, outer, inner) + (down + along)
-    return total[0].reshape(-1)[:count], total[1].reshape(-1)[:count]
+    along = in_blocks(left, xp.concatenate([x, y], axis=1).T)
+    down = sum_in_blocks(xp.concatenate([w_re * p - w_im * turn, w_re * turn + w_im * p]))
+    total = (along + down[:, None]).reshape(2, -1)
+    return total[0, :count], total[1, :count]
 
 
 def ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -94,7 +91,7 @@ def ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> tuple[ja
     re, im = ratios_less_one(turned, step, count)
     size, away = line.loss.shape[0], step * xp.arange(count)
     parts = xp.stack([xp.real(turned.weight), xp.imag(turned.weight)])
-    first = in_blocks(parts, xp.ones((size, 1)))[:, 0]
+    first = sum_in_blocks(parts)
     mass, moved = xp.sum(xp.abs(line.weight)), xp.sum(xp.abs(line.weight) * xp.abs(line.loss))
     rounded = ULP * ((24 + 1.5 * sum(blocks_of(size))) * mass + 8 * start * moved) + less_one_error(line, away)
     return xp.complex(re + first[0], im + first[1]), line.error + rounded + (start + away) * line.drift[1]
@@ -106,10 +103,8 @@ def less_one_error(line: Any, t: jax.Array) -> jax.Array:
     both, alone = sum(blocks_of(2 * size)), sum(blocks_of(size))
     weight, loss = xp.abs(line.weight), xp.abs(line.loss)
     mass, moved = xp.sum(weight), t * xp.sum(weight * loss)
-    # of the terms p x and p + x: |p x| <= a b L^2 with a + b = t, and |p x| <= |p| + |x| <= t L
-    product = xp.minimum(0.25 * t * t * xp.sum(weight * loss * loss), moved)
-    small = 1.5 * ((both + 4) * product + (alone + 4) * moved) + 40 * moved
-    return ULP * xp.minimum(small, (400 + 12 * (both + alone)) * mass + 4 * moved)
+    small = 1.5 * (both + 4) * moved + 40 * moved
+    return ULP * xp.minimum(small, (400 + 4 * (both + alone)) * mass + 4 * moved)
 
 
 def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -137,7 +132,7 @@ def split(count: int) -> tuple[int, int]:
 
 def blocks_of(terms: int) -> tuple[int, int]:
     """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
-    blocks = max(1, min(32, terms // 32))
+    blocks = max(1, min(16, terms // 32))
     return -(-terms // blocks), blocks
 
 
@@ -152,6 +147,13 @@ def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
     left = left.reshape(*left.shape[:-1], blocks, terms)
     right = right.reshape(blocks, terms, right.shape[1])
     return xp.sum(xp.exact_einsum("...rbt,btc->b...rc", left, right), axis=0)
+
+
+def sum_in_blocks(rows: jax.Array) -> jax.Array:
+    """Sums over the last axis, taken as `blocks_of` says."""
+    terms, blocks = blocks_of(rows.shape[-1])
+    padded = xp.pad(rows, ((0, 0), (0, terms * blocks - rows.shape[-1])))
+    return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
 
 
 def _powers_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -173,9 +175,10 @@ def _multiples_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax
     """
 
     def turn(k: jax.Array, _: None) -> tuple[Any, Any]:
-        fall, angle = k * xp.real(exponent), k * xp.imag(exponent)
-        half = xp.sin(0.5 * angle)
-        return k + 1, (xp.expm1(fall) * xp.cos(angle) - 2 * half * half, xp.exp(fall) * xp.sin(angle))
+        less_one, half = xp.expm1(k * xp.real(exponent)), 0.5 * k * xp.imag(exponent)
+        sine, cosine = xp.sin(half), xp.cos(half)
+        turned, side = -2 * sine * sine, 2 * sine * cosine  # cos - 1 and sin of the whole angle
+        return k + 1, (less_one * (1 + turned) + turned, (1 + less_one) * side)
 
     _, table = xp.scan(turn, xp.zeros(()), None, length=count)
     return table
