@@ -14,6 +14,7 @@ from jaxdp import cli
 from jaxdp.cli import main
 from jaxdp.cli.mechanisms import MECHANISMS, RANDOMIZERS, axes_of, chosen
 from jaxdp.cli.ranges import parse_range
+from jaxdp.runtime import progress
 
 
 def run(capsys, *arguments):
@@ -402,7 +403,7 @@ def test_the_command_line_and_python_print_the_same_digits():
 
 
 def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
-    monkeypatch.setattr(cli.progress, "_ROWS", 2)
+    monkeypatch.setattr(progress, "_ROWS", 2)
     given = ["epsilon", "gaussian", "--sigma", "1:3:5", "--delta", "1e-6"]
     status, out, err = run(capsys, *given, "--progress", "--json")
     assert status == 0 and "5/5" in err
@@ -412,6 +413,15 @@ def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
     status, out, err = run(capsys, *given, "--progress", "--json")
     assert status == 0 and "3/3" in err
     assert [row["epsilon"] for row in json.loads(out)] == [1.0, 2.0, 3.0]
+
+
+def test_a_report_counts_the_points_of_the_profile(capsys, tmp_path):
+    given = ["report", "gaussian", "--sigma", "2", "--delta", "1e-6", "--out"]
+    status, _, err = run(capsys, *given, str(tmp_path / "bar.html"), "--progress")
+    assert status == 0 and "34/34" in err
+    assert run(capsys, *given, str(tmp_path / "none.html"))[0] == 0
+    assert "1e-06" in (tmp_path / "bar.html").read_text()
+    assert (tmp_path / "bar.html").read_text().count("<tr>") == (tmp_path / "none.html").read_text().count("<tr>")
 
 
 def test_progress_without_tqdm_names_the_extra(capsys, monkeypatch):

@@ -19,10 +19,10 @@ from jaxdp.cli.parser import (
     progress_option,
     refuse_misplaced,
 )
-from jaxdp.cli.progress import pieces
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_table, print_table
 from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.runtime.progress import pieces
 from jaxdp.typing import Relation
 
 _TARGETS = {"epsilon": "delta", "delta": "epsilon", "tradeoff": "false_positive_rate"}

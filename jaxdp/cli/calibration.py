@@ -11,9 +11,9 @@ import numpy as np
 from jaxdp.calibration import calibrate
 from jaxdp.cli.mechanisms import MECHANISMS, axes_of, build, cases, chosen
 from jaxdp.cli.parser import add_command, mechanism_parsers, progress_option
-from jaxdp.cli.progress import pieces
 from jaxdp.cli.ranges import parse_bracket, parse_range
 from jaxdp.cli.table import print_table
+from jaxdp.runtime.progress import pieces
 
 
 def add_parser(commands: Any) -> None:

@@ -15,6 +15,7 @@ from jaxdp.cli.parser import (
     destination,
     from_option,
     mechanism_parsers,
+    progress_option,
     refuse_misplaced,
 )
 from jaxdp.cli.ranges import parse_range
@@ -38,6 +39,7 @@ def _options(parser: argparse.ArgumentParser, before: bool = False) -> None:
     for name, other in (("delta", "epsilon"), ("epsilon", "delta")):
         text = f"{name} at which {other} is certified; the first one is the headline"
         group.add_argument(f"--{name}", dest=destination(name, before), metavar="RANGE", help=text)
+    progress_option(parser, before)
     text = "the page"
     parser.add_argument("--out", dest=destination("out", before), required=not before, metavar="FILE.html", help=text)
 
@@ -45,7 +47,7 @@ def _options(parser: argparse.ArgumentParser, before: bool = False) -> None:
 def _from_options(arguments: argparse.Namespace) -> None:
     refuse_misplaced(arguments)
     check_file("out", arguments.out, (".html", ".htm"))
-    _write(single(arguments), arguments.delta, arguments.epsilon, arguments.relation, arguments.out)
+    _write(single(arguments), arguments.delta, arguments.epsilon, arguments.relation, arguments.out, arguments.progress)
 
 
 def _from_file(arguments: argparse.Namespace) -> None:
@@ -56,11 +58,12 @@ def _from_file(arguments: argparse.Namespace) -> None:
             "neither in full."
         )
     check_file("out", out, (".html", ".htm"))
-    _write(read(arguments.before_from), delta, epsilon, arguments.before_relation, out)
+    _write(read(arguments.before_from), delta, epsilon, arguments.before_relation, out, arguments.before_progress)
 
 
-def _write(mechanism: Any, delta: str | None, epsilon: str | None, relation: Any, out: str) -> None:
+def _write(mechanism: Any, delta: str | None, epsilon: str | None, relation: Any, out: str, progress: bool) -> None:
     targets = {"delta": delta, "epsilon": epsilon}
     given = {name: parse_range(name, text) for name, text in targets.items() if text is not None}
-    pathlib.Path(out).write_text(jaxdp.report(mechanism, **given, relation=relation), encoding="utf-8")
+    page = jaxdp.report(mechanism, **given, relation=relation, progress=progress)
+    pathlib.Path(out).write_text(page, encoding="utf-8")
     print(f"written: {out}", file=sys.stderr)

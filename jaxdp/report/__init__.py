@@ -17,6 +17,7 @@ def report(
     epsilon: Real | None = None,
     delta: Real | None = None,
     relation: Relation | None = None,
+    progress: bool = False,
 ) -> str:
     """One self-contained HTML page on the privacy of a mechanism, for readers who do not run jaxdp.
 
@@ -26,13 +27,14 @@ def report(
 
     mechanism: one setting, of numbers and not of arrays of settings. delta: in [0, 1], at which epsilon is certified;
     or epsilon: finite, >= 0, nats, at which delta is certified; one number or a list, the first is the headline.
-    relation: as for `jaxdp.epsilon`.
+    relation: as for `jaxdp.epsilon`. progress: show a tqdm bar counting points of the profile; their last digits may
+    differ, as they are computed one by one.
 
     Accuracy: bounds are those of `jaxdp.epsilon_bounds` and `jaxdp.delta_bounds`, printed rounded outward. The attack's
     accuracy is (1 + delta(0)) / 2, delta(0) the total variation distance. The trade-off curve is that of
     `conversions.tradeoff_from_delta` on 33 certified points of the profile (65 for "add" and "remove"), and what a page
     costs is those points.
-    Returns the HTML text. Raises ValueError, TypeError, UnsupportedMechanismError.
+    Returns the HTML text. Raises ValueError, TypeError, UnsupportedMechanismError; ImportError where tqdm is missing.
 
     >>> page = jaxdp.report(jaxdp.Gaussian(2.0), delta=1e-6)
     >>> page.startswith("<!DOCTYPE html>")
@@ -48,4 +50,4 @@ def report(
         )
     if (epsilon is None) == (delta is None):
         raise ValueError(f"give either epsilon or delta, got epsilon={epsilon!r} and delta={delta!r}.")
-    return page_of(Facts.of(mechanism, relation or natural_relation(mechanism), epsilon, delta))
+    return page_of(Facts.of(mechanism, relation or natural_relation(mechanism), epsilon, delta, progress))

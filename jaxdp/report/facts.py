@@ -13,6 +13,7 @@ from jaxdp.conversions.profile import tradeoff_from_delta
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.runtime import provenance
+from jaxdp.runtime.progress import pieces
 
 _POINTS = 33  # of the privacy profile
 
@@ -32,7 +33,7 @@ class Facts:
     theorem: str
 
     @classmethod
-    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any) -> Facts:
+    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool) -> Facts:
         """Asks the verbs."""
         target, given = ("delta", delta) if epsilon is None else ("epsilon", epsilon)
         targets = np.atleast_1d((validate.probability if epsilon is None else validate.nonnegative)(target, given))
@@ -44,7 +45,9 @@ class Facts:
         grid = _grid(shown, lambda: epsilon_bounds(mechanism, 1e-6, relation=relation).upper)
         if relation in ("add", "remove"):
             grid = np.concatenate([-grid[:0:-1], grid])
-        profile = delta_bounds(mechanism, grid, relation=relation)
+        rows = pieces(grid.size, progress, rows=1)
+        parts = [delta_bounds(mechanism, grid[piece], relation=relation) for piece in rows]
+        profile = Bounds(*(np.concatenate(side) for side in zip(*parts, strict=True)))
         at_zero = int(np.flatnonzero(grid == 0)[0])
         total = Bounds(*(float(side[at_zero]) for side in profile))
         theorem = provenance.summary(calls).get("bound", "")
