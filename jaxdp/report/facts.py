@@ -33,7 +33,7 @@ class Facts:
     theorem: str
 
     @classmethod
-    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool) -> Facts:
+    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool = False) -> Facts:
         """Asks the verbs."""
         target, given = ("delta", delta) if epsilon is None else ("epsilon", epsilon)
         targets = np.atleast_1d((validate.probability if epsilon is None else validate.nonnegative)(target, given))
