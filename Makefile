@@ -6,11 +6,12 @@ PIP := $(BIN)/python -m pip install --quiet
 # A stamp per extra, newer than pyproject.toml, says that the extra is installed.
 STAMPS := $(VENV)/stamps
 
-.PHONY: help demo test lint types readme notebooks docs build bench stress clean
+.PHONY: help demo test test-all lint types readme notebooks docs build bench stress clean
 
 help:
 	@echo "make demo       install, then sweep epsilon of shuffling over eps0 and n: out/sweep.nc, out/sweep.png, a table"
 	@echo "make test       install, then run the tests"
+	@echo "make test-all   the same and the tests that take longest: before a release"
 	@echo "make lint types readme notebooks docs build bench stress    the other checks"
 
 $(STAMPS)/venv:
@@ -34,8 +35,13 @@ demo: $(STAMPS)/demo
 		--out out/sweep.nc --plot out/sweep.png > out/sweep.txt
 	cat out/sweep.txt
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # a file compiles in one process
+
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # a file compiles in one process
+	$(PYTEST) -m "not thorough"
+
+test-all: $(STAMPS)/test
+	$(PYTEST)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

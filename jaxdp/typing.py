@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
@@ -31,6 +31,17 @@ Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
 
 Axis: TypeAlias = Number | str | bool | None | Sequence[Number | str | bool | None]
 """The values of one axis of a sweep."""
+
+
+Step: TypeAlias = int | np.integer[Any] | jax.Array
+"""The number of a training step, from 0; a scalar."""
+
+Tree: TypeAlias = Any
+"""A tree of arrays, as jax.tree_util has it: parameters, gradients, examples with one leading axis."""
+
+
+Loss: TypeAlias = Callable[[Tree, Tree], Any]
+"""loss(params, example): a scalar, of one example."""
 
 
 class RealField:

@@ -421,6 +421,7 @@ def test_ten_epochs(relation, exact):
     assert found.upper - found.lower < 4e-4 * exact
 
 
+@pytest.mark.thorough
 def test_ten_epochs_in_which_few_steps_decide_are_amplified():
     """(T 100, sigma 0.5): 13.85 at delta 1e-6 by another method, 49.3 without amplification."""
     found = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(100, 0.5), 10), 1e-6, relation="remove")
@@ -428,6 +429,7 @@ def test_ten_epochs_in_which_few_steps_decide_are_amplified():
     assert found.upper - found.lower < 6e-3 * found.upper
 
 
+@pytest.mark.thorough
 def test_one_epoch_of_finite_pairs_encloses_the_epoch():
     """The pairs of a composition, taken once: their bounds and the contour's enclose the same number."""
     record = allocation(np.array([[50.0]]), np.array([[0.8]]), np.array([[1.0]]))
@@ -444,6 +446,7 @@ def test_one_epoch_of_finite_pairs_encloses_the_epoch():
             assert upper - lower < 1e-2 * upper
 
 
+@pytest.mark.thorough
 def test_several_of_the_steps_lie_between_their_sum_and_blocks():
     """2 of 3 steps: exactly, P has density (Y1 Y2 + Y1 Y3 + Y2 Y3)/3; integrated on a grid of normal quantiles."""
     noise, epsilon, size = 1.5, 0.4, 160
@@ -467,6 +470,7 @@ def test_fields_are_as_documented():
     assert len(jax.tree_util.tree_leaves(allocation(3, 1.0))) == 3
 
 
+@pytest.mark.thorough
 def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
     def epsilon(noise):
         return jaxdp.epsilon(allocation(1000, noise), 1e-6, relation="remove")
@@ -483,6 +487,7 @@ def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
     np.testing.assert_array_equal(slopes[1:], 0.0)
 
 
+@pytest.mark.thorough
 def test_one_epoch_by_repeat_is_one_epoch_also_beside_rows_of_several():
     one = jaxdp.RandomAllocation(jaxdp.Gaussian(1.0), 100)
     alone = jaxdp.epsilon_bounds(one, 1e-6, relation="remove")

@@ -312,6 +312,7 @@ def test_contour_kernel_holds_the_exact_value_in_a_large_batch(contour_rows):
 
 
 @pytest.mark.parametrize("rows", [1, 100, 200])  # 8 rows would be a compilation of their own
+@pytest.mark.thorough
 def test_contour_kernel_gives_a_row_the_same_bounds_in_any_batch(contour_rows, rows):
     mechanism, deltas, together = contour_rows
     part = jaxdp.epsilon_bounds(mechanism, deltas[-rows:], relation="remove")
@@ -411,6 +412,7 @@ def test_threads_that_want_the_same_program_compile_it_once():
 
 
 @pytest.mark.parametrize("way, points, relation", [("NumPy", 4, "add_or_remove"), ("compiled", 20, "remove")])
+@pytest.mark.thorough
 def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compiled_quickly, way, points, relation):
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 0 if way == "compiled" else 10**6)
     sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, points))

@@ -60,6 +60,7 @@ def test_a_mechanism_need_not_accept_add_and_remove_apart():
     assert 0.9 * apart < jaxdp.tradeoff(leaning(0.7), 0.1) <= apart * (1 + 1e-12)
 
 
+@pytest.mark.thorough
 def test_each_of_several_values_may_have_another_pair_that_decides():
     one, other = np.array([0.9, 0.1]), np.array([0.6, 0.4])
 
@@ -147,6 +148,7 @@ def test_an_element_out_of_reach_is_named_by_its_index_and_target():
 
 
 @pytest.mark.parametrize("make", [jaxdp.Gaussian, lambda s: jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.9)])
+@pytest.mark.thorough
 def test_unreachable_nan_lets_the_other_elements_through(make):
     targets = np.array([[50.0, 40.0], [0.5, 10.0]])
     found = calibrate(make, epsilon=targets, delta=1e-6, bracket=(0.1, 2.0), unreachable="nan")

@@ -84,6 +84,7 @@ def composition_of_1300():
 
 @pytest.mark.batches_as_for_users  # a point of 1001 mechanisms takes a second or two
 @pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.thorough
 def test_composition_of_1300_different_mechanisms_encloses_the_stored_values(direction):
     cases = [c for c in CASES if c["mechanism"]["type"] == HETEROGENEOUS and c["direction"] == direction]
     assert len(cases) == 3

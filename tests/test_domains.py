@@ -263,6 +263,7 @@ def batch(example, outside):
 
 
 @pytest.mark.parametrize("example, outside", TABLE, ids=NAMES)
+@pytest.mark.thorough
 def test_a_traced_number_outside_its_domain_is_vacuous_and_its_neighbours_keep_their_values(
     example, outside, cheap_kernels
 ):
@@ -326,6 +327,7 @@ EXACT = {"epsilon of Laplace": lambda x: 1 / x + 2 * np.log1p(-1e-5)}  # else wh
 
 
 @pytest.mark.parametrize("kind", REAL)
+@pytest.mark.thorough
 def test_real_kernels_answer_the_neighbours_and_every_derivative_is_finite(kind):
     numbers, answer = REAL[kind]
     options = {**(precision.compiler_options("cpu") or {}), "xla_backend_optimization_level": 0}
@@ -338,6 +340,7 @@ def test_real_kernels_answer_the_neighbours_and_every_derivative_is_finite(kind)
     np.testing.assert_allclose(values[::2], truth, rtol=2e-6)  # a traced contour has one effort, of a gap of 1e-6
 
 
+@pytest.mark.thorough
 def test_real_laws_of_shuffled_rounds_answer_the_neighbours():
     def renyi(x):
         return jaxdp.renyi(jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1000), 3.0)

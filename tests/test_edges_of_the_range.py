@@ -17,6 +17,7 @@ BELOW_NORMAL = [
 
 
 @pytest.mark.parametrize(("mechanism", "exact"), BELOW_NORMAL)
+@pytest.mark.thorough
 def test_a_subnormal_delta_is_not_taken_for_0(mechanism, exact):
     deltas = np.array([0.0, 5e-324, 1e-310, SMALLEST])
     with jax.enable_x64(True):
@@ -112,6 +113,7 @@ def test_very_many_rounds_of_randomized_response_enclose_the_exact_sum(rounds):
 
 
 @mpmath.workdps(40)
+@pytest.mark.thorough
 def test_the_derivative_on_a_lattice_is_that_between_two_of_its_points():
     rounds, local, target = 50, 0.10472031656855026, 0.2868579332446001
 

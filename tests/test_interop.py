@@ -279,6 +279,7 @@ def sums_of_a_cut_batch(values, rate, largest):
 
 @pytest.mark.parametrize("others", [(-1, -1, -1), (0, 0, 0), (1, 1, 1), (-1, 0, 1), (-1, -1, -1, -1, -1)])
 @pytest.mark.parametrize(("rate", "largest", "noise"), [(0.5, 2, 1.0), (0.3, 1, 0.5), (0.9, 2, 2.0)])
+@pytest.mark.thorough
 def test_no_data_set_beats_the_bound_of_truncated_batches(others, rate, largest, noise):
     x = np.linspace(-12 - len(others), 12 + len(others), 20_001)
 
@@ -296,6 +297,7 @@ def test_no_data_set_beats_the_bound_of_truncated_batches(others, rate, largest,
             assert attained <= bound * (1 + 1e-6)
 
 
+@pytest.mark.thorough
 def test_truncated_batches_cost_no_more_than_dp_accounting_says():
     """It takes the pair of REPLACE_ONE where the batch is full: 8% more here."""
     event = truncated(4, 0.5, 2, 1.0)
@@ -303,6 +305,7 @@ def test_truncated_batches_cost_no_more_than_dp_accounting_says():
     assert 0.8 * theirs < interop.PrivacyAccountant().compose(event, 3).get_epsilon(1e-6) < theirs
 
 
+@pytest.mark.thorough
 def test_batches_that_are_hardly_ever_cut_are_poisson_batches():
     bounds = [
         interop.PrivacyAccountant().compose(truncated(10_000, 0.01, cut, 2.0), 100).get_epsilon(1e-6)
@@ -411,6 +414,7 @@ def test_numbers_lie_between_the_optimistic_and_the_pessimistic_ones_of_dp_accou
 
 
 @pytest.mark.parametrize(("batch", "count"), [(5, 30), (40, 1)])
+@pytest.mark.thorough
 def test_a_fixed_size_batch_is_within_dp_accountings_renyi_bound_at_half_the_noise(batch, count):
     """Its RDP accountant reads noise over the sensitivity of the relation, which is two norm bounds for REPLACE_ONE."""
     event = dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(4.0))

@@ -140,6 +140,7 @@ def test_rounded_optimum_never_falls_below_exact_rationals_over_many_decades(dec
             assert 0 <= Fraction(float(mu)) ** 2 / exact - 1 < EXACT
 
 
+@pytest.mark.thorough
 def test_diameter_equals_the_best_restart_and_a_large_one_changes_nothing():
     rng = np.random.default_rng(2)
     for _ in range(10):

@@ -171,6 +171,7 @@ def test_a_coarse_contour_still_encloses_what_a_band_contributes(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thorough
 def test_it_encloses_what_a_band_contributes_also_when_compiled_as_for_users(name, compiled_as_for_users):
     band, eps, choice = CASES[name]
     assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
@@ -191,6 +192,7 @@ def test_a_fine_contour_of_a_band_is_close():
 
 
 @pytest.mark.parametrize("band", BANDS)
+@pytest.mark.thorough
 def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
     order, frequency = 3.0, [0.0, 2.0, 40.0]
 
@@ -234,6 +236,7 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
 
 @pytest.mark.parametrize("times", [1, 500])
 @pytest.mark.parametrize("band", BANDS)
+@pytest.mark.thorough
 def test_probabilities_of_a_band_are_enclosed(band, times):
     def run(times, *ends):
         steps = band_contour.make_steps(spectrum_of(times), xp.asarray(CUT), 1024)
@@ -302,6 +305,7 @@ TWO_STEPS = [
 ]
 
 
+@pytest.mark.thorough
 def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     """At one effort: the cheaper ones, which a verb tries first and which do for larger deltas, are not compiled."""
     monkeypatch.setattr(contour.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
@@ -320,6 +324,7 @@ def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     assert (upper - lower < np.where(delta < 1e-200, 1e-5, 1e-6) * upper).all()
 
 
+@pytest.mark.thorough
 def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
     noise, rate, times = np.array([0.8, 1.1, 2.0]), np.array([0.004, 0.02, 0.01]), np.array([400, 30, 1000])
     part = Sampled(1 / noise, rate, times.astype(float))

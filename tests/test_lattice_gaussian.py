@@ -57,6 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("fine", [False, True])
+@pytest.mark.thorough
 def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
     for sigma, shift, *widths in CASES:
         top = np.log1p(RATE * np.expm1(min(shift * 4.0 / sigma, 600.0)))

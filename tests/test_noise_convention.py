@@ -220,6 +220,7 @@ def test_large_contributions_are_sampled_outcome_by_outcome_at_twice_the_shift(k
 
 
 @pytest.mark.parametrize("relation", ["remove", "replace_one"])
+@pytest.mark.thorough
 def test_traced_records_follow_the_convention(relation):
     with jax.enable_x64(True):
 

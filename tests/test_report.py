@@ -85,6 +85,7 @@ def test_delta_is_certified_at_the_epsilons_that_are_given():
 
 
 @pytest.mark.parametrize(("mechanism", "relation"), CASES, ids=IDS)
+@pytest.mark.thorough
 def test_no_attack_on_the_trade_off_curve_is_more_accurate_than_the_page_says(mechanism, relation):
     page = page_of(facts_of(mechanism, relation))
     right, advantage, *recognised = [[share(cell) for cell in row[1:]] for row in tables(page)[1][1:]]

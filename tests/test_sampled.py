@@ -251,6 +251,7 @@ def replace_profile(eps, rate, mu):
     return np.where(eps >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
 
 
+@pytest.mark.thorough
 def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_convolution():
     rate, mu, eps = 0.3, 1.0, np.array([0.1, 0.5, 1.5])
     u = np.linspace(mu / 2, 12.0, 200_001)
@@ -338,6 +339,7 @@ def exact_single_step(sigma, rate, relation, epsilon):
 
 
 @pytest.mark.parametrize("relation", ["add", "remove"])
+@pytest.mark.thorough
 def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_else(relation):
     random, points = np.random.default_rng(0), 200
     sigma = 10 ** random.uniform(-1.3, 1.7, points)

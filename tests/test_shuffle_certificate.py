@@ -164,6 +164,7 @@ def three_atoms(seed=3, count=1500):
 
 
 @pytest.mark.parametrize("charged", [True, False])
+@pytest.mark.thorough
 def test_nodes_far_from_every_recurrence_must_be_charged(charged):
     """The sum of |phi|^n h/|z|^2 beyond the first node, added up, against its bound with and without ``floor``."""
     bound = contour._peaks if charged else without(contour, "_peaks", (TAIL, "near + peaks"))
@@ -211,6 +212,7 @@ def long_sums(nodes):
 
 
 @pytest.mark.parametrize("nodes", [64.0, 128.0, 1024.0])
+@pytest.mark.thorough
 def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
     for variance in (3, 30, 300, 3000):
         where = points(variance, (0.05, 6.0))

@@ -207,6 +207,7 @@ def test_ten_rounds_of_a_named_randomizer_cost_what_an_exact_sum_says(users, eps
     ],
     ids=["binary", "hashing", "hadamard", "laplace"],
 )
+@pytest.mark.thorough
 def test_composed_named_randomizers_have_the_lower_bound_of_a_data_set(randomizer):
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(randomizer, 1e4), 10), delta=1e-6)
     assert 0.7 * upper <= lower <= upper
@@ -240,6 +241,7 @@ def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
     assert jaxdp.epsilon(jaxdp.repeat(clean, 2), delta=0.0) == pytest.approx(2.0, rel=1e-11)
 
 
+@pytest.mark.thorough
 def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences():
     """Composed rounds are differentiated through these finite pairs; the verb itself compiles longer."""
     z, local, step = 200.0, 1.0, 1e-3

@@ -214,6 +214,7 @@ def random_points(count, seed=2):
 
 
 @pytest.mark.parametrize("bound", ["clones", "stronger"])
+@pytest.mark.thorough
 def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
     users, eps0, delta = random_points(1000)
     few = users * np.exp(-eps0) < 1e5  # the time of the sum over counts goes with the root

@@ -209,6 +209,7 @@ def direct_delta(first, second, base, n, epsilon):
 
 
 @pytest.mark.parametrize("n", [2, 5, 9])
+@pytest.mark.thorough
 def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
     rng = np.random.default_rng(n)
     size = 20

@@ -32,6 +32,7 @@ def test_golden_renyi_divergence_is_bounded_and_the_excess_is_small():
 
 
 @pytest.mark.parametrize("users", [1, 2, 5])
+@pytest.mark.thorough
 def test_renyi_of_few_users_is_exact_from_next_to_one_to_the_largest_orders(users):
     orders = [1 + 1e-6, 1.01, 2.0, 30.0, 350.0, 1e4]
     local = mp.e
@@ -51,6 +52,7 @@ def test_renyi_of_few_users_is_exact_from_next_to_one_to_the_largest_orders(user
 @pytest.mark.parametrize(
     "randomizer", [jaxdp.LocalRandomizer(2.0), jaxdp.RandomizedResponse(2.0, 10)], ids=["clones", "k-RR"]
 )
+@pytest.mark.thorough
 def test_renyi_of_many_users_stays_that_of_a_gaussian_up_to_large_orders(randomizer):
     """Deltas far below the smallest double once made it 15 times too large beyond order 350."""
     orders = np.array([16.0, 350.0, 1e3, 5e3])
@@ -89,6 +91,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", TRACED)
+@pytest.mark.thorough
 def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(name):
     eps0, step = np.array([1.0, 2.0]), 1e-4
 
@@ -103,6 +106,7 @@ def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(na
     np.testing.assert_allclose(slopes, difference, rtol=SLOPE_GAP)
 
 
+@pytest.mark.thorough
 def test_the_slope_of_a_named_randomizers_epsilon_is_that_of_differences():
     """The implicit derivative from the formula that the traced verbs differentiate; the verb itself compiles longer."""
     local, step = 1.0, 1e-4

@@ -51,6 +51,7 @@ def test_local_epsilon_for_is_the_largest_that_passes():
     assert at[0] <= 1e-6 < at[1]
 
 
+@pytest.mark.thorough
 def test_num_users_for_is_the_smallest_that_passes():
     answer = shuffle.num_users_for(0.1, 1.0, 1e-6)
     at = clones_bounds("delta", np.ones(2), np.array([answer, answer - 1]), np.full(2, 0.1), "clones").upper
@@ -96,6 +97,7 @@ def test_a_small_additive_term_is_not_lost_by_the_sum():
     assert shuffle.approximate_ldp(0.1, 0.1, 1.0, 0.0, 1000)[1] == 0.1
 
 
+@pytest.mark.thorough
 def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
     # One example: the pair is the Gaussian one itself, delta(eps) at mu = 2 / noise_std.
     noise, target = np.array([2e17, 2e16, 2e15]), np.array([1e-300, 1e-300, 1e-250])
@@ -109,6 +111,7 @@ def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
     assert found * noise == pytest.approx(74.0, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_noisy_sgd_is_amplified_and_falls_with_noise():
     values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)
     assert (np.diff(values) < 0).all()

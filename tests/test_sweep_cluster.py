@@ -147,6 +147,7 @@ JOB = textwrap.dedent("""
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+@pytest.mark.thorough
 def test_several_sweeps_to_one_path_compute_every_tile_once(tmp_path, suffix):
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / f"grid{suffix}"), str(tmp_path / "log")]
@@ -216,6 +217,7 @@ def test_a_large_zarr_result_is_not_read_before_it_is_used(tmp_path):
     assert stored.attrs["fingerprint"] == made.attrs["fingerprint"]
 
 
+@pytest.mark.thorough
 def test_eight_devices_of_one_process_give_the_same_bits_as_one():
     """A program is compiled for each device: by all points in batches of one size, without optimisation."""
     code = """

@@ -261,3 +261,20 @@ def test_shuffling_one_pass_beats_the_local_guarantee():
     local = jaxdp.epsilon(jaxdp.Gaussian(4.0), 1e-13)
     central = jaxdp.epsilon(sgd.after(), 1e-5)
     assert 0 < central < local / 5
+
+
+def test_the_sum_of_another_step_is_refused():
+    sgd = make(num_examples=50)
+    tx = sgd.privatize(KEY)
+
+    def updated(step, state):
+        made = sgd.clipped_sum(loss, PARAMS, X[:50], step, DATA_KEY, microbatch=8)
+        return tx.update(made, state, PARAMS)
+
+    _, after_one = updated(0, tx.init(PARAMS))
+    with pytest.raises(ValueError, match=r"step 1, the state's count, got that of step 0: give state.count"):
+        updated(0, after_one)
+    jitted = jax.jit(updated)
+    for step, finite in ((0, False), (1, True), (2, False)):
+        noisy, _ = jitted(step, after_one)
+        assert all(bool(jnp.isfinite(leaf).all()) == finite for leaf in jax.tree.leaves(noisy))

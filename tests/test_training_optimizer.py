@@ -307,6 +307,7 @@ print("eight devices agree")
 """
 
 
+@pytest.mark.thorough
 def test_eight_devices_share_replicated_noise_and_never_repeat_sharded_noise():
     flags = "--xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

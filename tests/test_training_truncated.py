@@ -115,6 +115,7 @@ def test_a_tail_too_small_for_a_number_is_not_zero():
     assert truncation_delta(10, 1.0, 10) == 1
 
 
+@pytest.mark.thorough
 def test_a_cut_sample_is_a_uniform_part_of_the_poisson_sample():
     sizes = {"num_examples": 6, "probability": 0.5}
     draws = jax.vmap(lambda t: truncated_poisson_batch(t, KEY, size=2, **sizes))(jnp.arange(30_000))

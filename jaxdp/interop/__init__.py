@@ -24,12 +24,14 @@ from jaxdp.typing import Relation
 
 try:
     from dp_accounting import dp_event, privacy_accountant
+    from dp_accounting.privacy_accountant import NeighboringRelation
 except ImportError as error:
     raise ImportError(
         "jaxdp.interop needs dp_accounting, the extra `interop`: pip install 'jaxdp-accounting[interop]'."
     ) from error
 
-NeighboringRelation = privacy_accountant.NeighboringRelation
+__all__ = ["PrivacyAccountant", "from_dp_event", "relation_name"]
+
 _RELATIONS: dict[Any, Relation] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove",
     NeighboringRelation.REPLACE_ONE: "replace_one",
@@ -46,7 +48,9 @@ class _UnsupportedEvent(UnsupportedMechanismError):
         self.event = event
 
 
-def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Mechanism:
+def from_dp_event(
+    event: dp_event.DpEvent, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+) -> Mechanism:
     """A jaxdp mechanism whose dominating pair is that of a dp_accounting DpEvent, or dominates it.
 
     neighboring_relation: the one you will account for. Account for the result with
@@ -72,6 +76,13 @@ def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.AD
         UnsupportedMechanismError: no theorem, or an event this package has no pair for (zCDP among them: a Renyi
             bound alone is not a pair).
 
+    >>> import jaxdp
+    >>> from jaxdp import interop
+    >>> import dp_accounting
+    >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+    >>> run = interop.from_dp_event(dp_accounting.SelfComposedDpEvent(step, 1000))
+    >>> f"{jaxdp.epsilon(run, 1e-5):.4f}"
+    '1.8282'
     """
     if not isinstance(event, dp_event.DpEvent):
         raise TypeError(f"event must be a dp_accounting DpEvent, got {type(event).__name__}.")
@@ -88,8 +99,13 @@ def from_dp_event(event: Any, neighboring_relation: Any = NeighboringRelation.AD
     return mechanism
 
 
-def relation_name(neighboring_relation: Any) -> Relation:
-    """The jaxdp relation of a dp_accounting NeighboringRelation; ValueError for anything else."""
+def relation_name(neighboring_relation: NeighboringRelation) -> Relation:
+    """The jaxdp relation of a dp_accounting NeighboringRelation; ValueError for anything else.
+
+    >>> from jaxdp import interop
+    >>> interop.relation_name(interop.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    'add_or_remove'
+    """
     return _RELATIONS[validate.choice("neighboring_relation", neighboring_relation, tuple(_RELATIONS))]
 
 
@@ -99,9 +115,15 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
     Same calls as dp_accounting's own accountants: compose, get_epsilon, get_delta, supports, ledger. The numbers are
     never below the truth, and every event counts as often as it was composed (dp_accounting 0.6.0's PLD accountant
     counts a repeated RandomizedResponseDpEvent once).
+
+    >>> from jaxdp import interop
+    >>> import dp_accounting
+    >>> accountant = interop.PrivacyAccountant().compose(dp_accounting.GaussianDpEvent(2.0), 4)
+    >>> f"{accountant.get_epsilon(1e-5):.4f}"
+    '4.3772'
     """
 
-    def __init__(self, neighboring_relation: Any = NeighboringRelation.ADD_OR_REMOVE_ONE):
+    def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE):
         self._relation = relation_name(neighboring_relation)
         super().__init__(neighboring_relation)
         self._parts: list[Mechanism] = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.training.truncated import binomial_tail
+from jaxdp.typing import Step
 
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
 # sample has the key of a draw of noise, even where a caller gives both the same key.
@@ -23,6 +24,11 @@ class Batch(NamedTuple):
 
     overflow: True where the sample did not fit; the same key and step with a larger size give the whole
     sample. A cut sample is not a Poisson sample and is not accounted for: do not train on it.
+
+    >>> from jaxdp import training
+    >>> batch = training.cyclic_batch(3, num_examples=10, batch_size=4, num_batches=3)
+    >>> batch.indices[batch.mask].tolist(), bool(batch.overflow)
+    ([0, 1, 2, 3], False)
     """
 
     indices: jax.Array
@@ -30,18 +36,31 @@ class Batch(NamedTuple):
     overflow: jax.Array
 
 
-def cyclic_batch(step: Any, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
-    """Batch number step mod num_batches of the data in their fixed order; the last one may be short."""
+def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
+    """Batch number step mod num_batches of the data in their fixed order; the last one may be short.
+
+    >>> from jaxdp import training
+    >>> batch = training.cyclic_batch(2, num_examples=10, batch_size=4, num_batches=3)
+    >>> batch.indices[batch.mask].tolist()
+    [8, 9]
+    """
     step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
     start = (step % num_batches) * batch_size
     positions = start + jnp.arange(batch_size, dtype=jnp.int32)
     return _fixed(positions, num_examples)
 
 
-def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
+def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
     """As `cyclic_batch`, in an order drawn anew for every epoch from the key and the epoch's number.
 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the order.
+
+    >>> import jax
+    >>> from jaxdp import training
+    >>> sizes = {"num_examples": 10, "batch_size": 5, "num_batches": 2}
+    >>> batches = [training.reshuffled_batch(step, jax.random.key(0), **sizes) for step in range(2)]
+    >>> sorted(int(index) for batch in batches for index in batch.indices)
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
     order = jax.random.permutation(_sample_key(key, step // num_batches), num_examples)
@@ -49,13 +68,19 @@ def reshuffled_batch(step: Any, key: jax.Array, *, num_examples: int, batch_size
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
-def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
+def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
     """Every example independently with the given probability, drawn from the key and the step; padded to size.
 
     probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1] (NaN: nobody).
 
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
     probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
+
+    >>> import jax
+    >>> from jaxdp import training
+    >>> batch = training.poisson_batch(0, jax.random.key(0), num_examples=1000, probability=0.1, size=200)
+    >>> batch.indices.shape, int(batch.mask.sum())
+    ((200,), 113)
     """
     chosen = _poisson(step, key, num_examples, probability, size)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
@@ -64,12 +89,18 @@ def poisson_batch(step: Any, key: jax.Array, *, num_examples: int, probability: 
 
 
 def truncated_poisson_batch(
-    step: Any, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int
+    step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int
 ) -> Batch:
     """The sample of `poisson_batch`, and where it holds more than ``size`` examples a uniformly drawn ``size`` of them.
 
     Arguments as there. In random order; ``overflow`` is always False. Accounted for by `DPSGD` with
     sampling="truncated_poisson". The key must be unseen by the adversary; noise drawn from the same key is independent.
+
+    >>> import jax
+    >>> from jaxdp import training
+    >>> batch = training.truncated_poisson_batch(0, jax.random.key(0), num_examples=1000, probability=0.1, size=64)
+    >>> int(batch.mask.sum()), bool(batch.overflow)
+    (64, False)
     """
     chosen = _poisson(step, key, num_examples, probability, size)
     order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32), _CUT), num_examples)
@@ -78,7 +109,7 @@ def truncated_poisson_batch(
     return Batch(order[places].astype(jnp.int32), mask, jnp.zeros((), bool))
 
 
-def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
+def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
     """The examples of one bin: in every epoch of num_bins steps each example is in one uniformly drawn bin.
 
     step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key and
@@ -90,6 +121,13 @@ def balls_in_bins_batch(step: Any, key: jax.Array, *, num_examples: int, num_bin
 
     Raises:
         ValueError: a bin of the epoch does not fit; says which size fits. Under a trace ``overflow`` tells it instead.
+
+    >>> import jax
+    >>> from jaxdp import training
+    >>> sizes = {"num_examples": 12, "num_bins": 3, "size": 12}
+    >>> epoch = [training.balls_in_bins_batch(step, jax.random.key(0), **sizes) for step in range(3)]
+    >>> sum(int(batch.mask.sum()) for batch in epoch)  # everyone once
+    12
     """
     bins_given = validate.integer("num_bins", num_bins, 1)
     # above it jax.random.randint, of 32-bit integers, computes the remainder of its 64 bits with an overflow
@@ -115,6 +153,10 @@ def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
     """Upper bound of the chance that, in one epoch, some bin holds more than ``size`` examples.
 
     `binomial_tail` of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
+
+    >>> from jaxdp import training
+    >>> f"{training.bin_overflow_chance(10_000, 100, 160):.1e}"
+    '1.1e-06'
     """
     for name, value in (("num_examples", num_examples), ("num_bins", num_bins)):
         validate.integer(name, value, 1)
@@ -140,7 +182,8 @@ def band_rounds(num_steps: int, bands: int) -> int:
     stated for, or less. The noise itself is not made here; the package jax_privacy has it.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
 
-    >>> band_rounds(1000, 16)
+    >>> from jaxdp import training
+    >>> training.band_rounds(1000, 16)
     63
     """
     validate.integer("num_steps", num_steps, 0)
@@ -148,7 +191,7 @@ def band_rounds(num_steps: int, bands: int) -> int:
     return -(-int(num_steps) // int(bands))
 
 
-def _checked_step(step: Any, least: int, **sizes: Any) -> jax.Array:
+def _checked_step(step: Step, least: int, **sizes: Any) -> jax.Array:
     """The step as int32. A jax array is not looked at, it may be traced, or not computed yet."""
     for name, value in sizes.items():
         validate.integer(name, value, least)
@@ -162,7 +205,7 @@ def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Ar
     return jax.random.fold_in(jax.random.fold_in(key, use), number)
 
 
-def _poisson(step: Any, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:
+def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:
     """Who is in the sample of a step, (num_examples,) bool."""
     step = _checked_step(step, 0, num_examples=num_examples, size=size)
     if not validate.is_traced(probability):

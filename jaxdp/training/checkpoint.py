@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.training.noise import NoisyState
+from jaxdp.typing import Tree
 
 
 class RewoundError(ValueError):
-    """The state is older than one this run has already reached."""
+    """The state is older than one this run has already reached.
+
+    >>> from jaxdp import training
+    >>> issubclass(training.RewoundError, ValueError)
+    True
+    """
 
 
 def refuse_rewind(state: NoisyState, furthest: int) -> None:
@@ -20,6 +25,11 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
 
     The noise of a step is fixed by key and count. Doing a step again on other data reuses its noise, and
     the difference of the two results is free of it.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxdp import training
+    >>> state = training.NoisyState(*map(jnp.asarray, (7, [0, 1], 0)))
+    >>> training.refuse_rewind(state, 7)
     """
     count = int(np.asarray(state.count))
     validate.integer("furthest", furthest, 0)
@@ -38,6 +48,15 @@ class Checkpoints:
     checkpoint. Steps made after it and lost are made again with the same noise: with the batches of the same
     step numbers that gives the same iterates and no new release.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxdp import training
+    >>> import tempfile
+    >>> state = training.NoisyState(*map(jnp.asarray, (7, [0, 1], 0)))
+    >>> checkpoints = training.Checkpoints(tempfile.mkdtemp())
+    >>> checkpoints.save({"w": jnp.zeros(3)}, state)
+    >>> checkpoints.furthest()
+    7
+
     Needs the extra "checkpoint" (orbax-checkpoint). directory: created when missing.
     """
 
@@ -55,14 +74,14 @@ class Checkpoints:
         counts = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
         return max(counts, default=0)
 
-    def save(self, params: Any, state: NoisyState) -> None:
+    def save(self, params: Tree, state: NoisyState) -> None:
         """Write a checkpoint under state.count; RewoundError when a later one exists."""
         refuse_rewind(state, self.furthest())
         path = self._directory / str(int(np.asarray(state.count)))
         with self._orbax.StandardCheckpointer() as writer:
             writer.save(path, {"params": params, "state": state._asdict()}, force=True)
 
-    def restore(self, params: Any, state: NoisyState, *, count: int | None = None) -> tuple[Any, NoisyState]:
+    def restore(self, params: Tree, state: NoisyState, *, count: int | None = None) -> tuple[Tree, NoisyState]:
         """(params, state) of the newest checkpoint, in the shapes and dtypes of the given ones.
 
         count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;

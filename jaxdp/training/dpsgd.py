@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.training import batches, budget, clipping, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.training.truncated import truncation_delta
+from jaxdp.typing import Loss, Real, Step, Tree
 
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
@@ -34,13 +34,23 @@ _DOMAINS = {
 
 
 class ClippedSum(NamedTuple):
-    """Sum of clipped per-example gradients over one Poisson sample, and the number of examples left out.
+    """Sum of clipped per-example gradients over one sample, the number of examples left out, and the sample's step.
 
-    total: a tree like the parameters, float32. Made by `DPSGD.clipped_sum`; what `DPSGD.optimizer` takes.
+    total: a tree like the parameters, float32. step: whose sample it is; the update of another step refuses it. None,
+    for a sum made by hand, is not checked. Made by `DPSGD.clipped_sum`; what `DPSGD.optimizer` takes.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from jaxdp import training
+    >>> sgd = training.DPSGD(clip_norm=1.0, noise_multiplier=1.0, sampling_probability=1.0)
+    >>> made = sgd.clipped_sum(lambda w, x: w * x, jnp.zeros(()), jnp.array([0.25, -3.0]), 0, jax.random.key(0))
+    >>> f"{float(made.total):.4f}"  # 0.25, and -3 clipped to the norm 1
+    '-0.7500'
     """
 
-    total: Any
+    total: Tree
     nonfinite: jax.Array
+    step: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +87,17 @@ class DPSGD:
     weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
     draws (or another Poisson sample, unseen by the adversary): shuffled or cyclic batches are not covered;
     normalisation, schedules and the number of steps independent of the data; a schedule's value in the compiled step
-    is within a relative 2^-21 of the one on the host; with schedules, the step given to `batch` and `clipped_sum` is
-    the state's count; no statistic across examples in the model
-    (batch normalisation); floating point noise as good as real noise.
+    is within a relative 2^-21 of the one on the host; the step given to `batch` is the state's count (that of
+    `clipped_sum` is checked); no statistic across examples in the model (batch normalisation); floating point noise as
+    good as real noise.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling; for truncated samples
     notebooks/proofs/truncated_sampling.md.
+
+    >>> import jaxdp
+    >>> from jaxdp import training
+    >>> sgd = training.DPSGD(clip_norm=1.0, noise_multiplier=1.0, sampling_probability=0.01)
+    >>> f"{jaxdp.epsilon(sgd.after(1000), 1e-5):.4f}"
+    '1.8282'
     """
 
     clip_norm: Setting
@@ -130,14 +146,14 @@ class DPSGD:
             raise ValueError(f"steps_per_epoch needs sampling='allocation', got {self.sampling!r}.")
         return int(np.rint(1 / self.sampling_probability))
 
-    def divisor(self, step: Any) -> Any:
+    def divisor(self, step: Step) -> float | jax.Array:
         """Public divisor of a step's noisy sum: the expected batch size, or 1 when num_examples is not given."""
         if self.num_examples is None:
             return 1.0
         expected = self.num_examples * settings.at(self.sampling_probability, step)
         return jnp.maximum(expected, 1e-30) if callable(self.sampling_probability) else max(expected, 1e-30)
 
-    def batch(self, step: Any, key: jax.Array, *, size: int | None = None) -> batches.Batch:
+    def batch(self, step: Step, key: jax.Array, *, size: int | None = None) -> batches.Batch:
         """The sample of a step, padded to a static size, as the function of `sampling` draws it.
 
         key: unseen by the adversary; independent of the noise, also where the keys are equal. size: not with
@@ -151,7 +167,7 @@ class DPSGD:
             )
         return self._sample(step, key, self._require_num_examples(), rows)
 
-    def _sample(self, step: Any, key: jax.Array, count: int, size: int) -> batches.Batch:
+    def _sample(self, step: Step, key: jax.Array, count: int, size: int) -> batches.Batch:
         key = noise.check_key(key)
         if self.sampling == "allocation":
             return batches.balls_in_bins_batch(step, key, num_examples=count, num_bins=self.steps_per_epoch, size=size)
@@ -167,10 +183,10 @@ class DPSGD:
 
     def clipped_sum(
         self,
-        loss: Callable[[Any, Any], Any],
-        params: Any,
-        data: Any,
-        step: Any,
+        loss: Loss,
+        params: Tree,
+        data: Tree,
+        step: Step,
         key: jax.Array,
         *,
         microbatch: int = 64,
@@ -179,7 +195,8 @@ class DPSGD:
 
         loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
-        cut off but by sampling="truncated_poisson".
+        cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum: the update of
+        another step would meet a sample twice, and raises ValueError (in a traced program, it returns NaN).
         """
         count = jax.tree_util.tree_leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:
@@ -193,14 +210,17 @@ class DPSGD:
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree_util.tree_map(lambda a: a[rows], data)
             part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
-            return ClippedSum(jax.tree_util.tree_map(jnp.add, carry.total, part), carry.nonfinite + bad)
+            return carry._replace(
+                total=jax.tree_util.tree_map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad
+            )
 
         zero = jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         used = (jnp.sum(sample.mask, dtype=jnp.int32) + microbatch - 1) // microbatch
-        return jax.lax.fori_loop(0, used, add_microbatch, ClippedSum(zero, jnp.zeros((), jnp.int32)))
+        start = ClippedSum(zero, jnp.zeros((), jnp.int32), jnp.asarray(step, jnp.int32))
+        return jax.lax.fori_loop(0, used, add_microbatch, start)
 
     def optimizer(
-        self, key: jax.Array, *, learning_rate: Any, partition: Any = None
+        self, key: jax.Array, *, learning_rate: Setting, partition: Tree = None
     ) -> optax.GradientTransformationExtraArgs:
         """The optax transformation: -learning_rate x (clipped sum + noise) / divisor.
 
@@ -224,7 +244,7 @@ class DPSGD:
             validate.positive("learning_rate", learning_rate)
         return optax.GradientTransformationExtraArgs(private.init, update)
 
-    def privatize(self, key: jax.Array, *, partition: Any = None) -> optax.GradientTransformationExtraArgs:
+    def privatize(self, key: jax.Array, *, partition: Tree = None) -> optax.GradientTransformationExtraArgs:
         """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
         key = noise.check_key(key)
         impl = jax.random.key_impl(key)
@@ -240,7 +260,7 @@ class DPSGD:
             clip_norm = settings.at(self.clip_norm, state.count)
             clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
             draws = noise.normal_like(noise.step_key(state, impl), params, partition)
-            std, divisor = self._noise_std(state.count), self.divisor(state.count)
+            std, divisor = _if_of_step(clipped, state.count, self._noise_std(state.count)), self.divisor(state.count)
             mean = jax.tree_util.tree_map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
             )
@@ -248,7 +268,7 @@ class DPSGD:
 
         return optax.GradientTransformationExtraArgs(init, update)
 
-    def after(self, steps: Any) -> Mechanism:
+    def after(self, steps: Real) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
 
         Runs with other settings or other batches are composed: jaxdp.compose(first.after(1000), second.after(500)).
@@ -357,6 +377,19 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
     return ClippedSum(*clipping.clip_and_sum(grads, mask, clip_norm))
+
+
+def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
+    """The noise's standard deviation; NaN, or ValueError where numbers are known, for the sum of another step."""
+    if clipped.step is None:
+        return noise_std
+    same = clipped.step == count
+    if not validate.is_traced(same) and not bool(same):
+        raise ValueError(
+            f"grads must be the clipped sum of step {int(count)}, the state's count, got that of step "
+            f"{int(clipped.step)}: give state.count to clipped_sum, or a sample is drawn twice."
+        )
+    return jnp.where(same, noise_std, jnp.nan)
 
 
 def _steps_in(counts: np.ndarray) -> int:

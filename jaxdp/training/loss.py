@@ -21,6 +21,10 @@ class StronglyConvexLoss:
     the largest norm of a feature vector) are not covered.
 
     Raises: ValueError unless 0 <= strong_convexity <= smoothness, lipschitz > 0.
+
+    >>> from jaxdp import training
+    >>> training.StronglyConvexLoss.logistic_regression(feature_norm=2.0, l2=0.5)
+    StronglyConvexLoss(lipschitz=2.0, smoothness=1.5, strong_convexity=0.5, generalized_linear=True)
     """
 
     lipschitz: float

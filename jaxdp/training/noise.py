@@ -20,6 +20,14 @@ class NoisyState(NamedTuple):
     count: int32, updates made. key: uint32 key data; the noise of update t is drawn from fold_in(key, t).
     nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity, which was replaced
     by zero; DPSGD: examples left out for that reason.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from jaxdp import training
+    >>> sgd = training.DPSGD(clip_norm=1.0, noise_multiplier=1.0, sampling_probability=0.01)
+    >>> state = sgd.privatize(jax.random.key(0)).init(jnp.zeros(3))
+    >>> int(state.count), int(state.nonfinite)
+    (0, 0)
     """
 
     count: jax.Array  # type: ignore[assignment]  # the name of the field is fixed, tuple.count is not needed

@@ -16,6 +16,8 @@ from jaxdp.mechanisms.basic import NoisyIteration
 from jaxdp.training import batches, budget, noise, schedule, settings
 from jaxdp.training.clipping import mean_gradient
 from jaxdp.training.loss import StronglyConvexLoss
+from jaxdp.training.settings import Setting
+from jaxdp.typing import Loss, Real, Step, Tree
 
 _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
@@ -63,16 +65,23 @@ class NoisyProjectedSGD:
 
     Raises: ValueError, TypeError for a setting outside its range, at construction (schedules: first 1024 steps,
     the others when they are accounted for).
+
+    >>> import jaxdp
+    >>> from jaxdp import training
+    >>> loss = training.StronglyConvexLoss.logistic_regression(feature_norm=1.0, l2=0.1)
+    >>> sgd = training.NoisyProjectedSGD(loss, learning_rate=1.0, noise_std=0.1, batch_size=50, num_examples=1000)
+    >>> f"{jaxdp.epsilon(sgd.after(200), 1e-5):.4f}"  # ten epochs
+    '1.5589'
     """
 
     loss: StronglyConvexLoss
-    learning_rate: float | Callable[[Any], Any]
-    noise_std: float | Callable[[Any], Any]
+    learning_rate: Setting
+    noise_std: Setting
     batch_size: int
     num_examples: int
     radius: float | None = None
     order: str = "cyclic"
-    projection: Callable[[Any], Any] | None = None
+    projection: Callable[[Tree], Tree] | None = None
     remainder: str = "drop"
     data_steps: int | None = None
     rounding: float = 0.0
@@ -109,7 +118,7 @@ class NoisyProjectedSGD:
         full, rest = divmod(self.num_examples, self.batch_size)
         return full + (rest > 0 and self.remainder == "short")
 
-    def optimizer(self, key: jax.Array, *, partition: Any = None) -> optax.GradientTransformationExtraArgs:
+    def optimizer(self, key: jax.Array, *, partition: Tree = None) -> optax.GradientTransformationExtraArgs:
         """The optax transformation, to be used alone. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
 
         key: a JAX random key, never used for another run. partition: inside shard_map, the PartitionSpecs of the
@@ -138,7 +147,7 @@ class NoisyProjectedSGD:
 
         return optax.GradientTransformationExtraArgs(init, update)
 
-    def batch(self, step: Any, key: jax.Array | None = None) -> batches.Batch:
+    def batch(self, step: Step, key: jax.Array | None = None) -> batches.Batch:
         """The batch of a step, the one that `after` accounts for; empty after data_steps. Usable under jit.
 
         key: for order "reshuffled", unseen by the adversary; independent of the noise, also where the keys are equal.
@@ -157,7 +166,7 @@ class NoisyProjectedSGD:
             return chosen
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.data_steps))
 
-    def gradient(self, data_loss: Callable[[Any, Any], Any], params: Any, examples: Any, mask: Any) -> Any:
+    def gradient(self, data_loss: Loss, params: Tree, examples: Tree, mask: jax.Array) -> Tree:
         """Gradient of sum over the batch of l(w, x) / b + rho |w|^2 / 2: what update takes.
 
         data_loss(params, example) is l alone, without the regulariser; examples: a tree with leading axis b;
@@ -171,7 +180,7 @@ class NoisyProjectedSGD:
             lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params
         )
 
-    def after(self, steps: Any, example: Any = None) -> schedule.IteratedRelease:
+    def after(self, steps: Real, example: Real | None = None) -> schedule.IteratedRelease:
         """The mechanism of releasing the parameters after this many steps, to give to jaxdp.epsilon and others.
 
         steps: whole number >= 0 (state.count); with constant settings in cyclic order an array. example: None for
@@ -191,7 +200,7 @@ class NoisyProjectedSGD:
         each = [per_count[c].max() if s is None else per_count[c][s] for c, s in zip(flat, picks, strict=True)]
         return schedule.IteratedRelease(np.reshape(np.asarray(each), shape))
 
-    def iteration(self, steps: Any, example: int | None = None) -> NoisyIteration:
+    def iteration(self, steps: Real, example: int | None = None) -> NoisyIteration:
         """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
 
         Without `rounding` and without the bound that a radius gives; order "cyclic" only.
@@ -288,6 +297,10 @@ def float32_rounding(dimension: int, radius: float) -> float:
 
     Four roundings to nearest per coordinate (product, difference, projection, and back) at most radius in size.
     It does not cover the summation of the gradient, which grows with the batch.
+
+    >>> from jaxdp import training
+    >>> f"{training.float32_rounding(100, 2.0):.2e}"
+    '4.77e-06'
     """
     size = validate.integer("dimension", dimension, 1)
     return float(4 * np.sqrt(size) * 2.0**-24 * validate.positive("radius", radius))

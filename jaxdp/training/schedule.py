@@ -18,7 +18,7 @@ import numpy as np
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
 from jaxdp.iteration.isotonic import allocation
 from jaxdp.mechanisms.base import GaussianMechanism, record
-from jaxdp.typing import Relation
+from jaxdp.typing import Number, RealField, Relation
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
@@ -33,12 +33,17 @@ class IteratedRelease(GaussianMechanism):
 
     mu: upper bound of the parameter of the optimal shift allocation, >= 0, any shape (one entry per example).
     Natural relation: replace_one.
+
+    >>> import jaxdp
+    >>> from jaxdp import training
+    >>> f"{jaxdp.epsilon(training.IteratedRelease(0.5), 1e-5):.4f}"
+    '1.9931'
     """
 
-    mu: Any = field(NONNEGATIVE_OR_INFINITE)
+    mu: RealField = field(NONNEGATIVE_OR_INFINITE)
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
 
-    def gaussian_mu(self) -> Any:
+    def gaussian_mu(self) -> Number:
         """The field itself."""
         return self.mu
 

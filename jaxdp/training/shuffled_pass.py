@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,8 @@ from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.training import batches, clipping, noise
+from jaxdp.training.settings import Setting
+from jaxdp.typing import Loss, Real, Step, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,12 @@ class ShuffledSGD:
     Assumes: nothing stands before the transformation (as for `DPSGD`); the order is the one `batch` draws, uniform and
     unseen; one pass; settings independent of the data.
     Reference: Feldman, McMillan, Talwar 2021, Algorithm 2 and Proposition 5.3.
+
+    >>> import jaxdp
+    >>> from jaxdp import training
+    >>> sgd = training.ShuffledSGD(clip_norm=1.0, noise_multiplier=8.0, num_examples=100_000)
+    >>> f"{jaxdp.epsilon(sgd.after(), 1e-5):.4f}"
+    '0.0271'
     """
 
     clip_norm: float
@@ -44,14 +51,14 @@ class ShuffledSGD:
         value = validate.real_array("local_delta", self.local_delta)
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
 
-    def batch(self, step: Any, key: jax.Array) -> batches.Batch:
+    def batch(self, step: Step, key: jax.Array) -> batches.Batch:
         """The one example of a step, empty after one pass; the key is unseen, independent of the noise if equal too."""
         chosen = batches.reshuffled_batch(
             step, noise.check_key(key), num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
         )
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.num_examples))
 
-    def optimizer(self, key: jax.Array, *, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+    def optimizer(self, key: jax.Array, *, learning_rate: Setting) -> optax.GradientTransformationExtraArgs:
         """-learning_rate x (gradient clipped to C + noise): grads is the gradient of the step's example."""
         key = noise.check_key(key)
         impl = jax.random.key_impl(key)
@@ -74,13 +81,13 @@ class ShuffledSGD:
 
         return optax.GradientTransformationExtraArgs(init, update)
 
-    def gradient(self, loss: Callable[[Any, Any], Any], params: Any, data: Any, step: Any, key: jax.Array) -> Any:
+    def gradient(self, loss: Loss, params: Tree, data: Tree, step: Step, key: jax.Array) -> Tree:
         """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
         chosen = self.batch(step, key)
         example = jax.tree_util.tree_map(lambda a: a[chosen.indices[0]], data)
         return jax.tree_util.tree_map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
 
-    def after(self, steps: Any = None) -> Mechanism:
+    def after(self, steps: Real | None = None) -> Mechanism:
         """The shuffled mechanism of one pass (fewer steps are a part of its output, so covered by it).
 
         steps: at most num_examples; None for the whole pass. More than one pass is a ValueError.

@@ -17,7 +17,8 @@ def truncation_delta(num_examples: int, sampling_probability: float, truncated_b
     and replace_one.
     Accuracy: that of `binomial_tail`. Proof: notebooks/proofs/truncated_sampling.md, sections 2 and 3.
 
-    >>> f"{truncation_delta(10_000, 0.01, 160):.1e}"
+    >>> from jaxdp import training
+    >>> f"{training.truncation_delta(10_000, 0.01, 160):.1e}"
     '1.7e-10'
     """
     n = int(validate.integer("num_examples", num_examples, 1))
