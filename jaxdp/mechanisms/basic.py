@@ -38,6 +38,9 @@ class Gaussian(GaussianMechanism):
     >>> print(f"{jaxdp.epsilon(jaxdp.Gaussian(noise_multiplier=1.0), delta=1e-5):.4f}")
     4.3772
 
+    Assumes: the norm bound holds for every record that could be there, by clipping or by the query itself; noise of the
+    same standard deviation in every coordinate, fresh for every release, and as good as real noise.
+
     The dominating pair is N(1/sigma, 1) against N(0, 1). Under replace_one two data sets differ by twice the norm
     bound: N(2/sigma, 1) against N(0, 1).
     """
@@ -61,6 +64,10 @@ class Laplace(Mechanism):
 
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.Laplace(10.0), 100), delta=1e-5):.4f}")
     4.2203
+
+    Assumes: the norm bound holds for every record that could be there, by clipping or by the query itself; noise fresh
+    for every release, and as good as real noise: floating-point Laplace noise can be told apart by its last digits
+    (Mironov 2012).
 
     Under replace_one two data sets differ by twice the norm bound, which is as private as noise of half the scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
@@ -160,6 +167,8 @@ class PureDP(Mechanism):
 
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
     4.7746
+
+    Assumes: the guarantee was proved for the relation that you account for, and for adaptively chosen inputs.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -192,8 +201,10 @@ class ApproximateDP(Mechanism):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
     4.7877
 
-    Both numbers are the guarantee under the relation that you account for, the same in each. The worst case has mass
-    delta at infinity, and 1 - delta times the worst eps-DP pair.
+    Assumes: the guarantee was proved for the relation that you account for, and for adaptively chosen inputs.
+
+    Both numbers are the same in each relation. The worst case has mass delta at infinity, and 1 - delta times the worst
+    eps-DP pair.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -237,7 +248,9 @@ class DiscretePair(Mechanism):
     0.3282
 
     The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
-    You state that the pair dominates your mechanism under the relation that you account for. An outcome with p > 0 = q
+    Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
+
+    An outcome with p > 0 = q
     has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p misses of 1 is charged as mass
     at infinity, so that rounding of the input errs on the safe side.
     """
@@ -318,6 +331,9 @@ class DiscreteLaplace(Mechanism):
 
     >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteLaplace(scale=2.0), delta=1e-5):.4f}")
     0.5000
+
+    Assumes: the answer is a whole number, and the bound holds for every record that could be there; noise fresh for
+    every release, drawn exactly on the integers.
 
     Under replace_one two data sets differ by twice the sensitivity.
     """

@@ -27,6 +27,9 @@ class DiscreteGaussian(Mechanism):
     >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteGaussian(sigma=2.0), delta=1e-5):.4f}")
     2.0113
 
+    Assumes: the answer is a whole number, and the bound holds for every record that could be there; noise fresh for
+    every release, drawn exactly on the integers; one sample, not a sum of those of several parties.
+
     Under replace_one two data sets differ by 2 s.
     The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1):
     K(z) = z (z+1) s^2 / (2 sigma^2) + log[theta(z s) / theta(0)], theta(x) = sum_k exp(-(k+x)^2 / (2 sigma^2)).

@@ -172,7 +172,9 @@ class PoissonSampled(Sampled):
     >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
     1.8282
 
-    The batch must be hidden, and drawn exactly so: shuffled or cyclic batches are not Poisson.
+    Assumes: the batch is unseen by the adversary, its size too, and drawn anew and exactly so in every round: shuffled,
+    cyclic or cut batches are not Poisson. Sums are divided by a public number, not by the size of the batch. And
+    what the mechanism assumes.
 
     Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
     add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
@@ -215,6 +217,9 @@ class FixedSizeSampled(Sampled):
     >>> training = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(2.0), sampling_probability=0.01), 1000)
     >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
     1.8282
+
+    Assumes: the batch is unseen by the adversary, and drawn uniformly and anew in every round: the batches of a
+    shuffled epoch are not. And what the mechanism assumes.
 
     Under add and remove q is below 1 where both data sets have a batch (batch size / size of the smaller one is safe
     where that is below 1). q = 1 says that everyone is in the batch whatever its size, which is the mechanism itself.
