@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]] | jax.Array
 """What a verb returns: NumPy float64 (np.float64 where every argument is one number), a JAX array under a trace."""
@@ -32,15 +33,16 @@ Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
 Axis: TypeAlias = Number | str | bool | None | Sequence[Number | str | bool | None]
 """The values of one axis of a sweep."""
 
-
 Step: TypeAlias = int | np.integer[Any] | jax.Array
 """The number of a training step, from 0; a scalar."""
 
-Tree: TypeAlias = Any
-"""A tree of arrays, as jax.tree_util has it: parameters, gradients, examples with one leading axis."""
+Params = TypeVar("Params")
+"""A tree of parameters, of any type that jax.tree_util takes apart; gradients are such a tree too."""
 
+Example = TypeVar("Example")
+"""One example, or a tree of them with one leading axis."""
 
-Loss: TypeAlias = Callable[[Tree, Tree], Any]
+Loss: TypeAlias = Callable[[Params, Example], ArrayLike]
 """loss(params, example): a scalar, of one example."""
 
 

@@ -199,7 +199,6 @@ def test_two_steps_are_enclosed_closely(noise, epsilon, sign):
     assert found.upper[0] - found.lower[0] < (1e-3 if noise < 0.5 else 2e-6) * exact
 
 
-@pytest.mark.thorough
 def test_two_steps_have_one_epsilon():
     """The contour alone left 0.32 between the bounds, relative, from noise 2 on."""
     record = jaxdp.RandomAllocation(jaxdp.Gaussian(np.array([0.5, 1.5, 2.0, 7.3, 20.0])), 2)

@@ -60,7 +60,6 @@ def test_a_mechanism_need_not_accept_add_and_remove_apart():
     assert 0.9 * apart < jaxdp.tradeoff(leaning(0.7), 0.1) <= apart * (1 + 1e-12)
 
 
-@pytest.mark.thorough
 def test_each_of_several_values_may_have_another_pair_that_decides():
     one, other = np.array([0.9, 0.1]), np.array([0.6, 0.4])
 

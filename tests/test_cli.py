@@ -1,6 +1,7 @@
 """The command line: what it prints is what the verbs say, and bad input is one sentence and a status."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,6 @@ from jaxdp import cli
 from jaxdp.cli import main
 from jaxdp.cli.mechanisms import MECHANISMS, RANDOMIZERS, axes_of, chosen
 from jaxdp.cli.ranges import parse_range
-from jaxdp.runtime import progress
 
 
 def run(capsys, *arguments):
@@ -402,11 +402,10 @@ def test_the_command_line_and_python_print_the_same_digits():
     assert [[row["lower"], row["epsilon"]] for row in shell] == python
 
 
-def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_ROWS", 2)
-    given = ["epsilon", "gaussian", "--sigma", "1:3:5", "--delta", "1e-6"]
+def test_progress_counts_rows_and_changes_no_answer(capsys):
+    given = ["epsilon", "gaussian", "--sigma", "1:3:65", "--delta", "1e-6"]  # more than are computed at once
     status, out, err = run(capsys, *given, "--progress", "--json")
-    assert status == 0 and "5/5" in err
+    assert status == 0 and "64/65" in err and "65/65" in err
     for row, quiet in zip(json.loads(out), records(capsys, *given), strict=True):
         assert row == pytest.approx(quiet, rel=1e-12)
     given = ["calibrate", "gaussian", "--solve-for", "sigma", "--epsilon", "1:3:3", "--delta", "1e-6"]
@@ -420,8 +419,10 @@ def test_a_report_counts_the_points_of_the_profile(capsys, tmp_path):
     status, _, err = run(capsys, *given, str(tmp_path / "bar.html"), "--progress")
     assert status == 0 and "34/34" in err
     assert run(capsys, *given, str(tmp_path / "none.html"))[0] == 0
-    assert "1e-06" in (tmp_path / "bar.html").read_text()
-    assert (tmp_path / "bar.html").read_text().count("<tr>") == (tmp_path / "none.html").read_text().count("<tr>")
+    digits = re.compile(r"\d+\.\d+")  # of the curves too, which other batches may round otherwise
+    bar, none = ((tmp_path / name).read_text() for name in ("bar.html", "none.html"))
+    assert digits.sub("", bar) == digits.sub("", none)
+    assert [float(x) for x in digits.findall(bar)] == pytest.approx([float(x) for x in digits.findall(none)], rel=1e-6)
 
 
 def test_progress_without_tqdm_names_the_extra(capsys, monkeypatch):

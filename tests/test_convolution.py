@@ -41,7 +41,6 @@ def test_bounds_equal_the_stored_values():
         assert convolution.laplace_bound(order, shift, scale, n) == pytest.approx(exact, rel=GOLDEN)
 
 
-@pytest.mark.thorough
 def test_exact_divergence_of_laplace_sums_equals_the_stored_values():
     for (n, scale, order, shift), exact in inputs_of("laplace_conv_renyi_exact", "n", "scale", "alpha", "shift"):
         assert convolution.laplace_sum_rdp(order, shift, scale, n) == pytest.approx(exact, rel=GOLDEN)

@@ -251,7 +251,6 @@ def replace_profile(eps, rate, mu):
     return np.where(eps >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
 
 
-@pytest.mark.thorough
 def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_convolution():
     rate, mu, eps = 0.3, 1.0, np.array([0.1, 0.5, 1.5])
     u = np.linspace(mu / 2, 12.0, 200_001)

@@ -164,7 +164,6 @@ def three_atoms(seed=3, count=1500):
 
 
 @pytest.mark.parametrize("charged", [True, False])
-@pytest.mark.thorough
 def test_nodes_far_from_every_recurrence_must_be_charged(charged):
     """The sum of |phi|^n h/|z|^2 beyond the first node, added up, against its bound with and without ``floor``."""
     bound = contour._peaks if charged else without(contour, "_peaks", (TAIL, "near + peaks"))

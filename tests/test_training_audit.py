@@ -72,7 +72,6 @@ def attack(sgd, person, steps):
 
 
 @pytest.mark.parametrize(("sgd", "person", "steps"), [(FULL_BATCH, 0, 10), (CYCLIC, 5, 9), (CYCLIC, 0, 9)])
-@pytest.mark.thorough
 def test_an_attack_never_proves_more_than_the_certified_epsilon(sgd, person, steps):
     certified = jaxdp.epsilon(sgd.after(steps, example=person), DELTA)
     proved, pair = attack(sgd, person, steps)

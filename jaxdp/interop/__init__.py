@@ -24,7 +24,7 @@ from jaxdp.typing import Relation
 
 try:
     from dp_accounting import dp_event, privacy_accountant
-    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.privacy_accountant import NeighboringRelation as NeighboringRelation
 except ImportError as error:
     raise ImportError(
         "jaxdp.interop needs dp_accounting, the extra `interop`: pip install 'jaxdp-accounting[interop]'."

@@ -168,7 +168,7 @@ class PureDP(Mechanism):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
     4.7746
 
-    Assumes: the guarantee was proved for the relation that you account for, and for adaptively chosen inputs.
+    Assumes: the guarantee holds under the relation that you account for, in every run whatever was released before.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -201,10 +201,10 @@ class ApproximateDP(Mechanism):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
     4.7877
 
-    Assumes: the guarantee was proved for the relation that you account for, and for adaptively chosen inputs.
+    Assumes: the guarantee holds under the relation that you account for, in every run whatever was released before.
 
-    Both numbers are the same in each relation. The worst case has mass delta at infinity, and 1 - delta times the worst
-    eps-DP pair.
+    Both numbers are read as the guarantee under whichever relation is asked for. The worst case has mass delta at
+    infinity, and 1 - delta times the worst eps-DP pair.
     """
 
     epsilon: RealField = field(NONNEGATIVE)

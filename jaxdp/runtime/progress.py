@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_ROWS = 64  # computed between two movements of the bar
 
-
-def pieces(count: int, progress: bool, rows: int | None = None) -> Iterator[slice]:
-    """Slices of ``count`` rows: all at once, or ``rows`` at a time with a bar on standard error."""
+def pieces(count: int, progress: bool, rows: int = 64) -> Iterator[slice]:
+    """Slices of ``count`` rows: all at once, or ``rows`` at a time with a bar that moves after each."""
     if not progress:
         yield slice(0, count)
         return
@@ -16,7 +14,6 @@ def pieces(count: int, progress: bool, rows: int | None = None) -> Iterator[slic
         import tqdm
     except ImportError as error:
         raise ImportError('a progress bar needs tqdm: pip install "jaxdp-accounting[sweep]".') from error
-    rows = rows or _ROWS
     with tqdm.tqdm(total=count, unit="row") as bar:
         for start in range(0, count, rows):
             yield slice(start, start + rows)

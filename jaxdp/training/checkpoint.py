@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.training.noise import NoisyState
-from jaxdp.typing import Tree
+from jaxdp.typing import Params
 
 
 class RewoundError(ValueError):
@@ -74,14 +74,14 @@ class Checkpoints:
         counts = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
         return max(counts, default=0)
 
-    def save(self, params: Tree, state: NoisyState) -> None:
+    def save(self, params: Params, state: NoisyState) -> None:
         """Write a checkpoint under state.count; RewoundError when a later one exists."""
         refuse_rewind(state, self.furthest())
         path = self._directory / str(int(np.asarray(state.count)))
         with self._orbax.StandardCheckpointer() as writer:
             writer.save(path, {"params": params, "state": state._asdict()}, force=True)
 
-    def restore(self, params: Tree, state: NoisyState, *, count: int | None = None) -> tuple[Tree, NoisyState]:
+    def restore(self, params: Params, state: NoisyState, *, count: int | None = None) -> tuple[Params, NoisyState]:
         """(params, state) of the newest checkpoint, in the shapes and dtypes of the given ones.
 
         count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;

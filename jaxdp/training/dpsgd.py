@@ -20,7 +20,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.training import batches, budget, clipping, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.training.truncated import truncation_delta
-from jaxdp.typing import Loss, Real, Step, Tree
+from jaxdp.typing import Example, Loss, Params, Real, Step
 
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
@@ -48,7 +48,7 @@ class ClippedSum(NamedTuple):
     '-0.7500'
     """
 
-    total: Tree
+    total: optax.Updates
     nonfinite: jax.Array
     step: jax.Array | None = None
 
@@ -183,9 +183,9 @@ class DPSGD:
 
     def clipped_sum(
         self,
-        loss: Loss,
-        params: Tree,
-        data: Tree,
+        loss: Loss[Params, Example],
+        params: Params,
+        data: Example,
         step: Step,
         key: jax.Array,
         *,
@@ -195,8 +195,8 @@ class DPSGD:
 
         loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
-        cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum: the update of
-        another step would meet a sample twice, and raises ValueError (in a traced program, it returns NaN).
+        cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum, so
+        that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
         """
         count = jax.tree_util.tree_leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:
@@ -220,7 +220,7 @@ class DPSGD:
         return jax.lax.fori_loop(0, used, add_microbatch, start)
 
     def optimizer(
-        self, key: jax.Array, *, learning_rate: Setting, partition: Tree = None
+        self, key: jax.Array, *, learning_rate: Setting, partition: object = None
     ) -> optax.GradientTransformationExtraArgs:
         """The optax transformation: -learning_rate x (clipped sum + noise) / divisor.
 
@@ -244,7 +244,7 @@ class DPSGD:
             validate.positive("learning_rate", learning_rate)
         return optax.GradientTransformationExtraArgs(private.init, update)
 
-    def privatize(self, key: jax.Array, *, partition: Tree = None) -> optax.GradientTransformationExtraArgs:
+    def privatize(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
         """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
         key = noise.check_key(key)
         impl = jax.random.key_impl(key)
@@ -387,7 +387,7 @@ def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
     if not validate.is_traced(same) and not bool(same):
         raise ValueError(
             f"grads must be the clipped sum of step {int(count)}, the state's count, got that of step "
-            f"{int(clipped.step)}: give state.count to clipped_sum, or a sample is drawn twice."
+            f"{int(clipped.step)}: give state.count to clipped_sum, so that every update has a sample of its own."
         )
     return jnp.where(same, noise_std, jnp.nan)
 

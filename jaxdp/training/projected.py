@@ -17,7 +17,7 @@ from jaxdp.training import batches, budget, noise, schedule, settings
 from jaxdp.training.clipping import mean_gradient
 from jaxdp.training.loss import StronglyConvexLoss
 from jaxdp.training.settings import Setting
-from jaxdp.typing import Loss, Real, Step, Tree
+from jaxdp.typing import Example, Loss, Params, Real, Step
 
 _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
@@ -81,7 +81,7 @@ class NoisyProjectedSGD:
     num_examples: int
     radius: float | None = None
     order: str = "cyclic"
-    projection: Callable[[Tree], Tree] | None = None
+    projection: Callable[[optax.Params], optax.Params] | None = None
     remainder: str = "drop"
     data_steps: int | None = None
     rounding: float = 0.0
@@ -118,7 +118,7 @@ class NoisyProjectedSGD:
         full, rest = divmod(self.num_examples, self.batch_size)
         return full + (rest > 0 and self.remainder == "short")
 
-    def optimizer(self, key: jax.Array, *, partition: Tree = None) -> optax.GradientTransformationExtraArgs:
+    def optimizer(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
         """The optax transformation, to be used alone. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
 
         key: a JAX random key, never used for another run. partition: inside shard_map, the PartitionSpecs of the
@@ -166,7 +166,7 @@ class NoisyProjectedSGD:
             return chosen
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.data_steps))
 
-    def gradient(self, data_loss: Loss, params: Tree, examples: Tree, mask: jax.Array) -> Tree:
+    def gradient(self, data_loss: Loss[Params, Example], params: Params, examples: Example, mask: jax.Array) -> Params:
         """Gradient of sum over the batch of l(w, x) / b + rho |w|^2 / 2: what update takes.
 
         data_loss(params, example) is l alone, without the regulariser; examples: a tree with leading axis b;
@@ -200,7 +200,7 @@ class NoisyProjectedSGD:
         each = [per_count[c].max() if s is None else per_count[c][s] for c, s in zip(flat, picks, strict=True)]
         return schedule.IteratedRelease(np.reshape(np.asarray(each), shape))
 
-    def iteration(self, steps: Real, example: int | None = None) -> NoisyIteration:
+    def iteration(self, steps: Step, example: int | None = None) -> NoisyIteration:
         """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
 
         Without `rounding` and without the bound that a radius gives; order "cyclic" only.

@@ -15,7 +15,7 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.training import batches, clipping, noise
 from jaxdp.training.settings import Setting
-from jaxdp.typing import Loss, Real, Step, Tree
+from jaxdp.typing import Example, Loss, Params, Real, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,9 @@ class ShuffledSGD:
 
         return optax.GradientTransformationExtraArgs(init, update)
 
-    def gradient(self, loss: Loss, params: Tree, data: Tree, step: Step, key: jax.Array) -> Tree:
+    def gradient(
+        self, loss: Loss[Params, Example], params: Params, data: Example, step: Step, key: jax.Array
+    ) -> Params:
         """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
         chosen = self.batch(step, key)
         example = jax.tree_util.tree_map(lambda a: a[chosen.indices[0]], data)
