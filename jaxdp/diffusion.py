@@ -322,6 +322,12 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
     )
 
 
+@formula(valid=lambda level, moved, d, radius: (level > 0) & (moved > 0) & (d >= 1) & (radius > 0))
+def _gaussian_mse(level, moved, dimension, radius):
+    noise = dimension * moved**2 / (2 * level)
+    return noise / (1 + noise / radius**2)
+
+
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
     """Mean squared error d s^2 of Gaussian noise with Renyi divergence alpha Lambda, s^2 = Delta^2 / (2 Lambda).
 
@@ -344,11 +350,14 @@ def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real 
         10.0
 
     """
-    level, moved = _positive(lam=lam, sensitivity=sensitivity)
-    noise = validate.integer("dimension", dimension, 1) * moved**2 / (2 * level)
-    if radius is None:
-        return noise[()]
-    return (noise / (1 + noise / validate.positive("radius", radius) ** 2))[()]
+    unbounded = np.asarray(np.inf)
+    return _gaussian_mse(
+        *_positive(lam=lam, sensitivity=sensitivity),
+        *checked(
+            dimension=(whole(1), dimension),
+            radius=(lambda *given: unbounded if radius is None else validate.positive(*given), radius),
+        ),
+    )
 
 
 def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dimension: Real) -> OUParameters:

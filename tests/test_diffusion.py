@@ -129,6 +129,14 @@ def test_ou_error_is_below_gaussian_error_exactly_under_the_condition_of_theorem
     assert (error > noise).any()
 
 
+@pytest.mark.parametrize(
+    "bad", [(-0.1, 1.0, 10, 1.0), (0.1, np.nan, 10, 1.0), (0.1, 1.0, 0, 1.0), (0.1, 1.0, 10, -1.0)]
+)
+def test_a_traced_error_of_bad_numbers_is_unbounded(bad):
+    with jax.enable_x64(True):
+        assert jax.jit(lambda *a: diffusion.gaussian_mse(*a[:3], radius=a[3]))(*bad) == np.inf
+
+
 def test_rescaled_gaussian_is_never_worse_than_the_plain_one():
     plain, rescaled = diffusion.gaussian_mse(0.1, 1.0, 10), diffusion.gaussian_mse(0.1, 1.0, 10, radius=1.0)
     assert plain == pytest.approx(50.0)

@@ -325,6 +325,13 @@ def test_constants_of_logistic_regression_bound_the_loss_on_a_grid():
     assert iteration.softmax_regression(bound, penalty).smoothness == pytest.approx(bound**2 / 2 + penalty)
 
 
+@pytest.mark.parametrize("constants", [iteration.logistic_regression, iteration.softmax_regression])
+@pytest.mark.parametrize("bad", [(-1.0, 0.1), (np.nan, 0.1), (1.0, -0.1), (1.0, np.nan)])
+def test_traced_constants_of_bad_numbers_promise_nothing(constants, bad):
+    with jax.enable_x64(True):
+        assert jax.jit(constants)(*bad) == (np.inf, np.inf, 0.0)
+
+
 def test_sharp_contraction_is_never_above_the_published_one_and_both_are_right_on_a_quadratic():
     eta = np.linspace(0.01, 2 / 1.1, 30)
     sharp = iteration.contraction(eta, 1.0, 0.1)

@@ -154,7 +154,7 @@ def test_budget_and_calibration_take_cut_samples():
     steps = sgd.steps_within(1.8, 1e-5, max_steps=4000)
     assert jaxdp.epsilon(sgd.after(steps), 1e-5) <= 1.8 < jaxdp.epsilon(sgd.after(steps + 1), 1e-5)
     assert jaxdp.epsilon(sgd.calibrated(1000, epsilon=1.0, delta=1e-5).after(1000), 1e-5) <= 1.0
-    with pytest.raises(ValueError, match="or a larger truncated_batch_size"):
+    with pytest.raises(ValueError, match="Take a larger truncated_batch_size"):
         make(truncated_batch_size=110).calibrated(1000, epsilon=1.0, delta=1e-5)
 
 

@@ -121,7 +121,7 @@ def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
         LossConstants of the broadcast shape, float64.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument outside its range. Traced, it gives constants (inf, inf, 0).
 
     Assumes:
         The bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled by
@@ -150,7 +150,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
         LossConstants of the broadcast shape, float64; the Lipschitz constant is rounded up.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument outside its range. Traced, it gives constants (inf, inf, 0).
 
     Assumes:
         As `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand distances.
@@ -168,6 +168,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
 def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
     bound, penalty = checked(feature_norm=(validate.positive, feature_norm), l2=(validate.nonnegative, l2))
     if validate.is_traced(bound, penalty):
-        return bound, penalty
+        inside = (bound > 0) & (penalty >= 0)
+        return jnp.where(inside, bound, jnp.inf), jnp.where(inside, penalty, 0.0)
     bound, penalty = np.broadcast_arrays(bound, penalty)
     return bound[()], penalty[()]

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.calibration import calibrate
 from jaxdp.training import schedule
 from jaxdp.training.noise import INT32_MAX
 from jaxdp.training.settings import Setting
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 # far beyond the step from which a contraction with 1 - kappa >= 1e-6 has reached its plateau
 _PLATEAU_STEPS = INT32_MAX - 1
-_CALIBRATION_TOLERANCE = 1e-6
 
 
 def check_budget(epsilon: Any, delta: Any) -> None:
@@ -95,46 +95,32 @@ def projected_calibration(sgd: NoisyProjectedSGD, steps: int, epsilon: float, de
     current = float(sgd.after(steps).mu)
     if current == 0:
         return sgd
-    allowed = _largest_mu(epsilon, delta)
+    allowed = float(calibrate(schedule.IteratedRelease, epsilon=epsilon, delta=delta))
+    # the quotient, its product with the noise and the mu computed from that round by a few units
     factor = current / allowed * (1 + 1e-9)
     return dataclasses.replace(sgd, noise_std=_scaled(sgd.noise_std, factor))
 
 
-def _scaled(setting: Setting, factor: float) -> Setting:
-    return (lambda step: factor * setting(step)) if callable(setting) else float(setting) * factor
-
-
-def _largest_mu(epsilon: float, delta: float) -> float:
-    """The largest Gaussian-DP parameter within the target, to a relative 1e-9, on the safe side."""
-    low, high = np.log(1e-8), np.log(1e4)
-    for _ in range(5):
-        grid = np.linspace(low, high, 257)
-        good = certified_epsilon(schedule.IteratedRelease(np.exp(grid)), delta) <= epsilon
-        if not good[0]:
-            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs more noise than can be calibrated.")
-        last = int(np.flatnonzero(good)[-1])
-        low, high = grid[last], grid[min(last + 1, 256)]
-    return float(np.exp(low))
-
-
 def dpsgd_calibration(sgd: DPSGD, steps: int, epsilon: float, delta: float) -> DPSGD:
-    """See `DPSGD.calibrated`: bisection on the noise multiplier or its factor, ending on the safe side."""
+    """See `DPSGD.calibrated`: the noise multiplier, or the factor of its schedule, is searched for."""
     check_budget(epsilon, delta)
+    sgd.after(steps)  # an error in a setting or a count is one before the search
     unit = sgd.noise_multiplier if callable(sgd.noise_multiplier) else 1.0
 
     def with_noise(factor: float) -> DPSGD:
         return dataclasses.replace(sgd, noise_multiplier=_scaled(unit, factor))
 
-    def within(factor: float) -> bool:
-        return bool(certified_epsilon(with_noise(factor).after(steps), delta) <= epsilon)
+    try:
+        factor = calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta)
+    except ValueError as error:
+        if sgd.truncated_batch_size is None:
+            raise
+        raise ValueError(
+            f"epsilon = {epsilon} at delta = {delta} is met by no noise_multiplier with truncated_batch_size = "
+            f"{sgd.truncated_batch_size}. Take a larger truncated_batch_size."
+        ) from error
+    return with_noise(float(factor))
 
-    low, high = 1e-2, 1.0
-    while not within(high):
-        low, high = high, 2 * high
-        if high > 1e9:
-            truncated = "" if sgd.truncated_batch_size is None else " or a larger truncated_batch_size"
-            raise ValueError(f"epsilon = {epsilon} at delta = {delta} needs a noise_multiplier above 1e9{truncated}.")
-    while high / low - 1 > _CALIBRATION_TOLERANCE:
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if within(middle) else (middle, high)
-    return with_noise(high)
+
+def _scaled(setting: Setting, factor: float) -> Setting:
+    return (lambda step: factor * setting(step)) if callable(setting) else float(setting) * factor

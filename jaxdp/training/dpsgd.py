@@ -308,7 +308,7 @@ class DPSGD:
         return min(epochs * length, most)
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
-        """A copy with the smallest noise_multiplier, to a relative 1e-6, that meets the target after the steps.
+        """A copy with the smallest noise_multiplier, as `jaxdp.calibrate` finds it, that meets the target.
 
         A schedule is multiplied by the smallest such factor.
         """
@@ -352,10 +352,11 @@ class DPSGD:
         """Standard deviation of the noise on the sum; NaN in a step with a scheduled value outside its range."""
         names = [name for name in _DOMAINS if callable(getattr(self, name))]
         sigma, clip_norm = settings.at(self.noise_multiplier, step), settings.at(self.clip_norm, step)
+        std = sigma * clip_norm * (1 + settings.SLACK)
         if not names:
-            return sigma * clip_norm
+            return std
         inside = [_DOMAINS[name].contains(settings.at(getattr(self, name), step)) for name in names]
-        return jnp.where(jnp.stack(inside).all(), sigma * clip_norm * (1 + settings.SLACK), jnp.nan)
+        return jnp.where(jnp.stack(inside).all(), std, jnp.nan)
 
     def _require_num_examples(self) -> int:
         if self.num_examples is None:

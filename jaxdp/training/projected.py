@@ -268,7 +268,7 @@ class NoisyProjectedSGD:
             )
         else:
             rows = schedule.Steps(*(np.broadcast_to(column, (steps,)) for column in rows))
-            mu_of = schedule.cyclic_mu if self.order == "cyclic" else schedule.reshuffled_mu
+            mu_of = schedule.mu_of_slots if self.order == "cyclic" else schedule.reshuffled_mu
             mu = np.atleast_1d(mu_of(rows, self.num_batches, limit))
         if self.rounding == 0:
             return mu

@@ -56,12 +56,6 @@ class Steps(NamedTuple):
     shift: np.ndarray
 
 
-class _Groups(NamedTuple):
-    contraction: np.ndarray
-    noise_std: np.ndarray
-    shift: np.ndarray
-
-
 def cyclic_constant_mu(
     log_contraction: float,
     ratio: float,
@@ -144,7 +138,7 @@ def every_step_mu(log_contraction: float, ratio: float, steps: Any) -> np.ndarra
     return cyclic_constant_mu(log_contraction, ratio, 1, steps, steps, 0)
 
 
-def cyclic_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
+def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
     """Mu of every slot, (period,), for any public schedule with contractions <= 1."""
     total = schedule.shift.shape[0]
     limit = min(total, data_steps)
@@ -190,8 +184,10 @@ def _grouped_mu(schedule: Steps, times: np.ndarray, visited: np.ndarray, period:
     return np.sqrt(mu2) * (1 + 1e-15 * log_size) * _SLACK
 
 
-def _groups(schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int) -> _Groups:
-    """One entry per participation: times (rows, visits) ascending, masked by visited."""
+def _groups(
+    schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Contraction, noise and shift of every participation: times (rows, visits) ascending, masked by visited."""
     log_c = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
     log_k = np.cumsum(log_c)
     log_v = 2 * np.log(schedule.noise_std) - 2 * log_k
@@ -199,7 +195,7 @@ def _groups(schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int
     before = np.concatenate([times[:, :1], times[:, :-1]], axis=1)
     contraction = np.where(visited, np.exp(log_k[times] - log_k[before]), 1.0)
     noise = np.where(visited, np.exp(np.minimum(log_noise, 600.0) / 2), 0.0)
-    return _Groups(contraction, noise, np.where(visited, schedule.shift[times], 0.0))
+    return contraction, noise, np.where(visited, schedule.shift[times], 0.0)
 
 
 def _log_windows(log_v: np.ndarray, times: np.ndarray, visited: np.ndarray, period: int) -> np.ndarray:

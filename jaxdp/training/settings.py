@@ -19,7 +19,8 @@ MOST_STEPS = 2**24
 
 SLACK = 2.0**-20
 """Relative difference of a schedule's value in a compiled step and on the host, where it is accounted for, that
-training makes up for: eight roundings of float32 in the schedule, the rest in what is computed from it."""
+training makes up for: eight roundings of float32 in the schedule, the rest in what is computed from it. A number, too,
+is rounded to float32 before it is used."""
 
 _BLOCK = 2**14
 
