@@ -27,6 +27,9 @@ OPTIONS = precision._CPU_OPTIONS
 QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0}
 
 
+CACHED_FROM = 0.03  # seconds of compiling: reading a program takes a few milliseconds
+
+
 def pytest_configure(config):
     """Share compiled kernels between test files, workers and runs: compiling is most of the suite's time.
 
@@ -35,7 +38,9 @@ def pytest_configure(config):
     if hasattr(config, "cache"):
         directory = str(config.cache.mkdir("jax"))
         jax.config.update("jax_compilation_cache_dir", directory)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", CACHED_FROM)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = directory  # for the processes that tests start
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(CACHED_FROM)
         # Every load from the cache otherwise logs that tuning preferences are not features of the machine.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
