@@ -23,7 +23,7 @@ from jaxdp.sources import choose_routes
 from jaxdp.sources.base import VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import composed_mu, mu_error
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
-from jaxdp.sources.shuffled_rounds import dominating
+from jaxdp.sources.shuffled_rounds import dominating, traced_moment
 from jaxdp.typing import Array, Complex, Real, Relation
 
 
@@ -215,8 +215,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
         if usable is not True:
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
-                finite = dominating(stacks, jnp.abs(flat))
-                result = jax.vmap(lambda s, v, d=direction: kernel.point(s, v, direction=d))(finite, flat)
+                result = jax.vmap(traced_moment(kernel, direction))(stacks, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
             result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)

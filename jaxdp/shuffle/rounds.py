@@ -82,14 +82,15 @@ def _chorded(grid: Any, logs: Any) -> Any:
     def lower(i: Any, logs: Any) -> Any:
         left, right = xp.maximum(place - spans[i], 0), xp.minimum(place + spans[i], size - 1)
         before, after, whole = grid - grid[left], grid[right] - grid, grid[right] - grid[left]
-        ends = (
-            xp.where(before > 0, log_expm1(xp.where(before > 0, before, 1.0)), -xp.inf),
-            xp.where(after > 0, before + log_expm1(xp.where(after > 0, after, 1.0)), -xp.inf),
+        # (where no chord is taken, its formula still gets numbers of which it has a derivative)
+        between = (before > 0) & (after > 0) & (logs[left] > -xp.inf)
+        before, after, whole = (xp.where(between, width, 1.0) for width in (before, after, whole))
+        chord = xp.logaddexp(
+            log_expm1(before) + logs[right], before + log_expm1(after) + xp.where(between, logs[left], 0.0)
         )
-        chord = xp.logaddexp(ends[0] + logs[right], ends[1] + logs[left])
-        chord = chord - log_expm1(xp.where(whole > 0, whole, 1.0))
-        size_of = xp.where(chord > -xp.inf, xp.abs(chord) - xp.log(xp.where(whole > 0, whole, 1.0)), 0.0)
-        return xp.where(whole > 0, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
+        chord = chord - log_expm1(whole)
+        size_of = xp.abs(chord) - xp.log(whole)
+        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
 
     return xp.fori_loop(0, spans.shape[0], lower, logs)
 

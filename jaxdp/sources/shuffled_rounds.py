@@ -15,28 +15,31 @@ from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
+from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.two_point import two_point_directions
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, intersect, nothing
+from jaxdp.sources.base import Answer, Point, Route, by_forward_mode, intersect, nothing
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
     closed_form_delta,
+    log_delta_estimate,
     lower_laws,
     one_round_answer,
     upper_laws,
     worst,
+    worst_point,
 )
-from jaxdp.validate import SMALLEST, is_traced
+from jaxdp.validate import SMALLEST
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
-_FIRST, _COMPOSED, _MOMENT = (0.1, 1024), (1e-4, 1024), (1e-7, 8192)
+_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-7, 8192)
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
-_TRACED_POINTS = 256
+_TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # of a grid under a trace; of these, what is kept in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,25 +251,33 @@ def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bound
 # ---- composition, one traced point ----
 
 
+@functools.cache
+def _traced_upper(bound: str) -> Callable[[Shuffled, Any], Any]:
+    """Upper bound of log delta of one round at one traced epsilon; its derivative is that of an accurate log delta."""
+    rate = "stronger" if bound == "stronger" else "clones"
+
+    @jax.custom_jvp
+    def upper(record: Shuffled, epsilon: Any) -> Any:
+        if bound == "blanket" and isinstance(record.randomizer, KnownRandomizer):
+            return worst_point("log_delta", record.randomizer.upper_laws(), record.num_users, epsilon).upper
+        return bounds.clones_point("log_delta", record.max_loss(), record.num_users, epsilon, rate).upper
+
+    @upper.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        kind = rate if bound == "closed_form" else bound
+        _, slope = jax.jvp(lambda record, epsilon: log_delta_estimate(record, epsilon, kind), primals, tangents)
+        return upper(*primals), jnp.where(jnp.isfinite(slope), slope, 0.0)
+
+    return upper
+
+
 def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
-    users, eps0 = jnp.asarray(record.num_users, jnp.float64), jnp.asarray(record.max_loss(), jnp.float64)
-    bound = record.chosen_bound()
-    if bound == "blanket" and isinstance(record.randomizer, KnownRandomizer):
-        laws = record.randomizer.upper_laws()
-        widest = jax.tree_util.tree_map(lambda a: a[0], laws)
-
-        def upper(e: Any) -> Any:
-            return jnp.max(jax.vmap(lambda made: bounds.contour_log_delta.point(made, users, e).upper)(laws))
-    else:
-        rate = "stronger" if bound == "stronger" else "clones"
-        widest = law.clones(eps0, rate)
-
-        def upper(e: Any) -> Any:
-            return bounds.clones_point("log_delta", eps0, users, e, rate).upper
+    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
+    upper = _traced_upper(record.chosen_bound())
 
     def one_round(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         grid, _ = state
-        logs = jax.vmap(upper)(grid)
+        logs = jax.lax.map(lambda e: upper(record, e), grid, batch_size=_TRACED_AT_ONCE)
         if order is None:
             z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
@@ -276,7 +287,11 @@ def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, orde
         # differentiated at fixed points
         return jax.lax.stop_gradient(jnp.where(i == 0, finer, grid)), logs
 
-    first = rounds.first_grid(widest, users, 0.0 if order is None else order, points=_TRACED_POINTS)
+    if record.chosen_bound() == "blanket" and isinstance(record.randomizer, KnownRandomizer):
+        widest = jax.tree_util.tree_map(lambda a: a[0], record.randomizer.upper_laws())
+    else:
+        widest = law.clones(record.max_loss(), "stronger" if record.chosen_bound() == "stronger" else "clones")
+    first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
     start = jax.lax.stop_gradient(first), jnp.zeros(_TRACED_POINTS)
     grid, logs = jax.lax.fori_loop(0, 2, one_round, start)
     losses, weights, infinity = rounds.upper_pair(grid, logs)
@@ -294,30 +309,57 @@ def _traced_laws(stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order:
 
 
 def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order."""
-    if not any(isinstance(record, Shuffled) for record, _ in stacks):
+    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
+    if not _has_rounds(stacks):
         return stacks
-    if is_traced((stacks, order)):
-        nan = jnp.asarray(jnp.nan)
-        return jax.vmap(lambda s, v: _traced_laws(s, nan, nan, v))(stacks, order)
     grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, 1e9), rounds.MANY)
     return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
+
+
+def _has_rounds(stacks: tuple[Stack, ...]) -> bool:
+    return any(isinstance(record, Shuffled) for record, _ in stacks)
+
+
+@functools.cache
+def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
+    """A moment of one traced point, (stacks, order) -> number, differentiable; of shuffled rounds, of dominating pairs.
+
+    The derivative of a real moment is taken forward through the loops of the rounds, as that of delta is. Cached, so
+    that equal moments compile once.
+    """
+
+    def plain(stacks: tuple[Stack, ...], order: Any) -> Any:
+        nan = jnp.asarray(jnp.nan)
+        return moment.point(_traced_laws(stacks, nan, nan, jnp.abs(order)), order, direction=direction)
+
+    forward, compiled = by_forward_mode(plain), jax.jit(plain)
+
+    def solve(stacks: tuple[Stack, ...], order: Any) -> Any:
+        if not _has_rounds(stacks):
+            return moment.point(stacks, order, direction=direction)
+        return compiled(stacks, order) if jnp.iscomplexobj(order) else forward(stacks, order)
+
+    return solve
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are shuffled rounds."""
 
     def traced(verb: str) -> Point:
-        def solve(params: Any, target: Any) -> tuple[Any, Any]:
+        def upper(params: Any, target: Any) -> Any:
             nan = jnp.asarray(jnp.nan)
             log_target = jnp.log(jnp.clip(target, SMALLEST, 1.0))
             made = _traced_laws(params, *((log_target, nan) if verb == "epsilon" else (nan, jnp.maximum(target, 0.0))))
             route = contour_route(jax.tree_util.tree_map(lambda x: x[None], made), direction)
-            _, upper = (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)
-            return jnp.zeros_like(upper), upper
+            return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)[1]
 
-        # forward through the loops of every round: d upper = upper d log upper, of either verb
-        return explicit_delta(solve, lambda params, target: jnp.log(solve(params, target)[1]), jax.jacfwd)
+        solve = by_forward_mode(upper)
+
+        def both(params: Any, target: Any) -> tuple[Any, Any]:
+            found = solve(params, target)
+            return jnp.zeros_like(found), found
+
+        return both
 
     epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
     return Route(stacks, (epsilon,), (delta,), traced("epsilon"), traced("delta"))

@@ -112,7 +112,7 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool) -> tuple[Any, Any]:
     randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
     if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
-        upper = _worst_point(verb, randomizer.upper_laws(), users, target).upper
+        upper = worst_point(verb, randomizer.upper_laws(), users, target).upper
         return xp.minimum(_lower_point(verb, mechanism, target), upper), upper
     lower = _lower_point(verb, mechanism, target)
     local_delta = xp.asarray(getattr(randomizer, "delta", 0.0))
@@ -138,15 +138,18 @@ def _lower_point(verb: str, mechanism: Shuffled, target: Any) -> Any:
     """The lower bound of some data set."""
     randomizer, users = mechanism.randomizer, mechanism.num_users
     if isinstance(randomizer, KnownRandomizer):
-        return _worst_point(verb, randomizer.lower_laws(), users, target).lower
+        return worst_point(verb, randomizer.lower_laws(), users, target).lower
     return _TWO_POINT[verb].point(users, randomizer.max_loss(), target).lower
 
 
-def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
+def worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
+    """The largest bounds of "delta", "log_delta" or "epsilon" (verb) over laws, at one traced point."""
+    if verb == "delta":
+        return bounds.from_logs(worst_point("log_delta", laws, users, target))
     short, long = (
-        (bounds.contour_log_delta, bounds.long_log_delta)
-        if verb == "delta"
-        else (bounds.contour_epsilon, bounds.long_epsilon)
+        (bounds.contour_epsilon, bounds.long_epsilon)
+        if verb == "epsilon"
+        else (bounds.contour_log_delta, bounds.long_log_delta)
     )
 
     def one(made: Law) -> Bounds:
@@ -156,11 +159,10 @@ def _worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
         return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
     found = xp.vmap(one)(laws)
-    found = bounds.from_logs(found) if verb == "delta" else found
     return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
-def _log_delta(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
+def log_delta_estimate(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
     randomizer, users = mechanism.randomizer, xp.stop_gradient(mechanism.num_users)
     if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
@@ -192,7 +194,7 @@ def _traced(bound: str, clean: bool) -> tuple[Point, Point]:
         return _closed_form_points()
 
     def log_delta(mechanism: Shuffled, epsilon: Any) -> Any:
-        return _log_delta(mechanism, epsilon, bound)
+        return log_delta_estimate(mechanism, epsilon, bound)
 
     def delta_point(p: Shuffled, e: Any) -> tuple[Any, Any]:
         return _both_sides(lambda x: _point("delta", p, x, bound, clean), e)
