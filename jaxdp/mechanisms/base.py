@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,9 @@ from jaxdp import validate
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
+
+if TYPE_CHECKING:
+    from jaxdp.mechanisms.finite import FinitePair
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -151,7 +154,40 @@ class Mechanism:
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
-        raise UnsupportedMechanismError(f"{type(self).__name__} does not define log_mgf.")
+        raise self._undefined("log_mgf")
+
+    # What follows is optional. A record that has it overrides it, and `offers` says so.
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
+        """The finite law of the loss, in place of log_mgf: losses, log weights under the first law, error of either."""
+        raise self._undefined("atoms")
+
+    def lattice(self) -> tuple[Number, Number]:
+        """(offset, spacing) of the lattice on which the losses lie."""
+        raise self._undefined("lattice")
+
+    def renyi_divergence(self, order: Number) -> Number:
+        """The divergence of an order of the dominating pair, in closed form; it may be more."""
+        raise self._undefined("renyi_divergence")
+
+    def finite_pair(self) -> FinitePair:
+        """A pair of finite laws that dominates: what sampling needs."""
+        raise self._undefined("finite_pair")
+
+    def inner_pair(self) -> FinitePair:
+        """One that the mechanism's pair dominates: lower bounds of the sampled mechanism are those of this one."""
+        raise self._undefined("inner_pair")
+
+    def fine_pairs(self) -> tuple[FinitePair, FinitePair]:
+        """Both, of more outcomes."""
+        raise self._undefined("fine_pairs")
+
+    def offers(self, name: str) -> bool:
+        """Whether the record has this optional method."""
+        return getattr(type(self), name) is not getattr(Mechanism, name)
+
+    def _undefined(self, name: str) -> UnsupportedMechanismError:
+        return UnsupportedMechanismError(f"{type(self).__name__} does not define {name}.")
 
     def infinity_mass(self) -> Number:
         """P(L = +infinity)."""

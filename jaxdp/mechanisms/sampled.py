@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -42,11 +42,11 @@ class Bracket(Mechanism):
 
     def finite_pair(self) -> finite.FinitePair:
         """The one or the other, with outcomes of no mass where it is the shorter."""
-        base: Any = self.mechanism
-        if is_gaussian(base):
+        base = self.mechanism
+        if isinstance(base, GaussianMechanism):
             mu = base.gaussian_mu()
             outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
-        elif self.fine and hasattr(base, "fine_pairs"):
+        elif self.fine and base.offers("fine_pairs"):
             outer, inner = base.fine_pairs()
         else:
             outer, inner = base.finite_pair(), base.inner_pair()
@@ -112,7 +112,7 @@ class Sampled(Mechanism):
 
     def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Sampled, Sampled] | None:
         """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
-        if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "inner_pair"):
+        if not is_gaussian(self.mechanism) and not self.mechanism.offers("inner_pair"):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
         bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
@@ -121,14 +121,16 @@ class Sampled(Mechanism):
 
     def refinable(self, direction: str) -> bool:
         """True for a Gaussian or Laplace base: its outcomes are cut into cells, of which there may be more."""
-        cut = is_gaussian(self.mechanism) or hasattr(self.mechanism, "fine_pairs")
+        cut = is_gaussian(self.mechanism) or self.mechanism.offers("fine_pairs")
         return cut and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
-        base: Any = self.mechanism
-        gaussian = isinstance(base, GaussianMechanism)
-        pair = finite.gaussian_pair(base.gaussian_mu()) if gaussian else base.finite_pair()
+        base = self.mechanism
+        if isinstance(base, GaussianMechanism):
+            pair = finite.gaussian_pair(base.gaussian_mu())
+        else:
+            pair = base.finite_pair()
         return finite.sampled_part(pair, self.sampling_probability, direction)
 
     def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
@@ -149,7 +151,7 @@ class Sampled(Mechanism):
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         kind, base = type(self).__name__, type(self.mechanism).__name__
-        if not is_gaussian(self.mechanism) and not hasattr(self.mechanism, "finite_pair"):
+        if not is_gaussian(self.mechanism) and not self.mechanism.offers("finite_pair"):
             raise UnsupportedMechanismError(
                 f"{kind} of {base} is not available: sampling needs the law of the loss itself, not only K(z). "
                 "Give the mechanism as a DiscretePair."

@@ -27,8 +27,8 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
     sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
     others = [(r, t) for r, t in stacks if not is_sampled_gaussian(r, direction)]
-    closed = [(r, t) for r, t in others if not hasattr(r, "atoms")]
-    finite = [(r, t) for r, t in others if hasattr(r, "atoms")]
+    closed = [(r, t) for r, t in others if not r.offers("atoms")]
+    finite = [(r, t) for r, t in others if r.offers("atoms")]
     masses = [_infinity(record, times, direction) for record, times in closed + finite]
     return Spectrum(
         closed=_closed_sum(closed, direction),
@@ -115,7 +115,7 @@ def _discrete(record: Any, times: Array, direction: str) -> Discrete:
 
 def on_lattice(stacks: tuple[Stack, ...]) -> bool:
     """True for one mechanism (repeated or not) whose losses lie on a lattice."""
-    return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and hasattr(stacks[0][0], "lattice")
+    return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and stacks[0][0].offers("lattice")
 
 
 def _lattice(stacks: tuple[Stack, ...]) -> tuple[Array, Array] | None:

@@ -110,7 +110,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
         return _LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
-        finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
+        finite = any(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
         banded = direction == "forward" and sampled <= _MOST_BANDED and not finite
         return _BANDED_LADDER if banded else _SAMPLED_LADDER
     if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
@@ -185,7 +185,7 @@ class _Contour:
 
 def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
     """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
-    finite = any(hasattr(record, "atoms") and not is_sampled_gaussian(record) for record, _ in params)
+    finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in params)
     width = max(effort.quadrature, _WIDEST if finite else 1)
     size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
     size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time

@@ -21,8 +21,8 @@ def renyi_upper(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
     finite = xp.isfinite(order) & (order > 1)
     alpha = xp.where(finite, order, 2.0)
-    direct = [(r, t) for r, t in stacks if hasattr(r, "renyi_divergence")]
-    rest = tuple((r, t) for r, t in stacks if not hasattr(r, "renyi_divergence"))
+    direct = [(r, t) for r, t in stacks if r.offers("renyi_divergence")]
+    rest = tuple((r, t) for r, t in stacks if not r.offers("renyi_divergence"))
     total = xp.zeros(())
     for record, times in direct:
         values = xp.vmap(lambda r: r.renyi_divergence(alpha))(record)

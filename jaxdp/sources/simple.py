@@ -93,7 +93,7 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
-    if _is_one(stacks) and hasattr(record, "atoms") and not is_sampled_gaussian(record, direction):
+    if _is_one(stacks) and record.offers("atoms") and not is_sampled_gaussian(record, direction):
         settled = (times[:, 0] == 1) & np.isfinite(target)
         rows = np.flatnonzero(settled)
         if rows.size:
@@ -188,7 +188,7 @@ def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], targe
     sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
     if direction == "reverse" and all(sampled):
         lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
-    elif all(hasattr(record, "atoms") for record, _ in stacks) and not any(sampled):
+    elif all(record.offers("atoms") for record, _ in stacks) and not any(sampled):
         lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
     return Answer(lower, upper)
 
