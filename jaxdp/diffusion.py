@@ -139,6 +139,10 @@ class BrownianMotion(GaussianMechanism):
         time: t > 0, any shape.
         sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
 
+    Assumes:
+        Values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time t is
+        released; its noise is real, not that of a generator or of floating point.
+
     Reference:
         Examples 4 and 5.
 
@@ -183,6 +187,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
         rho: noise level, > 0.
         time: t > 0.
         sensitivity: Delta > 0 in L2.
+
+    Assumes:
+        Values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time t is
+        released; its noise is real, not that of a generator or of floating point.
 
     Reference:
         Corollary 7.

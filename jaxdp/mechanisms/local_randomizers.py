@@ -306,6 +306,9 @@ class FiniteRandomizer(KnownRandomizer):
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), num_users=100_000), delta=1e-6):.4f}")
     0.0286
 
+    Assumes: every person reports by this table, with fresh randomness; its rows are all inputs there are. When
+    shuffled, also what `Shuffled` assumes.
+
     All ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is
     then infinite below its probability. The record is for `Shuffled` only: not shuffled, give the two worst rows as a
     `DiscretePair`.

@@ -29,6 +29,9 @@ class LocalRandomizer(ApproximateDP):
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(local, num_users=100_000), delta=1e-6):.4f}")
     0.1698
 
+    Assumes: the guarantee holds for every two values of a person, whatever was reported before. When shuffled, also
+    what `Shuffled` assumes.
+
     On its own, not shuffled, it accounts as `ApproximateDP`.
     """
 

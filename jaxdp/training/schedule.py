@@ -34,6 +34,8 @@ class IteratedRelease(GaussianMechanism):
     mu: upper bound of the parameter of the optimal shift allocation, >= 0, any shape (one entry per example).
     Natural relation: replace_one.
 
+    Assumes: what `NoisyProjectedSGD` assumes; above all, that nothing but the last iterate is released.
+
     >>> import jaxdp
     >>> from jaxdp import training
     >>> f"{jaxdp.epsilon(training.IteratedRelease(0.5), 1e-5):.4f}"
