@@ -37,6 +37,7 @@ from jaxdp.validate import SMALLEST
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
 _FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-7, 8192)
+_LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # of a grid under a trace; of these, what is kept in memory
@@ -312,7 +313,7 @@ def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
     """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
     if not _has_rounds(stacks):
         return stacks
-    grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, 1e9), rounds.MANY)
+    grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, _LARGEST_ORDER), rounds.MANY)
     return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
 
 
@@ -330,7 +331,8 @@ def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...]
 
     def plain(stacks: tuple[Stack, ...], order: Any) -> Any:
         nan = jnp.asarray(jnp.nan)
-        return moment.point(_traced_laws(stacks, nan, nan, jnp.abs(order)), order, direction=direction)
+        reach = jnp.where(jnp.isfinite(order), jnp.abs(order), _LARGEST_ORDER)
+        return moment.point(_traced_laws(stacks, nan, nan, reach), order, direction=direction)
 
     forward, compiled = by_forward_mode(plain), jax.jit(plain)
 
