@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxdp.contour.spectrum import Spectrum
-from jaxdp.numerics.exponential_sums import Line, ratios
+from jaxdp.numerics.exponential_sums import Line, largest_ratios
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
 
@@ -83,8 +83,8 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     left = end + width * xp.arange(cover)
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
-        ratio, error = xp.vmap(lambda one: ratios(one, end + 0.5 * width, width, cover))(line)
-        reach = xp.abs(ratio) + error + 0.5 * width * line.spread[:, None]
+        sizes = xp.vmap(lambda one: largest_ratios(one, end + 0.5 * width, width, cover))(line)
+        reach = sizes + 0.5 * width * line.spread[:, None]
         bound = xp.log(xp.minimum(reach, 1.0))
         log_abs = log_abs + xp.sum(xp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)
     share = xp.log(width + step) - 2 * xp.log(left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -64,47 +65,46 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, xp.full_like(log_m, xp.inf))
 
 
-def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1), Im L >= 0: real and imaginary part.
+def ratios_less_one(line: Any, step: jax.Array, count: int, start: Any = 0.0) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = start + step (0..count-1): real and imaginary part.
 
-    Its error (`less_one_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as the
-    power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
-    two small tables instead of count x size exponentials, it is the sum of weight ((1 + p) x + p), one matrix product.
+    Im L >= 0. Its error (`ratio_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as
+    the power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
+    two small tables instead of count x size exponentials, it is the sum of weight ((1 + p) x + p): matrix products.
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
-    p, turn = _powers_less_one(1j * (step * inner) * line.loss, outer)
-    x, y = _powers_less_one(1j * step * line.loss, inner)
+    none = xp.zeros_like(w_re), xp.zeros_like(w_re)
+    (x, y), following = _powers_less_one(_turned_less_one(step * line.loss), inner, none)
+    (p, turn), _ = _powers_less_one(following, outer, _turned_less_one(start * line.loss))
     whole = 1 + p
     a, b = w_re * whole - w_im * turn, w_re * turn + w_im * whole
-    # one real product, its sums 2 x size long, for both parts: [a, -b] [x, y]^T above [b, a] [x, y]^T
-    left = xp.concatenate([xp.concatenate([a, -b], axis=1), xp.concatenate([b, a], axis=1)])
-    along = in_blocks(left, xp.concatenate([x, y], axis=1).T)
-    down = sum_in_blocks(xp.concatenate([w_re * p - w_im * turn, w_re * turn + w_im * p]))
-    total = (along + down[:, None]).reshape(2, -1)
-    return total[0, :count], total[1, :count]
+    x, y = x.T, y.T
+    re = in_blocks(a, x) - in_blocks(b, y) + sum_in_blocks(w_re * p - w_im * turn)[:, None]
+    im = in_blocks(b, x) + in_blocks(a, y) + sum_in_blocks(w_re * turn + w_im * p)[:, None]
+    return re.reshape(-1)[:count], im.reshape(-1)[:count]
 
 
-def ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) at t = start + step (0..count-1), start >= 0, relative to the computed m(c), and its error."""
-    turned = line._replace(weight=line.weight * xp.exp(1j * start * line.loss))
-    re, im = ratios_less_one(turned, step, count)
-    size, away = line.loss.shape[0], step * xp.arange(count)
-    parts = xp.stack([xp.real(turned.weight), xp.imag(turned.weight)])
-    first = sum_in_blocks(parts)
-    mass, moved = xp.sum(xp.abs(line.weight)), xp.sum(xp.abs(line.weight) * xp.abs(line.loss))
-    rounded = ULP * ((24 + 1.5 * sum(blocks_of(size))) * mass + 8 * start * moved) + less_one_error(line, away)
-    return xp.complex(re + first[0], im + first[1]), line.error + rounded + (start + away) * line.drift[1]
-
-
-def less_one_error(line: Any, t: jax.Array) -> jax.Array:
-    """By how much `ratios_less_one` may be off at its nodes t by rounding, its weights and losses taken as they are."""
+def less_one_error(line: Any, step: jax.Array, count: int, start: Any = 0.0) -> jax.Array:
+    """By how much `ratios_less_one` may be off at its nodes by rounding, its weights and losses taken as they are."""
+    inner, outer = split(count)
     size = line.loss.shape[0]
-    both, alone = sum(blocks_of(2 * size)), sum(blocks_of(size))
+    offset = step * (xp.arange(count) % inner)
+    t = start + step * xp.arange(count)
     weight, loss = xp.abs(line.weight), xp.abs(line.loss)
-    mass, moved = xp.sum(weight), t * xp.sum(weight * loss)
-    small = 1.5 * (both + 4) * moved + 40 * moved
-    return ULP * xp.minimum(small, (400 + 4 * (both + alone)) * mass + 4 * moved)
+    mass, moved = xp.sum(weight), xp.sum(weight * loss)
+    tables = (55 + 5 * (inner * outer - 1).bit_length()) * t * moved
+    # of the products of p and x, and of the sum of p alone: |e^{itL} - 1| is at most t |L|, and at most 2
+    sums = [(offset, sum(blocks_of(size))), (t - offset, sum(short_blocks_of(size)))]
+    return ULP * (tables + sum(1.5 * (terms + 4) * xp.minimum(t * moved, 2 * mass) for t, terms in sums))
+
+
+def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: Any = 0.0) -> jax.Array:
+    """By how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all, the true m(c) below them."""
+    count, mass = re.shape[0], xp.sum(xp.abs(line.weight))
+    t = start + step * xp.arange(count)
+    moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
+    return line.rule + moved + less_one_error(line, step, count, start) + 32 * ULP * (xp.abs(re) + xp.abs(im))
 
 
 def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -113,15 +113,25 @@ def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.A
     The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
     """
     re, im = ratios_less_one(line, step, count)
-    t = step * xp.arange(count)
     log_abs, angle = log_one_plus(re, im)
     log_abs = xp.maximum(log_abs, xp.log(LEAST_RATIO))
-    mass = xp.sum(xp.abs(line.weight))
-    # |e^{itL} - 1| is at most t |L|, and at most 2
-    moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
-    rounded = less_one_error(line, t) + 32 * ULP * (xp.abs(re) + xp.abs(im))
-    error = line.rule + 2 * LEAST_RATIO + moved + rounded
-    return log_abs, angle, xp.where(t > 0, error, 0.0) * xp.exp(-log_abs)
+    error = ratio_error(line, re, im, step) + 2 * LEAST_RATIO
+    return log_abs, angle, xp.where(xp.arange(count) > 0, error, 0.0) * xp.exp(-log_abs)
+
+
+def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c), the computed m(c), at t = step (0..count-1), and its error, which does not fall with t."""
+    re, im = ratios_less_one(line, step, count)
+    whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
+    rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
+    error = line.error + rounded + less_one_error(line, step, count) + step * xp.arange(count) * line.drift[1]
+    return xp.complex(re + whole[0], im + whole[1]), error
+
+
+def largest_ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
+    """Upper bounds of |m(c + it)|/m(c), the true m(c), at t = start + step (0..count-1)."""
+    re, im = ratios_less_one(line, step, count, start)
+    return (1 + 8 * ULP) * xp.hypot(1 + re, im) + ratio_error(line, re, im, step, start)
 
 
 def split(count: int) -> tuple[int, int]:
@@ -132,53 +142,58 @@ def split(count: int) -> tuple[int, int]:
 
 def blocks_of(terms: int) -> tuple[int, int]:
     """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
-    blocks = max(1, min(16, terms // 32))
+    blocks = max(1, min(8, terms // 128))
     return -(-terms // blocks), blocks
 
 
 def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The matrix product (..., rows, terms) x (terms, columns), its sums taken as `blocks_of` says, padded with 0."""
-    size = right.shape[0]
-    terms, blocks = blocks_of(size)
-    missing = terms * blocks - size
-    if missing:
-        left = xp.concatenate([left, xp.zeros((*left.shape[:-1], missing))], axis=-1)
-        right = xp.concatenate([right, xp.zeros((missing, right.shape[1]))])
-    left = left.reshape(*left.shape[:-1], blocks, terms)
-    right = right.reshape(blocks, terms, right.shape[1])
-    return xp.sum(xp.exact_einsum("...rbt,btc->b...rc", left, right), axis=0)
+    """The matrix product (..., rows, terms) x (terms, columns), its sums taken as `blocks_of` says."""
+    terms, blocks = blocks_of(right.shape[0])
+    parts = [slice(i * terms, (i + 1) * terms) for i in range(blocks)]
+    return sum(xp.exact_matmul(left[..., part], right[part]) for part in parts)
+
+
+def short_blocks_of(terms: int) -> tuple[int, int]:
+    """The same for `sum_in_blocks`: about as many blocks as terms in a block."""
+    size = math.isqrt(max(terms - 1, 0)) + 1
+    return size, -(-terms // size)
 
 
 def sum_in_blocks(rows: jax.Array) -> jax.Array:
-    """Sums over the last axis, taken as `blocks_of` says."""
-    terms, blocks = blocks_of(rows.shape[-1])
+    """Sums over the last axis, taken as `short_blocks_of` says."""
+    terms, blocks = short_blocks_of(rows.shape[-1])
     padded = xp.pad(rows, ((0, 0), (0, terms * blocks - rows.shape[-1])))
     return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
 
 
-def _powers_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of e^{k exponent} - 1, k = 0..count-1, shape (count, size).
+Table = tuple[jax.Array, jax.Array]  # real and imaginary part
 
-    k = row x inner + column, two small tables: (1 + a)(1 + x) - 1 = a x + a + x.
+
+def _turned_less_one(angle: jax.Array) -> Table:
+    """e^{i angle} - 1 of complex angles, without cancellation."""
+    less_one, half = xp.expm1(-xp.imag(angle)), 0.5 * xp.real(angle)
+    sine, cosine = xp.sin(half), xp.cos(half)
+    turned, side = -2 * sine * sine, 2 * sine * cosine  # cos - 1 and sin of the whole angle
+    return less_one * (1 + turned) + turned, (1 + less_one) * side
+
+
+def _times_less_one(one: Table, other: Table) -> Table:
+    """(1 + a)(1 + x) - 1 = a x + a + x."""
+    (a, b), (x, y) = one, other
+    return x * (1 + a) - y * b + a, y * (1 + a) + x * b + b
+
+
+def _powers_less_one(base: Table, count: int, first: Table) -> tuple[Table, Table]:
+    """(1 + first)(1 + base)^k - 1, k = 0..count-1, shape (count, size), and the power after (count a power of two).
+
+    k = row x inner + column: products of two smaller tables, down to four powers, each the one before times the base.
     """
+    if count <= 4:  # a loop, because the compiler would compute the base again for every power
+        following, table = xp.scan(lambda now, _: (_times_less_one(now, base), now), first, None, length=count)
+        return table, following
     inner, outer = split(count)
-    a, b = (part[:, None] for part in _multiples_less_one(inner * exponent, outer))
-    x, y = _multiples_less_one(exponent, inner)
-    re, im = a * x - b * y + (a + x), a * y + b * x + (b + y)
-    return re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]
-
-
-def _multiples_less_one(exponent: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The same, each from its own exponent, without cancellation.
-
-    A loop, because the compiler would fuse the table into what is made of it and compute it again for every row.
-    """
-
-    def turn(k: jax.Array, _: None) -> tuple[Any, Any]:
-        less_one, half = xp.expm1(k * xp.real(exponent)), 0.5 * k * xp.imag(exponent)
-        sine, cosine = xp.sin(half), xp.cos(half)
-        turned, side = -2 * sine * sine, 2 * sine * cosine  # cos - 1 and sin of the whole angle
-        return k + 1, (less_one * (1 + turned) + turned, (1 + less_one) * side)
-
-    _, table = xp.scan(turn, xp.zeros(()), None, length=count)
-    return table
+    none = xp.zeros_like(first[0]), xp.zeros_like(first[0])
+    low, following = _powers_less_one(base, inner, none)
+    high, following = _powers_less_one(following, outer, first)
+    re, im = _times_less_one((high[0][:, None], high[1][:, None]), low)
+    return (re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]), following

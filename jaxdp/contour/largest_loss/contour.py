@@ -18,7 +18,7 @@ from jaxdp.contour.plan import Plan, conversion
 from jaxdp.contour.spectrum import Nodes, Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, node_weights, table
 from jaxdp.numerics.complex_logarithms import log_expm1_complex, log_one_plus
-from jaxdp.numerics.exponential_sums import LEAST_RATIO, log_ratios, ratios
+from jaxdp.numerics.exponential_sums import LEAST_RATIO, largest_ratios, log_ratios, ratios
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
@@ -280,7 +280,7 @@ def _higher(steps: Steps, within: Label, below: Label, c: jax.Array, h: jax.Arra
     """F(B, A) = prod (B + A)^T - prod B^T, whose coefficients are all positive."""
     count, end, live = effort.nodes + 1, h * effort.nodes, steps.times > 0
     line_a = _lines(steps, within, c)
-    value_a, error_a = xp.vmap(lambda line: ratios(line, xp.zeros(()), h, count))(line_a)
+    value_a, error_a = xp.vmap(lambda line: ratios(line, h, count))(line_a)
     size_a = xp.maximum(xp.abs(value_a), LEAST_RATIO)
     line_b, log_b, angle_b, error_b = _log_ratios(steps, below, c, h, count)
     ratio = xp.where(live, line_a.log_m - line_b.log_m, -xp.inf)
@@ -378,8 +378,8 @@ def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -
     beyond = power * (xp.log(v) - xp.log(far)) - xp.log(far) - xp.log(power + 1)
     width = (far + step - end) / cover
     left = end + width * xp.arange(cover)
-    ratio, error = xp.vmap(lambda line: ratios(line, end + 0.5 * width, width, cover))(lines)
-    reach = xp.minimum(xp.abs(ratio) + error + 0.5 * width * deviation[:, None], 1.0)
+    sizes = xp.vmap(lambda line: largest_ratios(line, end + 0.5 * width, width, cover))(lines)
+    reach = xp.minimum(sizes + 0.5 * width * deviation[:, None], 1.0)
     live = (steps.times > 0)[:, None]
     log_abs = xp.sum(xp.where(live, steps.times[:, None] * xp.log(reach), 0.0), axis=0)
     near = xp.logsumexp(log_abs + xp.log(width + step) - 2 * xp.log(left))
