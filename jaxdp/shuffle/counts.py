@@ -34,6 +34,7 @@ _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the 
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
 _LEAST = 1e-300
+_LANES = 128  # pairs (C, D) that are summed beside each other
 
 
 @functools.cache
@@ -129,17 +130,17 @@ class _Sums(NamedTuple):
     slope: Any
 
 
-def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: int = 1) -> Evaluation:
+def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluation:
     """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two more.
 
     The work goes with the deviations of the numbers of reports of each outcome. wanted: False where nothing is summed.
-    lanes: so many pairs (C, D) are summed beside each other.
     """
     s = contour.sum_at(law, users, epsilon)
     t = contour.saddle(s)
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
+    lanes = _LANES if falls.size > 1 else 1
     order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))
