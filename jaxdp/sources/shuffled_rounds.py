@@ -230,40 +230,49 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -
 # ---- composition, one traced point ----
 
 
-@jax.custom_jvp
-def _traced_upper(record: Shuffled, epsilon: Any) -> Any:
-    """Upper bound of log delta of one round at one traced epsilon; its derivative is that of an accurate log delta."""
+def _upper_point(record: Shuffled, epsilon: Any) -> Any:
+    """Upper bound of log delta of one round at one traced epsilon."""
     if record.chosen_bound() == "closed_form":
         return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
     return worst_point("log_delta", laws_at(record), record.num_users, epsilon, blanket(record) is None).upper
 
 
-@_traced_upper.defjvp
-def _traced_upper_jvp(primals: Any, tangents: Any) -> Any:
-    _, slope = jax.jvp(log_delta_estimate, primals, tangents)
-    return _traced_upper(*primals), jnp.where(jnp.isfinite(slope), slope, 0.0)
+@jax.custom_jvp
+def _traced_profile(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any) -> tuple[Any, Any]:
+    """A grid of epsilons for one traced round, and upper bounds of log delta on it; the other arguments as of `_grids`.
 
+    The derivatives are those of an accurate log delta at fixed epsilons.
+    """
 
-def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
-    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
-
-    def one_round(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def improved(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         grid, _ = state
-        logs = jax.lax.map(lambda e: _traced_upper(record, e), grid, batch_size=_TRACED_AT_ONCE)
+        logs = jax.lax.map(lambda e: _upper_point(record, e), grid, batch_size=_TRACED_AT_ONCE)
         if order is None:
             z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
-        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
-        # differentiated at fixed points
-        return jax.lax.stop_gradient(jnp.where(i == 0, finer, grid)), logs
+        return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs
 
     widest = jax.tree_util.tree_map(lambda a: a[0], laws_at(record))
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    start = jax.lax.stop_gradient(first), jnp.zeros(_TRACED_POINTS)
-    grid, logs = jax.lax.fori_loop(0, 2, one_round, start)
-    losses, weights, infinity = rounds.upper_pair(grid, logs)
+    return jax.lax.fori_loop(0, 2, improved, (first, jnp.zeros(_TRACED_POINTS)))
+
+
+@_traced_profile.defjvp
+def _traced_profile_jvp(primals: Any, tangents: Any) -> Any:
+    grid, logs = _traced_profile(*primals)
+
+    def slope(epsilon: Any) -> Any:
+        return jax.jvp(lambda record: log_delta_estimate(record, epsilon), primals[:1], tangents[:1])[1]
+
+    slopes = jax.lax.map(slope, grid, batch_size=_TRACED_AT_ONCE)
+    return (grid, logs), (jnp.zeros_like(grid), jnp.where(jnp.isfinite(slopes), slopes, 0.0))
+
+
+def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
+    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
+    losses, weights, infinity = rounds.upper_pair(*_traced_profile(record, times, log_delta, epsilon, order))
     return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
 
 
