@@ -35,14 +35,14 @@ _TERM_ROUNDING = 2e-12
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
 
 
-def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
+def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
     """P[Bin(N, w) >= x]/P[Bin(N, w) = x-1] for x above the mean, odds = w/(1-w); relative error about 1e-12.
 
-    (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and decreasing, so Newton
-    from the right finds where it has fallen by 38 and the rest is below e^-38 of the integral.
+    (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and at most -fall s - ones s^2/2.
+    Newton from the right finds where it has fallen by 38 nats: the rest is below e^-38 of the integral. Where odds <= 1
+    the quadratic bound alone (no tightenings) is close enough.
     """
     ones, zeros = xp.maximum(x - 1.0, 0.0), xp.maximum(trials - x, 0.0)
-
     fall = ones - zeros * odds  # below 0 where the threshold is the first count above the mean
 
     def exponent(s: Any) -> Any:
@@ -60,7 +60,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
         following = s - excess / xp.where(slope < 0, slope, -1.0)
         return xp.where((slope < 0) & (excess < 0), xp.clip(following, 0.0, s), s)
 
-    reach = xp.fori_loop(0, 40, newton, start)
+    reach = xp.fori_loop(0, tightenings, newton, start)
     reach = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), reach)
     s = reach * (_POINTS + 1.0) / 2.0
     integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * reach / 2.0
