@@ -17,7 +17,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.precision import Kernel, canary, kernel
 from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
@@ -30,15 +30,15 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
 _MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
-_NODES_A_GAP = 20.0  # nodes that bring the gap of 13 nodes down by a factor 1; twice as many by a factor 2
+_NODES_A_GAP = 20.0  # nodes for each factor by which the gap of 13 nodes is to fall
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
-_WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
-_COUNTS_SET = 390_000  # batches of 32: all points of a batch take as many steps as the longest
 _SLACK = 2e-13  # rounding of log(delta)
 _CLOSE = 1e-5  # distance of log delta's bounds at which an estimate needs no other sum
+
+
 Evaluate = Callable[[Any], Evaluation]
 
 
@@ -87,7 +87,9 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
     return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
 
 
-def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, known: Bounds | None = None) -> Bounds:
+def _epsilon(
+    evaluate: Callable[[Any], Evaluation], made: Law, users: Any, delta: Any, known: Bounds | None = None
+) -> Bounds:
     """Bounds of epsilon; known: bounds of it, between which the search starts where they are close."""
     target, _ = raised(delta)
     largest = made.largest_loss()
@@ -113,45 +115,24 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, known: Bound
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-_short = kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
-_long = kernel(working_set=20_000, large=True, bounds=True, by_numpy=64)
-_counts = kernel(working_set=_COUNTS_SET, large=True, bounds=True, by_numpy=64)
+def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel, Kernel]:
+    """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
+
+    def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any) -> Bounds:
+        return _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+
+    def epsilon(made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any) -> Bounds:
+        return _epsilon(lambda e: evaluate(made, users, e, *nodes), made, users, delta, known)
+
+    made = kernel(working_set=working_set, large=True, bounds=True, by_numpy=64)
+    return made(log_delta), made(epsilon)
 
 
-@_short
-def contour_log_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
-    """Bounds of log delta with 13 nodes."""
-    return _log_delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
-
-
-@_short
-def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
-    """Bounds of epsilon with 13 nodes."""
-    return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
-
-
-@_long
-def long_log_delta(made: Law, users: Any, epsilon: Any, nodes: Any) -> Bounds:
-    """Bounds of log delta with so many nodes, placed where they are needed."""
-    return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, epsilon)
-
-
-@_long
-def long_epsilon(made: Law, users: Any, delta: Any, known: Bounds, nodes: Any) -> Bounds:
-    """Bounds of epsilon with so many nodes, placed where they are needed; known: as for `_epsilon`."""
-    return _epsilon(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, delta, known)
-
-
-@_counts
-def counts_log_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
-    """Bounds of log delta, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _log_delta(lambda e: counts.evaluate(made, users, e), made, users, epsilon)
-
-
-@_counts
-def counts_epsilon(made: Law, users: Any, delta: Any, known: Bounds) -> Bounds:
-    """Bounds of epsilon, summed over how often each outcome occurs; known: as for `_epsilon`."""
-    return _epsilon(lambda e: counts.evaluate(made, users, e), made, users, delta, known)
+# Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
+# batch take as many steps as the longest.
+contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
+long_log_delta, long_epsilon = _pair(contour.evaluate_long, 20_000)
+counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
