@@ -25,7 +25,6 @@ from jaxdp.runtime import precision
 from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
-from jaxdp.shuffle.lower_bound import lower_bound_point
 from jaxdp.sources import base, contour
 
 pytestmark = [pytest.mark.as_users_compile, pytest.mark.batches_as_for_users]
@@ -125,7 +124,7 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
     assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
-    assert contour.contour_epsilon.large and not lower_bound_point.large
+    assert contour.contour_epsilon.large and not shuffle_bounds.clones_law.large
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():

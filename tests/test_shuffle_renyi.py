@@ -115,7 +115,7 @@ def test_the_slope_of_a_named_randomizers_epsilon_is_that_of_differences():
 
     at = float(jaxdp.epsilon(made(local), 1e-6))
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        slopes = jax.jit(jax.jacfwd(lambda x, e: route.log_delta_estimate(made(x), e, "blanket"), argnums=(0, 1)))
+        slopes = jax.jit(jax.jacfwd(lambda x, e: route.log_delta_estimate(made(x), e), argnums=(0, 1)))
         by_local, by_epsilon = map(float, slopes(local, at))
     above, below = (jaxdp.epsilon(made(x), 1e-6) for x in (local + step, local - step))
     np.testing.assert_allclose(-by_local / by_epsilon, (above - below) / (2 * step), rtol=SLOPE_GAP)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxdp import shuffle
-from jaxdp.shuffle.approximate_local import additive_term
+from jaxdp.shuffle.approximate import additive_term
 from jaxdp.shuffle.bounds import clones_bounds
 
 EPS0 = np.array([0.5, 1.0, 2.0, 4.0])

@@ -154,9 +154,10 @@ class RandomizedResponse(NamedSetRandomizer):
         """A report names one category."""
         k = xp.asarray(self.num_categories) + 0.0 * xp.asarray(self.epsilon)
         one, zero = 1 / k, xp.zeros_like(k)
-        third = k > 2
-        named = xp.stack([one, one, xp.maximum(k - 3, 0.0) / k, zero, zero, zero, xp.where(third, one, 0.0), zero])
-        return NamedSets(xp.asarray(self.epsilon), named, third, one, zero)
+        others = xp.maximum(k - 2, 0.0)
+        met = xp.where(others > 0, 1 / xp.maximum(others, 1.0), 0.0)
+        third = xp.stack([xp.stack([1, 1, xp.where(others > 0, (others - 1) * met, 1.0), 1]), xp.stack([0, 0, met, 0])])
+        return NamedSets(xp.asarray(self.epsilon), xp.stack([one, one, others / k, zero]), third, one, zero)
 
 
 @record

@@ -63,13 +63,13 @@ class NamedSetRandomizer(KnownRandomizer):
         """All others hold a third input (where there is one), the other input, or the person's own."""
         sets = self.named_sets()
         same = sets.homogeneous(False)
-        return _stack(sets.homogeneous(sets.third), same, same.swapped())
+        return _stack(sets.homogeneous(True), same, same.swapped())
 
     def finite_pair(self) -> finite.FinitePair:
         """The three losses epsilon, -epsilon and 0 with their masses."""
         sets = self.named_sets()
         high, low = sets.levels()
-        only, neither, both = (xp.sum(sets.named[i] + sets.named[i + 4]) for i in (0, 2, 3))
+        only, _, neither, both = sets.named
         equal = low * neither + high * both
         p = xp.stack([high * only, low * only, equal])
         q = xp.stack([low * only, high * only, equal])
@@ -94,10 +94,7 @@ class NamedSetRandomizer(KnownRandomizer):
         return self.epsilon
 
 
-def _eight(first_four: list[Any], last_four: list[Any], third: Any) -> Any:
-    """mu of the eight classes; without a third input the two halves are joined."""
-    one, other = xp.stack(first_four), xp.stack(last_four)
-    return xp.concatenate([xp.where(third, one, one + other), xp.where(third, other, 0.0)])
+_NO_THIRD = np.array([[1.0] * 4, [0.0] * 4])  # `NamedSets.third` where there is no third input
 
 
 @record
@@ -128,10 +125,10 @@ class UnaryEncoding(NamedSetRandomizer):
         eps0 = xp.asarray(self.epsilon)
         flipped = eps0 if self.optimized else eps0 / 2
         one, zero = xp.exp(-flipped) / (1 + xp.exp(-flipped)), 1 / (1 + xp.exp(-flipped))
-        third = xp.asarray(self.num_categories) > 2
-        pair = xp.stack([one * zero, one * zero, zero * zero, one * one])
-        named = _eight(list(pair * zero), list(pair * one), third)
-        return NamedSets(eps0, named, third, one, xp.exp(-self.num_categories * (flipped + xp.log1p(xp.exp(-flipped)))))
+        named = xp.stack([one * zero, one * zero, zero * zero, one * one])
+        third = xp.where(xp.asarray(self.num_categories) > 2, xp.stack([zero, one])[:, None], _NO_THIRD)
+        every = xp.exp(-self.num_categories * (flipped + xp.log1p(xp.exp(-flipped))))
+        return NamedSets(eps0, named, third, one, every)
 
 
 @record
@@ -178,19 +175,12 @@ class SubsetSelection(NamedSetRandomizer):
     def named_sets(self) -> NamedSets:
         """A report names the categories in it."""
         k, w = xp.asarray(self.num_categories), self.size()
-        third = k > 2
-        safe = xp.where(third, k - 2, 1.0)
         pairs = k * (k - 1)
         one, none, both = w * (k - w) / pairs, (k - w) * (k - w - 1) / pairs, w * (w - 1) / pairs
-        # given the first two, the chance that a third one is in
-        named = [xp.clip((w - inside) / safe, 0.0, 1.0) for inside in (1, 1, 0, 2)]
-        pair = [one, one, none, both]
-        without = [
-            x * xp.clip((k - 2 - w + inside) / safe, 0.0, 1.0) for x, inside in zip(pair, (1, 1, 0, 2), strict=True)
-        ]
-        within = [x * y for x, y in zip(pair, named, strict=True)]
-        joined = xp.where(third, xp.concatenate([xp.stack(without), xp.stack(within)]), xp.stack(pair + [0.0 * k] * 4))
-        return NamedSets(xp.asarray(self.epsilon), joined, third, w / k, xp.zeros_like(k))
+        inside = np.array([1.0, 1.0, 0.0, 2.0])
+        chances = xp.clip(xp.stack([k - 2 - w + inside, w - inside]) / xp.maximum(k - 2, 1.0), 0.0, 1.0)
+        third = xp.where(k > 2, chances, _NO_THIRD)
+        return NamedSets(xp.asarray(self.epsilon), xp.stack([one, one, none, both]), third, w / k, xp.zeros_like(k))
 
 
 @record
@@ -226,8 +216,8 @@ class LocalHashing(NamedSetRandomizer):
         """A report (hash function, bucket) names the inputs that the function sends to the bucket."""
         g, met = self.buckets(), xp.asarray(self.collision_probability)
         one, zero = (1 - met) / g, xp.zeros_like(met / g)
-        named = xp.stack([one, one, (g - 2 + met) / g, met / g, zero, zero, zero, zero])
-        return NamedSets(xp.asarray(self.epsilon) + zero, named, zero > 0, 1 / g + zero, zero)
+        named = xp.stack([one, one, (g - 2 + met) / g, met / g])
+        return NamedSets(xp.asarray(self.epsilon) + zero, named, xp.asarray(_NO_THIRD), 1 / g + zero, zero)
 
 
 @record
@@ -250,8 +240,7 @@ class HadamardResponse(NamedSetRandomizer):
         """A report names the inputs whose set holds it."""
         eps0 = xp.asarray(self.epsilon)
         zero = xp.zeros_like(eps0)
-        named = xp.where(xp.arange(8) < 4, 0.25, 0.0) + zero
-        return NamedSets(eps0, named, zero > 0, zero + 0.5, zero)
+        return NamedSets(eps0, xp.full(4, 0.25), xp.asarray(_NO_THIRD), zero + 0.5, zero)
 
 
 @record

@@ -137,6 +137,10 @@ class Shuffled(Mechanism):
         """The bound in use, the randomizer's default when none was named."""
         return self.bound or ("blanket" if isinstance(self.randomizer, KnownRandomizer) else "clones")
 
+    def clones(self) -> Bound:
+        """The clone rate of the bounds that use epsilon alone: "stronger" or "clones"."""
+        return "stronger" if self.bound == "stronger" else "clones"
+
     def check_structure(self) -> None:
         """A supported randomizer and a known bound."""
         if not isinstance(self.randomizer, (LocalRandomizer, KnownRandomizer)):

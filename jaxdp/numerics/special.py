@@ -155,7 +155,7 @@ def stirling_error(k: jax.Array) -> jax.Array:
     return xp.where(k < _TABLE_END, xp.asarray(_STIRLING_TABLE)[index], series)
 
 
-def log_binomial_pmf(k: jax.Array, n: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
+def log_binomial_pmf(k: jax.Array, n: jax.Array, p: Number, q: Number) -> jax.Array:
     """log P[Bin(n, p) = k] for whole k and n (float64, up to 1e15), p > 0, q = 1 - p > 0 given by the caller.
 
     Loader's deviance form. Differences of lgamma lose 4e-6 at n = 1e9; here the absolute error is 2e-12 where the value

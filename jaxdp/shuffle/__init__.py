@@ -10,8 +10,8 @@ from jaxdp.shuffle.comparison import (
     girgis_2021_renyi,
 )
 from jaxdp.shuffle.inverse import local_epsilon_for, num_users_for
-from jaxdp.shuffle.lower_bound import lower_bound_epsilon
 from jaxdp.shuffle.noisy_sgd import noisy_sgd_one_pass_epsilon
+from jaxdp.shuffle.two_point import lower_bound_epsilon
 
 __all__ = [
     "approximate_ldp",

@@ -1,15 +1,84 @@
-"""Approximate local privacy: from (eps0, delta0)-DP randomizers to a central guarantee (FMT 2021, Theorem 3.8)."""
+"""Approximate local privacy: from (eps0, delta0)-DP randomizers to a central guarantee (FMT 2021, Theorem 3.8).
+
+The total delta is that of a pair for eps0-DP randomizers plus the additive term A(eps) of `additive_term`. Proof of
+the "sharp" term, for both pairs: notebooks/proofs/shuffle.md, section 10.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.formulas import batched, whole
-from jaxdp.shuffle.approximate_local import additive_term
 from jaxdp.typing import Array, Real
+
+_ROUNDS = 8
+_ROUNDING = 1e-12
+_FLUSHED = 1e-307  # charge for two exponentials that may have underflowed
+
+
+def additive_term(users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, published: bool = False) -> Any:
+    """A(eps), "sharp" or "published" (see `approximate_ldp`); infinite where it overflows or is not defined."""
+    xp = jnp if validate.is_traced(users, eps0, delta0, epsilon) else np
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        small = xp.exp(-eps0)
+        if published:
+            taken, share = 0.0, (1 + 0.5 * small) * users
+        else:
+            kappa = (1 + 2 * small) / (1 + small) * (1 if bound == "clones" else 2)
+            taken, share = eps0, 1 / (1 + small) + (users - 1) * kappa
+        # E delta0 / E0 as one exponential: each factor alone may overflow or underflow.
+        log_delta0 = xp.log(xp.where(delta0 > 0, delta0, 1.0))
+        value = (xp.exp(epsilon - taken + log_delta0) + xp.exp(log_delta0 - taken) + _FLUSHED) * share * (1 + _ROUNDING)
+        return xp.where(delta0 > 0, xp.where(xp.isnan(value), np.inf, value), 0.0)
+
+
+def total_delta(
+    central: Any, users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, published: bool = False
+) -> Any:
+    """Upper bound of delta; central: that of the pair for eps0-DP randomizers, at the same epsilon."""
+    xp = jnp if validate.is_traced(central, users, eps0, delta0, epsilon) else np
+    extra = additive_term(users, eps0, delta0, epsilon, bound, published)
+    total = xp.minimum((central + extra) * xp.where(extra > 0, 1.0 + 2 * ULP, 1.0), 1.0)
+    return xp.where(epsilon >= eps0, xp.minimum(total, delta0), total)  # one report alone is (eps0, delta0)-DP
+
+
+def epsilon_upper(central: Callable[[Any], Any], users: Any, eps0: Any, delta0: Any, delta: Any, bound: str) -> Any:
+    """Upper bound of the smallest epsilon with total delta <= delta; inf where none is known.
+
+    central: delta -> upper bound of epsilon of the pair for eps0-DP randomizers. The total delta decreases and then
+    increases with epsilon. A candidate e is accepted when central(delta - A(e)) <= e. The first one is 0, where A is
+    smallest; each further one is the central value of the one before.
+    """
+    traced = validate.is_traced(users, eps0, delta0, delta)
+    xp = jnp if traced else np
+
+    def body(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        tried, best = state
+        room = delta - additive_term(users, eps0, delta0, tried, bound)
+        found = central(xp.maximum(room, 0.0))
+        accepted = (room > 0) & (found <= tried)
+        best = xp.where(accepted, xp.minimum(best, tried), best)
+        # The next candidate is a little above the central value: the test would fail by rounding otherwise.
+        return xp.where(accepted | (room <= 0), tried, found * (1 + 1e-9)), best
+
+    start = xp.zeros_like(eps0 * delta)
+    state = start, xp.full_like(start, np.inf)
+    if traced:
+        state = jax.lax.fori_loop(0, _ROUNDS, body, state)
+    else:
+        for i in range(_ROUNDS):
+            state = body(i, state)
+    best = state[1]
+    at_eps0 = total_delta(0.0, users, eps0, delta0, eps0, bound)
+    best = xp.where(at_eps0 <= delta, xp.minimum(best, eps0), best)
+    return xp.where(delta >= 1, 0.0, best)
 
 
 def approximate_ldp(
@@ -71,8 +140,6 @@ def approximate_ldp(
     validate.broadcast(central_epsilon=epsilon, central_delta=delta, eps0=local, delta0=extra, n=users)
 
     def total(epsilon, delta, local, extra, users):
-        taken = additive_term(users, local, extra, epsilon, bound, published=term == "published")
-        value = np.fmin(np.where(extra > 0, np.nextafter(delta + taken, np.inf), delta), 1.0)
-        return epsilon.copy(), np.where(epsilon >= local, np.minimum(value, extra), value)
+        return epsilon.copy(), total_delta(delta, users, local, extra, epsilon, bound, term == "published")
 
     return batched(total, epsilon, delta, local, extra, users)

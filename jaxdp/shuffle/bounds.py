@@ -17,7 +17,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.precision import Kernel, canary, kernel
 from jaxdp.shuffle import contour, counts, law, search
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.search import Evaluation
@@ -30,15 +30,15 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
 _MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
-_NODES_A_GAP = 20.0  # nodes that bring the gap of 13 nodes down by a factor 1; twice as many by a factor 2
+_NODES_A_GAP = 20.0  # nodes for each factor by which the gap of 13 nodes is to fall
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
-_LANES = 128
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
-_WORKING_SET = 48_000  # what 512 points keep alive fits the cache, and few points wait for the slowest
-_COUNTS_SET = 390_000  # batches of 32: all points of a batch take as many steps as the longest
 _SLACK = 2e-13  # rounding of log(delta)
+_CLOSE = 1e-5  # distance of log delta's bounds at which an estimate needs no other sum
+
+
 Evaluate = Callable[[Any], Evaluation]
 
 
@@ -87,7 +87,9 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
     return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
 
 
-def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, known: Bounds | None = None) -> Bounds:
+def _epsilon(
+    evaluate: Callable[[Any], Evaluation], made: Law, users: Any, delta: Any, known: Bounds | None = None
+) -> Bounds:
     """Bounds of epsilon; known: bounds of it, between which the search starts where they are close."""
     target, _ = raised(delta)
     largest = made.largest_loss()
@@ -113,51 +115,24 @@ def _epsilon(evaluate: Evaluate, made: Law, users: Any, delta: Any, known: Bound
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-_short = kernel(working_set=_WORKING_SET, large=True, bounds=True, by_numpy=64)
-_long = kernel(working_set=20_000, large=True, bounds=True, by_numpy=64)
-_counts = kernel(
-    static=("lanes",),
-    working_set=_COUNTS_SET,
-    large=True,
-    bounds=True,
-    by_numpy=64,
-)
+def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel, Kernel]:
+    """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
+
+    def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any) -> Bounds:
+        return _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+
+    def epsilon(made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any) -> Bounds:
+        return _epsilon(lambda e: evaluate(made, users, e, *nodes), made, users, delta, known)
+
+    made = kernel(working_set=working_set, large=True, bounds=True, by_numpy=64)
+    return made(log_delta), made(epsilon)
 
 
-@_short
-def contour_log_delta(made: Law, users: Any, epsilon: Any) -> Bounds:
-    """Bounds of log delta with 13 nodes."""
-    return _log_delta(lambda e: contour.evaluate(made, users, e), made, users, epsilon)
-
-
-@_short
-def contour_epsilon(made: Law, users: Any, delta: Any) -> Bounds:
-    """Bounds of epsilon with 13 nodes."""
-    return _epsilon(lambda e: contour.evaluate(made, users, e), made, users, delta)
-
-
-@_long
-def long_log_delta(made: Law, users: Any, epsilon: Any, nodes: Any) -> Bounds:
-    """Bounds of log delta with so many nodes, placed where they are needed."""
-    return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, epsilon)
-
-
-@_long
-def long_epsilon(made: Law, users: Any, delta: Any, known: Bounds, nodes: Any) -> Bounds:
-    """Bounds of epsilon with so many nodes, placed where they are needed; known: as for `_epsilon`."""
-    return _epsilon(lambda e: contour.evaluate_long(made, users, e, nodes), made, users, delta, known)
-
-
-@_counts
-def counts_log_delta(made: Law, users: Any, epsilon: Any, *, lanes: int = 1) -> Bounds:
-    """Bounds of log delta, summed over how often each outcome occurs; for laws that are `countable`."""
-    return _log_delta(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, epsilon)
-
-
-@_counts
-def counts_epsilon(made: Law, users: Any, delta: Any, known: Bounds, *, lanes: int = 1) -> Bounds:
-    """Bounds of epsilon, summed over how often each outcome occurs; known: as for `_epsilon`."""
-    return _epsilon(lambda e: counts.evaluate(made, users, e, lanes=lanes), made, users, delta, known)
+# Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
+# batch take as many steps as the longest.
+contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
+long_log_delta, long_epsilon = _pair(contour.evaluate_long, 20_000)
+counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
@@ -200,7 +175,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     """
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most))
-    short, long, one_by_one = _KERNELS[verb]
+    short, long, counted = _KERNELS[verb]
     outcomes = made.first.shape[-1]
     missing = _COMMON_OUTCOMES - outcomes
     if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
@@ -212,10 +187,10 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     nodes = np.clip(_NODES_A_GAP * np.where(np.isfinite(ratio), ratio, 0.0), FEWEST_NODES, _GROWTH[1] * FEWEST_NODES)
     rows = np.flatnonzero((ratio > 1) & (most > 0))
 
-    def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray, **lanes: int) -> None:
+    def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray) -> None:
         known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
         some = jax.tree_util.tree_map(lambda a: a[places], (made, users, target))
-        more = solve(*some, *known, *last, **lanes)
+        more = solve(*some, *known, *last)
         upper[places] = np.fmin(upper[places], more.upper)
         lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
@@ -223,9 +198,9 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         nodes[rows] = np.minimum(2.0 ** np.ceil(np.log2(nodes[rows])), most)
         few = terms[rows] <= (_TERMS_OF_TWO / _TERMS_A_NODE if outcomes == 2 else nodes[rows])
         if few.any():  # those of equal work together: rows of one batch take as long as the longest
-            counted = rows[few][np.argsort(terms[rows[few]])]
-            ask(one_by_one, counted, _outcomes(made, lambda side: side[:, :4]), lanes=1 if outcomes == 2 else _LANES)
-            terms[counted] = np.inf
+            places = rows[few][np.argsort(terms[rows[few]])]
+            ask(counted, places, _outcomes(made, lambda side: side[:, :4]))
+            terms[places] = np.inf
         summed = rows[~few]
         for size in np.unique(nodes[summed]):
             places = summed[nodes[summed] == size]
@@ -249,15 +224,33 @@ def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap
     return bounds(verb, clones_law(eps0, bound=bound), users, target, gap)
 
 
-def clones_point(verb: str, eps0: Any, users: Any, target: Any, bound: str) -> Bounds:
-    """The same at one traced point."""
+def point(verb: str, made: Law, users: Any, target: Any, countable: bool) -> Bounds:
+    """Bounds of "delta", "log_delta" or "epsilon" (verb) of a law at one traced point.
+
+    countable: whether the law is that of clones, which `counts` may sum.
+    """
     if verb == "delta":
-        return from_logs(clones_point("log_delta", eps0, users, target, bound))
-    short, _, one_by_one = _KERNELS[verb]
-    made = law.clones(eps0, bound)
+        return from_logs(point("log_delta", made, users, target, countable))
+    short, long, counted = _KERNELS[verb]
     first = short.point(made, users, target)
-    second = one_by_one.point(made, users, target, *((first,) if verb == "epsilon" else ()))
+    known = (first,) if verb == "epsilon" else ()
+    second = (
+        counted.point(made, users, target, *known)
+        if countable
+        else long.point(made, users, target, *known, float(FEWEST_NODES))
+    )
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
+
+
+def estimate(made: Law, users: Any, epsilon: Any, countable: bool) -> Any:
+    """An accurate log delta, to be differentiated in the law and epsilon; not certified. countable: as for `point`."""
+    short = contour.evaluate(made, users, epsilon)
+    close = xp.stop_gradient(short.upper - short.lower) < _CLOSE
+    if countable:
+        slow = counts.evaluate(made, users, epsilon, wanted=~close)
+    else:
+        slow = contour.evaluate_long(made, users, epsilon, xp.where(close, 1.0, float(FEWEST_NODES)))
+    return xp.where(close, short.estimate, slow.estimate)
 
 
 @canary("shuffled round, contour")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from jaxdp import validate
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.formulas import at_points, whole
+from jaxdp.runtime.formulas import at_points, checked, whole
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle.checks import reports
 from jaxdp.typing import Array, Real
+from jaxdp.validate import SMALLEST
+
+
+def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Callable, Real]) -> list[Any]:
+    """[eps0 >= 0, whole n >= 1, delta in [0, 1], *others], which broadcast; others are (check, value), by name."""
+    return checked(eps0=(validate.nonnegative, eps0), n=(whole(1), n), delta=(validate.probability, delta), **others)
 
 
 def _guarded(value, condition, eps0, num_users, delta):
@@ -25,6 +34,23 @@ def clones_closed_form_point(eps0, num_users, delta):
     spread = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
     value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * spread)
     return _guarded(value, condition, eps0, num_users, delta)
+
+
+def clones_closed_form_log_delta(eps0, num_users, epsilon):
+    """Log of the least delta at which Theorem 3.1 gives at most ``epsilon`` < eps0: its formula or its condition."""
+    odds = xp.exp(xp.minimum(eps0, 700.0))
+    root = xp.expm1(epsilon) / (8.0 * xp.tanh(0.5 * eps0)) - odds / num_users
+    root = xp.where(root > 0, root, 0.0)
+    log_delta = xp.maximum(xp.log(4.0) - root * root * num_users / odds, xp.log(2.0) - num_users / (16.0 * odds))
+    return xp.minimum(log_delta + 1e-12 * (1.0 + xp.abs(log_delta)), 0.0)
+
+
+@kernel(working_set=16, by_numpy=4096)
+def clones_closed_form_delta(eps0, num_users, epsilon):
+    """Upper bound of delta at an epsilon >= 0 by Theorem 3.1."""
+    delta = xp.maximum(xp.exp(clones_closed_form_log_delta(eps0, num_users, epsilon)), SMALLEST)
+    inside = (num_users >= 1) & (epsilon >= 0) & (epsilon < eps0) & ~xp.isnan(delta)
+    return xp.where(inside, delta, xp.where((num_users >= 1) & (epsilon >= eps0) & (eps0 >= 0), 0.0, 1.0))
 
 
 @kernel(working_set=16, by_numpy=4096)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.runtime.formulas import batched, checked, whole
-from jaxdp.shuffle.checks import reports
+from jaxdp.shuffle.closed_form import reports
 from jaxdp.typing import Array, Real
 
 _STEPS = 60
@@ -22,9 +22,9 @@ _STEPS = 60
 Randomizer: TypeAlias = Literal["generic", "krr", "laplace"]
 
 
+# (blanket mass, span of X, its top, its second moment) of each randomizer, up to the factor that each bound expects.
 def _generic(eps0, epsilon, _):
-    local, central = np.exp(eps0), np.exp(epsilon)
-    mass = np.exp(-eps0)
+    local, central, mass = np.exp(eps0), np.exp(epsilon), np.exp(-eps0)
     span = (central + 1.0) * (local - mass)
     top = local * -np.expm1(epsilon - 2.0 * eps0)
     moment = local * (central**2 + 1.0) - 2.0 * mass * np.exp(epsilon - 2.0 * eps0)
@@ -52,15 +52,13 @@ def _laplace(eps0, epsilon, _):
 _RANDOMIZERS: dict[str, Callable] = {"generic": _generic, "krr": _krr, "laplace": _laplace}
 
 
-def _hoeffding(eps0, users, epsilon, constants):
-    mass, span, _, _ = constants
+def _hoeffding(users, epsilon, mass, span, _top, _moment):
     gap = np.expm1(epsilon)
     log_power = users * np.log1p(-mass * -np.expm1(-2.0 * gap**2 / span**2))
     return 2.0 * np.log(span) - np.log(4.0 * gap * mass * users) + log_power
 
 
-def _bennett(eps0, users, epsilon, constants):
-    mass, _, top, moment = constants
+def _bennett(users, epsilon, mass, _span, top, moment):
     ratio = np.expm1(epsilon) * top / moment
     shape = (1.0 + ratio) * np.log1p(ratio) - ratio
     # The expectation over the number of blanket reports is a generating function, which needs no sum. It contains the
@@ -80,8 +78,7 @@ def _blanket(log_delta: Callable, eps0: Real, n: Real, delta: Real, randomizer: 
         with np.errstate(all="ignore"):
             for _ in range(_STEPS):
                 middle = 0.5 * (low + high)
-                value = log_delta(local, users, middle, _RANDOMIZERS[randomizer](local, middle, kinds))
-                good = value <= np.log(target)
+                good = log_delta(users, middle, *_RANDOMIZERS[randomizer](local, middle, kinds)) <= np.log(target)
                 low, high = np.where(good, low, middle), np.where(good, middle, high)
         return np.where(target >= 1, 0.0, high)
 
@@ -124,19 +121,7 @@ def blanket_bennett(
 ) -> Array:
     """Central epsilon at delta of n shuffled reports, by the privacy blanket with Bennett's inequality.
 
-    Args:
-        eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
-        delta: in [0, 1].
-        randomizer: "generic" (any eps0-DP randomizer), "krr" (k-ary randomized response) or "laplace" (a number in
-            [0, 1] plus Laplace noise).
-        k: number of categories for "krr", whole, >= 2.
-
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast.
+    Arguments, result and errors are those of `blanket_hoeffding`.
 
     Reference:
         Balle, Bell, Gascon, Nissim 2019.
@@ -255,7 +240,7 @@ def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
         blocks = np.floor((users - 1.0) * np.exp(-local) / 2.0) + 1.0
         gap = 2.0 * (local + np.log(np.maximum(-np.expm1(-local), 1e-300)))
         second = np.log(alpha * (alpha - 1.0) / 2.0) + gap - np.log(blocks) - local
-        rest = np.exp(np.minimum(local, 700.0)) * 0.0 + local * alpha - (users - 1.0) * np.exp(-local) / 8.0
+        rest = local * alpha - (users - 1.0) * np.exp(-local) / 8.0
         total = np.logaddexp(np.logaddexp(0.0, second), rest)
         base = 2.0 * (local + np.log(np.maximum(-np.expm1(-2.0 * local), 1e-300))) - math.log(2.0) - np.log(blocks)
         for i in range(3, most + 1):

@@ -146,7 +146,7 @@ def saddle(s: Sum) -> Tilt:
         return (state[1] > 1e-3) & (state[2] < 60)
 
     c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
-    return _tilt(s, c)
+    return _tilt(s, xp.stop_gradient(c))
 
 
 class _Nodes(NamedTuple):

@@ -16,69 +16,22 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, log_one_plus, polynomial, stirling_error
+from jaxdp.numerics.special import deviance, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.search import Evaluation
+from jaxdp.shuffle.two_point import tail_ratio
 
 _WIDTH = 6.5  # of the window, in tilted standard deviations on either side
 _MORE = 12.0  # counts on either side, for laws like Poisson's
-_EXPONENT = 38.0  # the integrand of a tail is followed until it has fallen by so many nats
-_POINTS = 32
 _ROOM = 600.0  # nats by which the terms may rise above the first one, on top of the 709 above 1
 _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the next
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
 _LEAST = 1e-300
-
-
-@functools.cache
-def _legendre() -> tuple[np.ndarray, np.ndarray]:
-    points, weights = np.polynomial.legendre.leggauss(_POINTS)
-    return (points + 1) / 2, weights / 2
-
-
-# [(1+y) log(1+y) + (1-y) log(1-y)]/2 = sum_{i>=1} y^{2i} / (2i (2i-1)); 24 terms leave 2e-18 at 1/2. Beyond, where the
-# rounding of 1 - y costs 1e-16 j, a value above -720 has j below 5600.
-_SERIES = tuple(1.0 / (2 * i * (2 * i - 1)) for i in range(1, 25))
-
-
-def _log_half_pmf(k: Any, j: Any) -> Any:
-    """log P[Bin(j, 1/2) = k] in deviance form, y = (2k - j)/j; absolute error below 1e-12 where it is above -720."""
-    y = (2.0 * k - j) / xp.maximum(j, 1.0)
-    small = xp.abs(y) < 0.5
-    near, far = xp.where(small, y, 0.0), xp.clip(xp.where(small, 0.75, y), -1.0, 1.0)
-    plus, minus = 1.0 + far, xp.maximum(1.0 - far, 1e-300)
-    direct = 0.5 * (plus * xp.log(plus) + minus * xp.log(minus))
-    square = near * near
-    heads, tails = xp.maximum(k, 1.0), xp.maximum(j - k, 1.0)
-    away = (
-        stirling_error(j)
-        - stirling_error(heads)
-        - stirling_error(tails)
-        - j * xp.where(small, square * polynomial(_SERIES, square), direct)
-        + 0.5 * xp.log(xp.maximum(j, 1.0) / (heads * tails))
-        - LOG_SQRT_2PI
-    )
-    return xp.where((k == 0) | (k == j), -j * math.log(2.0), away)
-
-
-def _tail_ratio(j: Any, x: Any) -> Any:
-    """T_j / b_j(x-1) for 1 <= x <= j+1, 2x > j+1: relative error 3e-14.
-
-    (j-x+1) int_0^1 (1-s)^{x-1} (1+s)^{j-x} ds, the integrand written exp[((j-1)/2) log(1-s^2) - (2x-1-j) atanh s].
-    """
-    points, weights = map(xp.asarray, _legendre())
-    slope, curve = 2 * x - 1 - j, xp.maximum(j - 1, 0.0)
-    reach = xp.minimum(2 * _EXPONENT / (slope + xp.sqrt(slope**2 + 2 * _EXPONENT * curve)), 1.0)
-    s = reach * points
-    # log(1 - s^2) is multiplied by j: (1 - s)(1 + s) would have lost its digits
-    even = 0.5 * xp.where(s < 0.5, log_one_plus(-s * s), xp.log((1 - s) * (1 + s)))
-    return (j - x + 1) * reach * xp.sum(weights * xp.exp((j - 1) * even - slope * xp.arctanh(s)))
+_LANES = 128  # pairs (C, D) that are summed beside each other
 
 
 class _Window(NamedTuple):
@@ -116,30 +69,20 @@ class _Step(NamedTuple):
     pmf: Any
     tail: Any
     doubt: Any
-    sums: Any
+    sums: Any  # rows: net value, slope, what rounding in proportion to the steps is charged to, doubt
 
 
-class _Sums(NamedTuple):
-    """Sums over J: of pmf and tail times their factors, of doubt, of sizes, and of the parts of the slope."""
-
-    gain: Any
-    loss: Any
-    doubt: Any
-    size: Any
-    slope: Any
-
-
-def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: int = 1) -> Evaluation:
+def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluation:
     """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two more.
 
     The work goes with the deviations of the numbers of reports of each outcome. wanted: False where nothing is summed.
-    lanes: so many pairs (C, D) are summed beside each other.
     """
     s = contour.sum_at(law, users, epsilon)
     t = contour.saddle(s)
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
+    lanes = _LANES if falls.size > 1 else 1
     order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))
@@ -181,13 +124,9 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
             pmf, tail, doubt = (xp.where(live, a, 0.0) for a in (step.pmf, step.tail, step.doubt))
             weight = kappa * step.pairs + taken
             spent = moving + velocity[0] * (reports - step.pairs)
-            sums = _Sums(
-                sums.gain + pmf * (step.pairs - taken),
-                sums.loss + tail * weight,
-                sums.doubt + doubt * weight,
-                sums.size + pmf * (step.pairs + taken),
-                sums.slope + 0.5 * pmf * (own * step.pairs + spent) + tail * (speed * step.pairs + spent),
-            )
+            gain, loss = 0.5 * pmf * (step.pairs - taken), tail * weight
+            slope = 0.5 * pmf * (own * step.pairs + spent) + tail * (speed * step.pairs + spent)
+            sums = sums + xp.stack([gain - loss, slope, 0.5 * pmf * (step.pairs + taken) + loss, doubt * weight])
             after = xp.clip(most(j)[1], bears - 1, bears)
             half = pmf * bears / j
             moved = after == bears  # so does the least number of reports of outcome 0
@@ -206,15 +145,16 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
             chances = (xp.maximum(part / total, _LEAST) for part in (parts[i], xp.sum(parts[i + 1 :])))
             log_chance = log_chance + log_binomial_pmf(count, left, *chances)
             left = left - count
-        log_pmf = _log_half_pmf(start - 1 - bears, start - 1)
+        log_pmf = log_binomial_pmf(start - 1 - bears, start - 1, 0.5, 0.5)
         zero = xp.zeros_like(start)
         first = zero + math.exp(-_ROOM)
-        tail = first * xp.vmap(_tail_ratio)(start - 1, start - bears)
-        step = _Step(start, bears, first, tail, _START_ROUNDING * tail, _Sums(*([zero] * 5)))
-        sums = xp.while_loop(lambda step: xp.any(valid & (step.pairs >= least)), down, step).sums
+        tail = first * xp.vmap(lambda x, j: tail_ratio(x, j, 1.0, 0))(start - bears, start - 1)
+        step = _Step(start, bears, first, tail, _START_ROUNDING * tail, xp.stack([zero] * 4))
+        step = xp.while_loop(lambda step: xp.any(valid & (step.pairs >= least)), down, step)
+        net, slope, size, doubt = step.sums
         steps = start - least + 1
-        share = _STEP_ROUNDING * (steps + 30) + 1e-15 * (xp.abs(log_chance) + xp.abs(log_pmf))
-        error = xp.where(valid, share * (0.5 * sums.size + sums.loss) + sums.doubt, 0.0)
+        share = _STEP_ROUNDING * (steps + 30) + 5e-15 * (xp.abs(log_chance) + xp.abs(log_pmf))
+        error = xp.where(valid, share * size + doubt, 0.0)
         unit = xp.where(valid, log_chance + log_pmf + _ROOM - users * t.log_moment, -xp.inf)
 
         def scaled(value: Any) -> Any:
@@ -222,7 +162,7 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True, *, lanes: i
             size = xp.exp(unit + xp.log(xp.maximum(xp.abs(value), _LEAST)))
             return xp.sum(xp.where(xp.isnan(value), value, xp.sign(value) * size))
 
-        more = scaled(0.5 * sums.gain - sums.loss), scaled(error), scaled(sums.slope)
+        more = scaled(net), scaled(error), scaled(slope)
         return block + 1, *(total + part for total, part in zip(totals, more, strict=True))
 
     zero = xp.zeros_like(users + epsilon)

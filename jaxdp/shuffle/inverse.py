@@ -110,8 +110,7 @@ def num_users_for(
         possible = _within(high, local, epsilon, target, bound)
         for _ in range(_STEPS + 12):
             wide = high > 4.0 * np.maximum(low, 1.0)
-            middle = np.where(wide, np.floor(np.sqrt(np.maximum(low, 1.0) * high)), np.floor(0.5 * (low + high)))
-            middle = np.clip(middle, 1.0, high)
+            middle = np.maximum(np.floor(np.where(wide, np.sqrt(np.maximum(low, 1.0) * high), 0.5 * (low + high))), 1.0)
             good = _within(middle, local, epsilon, target, bound)
             low, high = np.where(good, low, np.minimum(middle, high - 1)), np.where(good, middle, high)
             if (high - low <= 1).all():

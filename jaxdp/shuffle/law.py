@@ -65,10 +65,9 @@ _NAMED = np.array([[a, b, c] for c in (0, 1) for a, b in ((1, 0), (0, 1), (0, 0)
 class NamedSets(NamedTuple):
     """A randomizer whose report y names a set of inputs: R_x(y) = mu(y) e^eps0 / Z if y names x, mu(y) / Z if not.
 
-    Z = 1 + (e^eps0 - 1) share. named: mu of the reports by which of the inputs (x, x', x0) they name: first the four
-    that do not name x0 (only x, only x', neither, both), then the four that do. third: whether there is such a third
-    input; if not, the last four are 0. share: mu of the reports that name a given input; every: of those that name all
-    inputs.
+    Z = 1 + (e^eps0 - 1) share. named: mu of the reports that name only x, only x', neither, both. third: the chances
+    that such a report does not name a third input x0 and that it does, (2, 4); (1, 0) where there is no such input.
+    share: mu of the reports that name a given input; every: of those that name all inputs.
     """
 
     eps0: Any
@@ -85,20 +84,21 @@ class NamedSets(NamedTuple):
     def blanket(self) -> Law:
         """The law for upper bounds: m is mu / Z, and e^eps0 mu / Z for the reports that name all inputs."""
         high, low = self.levels()
-        mu = self.named[:4] + self.named[4:]  # whether x0 is named does not matter
         both, neither = xp.arange(4) == 3, xp.arange(4) == 2
-        mu = xp.where(both, xp.maximum(mu - self.every, 0.0), mu)
+        mu = xp.where(both, xp.maximum(self.named - self.every, 0.0), self.named)
         # of the reports that name all inputs, x and x' are as likely as the blanket says, as of those that name neither
         certain = xp.where(neither, high * self.every, 0.0)
         first, second = (mu * xp.where(_NAMED[:4, i], high, low) + certain for i in (0, 1))
         rest = -xp.expm1(-self.eps0) * high * xp.maximum(self.share - self.every, 0.0)
         return Law(first, second, low * mu + certain, self._losses()[:4], rest)
 
-    def homogeneous(self, third: Any) -> Law:
-        """The exact law where all others hold the same input: x0 where ``third`` is True, x' where it is False."""
+    def homogeneous(self, third: bool) -> Law:
+        """The exact law where all others hold the same input: x', or x0 (``third``) where there is such an input."""
         high, low = self.levels()
-        first, second, held = (self.named * xp.where(_NAMED[:, i], high, low) for i in range(3))
-        return Law(first, second, xp.where(third, held, second), self._losses(), xp.zeros_like(high))
+        mu = (self.named * self.third).ravel()
+        first, second, held = (mu * xp.where(_NAMED[:, i], high, low) for i in range(3))
+        held = xp.where(third & xp.any(self.third[1] > 0), held, second)
+        return Law(first, second, held, self._losses(), xp.zeros_like(high))
 
     def _losses(self) -> Any:
         return self.eps0 * (_NAMED[:, 0].astype(float) - _NAMED[:, 1])

@@ -11,7 +11,8 @@ from jaxdp.closed_forms import gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import batched, whole
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle.approximate_local import clones_upper
+from jaxdp.shuffle.approximate import epsilon_upper
+from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
 _SPLITS = 24
@@ -80,7 +81,8 @@ def noisy_sgd_one_pass_epsilon(
             mu = np.maximum(scale / noise * 2.0, _LEAST_MU)
         eps0, delta0 = _splits(mu, users, target)
         spread = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
-        found = clones_upper("epsilon", *(array.reshape(-1) for array in spread), bound)
+        n, local, extra, aim = (array.reshape(-1) for array in spread)
+        found = epsilon_upper(lambda d: clones_bounds("epsilon", local, n, d, bound).upper, n, local, extra, aim, bound)
         return found.reshape(eps0.shape).min(axis=1)
 
     return batched(best, noise, scale, users, target)

@@ -20,9 +20,12 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log1p_excess, log_binomial_pmf, raised
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.formulas import at_points
 from jaxdp.runtime.precision import canary, kernel
 from jaxdp.shuffle import search
+from jaxdp.shuffle.closed_form import reports
 from jaxdp.shuffle.law import LARGEST_EPS0
+from jaxdp.typing import Array, Real
 
 _NODES = 64
 _EXPONENT = 38.0
@@ -32,14 +35,14 @@ _TERM_ROUNDING = 2e-12
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
 
 
-def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
+def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
     """P[Bin(N, w) >= x]/P[Bin(N, w) = x-1] for x above the mean, odds = w/(1-w); relative error about 1e-12.
 
-    (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and decreasing, so Newton
-    from the right finds where it has fallen by 38 and the rest is below e^-38 of the integral.
+    (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and at most -fall s - ones s^2/2.
+    Newton from the right finds where it has fallen by 38 nats: the rest is below e^-38 of the integral. Where odds <= 1
+    the quadratic bound alone (no tightenings) is close enough.
     """
     ones, zeros = xp.maximum(x - 1.0, 0.0), xp.maximum(trials - x, 0.0)
-
     fall = ones - zeros * odds  # below 0 where the threshold is the first count above the mean
 
     def exponent(s: Any) -> Any:
@@ -57,7 +60,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any) -> Any:
         following = s - excess / xp.where(slope < 0, slope, -1.0)
         return xp.where((slope < 0) & (excess < 0), xp.clip(following, 0.0, s), s)
 
-    reach = xp.fori_loop(0, 40, newton, start)
+    reach = xp.fori_loop(0, tightenings, newton, start)
     reach = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), reach)
     s = reach * (_POINTS + 1.0) / 2.0
     integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * reach / 2.0
@@ -93,22 +96,19 @@ def _larger(users: Any, eps0: Any, epsilon: Any) -> search.Evaluation:
     """Of the direction whose delta is the larger one."""
     both = evaluate(users, eps0, epsilon)
     best = xp.argmax(both.upper)
-    seen = search.Evaluation(*(side[best] for side in both))
-    return seen._replace(lower=xp.max(both.lower))
+    return search.Evaluation(*(side[best] for side in both))._replace(lower=xp.max(both.lower))
 
 
-def _inside(users: Any, eps0: Any) -> tuple[Any, Any, Any]:
-    valid = (users >= 1) & (users == xp.floor(users)) & (users < xp.inf) & (eps0 >= 0) & (eps0 < xp.inf)
-    inside = valid & (eps0 > 0) & (eps0 <= LARGEST_EPS0)
-    return inside, xp.where(inside, users, 1.0), xp.where(inside, eps0, 1.0)
+def _valid(users: Any, eps0: Any, delta: Any) -> Any:
+    return (users >= 1) & (users == xp.floor(users)) & (users < xp.inf) & (eps0 >= 0) & (delta >= 0) & (delta <= 1)
 
 
 @kernel(working_set=4096, large=True, by_numpy=64)
 def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
     """Bounds of log delta(epsilon) of the two directions."""
-    inside, n, local = _inside(users, eps0)
-    inside = inside & (epsilon >= 0) & (epsilon < eps0)
-    seen = evaluate(n, local, xp.where(inside, epsilon, 0.5 * local))
+    inside = _valid(users, eps0, 0.0) & (eps0 <= LARGEST_EPS0) & (epsilon >= 0) & (epsilon < eps0)
+    n, local = xp.where(inside, users, 1.0), xp.where(inside, eps0, 1.0)
+    seen = evaluate(n, local, xp.where(inside, epsilon, 0.5))
     upper = xp.where(inside, seen.upper, xp.where(epsilon >= eps0, -xp.inf, 0.0))
     lower = xp.where(inside, seen.lower, -xp.inf)
     return Bounds(lower[0], upper[0]), Bounds(lower[1], upper[1])
@@ -117,26 +117,53 @@ def two_point_directions(users: Any, eps0: Any, epsilon: Any) -> tuple[Bounds, B
 @kernel(working_set=4096, large=True, bounds=True, by_numpy=64)
 def two_point_delta(users: Any, eps0: Any, epsilon: Any) -> Bounds:
     """Bounds of delta(epsilon) of shuffled two-point randomized response, the larger direction."""
-    inside, n, local = _inside(users, eps0)
-    inside = inside & (epsilon >= 0) & (epsilon < eps0)
-    seen = _larger(n, local, xp.where(inside, epsilon, 0.5 * local))
-    upper = xp.where(inside, xp.exp(seen.upper), xp.where(epsilon >= eps0, 0.0, 1.0))
-    return Bounds(xp.where(inside, xp.exp(seen.lower), 0.0), upper)
+    one, other = two_point_directions.point(users, eps0, epsilon)
+    return Bounds(*(xp.exp(xp.maximum(*sides)) for sides in zip(one, other, strict=True)))
 
 
 @kernel(working_set=4096, large=True, bounds=True, by_numpy=64)
 def two_point_epsilon(users: Any, eps0: Any, delta: Any) -> Bounds:
     """Bounds of the smallest epsilon with delta(epsilon) <= delta, shuffled two-point randomized response."""
     delta, _ = raised(delta)
-    inside, n, local = _inside(users, eps0)
-    searched = inside & (delta > 0) & (delta < 1)
-    log_target = xp.log(xp.where(searched, delta, 0.5))
+    valid = _valid(users, eps0, delta)
+    inside = valid & (eps0 > 0) & (eps0 <= LARGEST_EPS0) & (delta > 0) & (delta < 1)
+    n, local, log_target = (xp.where(inside, x, y) for x, y in ((users, 1.0), (eps0, 1.0), (xp.log(delta), -1.0)))
     shift = 2.0 * xp.tanh(0.5 * local) / xp.sqrt(2.0 * n * xp.exp(-local))
     start = xp.minimum(shift * xp.sqrt(-2.0 * log_target), 0.9 * local)
-    low, high = search.epsilon_bounds(lambda e: _larger(n, local, e), log_target, start, local, searched)
-    high = xp.where(searched, high, xp.where(delta >= 1, 0.0, eps0))
-    low = xp.where(searched, low, xp.where((delta == 0) & (users >= 1), eps0, 0.0))
-    return Bounds(xp.minimum(low, high), high)
+    low, high = search.epsilon_bounds(lambda e: _larger(n, local, e), log_target, start, local, inside)
+    high = xp.where(inside, high, xp.where(valid, xp.where(delta >= 1, 0.0, eps0), xp.inf))
+    low = xp.where(inside, low, xp.where(valid & (delta == 0), eps0, 0.0))
+    return Bounds(low, high)
+
+
+def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
+    """Lower bound of epsilon at delta that no theorem for all eps0-DP local randomizers can go below.
+
+    The exact epsilon of n shuffled two-point randomized responses (the larger of the two directions).
+
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, rounded down by less than 1e-6 relative. Under a trace an
+        invalid argument gives 0.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, Appendix G.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.lower_bound_epsilon(1.0, 1000, 1e-6):.4f}")
+        0.1266
+
+    """
+    local, users, target = reports(eps0=eps0, n=n, delta=delta)
+    return at_points(two_point_epsilon, users, local, target)[0]
 
 
 @canary("two-point randomized response, shuffled")

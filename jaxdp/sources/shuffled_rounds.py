@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.runtime.precision import Kernel
-from jaxdp.shuffle import bounds, law, rounds
+from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.two_point import two_point_directions
 from jaxdp.sources.base import Answer, Point, Route, by_forward_mode, intersect, nothing
@@ -24,11 +23,13 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
-    closed_form_delta,
+    blanket,
+    is_two_point,
+    laws_at,
+    laws_of,
     log_delta_estimate,
     lower_laws,
     one_round_answer,
-    upper_laws,
     worst,
     worst_point,
 )
@@ -96,19 +97,14 @@ def _flat(record: Shuffled) -> Any:
     return jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
 
 
-def _replaced(
-    stacks: tuple[Stack, ...],
-    grids: list[tuple[np.ndarray, ...]],
-    make: Callable[..., Any],
-) -> tuple[Stack, ...]:
+def _replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., Any]) -> tuple[Stack, ...]:
     """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
-    left, made = iter(grids), []
-    for record, times in stacks:
-        if isinstance(record, Shuffled):
-            law = make(_flat(record), *next(left))
-            record = LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in law))
-        made.append((record, times))
-    return tuple(made)
+    left = iter(grids)
+
+    def law(record: Any, times: Any) -> LossLaw:
+        return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in make(_flat(record), *next(left))))
+
+    return tuple((law(*stack) if isinstance(stack[0], Shuffled) else stack[0], stack[1]) for stack in stacks)
 
 
 def _grids(
@@ -144,9 +140,7 @@ def _grids(
 
 def _widest_law(flat: Shuffled) -> Law:
     """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
-    if not isinstance(flat.randomizer, KnownRandomizer):
-        return bounds.clones_law(flat.randomizer.epsilon, bound="stronger" if flat.bound == "stronger" else "clones")
-    laws = upper_laws(flat.randomizer)
+    laws = laws_of(flat)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
@@ -169,16 +163,13 @@ def _log_profile(
     sums are made at every so many points only (delta is convex: the pairs take chords between them), and not beyond a
     point where log delta is below ``deepest``.
     """
-    (gap, most), size, bound = close, grid.shape[1], flat.chosen_bound()
+    (gap, most), size = close, grid.shape[1]
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    if bound == "closed_form":
-        eps0, local_delta = np.repeat(flat.randomizer.max_loss(), size), np.zeros(users.shape)
+    if flat.chosen_bound() == "closed_form":
+        eps0 = np.repeat(flat.max_loss(), size)
         with np.errstate(divide="ignore"):
-            return np.log(closed_form_delta((users, eps0, local_delta), epsilon)).reshape(grid.shape)
-    if bound != "blanket":
-        eps0 = np.repeat(flat.randomizer.max_loss(), size)
-        return bounds.clones_bounds("log_delta", eps0, users, epsilon, bound, gap).upper.reshape(grid.shape)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat.randomizer))
+            return np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), laws_of(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
@@ -207,95 +198,81 @@ def _leaks(randomizer: Any, array: Any) -> Any:
 
 
 def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
-    size = grid.shape[1]
+    size, two = grid.shape[1], is_two_point(flat)
     users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    randomizer = flat.randomizer
-    if isinstance(randomizer, KnownRandomizer):
-        laws = lower_laws(randomizer)
-        base = np.where(laws.base > 0, laws.base, 1.0)
-        apart = np.sum(np.where(laws.base > 0, (laws.first - laws.second) ** 2 / base, 0.0), axis=-1)
-        one = _chosen(laws, np.where(_is_binary(laws), np.inf, apart))
-        binary = _is_binary(one)
-        eps0 = np.where(binary, np.max(one.loss, axis=-1), 0.0)
-    else:
-        one, binary, eps0 = None, np.ones(len(grid), bool), np.asarray(randomizer.epsilon)
-    both = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
-    for rows, solve in ((binary, _two_point_sides), (~binary, _homogeneous_sides)):
+    sides = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
+
+    def put(rows: np.ndarray, solve: Callable[..., Any]) -> None:
         places = np.flatnonzero(np.repeat(rows, size))
-        if places.size:
-            laws_there, eps0_there = jax.tree_util.tree_map(lambda a, p=places: a[p // size], (one, eps0))
-            for side, more in zip(both, solve(laws_there, eps0_there, users[places], epsilon[places]), strict=True):
-                side.lower[places], side.upper[places] = more
-    return rounds.by_rows(
-        rounds.lower_pair, grid, z, *(Bounds(*(x.reshape(grid.shape) for x in side)) for side in both)
-    )
+        found = solve(places // size, users[places], epsilon[places]) if places.size else ()
+        for side, more in zip(sides, found, strict=False):
+            side.lower[places], side.upper[places] = more
 
+    def two_point(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> tuple[Bounds, Bounds]:
+        return two_point_directions(n, np.asarray(flat.max_loss())[rows], e)
 
-def _is_binary(one: Law) -> np.ndarray:
-    """Rows whose reports take two values only, each input as likely to send one as the other is to send the other."""
-    same = (np.sort(one.first, axis=-1) == np.sort(one.second, axis=-1)).all(axis=-1)
-    apart = np.argmax(one.first, axis=-1) != np.argmax(one.second, axis=-1)
-    return same & apart & (np.sum(one.base > 0, axis=-1) == 2) & (np.sum(one.first > 0, axis=-1) == 2)
+    def homogeneous(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> list[Bounds]:
+        laws = lower_laws(flat.randomizer)
+        base = np.where(laws.base > 0, laws.base, np.inf)
+        one = _chosen(laws, np.sum((laws.first - laws.second) ** 2 / base, axis=-1))
+        one = jax.tree_util.tree_map(lambda a: a[rows], one)
+        forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+        orders = [one] if (forward == back).all() else [one, one.swapped()]
+        found = [bounds.bounds("log_delta", order, n, e, LOWER_GAP, LOWER_NODES) for order in orders]
+        return [found[0], found[-1]]
 
-
-def _two_point_sides(_: Any, eps0: Any, users: Any, epsilon: Any) -> tuple[Bounds, Bounds]:
-    return two_point_directions(users, eps0, epsilon)
-
-
-def _homogeneous_sides(one: Law, _: Any, users: Any, epsilon: Any) -> list[Bounds]:
-    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
-    sides = [one] if (forward == back).all() else [one, one.swapped()]
-    found = [bounds.bounds("log_delta", side, users, epsilon, LOWER_GAP, LOWER_NODES) for side in sides]
-    return [found[0], found[-1]]
+    put(two, two_point)
+    put(~two, homogeneous)
+    reshaped = (Bounds(side.lower.reshape(grid.shape), side.upper.reshape(grid.shape)) for side in sides)
+    return rounds.by_rows(rounds.lower_pair, grid, z, *reshaped)
 
 
 # ---- composition, one traced point ----
 
 
-@functools.cache
-def _traced_upper(bound: str) -> Callable[[Shuffled, Any], Any]:
-    """Upper bound of log delta of one round at one traced epsilon; its derivative is that of an accurate log delta."""
-    rate = "stronger" if bound == "stronger" else "clones"
-
-    @jax.custom_jvp
-    def upper(record: Shuffled, epsilon: Any) -> Any:
-        if bound == "blanket" and isinstance(record.randomizer, KnownRandomizer):
-            return worst_point("log_delta", record.randomizer.upper_laws(), record.num_users, epsilon).upper
-        return bounds.clones_point("log_delta", record.max_loss(), record.num_users, epsilon, rate).upper
-
-    @upper.defjvp
-    def jvp(primals: Any, tangents: Any) -> Any:
-        kind = rate if bound == "closed_form" else bound
-        _, slope = jax.jvp(lambda record, epsilon: log_delta_estimate(record, epsilon, kind), primals, tangents)
-        return upper(*primals), jnp.where(jnp.isfinite(slope), slope, 0.0)
-
-    return upper
+def _upper_point(record: Shuffled, epsilon: Any) -> Any:
+    """Upper bound of log delta of one round at one traced epsilon."""
+    if record.chosen_bound() == "closed_form":
+        return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
+    return worst_point("log_delta", laws_at(record), record.num_users, epsilon, blanket(record) is None).upper
 
 
-def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
-    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
-    upper = _traced_upper(record.chosen_bound())
+@jax.custom_jvp
+def _traced_profile(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any) -> tuple[Any, Any]:
+    """A grid of epsilons for one traced round, and upper bounds of log delta on it; the other arguments as of `_grids`.
 
-    def one_round(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    The derivatives are those of an accurate log delta at fixed epsilons.
+    """
+
+    def improved(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         grid, _ = state
-        logs = jax.lax.map(lambda e: upper(record, e), grid, batch_size=_TRACED_AT_ONCE)
+        logs = jax.lax.map(lambda e: _upper_point(record, e), grid, batch_size=_TRACED_AT_ONCE)
         if order is None:
             z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
-        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
-        # differentiated at fixed points
-        return jax.lax.stop_gradient(jnp.where(i == 0, finer, grid)), logs
+        return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs
 
-    if record.chosen_bound() == "blanket" and isinstance(record.randomizer, KnownRandomizer):
-        widest = jax.tree_util.tree_map(lambda a: a[0], record.randomizer.upper_laws())
-    else:
-        widest = law.clones(record.max_loss(), "stronger" if record.chosen_bound() == "stronger" else "clones")
+    widest = jax.tree_util.tree_map(lambda a: a[0], laws_at(record))
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    start = jax.lax.stop_gradient(first), jnp.zeros(_TRACED_POINTS)
-    grid, logs = jax.lax.fori_loop(0, 2, one_round, start)
-    losses, weights, infinity = rounds.upper_pair(grid, logs)
+    return jax.lax.fori_loop(0, 2, improved, (first, jnp.zeros(_TRACED_POINTS)))
+
+
+@_traced_profile.defjvp
+def _traced_profile_jvp(primals: Any, tangents: Any) -> Any:
+    grid, logs = _traced_profile(*primals)
+
+    def slope(epsilon: Any) -> Any:
+        return jax.jvp(lambda record: log_delta_estimate(record, epsilon), primals[:1], tangents[:1])[1]
+
+    slopes = jax.lax.map(slope, grid, batch_size=_TRACED_AT_ONCE)
+    return (grid, logs), (jnp.zeros_like(grid), jnp.where(jnp.isfinite(slopes), slopes, 0.0))
+
+
+def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
+    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
+    losses, weights, infinity = rounds.upper_pair(*_traced_profile(record, times, log_delta, epsilon, order))
     return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
 
 

@@ -15,11 +15,9 @@ from jaxdp.mechanisms.basic import RandomizedResponse
 from jaxdp.mechanisms.composition import spread
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import Shuffled
-from jaxdp.numerics.roots import crossing
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle import approximate_local, bounds, contour, counts, law
-from jaxdp.shuffle.closed_form import clones_closed_form_point
+from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon
@@ -28,6 +26,7 @@ from jaxdp.validate import is_traced
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
 LOWER_NODES = bounds.FEWEST_NODES
 _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
+_CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
 @kernel(working_set=100_000, by_numpy=64)
@@ -42,29 +41,36 @@ def lower_laws(randomizer: KnownRandomizer) -> Law:
     return randomizer.lower_laws()
 
 
-def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
-    """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
-    randomizer, bound = mechanism.randomizer, mechanism.chosen_bound()
-    users, eps0 = np.asarray(mechanism.num_users), np.asarray(randomizer.max_loss())
-    if isinstance(randomizer, KnownRandomizer):
-        lower = worst(verb, lower_laws(randomizer), users, target, LOWER_GAP, LOWER_NODES).lower
-        two = np.flatnonzero(randomizer.num_categories == 2) if isinstance(randomizer, RandomizedResponse) else ()
-        if len(two):
-            exact = _TWO_POINT[verb](users[two], eps0[two], target[two])
-            lower[two] = np.maximum(lower[two], exact.lower)
-        if bound == "blanket":
-            upper = worst(verb, upper_laws(randomizer), users, target, gap).upper
-            return Bounds(np.fmin(lower, upper), upper)
-        local_delta = np.zeros(users.shape)
-    else:
-        lower = _TWO_POINT[verb](users, eps0, target).lower
-        local_delta = np.asarray(randomizer.delta)
-    if bound == "closed_form":
-        solve = _closed_form_epsilon if verb == "epsilon" else closed_form_delta
-        upper = solve((users, eps0, local_delta), target)
-    else:
-        upper = approximate_local.clones_upper(verb, users, eps0, local_delta, target, bound, gap)
-    return Bounds(np.fmin(lower, upper), upper)
+def blanket(mechanism: Shuffled) -> KnownRandomizer | None:
+    """The randomizer where its privacy blanket gives the upper bound, None where the clones do."""
+    known = mechanism.randomizer
+    return known if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket" else None
+
+
+def laws_of(mechanism: Shuffled) -> Law:
+    """Laws of X for the upper bound, leading axes (batch, pairs of inputs); of the clones for "closed_form"."""
+    known = blanket(mechanism)
+    if known is not None:
+        return upper_laws(known)
+    made = bounds.clones_law(np.asarray(mechanism.max_loss()), bound=mechanism.clones())
+    return jax.tree_util.tree_map(lambda side: side[:, None], made)
+
+
+def laws_at(mechanism: Shuffled) -> Law:
+    """The same for one traced point: leading axis the pairs of inputs."""
+    known = blanket(mechanism)
+    if known is not None:
+        return known.upper_laws()
+    made = law.clones(mechanism.max_loss(), mechanism.clones())
+    return jax.tree_util.tree_map(lambda side: side[None], made)
+
+
+def is_two_point(mechanism: Shuffled) -> np.ndarray:
+    """Rows whose lower bound is that of two-point randomized response; flat concrete fields."""
+    randomizer, size = mechanism.randomizer, np.shape(mechanism.num_users)
+    if isinstance(randomizer, RandomizedResponse):
+        return np.asarray(randomizer.num_categories == 2)
+    return np.full(size, not isinstance(randomizer, KnownRandomizer))
 
 
 def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = bounds.MOST_NODES) -> Bounds:
@@ -74,6 +80,44 @@ def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = b
     gaps = np.repeat(np.broadcast_to(gap, users.shape), pairs)
     found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gaps, most)
     return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
+
+
+def worst_point(verb: str, laws: Law, users: Any, target: Any, countable: bool) -> Bounds:
+    """The largest bounds of "delta", "log_delta" or "epsilon" (verb) over laws, at one traced point."""
+    found = xp.vmap(lambda made: bounds.point(verb, made, users, target, countable))(laws)
+    return Bounds(xp.max(found.lower), xp.max(found.upper))
+
+
+def _local_delta(mechanism: Shuffled) -> Any:
+    return getattr(mechanism.randomizer, "delta", 0.0)
+
+
+def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: bool) -> Any:
+    """Upper bound of the round; clean: target -> that without a local delta; leaky: whether there is one."""
+    if not leaky:
+        return clean(target)
+    users, eps0, extra = mechanism.num_users, mechanism.max_loss(), _local_delta(mechanism)
+    if verb == "delta":
+        return approximate.total_delta(clean(target), users, eps0, extra, target, mechanism.clones())
+    return approximate.epsilon_upper(clean, users, eps0, extra, target, mechanism.clones())
+
+
+def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
+    """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
+    users, eps0 = np.asarray(mechanism.num_users), np.asarray(mechanism.max_loss())
+    lower, two = np.zeros(target.shape), np.flatnonzero(is_two_point(mechanism))
+    if isinstance(mechanism.randomizer, KnownRandomizer):
+        lower = worst(verb, lower_laws(mechanism.randomizer), users, target, LOWER_GAP, LOWER_NODES).lower
+    if two.size:
+        lower[two] = np.maximum(lower[two], _TWO_POINT[verb](users[two], eps0[two], target[two]).lower)
+    laws = None if mechanism.chosen_bound() == "closed_form" else laws_of(mechanism)
+
+    def clean(aim: np.ndarray) -> np.ndarray:
+        return _CLOSED_FORM[verb](eps0, users, aim) if laws is None else worst(verb, laws, users, aim, gap).upper
+
+    leaky = bool(np.any(np.asarray(_local_delta(mechanism)) > 0))
+    upper = _upper(verb, mechanism, target, clean, leaky)
+    return Bounds(np.fmin(lower, upper), upper)
 
 
 def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
@@ -95,173 +139,62 @@ def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float
     return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap), target), True)
 
 
-_ONE_ROUND = {verb: functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta")}
-
-
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
     flat: Any = spread(mechanism, shape)
-    local_delta = getattr(flat.randomizer, "delta", 0.0)
-    clean = not is_traced(local_delta) and not np.any(np.asarray(local_delta) > 0)
-    return Route(flat, (_ONE_ROUND["epsilon"],), (_ONE_ROUND["delta"],), *_traced(mechanism.chosen_bound(), clean))
+    local_delta = _local_delta(flat)
+    leaky = is_traced(local_delta) or bool(np.any(np.asarray(local_delta) > 0))
+    epsilon, delta = (functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta"))
+    return Route(flat, (epsilon,), (delta,), *_traced(leaky))
 
 
 # ---- the same for one traced point ----
 
 
-def _point(verb: str, mechanism: Shuffled, target: Any, bound: str, clean: bool) -> tuple[Any, Any]:
-    randomizer, users, eps0 = mechanism.randomizer, mechanism.num_users, mechanism.randomizer.max_loss()
-    if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
-        upper = worst_point(verb, randomizer.upper_laws(), users, target).upper
-        return xp.minimum(_lower_point(verb, mechanism, target), upper), upper
-    lower = _lower_point(verb, mechanism, target)
-    local_delta = xp.asarray(getattr(randomizer, "delta", 0.0))
-    if bound == "closed_form":
-        upper = (_closed_form_epsilon if verb == "epsilon" else closed_form_delta).point(
-            (users, eps0, local_delta), target
-        )
-        return xp.minimum(lower, upper), upper
-    if clean or verb == "delta":
-        upper = bounds.clones_point(verb, eps0, users, target, bound).upper
-        if not clean:
-            upper = approximate_local.delta_upper(upper, users, eps0, local_delta, target, bound)
-        return xp.minimum(lower, upper), upper
-
-    def exact(d: Any) -> Any:
-        return bounds.clones_point("epsilon", eps0, users, d, bound).upper
-
-    upper = approximate_local.epsilon_upper(exact, users, eps0, local_delta, target, bound, xp.fori_loop)
-    return xp.minimum(lower, upper), upper
-
-
-def _lower_point(verb: str, mechanism: Shuffled, target: Any) -> Any:
+def lower_point(verb: str, mechanism: Shuffled, target: Any) -> Any:
     """The lower bound of some data set."""
     randomizer, users = mechanism.randomizer, mechanism.num_users
     if isinstance(randomizer, KnownRandomizer):
-        return worst_point(verb, randomizer.lower_laws(), users, target).lower
+        return worst_point(verb, randomizer.lower_laws(), users, target, False).lower
     return _TWO_POINT[verb].point(users, randomizer.max_loss(), target).lower
 
 
-def worst_point(verb: str, laws: Law, users: Any, target: Any) -> Bounds:
-    """The largest bounds of "delta", "log_delta" or "epsilon" (verb) over laws, at one traced point."""
-    if verb == "delta":
-        return bounds.from_logs(worst_point("log_delta", laws, users, target))
-    short, long = (
-        (bounds.contour_epsilon, bounds.long_epsilon)
-        if verb == "epsilon"
-        else (bounds.contour_log_delta, bounds.long_log_delta)
-    )
+def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
+    users, lower = mechanism.num_users, lower_point(verb, mechanism, target)
 
-    def one(made: Law) -> Bounds:
-        first = short.point(made, users, target)
-        known = (first,) if verb == "epsilon" else ()
-        second = long.point(made, users, target, *known, float(bounds.FEWEST_NODES))
-        return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
+    def clean(aim: Any) -> Any:
+        if mechanism.chosen_bound() == "closed_form":
+            return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
+        return worst_point(verb, laws_at(mechanism), users, aim, blanket(mechanism) is None).upper
 
-    found = xp.vmap(one)(laws)
-    return Bounds(xp.max(found.lower), xp.max(found.upper))
+    upper = _upper(verb, mechanism, target, clean, leaky)
+    return Bounds(xp.fmin(lower, upper), upper)
 
 
-def log_delta_estimate(mechanism: Shuffled, epsilon: Any, bound: str) -> Any:
+def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
-    randomizer, users = mechanism.randomizer, xp.stop_gradient(mechanism.num_users)
-    if bound == "blanket" and isinstance(randomizer, KnownRandomizer):
-        each = xp.vmap(lambda made: _estimate(made, users, epsilon))(randomizer.upper_laws())
-        return xp.max(each)
-    eps0 = randomizer.max_loss()
-    made = law.clones(eps0, bound)
-    close = contour.evaluate(made, users, epsilon)
-    slow = counts.evaluate(made, users, epsilon, wanted=~_is_close(close))
-    clean = xp.where(_is_close(close), close.estimate, slow.estimate)
-    local_delta = getattr(randomizer, "delta", 0.0)
-    extra = approximate_local.additive_term(users, eps0, xp.asarray(local_delta), epsilon, bound)
+    users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
+    if mechanism.chosen_bound() == "closed_form":
+        clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
+        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
+    else:
+        clean = xp.max(
+            xp.vmap(lambda made: bounds.estimate(made, users, epsilon, blanket(mechanism) is None))(laws_at(mechanism))
+        )
+    local_delta = xp.asarray(_local_delta(mechanism))
+    extra = approximate.additive_term(users, eps0, local_delta, epsilon, mechanism.clones())
     return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
 
 
-def _is_close(seen: Any) -> Any:
-    return xp.stop_gradient(seen.upper - seen.lower) < 1e-5
-
-
-def _estimate(made: Law, users: Any, epsilon: Any) -> Any:
-    close = contour.evaluate(made, users, epsilon)
-    slow = contour.evaluate_long(made, users, epsilon, xp.where(_is_close(close), 1.0, float(bounds.FEWEST_NODES)))
-    return xp.where(_is_close(close), close.estimate, slow.estimate)
-
-
 @functools.cache
-def _traced(bound: str, clean: bool) -> tuple[Point, Point]:
-    if bound == "closed_form":
-        return _closed_form_points()
+def _traced(leaky: bool) -> tuple[Point, Point]:
+    def delta(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
+        return _both_sides(lambda x: _point("delta", mechanism, x, leaky), epsilon)
 
-    def log_delta(mechanism: Shuffled, epsilon: Any) -> Any:
-        return log_delta_estimate(mechanism, epsilon, bound)
-
-    def delta_point(p: Shuffled, e: Any) -> tuple[Any, Any]:
-        return _both_sides(lambda x: _point("delta", p, x, bound, clean), e)
+    def epsilon(mechanism: Shuffled, delta: Any) -> tuple[Any, Any]:
+        return tuple(_point("epsilon", mechanism, delta, leaky))
 
     return (
-        implicit_epsilon(lambda p, d: _point("epsilon", p, d, bound, clean), log_delta, jax.jacfwd),
-        explicit_delta(delta_point, log_delta, jax.jacfwd),
+        implicit_epsilon(epsilon, log_delta_estimate, jax.jacfwd),
+        explicit_delta(delta, log_delta_estimate, jax.jacfwd),
     )
-
-
-# How much of delta goes to Theorem 3.1, the rest to the local delta: any split is valid, the best is kept.
-_SPLITS = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999])
-
-
-@kernel(working_set=64, by_numpy=1024)
-def _closed_form_epsilon(params: tuple[Any, Any, Any], delta: Any) -> Any:
-    users, eps0, local_delta = params
-    clean = clones_closed_form_point.point(eps0, users, delta)
-    shares = delta * _SPLITS
-    tried = xp.vmap(lambda d: clones_closed_form_point.point(eps0, users, d))(shares)
-    extra = approximate_local.additive_term(users, eps0, local_delta, tried, "clones")
-    split = xp.min(xp.where(extra <= delta - shares, tried, xp.inf))
-    whole = xp.where(local_delta <= delta, eps0, xp.inf)
-    return xp.where(local_delta > 0, xp.where(delta >= 1, 0.0, xp.minimum(split, whole)), clean)
-
-
-@kernel(working_set=64, by_numpy=1024)
-def closed_form_delta(params: tuple[Any, Any, Any], eps: Any) -> Any:
-    """Upper bound of delta at an epsilon: the closed form inverted; params are users, eps0 and the local delta."""
-    users, eps0, local_delta = params
-
-    def side(log_delta: Any) -> tuple[Any, Any]:
-        return clones_closed_form_point.point(eps0, users, xp.exp(log_delta)) - eps, -xp.ones_like(eps)
-
-    _, log_delta = crossing(side, xp.asarray(-745.0), xp.zeros(()), xp.asarray(-10.0), rtol=1e-12, max_steps=200)
-    clean = xp.where(eps >= eps0, 0.0, xp.exp(log_delta))
-    upper = approximate_local.delta_upper(clean, users, eps0, local_delta, eps, "clones")
-    return xp.where(xp.isnan(upper) | (eps < 0), 1.0, upper)
-
-
-@functools.cache
-def _closed_form_points() -> tuple[Point, Point]:
-    def parameters(p: Shuffled) -> tuple[Any, Any, Any]:
-        return p.num_users, p.randomizer.max_loss(), xp.asarray(getattr(p.randomizer, "delta", 0.0))
-
-    def smooth(p: Shuffled, eps: Any) -> Any:
-        # d eps / d(parameters) at fixed delta is all that is used: the formula itself, read as a level set
-        users, eps0, _ = parameters(p)
-        delta = closed_form_delta.point(xp.stop_gradient(parameters(p)), xp.stop_gradient(eps))
-        value = clones_closed_form_point.point(eps0, users, xp.stop_gradient(delta))
-        slope = xp.stop_gradient(_log_slope(eps0, users, delta))
-        return xp.log(xp.stop_gradient(xp.where(delta > 0, delta, 1.0))) + (value - eps) / slope
-
-    def solve(verb: str, p: Shuffled, target: Any) -> tuple[Any, Any]:
-        upper = (_closed_form_epsilon if verb == "epsilon" else closed_form_delta).point(parameters(p), target)
-        return xp.minimum(_lower_point(verb, p, target), upper), upper
-
-    return implicit_epsilon(functools.partial(solve, "epsilon"), smooth, jax.jacfwd), explicit_delta(
-        lambda p, e: _both_sides(lambda x: solve("delta", p, x), e), smooth, jax.jacfwd
-    )
-
-
-def _log_slope(eps0: Any, users: Any, delta: Any) -> Any:
-    """-d eps / d log delta of the closed form, > 0."""
-
-    def at(x: Any) -> Any:
-        return clones_closed_form_point.point(eps0, users, xp.exp(x))
-
-    slope = -jax.grad(at)(xp.log(xp.where(delta > 0, delta, 0.5)))
-    return xp.where(slope > 0, slope, 1.0)
