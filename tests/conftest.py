@@ -65,11 +65,12 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """Note what a test took, its fixtures included."""
+    """Note what a test of `make test` took, its fixtures included."""
     try:
         return (yield)
     finally:
-        item.user_properties.append(("cpu_seconds", _cpu_seconds() - item.stash[STARTED]))
+        spent = 0.0 if item.get_closest_marker("thorough") else _cpu_seconds() - item.stash[STARTED]
+        item.user_properties.append(("cpu_seconds", spent))
 
 
 def pytest_terminal_summary(terminalreporter):
