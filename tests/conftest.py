@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pathlib
+import weakref
 
 import hypothesis
 import jax
@@ -24,7 +25,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 OPTIONS = precision._CPU_OPTIONS
-QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0}
+# To split a program for threads to compile takes a sixth longer in all.
+QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 
 
 CACHED_FROM = 0.03  # seconds of compiling: reading a program takes a few milliseconds
@@ -63,11 +65,12 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """Note what a test took, its fixtures included."""
+    """Note what a test of `make test` took, its fixtures included."""
     try:
         return (yield)
     finally:
-        item.user_properties.append(("cpu_seconds", _cpu_seconds() - item.stash[STARTED]))
+        spent = 0.0 if item.get_closest_marker("thorough") else _cpu_seconds() - item.stash[STARTED]
+        item.user_properties.append(("cpu_seconds", spent))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -117,12 +120,16 @@ def compiled_quickly():
     _compile_with(before)
 
 
+SET_ASIDE = weakref.WeakKeyDictionary()  # of each kernel: what it has compiled with the other options
+
+
 def _compile_with(options):
     if precision._CPU_OPTIONS != options:
         precision._CPU_OPTIONS = options
+        jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of what is not ours
         precision.compiler_options.cache_clear()
         for one in list(precision._kernels):
-            one._jitted.clear()
+            one._jitted, SET_ASIDE[one] = SET_ASIDE.get(one, {}), one._jitted
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +151,7 @@ def compiled_programs_leave_room():
     yield
     if precision.memory_maps() > 0.3:
         precision.forget_compiled()
+        SET_ASIDE.clear()
         jax.clear_caches()
 
 

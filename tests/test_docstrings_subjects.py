@@ -9,7 +9,6 @@ import pytest
 
 import jaxdp
 
-pytestmark = pytest.mark.batches_as_for_users  # most examples ask for one number
 MODULES = [importlib.import_module(f"jaxdp.{name}") for name in (
     "shuffle", "iteration", "mixing", "diffusion", "convolution", "conversions", "training", "interop",
 )]  # fmt: skip

@@ -1,5 +1,6 @@
 """Composed shuffled rounds: the finite pairs around one round, and what the contour makes of them."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -38,8 +39,10 @@ def rows_of(mechanism):
     return spread(mechanism, np.shape(mechanism.num_users))
 
 
-def grid_of(flat, log_delta):
-    """Grids for ten rounds of each row that together have this log delta."""
+@functools.cache
+def grid_of(log_delta):
+    """Grids for ten rounds of each point that together have this log delta."""
+    flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
     nothing = np.full(USERS.size, np.nan)
     return route._grids(ones, np.full(USERS.size, log_delta), nothing)[0]
@@ -59,8 +62,7 @@ def lower_pair(grid, *sides):
 
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_upper_pair_is_nowhere_below_the_round(log_delta):
-    flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, *_ = grid_of(flat, log_delta)
+    grid, *_ = grid_of(log_delta)
     tiled = [np.repeat(x, grid.shape[1]) for x in (EPS0, USERS)]
     truth = bounds.clones_bounds("delta", *tiled, grid.ravel(), "clones", 1e-9)
     lower = truth.lower.reshape(grid.shape)
@@ -82,7 +84,7 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 @pytest.mark.parametrize("log_delta", LOG_DELTAS)
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
-    grid, weights, tilt = grid_of(flat, log_delta)
+    grid, weights, tilt = grid_of(log_delta)
     law = route._lower_law(flat, grid, weights, tilt)
     sides = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel())
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37

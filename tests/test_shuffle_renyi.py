@@ -131,7 +131,7 @@ def small_group(x, order):
     return jaxdp.renyi(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), order)
 
 
-def test_traced_renyi_of_a_small_group_is_near_the_eager_one():
+def test_traced_renyi_of_a_small_group_is_near_the_eager_one(compiled_as_for_users):
     """The 13 nodes of one sum alone gave 0.9 in place of 0.004 at order 16."""
     with jax.enable_x64(True):
         run = jax.jit(small_group, compiler_options=compiler_options("cpu"))

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -171,7 +172,7 @@ def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
     np.testing.assert_array_equal(dataset.value, axis**2)
 
 
-def test_a_killed_process_leaves_its_finished_chunks(tmp_path):
+def test_a_killed_process_leaves_its_finished_chunks(tmp_path, monkeypatch, capsys):
     script = tmp_path / "job.py"
     script.write_text(
         textwrap.dedent("""
@@ -189,20 +190,15 @@ def test_a_killed_process_leaves_its_finished_chunks(tmp_path):
         print(float(sweep(square, a=np.arange(40.0), batch_size=10, path=sys.argv[1]).square.sum()))
     """)
     )
-    log = tmp_path / "log"
-
-    def job(mode):
-        command = [sys.executable, str(script), str(tmp_path / "grid.nc"), str(log), mode]
-        root = pathlib.Path(jaxdp.__file__).parents[1]
-        environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-    assert job("die").returncode == 9
-    log.unlink()
-    finished = job("live")
-    assert finished.returncode == 0, finished.stderr
-    assert float(finished.stdout) == np.sum(np.arange(40.0) ** 2)
-    assert log.read_text().split() == ["20.0", "30.0"]
+    arguments = [str(script), str(tmp_path / "grid.nc"), str(tmp_path / "log")]
+    root = pathlib.Path(jaxdp.__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    assert subprocess.run([sys.executable, *arguments, "die"], env=environment, timeout=120).returncode == 9
+    (tmp_path / "log").unlink()
+    monkeypatch.setattr(sys, "argv", [*arguments, "live"])
+    runpy.run_path(str(script), run_name="__main__")
+    assert float(capsys.readouterr().out) == np.sum(np.arange(40.0) ** 2)
+    assert (tmp_path / "log").read_text().split() == ["20.0", "30.0"]
 
 
 def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ RIGHT, WRONG = (f"tests/typing/{name}.py" for name in ("right", "wrong"))
 def refused(pytestconfig):
     """By file, the lines that mypy refuses, as a user without settings of their own would see it."""
     cache = str(pytestconfig.cache.mkdir("mypy")) if hasattr(pytestconfig, "cache") else os.devnull
-    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={cache}"]
+    options = ["--strict", "--config-file=tests/typing/mypy.ini", "--follow-imports=silent", f"--cache-dir={cache}"]
     answer = subprocess.run(
         [sys.executable, "-m", "mypy", *options, RIGHT, WRONG],
         capture_output=True, text=True, cwd=HERE.parent, env={**os.environ, "MYPYPATH": "."},
