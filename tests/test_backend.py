@@ -285,7 +285,7 @@ def _golden_clones() -> list[dict]:
     return [c for c in cases if c["family"] == "clones" and "eps" in c and float(c["eps"]) > 0]
 
 
-@pytest.mark.parametrize("rows", [1, 100, 200, 600])  # 8 rows would be two compilations of their own
+@pytest.mark.parametrize("rows", ROWS)
 def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
     cases = _golden_clones()
     users, eps0, delta, exact = (
