@@ -39,14 +39,15 @@ from jaxdp.sources.base import (
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
     Effort(128, 128, 64, False),
-    Effort(1024, 256, 128, False),
+    Effort(512, 256, 128, False),
+    Effort(2048, 512, 256, False),
     Effort(16384, 512, 512, False),
     Effort(65536, 1024, 1024, True),
     Effort(262144, 4096, 4096, True),
 )
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 _BANDED_LADDER = (
-    *_SAMPLED_LADDER[:3],
+    *_SAMPLED_LADDER[:4],
     Effort(1024, 1024, 256, False, bands=4),
     Effort(1024, 2048, 256, False, bands=8),
     Effort(8192, 4096, 512, False, bands=14),
@@ -68,7 +69,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
 _FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
-_COSTLY = 1000
+_COSTLY = 500
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _FINEST_DELTA = 1e-290
@@ -123,7 +124,7 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
-    traced = (ladder[1], _SAMPLED_LADDER[3] if quadrature else ladder[-2])
+    traced = (_SAMPLED_LADDER[2], _SAMPLED_LADDER[4]) if quadrature else (ladder[1], ladder[-2])
     attained = functools.partial(_attained, direction=direction)
     return Route(
         stacks,
@@ -192,7 +193,7 @@ def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
     on_cpu = platform() == "cpu"
     room = _CACHED if on_cpu else _ON_ACCELERATOR
     at_once = cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
-    return next((rows for rows in ((512, 64) if on_cpu else (512, 64, 8)) if rows * size <= room), 1), at_once
+    return next((rows for rows in (512, 64, 8) if rows * size <= room), 1), at_once
 
 
 @dataclasses.dataclass(frozen=True)
