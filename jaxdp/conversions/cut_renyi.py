@@ -78,24 +78,17 @@ def _cut_renyi(order, sigma, q, cut):
 def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, cut: Real) -> Array:
     """Renyi curve K(a - 1)/(a - 1) of one subsampled Gaussian step restricted to the outcomes below a cut.
 
-    Args:
-        order: a, whole, 2 to 2047.
-        noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
-        sampling_probability: q in (0, 1).
-        cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
+    order: a, whole, 2 to 2047.
+    noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
+    sampling_probability: q in (0, 1).
+    cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
-        rounding of the terms, 1e-15 of their size.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
+    0.5738
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
-        0.5738
-
+    Returns an upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
+    rounding of the terms, 1e-15 of their size. Raises ValueError.
     """
     a, at = checked(order=(_order, order), cut=(_number, cut))
     return _cut_renyi(a, *_parameters(noise_multiplier, sampling_probability), at)
@@ -104,22 +97,15 @@ def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, c
 def cut_mass(noise_multiplier: Real, sampling_probability: Real, cut: Real) -> Array:
     """Probability of an outcome above the cut in one subsampled Gaussian step, with the record present.
 
-    Args:
-        noise_multiplier: sigma > 0.
-        sampling_probability: q in (0, 1).
-        cut: in standard deviations of the noise.
+    noise_multiplier: sigma > 0.
+    sampling_probability: q in (0, 1).
+    cut: in standard deviations of the noise.
 
-    Returns:
-        Upper bound in [0, 1] of the broadcast shape, float64.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
+    3.8e-09
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
-        3.8e-09
-
+    Returns an upper bound in [0, 1] of the broadcast shape, float64. Raises ValueError.
     """
     return _cut_mass(*_parameters(noise_multiplier, sampling_probability), *checked(cut=(_number, cut)))
 
@@ -154,23 +140,17 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
     the cut it is, up to that share, the conversion of Canonne, Kamath, Steinke of the plain Renyi curve at whole
     orders. For "add" the plain curve is not loose in this way: use `epsilon_from_rdp`.
 
-    Args:
-        noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
-        sampling_probability: q in (0, 1).
-        times: number of steps, whole, >= 1.
-        delta: in (0, 1].
+    noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
+    sampling_probability: q in (0, 1).
+    times: number of steps, whole, >= 1.
+    delta: in (0, 1].
 
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, an upper bound. `jaxdp.epsilon` is tighter.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
+    2.4176
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
-        2.4176
-
+    Returns epsilon in nats of the broadcast shape, float64, an upper bound. `jaxdp.epsilon` is tighter. Raises
+    ValueError.
     """
     return _cut_epsilon(
         *_parameters(noise_multiplier, sampling_probability),

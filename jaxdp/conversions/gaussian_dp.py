@@ -46,27 +46,18 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
 
     Nothing is known beyond the last epsilon: mu-GDP itself needs the whole profile, down to delta = 0.
 
-    Args:
-        epsilons: in nats, finite, increasing, last axis.
-        deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
-        cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
-            that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
+    epsilons: in nats, finite, increasing, last axis.
+    deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
+    cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
+        that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
 
-    Returns:
-        mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
-        delta is 1.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    1.1962
 
-    Raises:
-        ValueError: an argument outside its range, no last axis.
-
-    Reference:
-        Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
-        1.1962
-
+    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
+    delta is 1. Raises ValueError, also without a last axis.
+    Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
     """
     validate.choice("cover", cover, _COVERS)
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)

@@ -30,24 +30,15 @@ def _swapped(epsilon, delta):
 def swapped_delta(epsilon: Real, delta: Real) -> Array:
     """delta_QP(eps) of the swapped pair (Q, P), from that of (P, Q) at -eps: 1 - e^eps + e^eps delta_PQ(-eps).
 
-    Args:
-        epsilon: in nats, any real number.
-        delta: delta_PQ at MINUS epsilon, in [0, 1]. A bound from either side gives a bound from the same side.
+    epsilon: in nats, any real number.
+    delta: delta_PQ at MINUS epsilon, in [0, 1]. A bound from either side gives a bound from the same side.
 
-    Returns:
-        Delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.swapped_delta(0.5, 0.45):.4f}")
+    0.0932
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Lemma 45.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.swapped_delta(0.5, 0.45):.4f}")
-        0.0932
-
+    Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
     at, value = checked(epsilon=(real_target, epsilon), delta=(validate.probability, delta))
     return _swapped(at, value)
@@ -63,27 +54,18 @@ def _from_cdfs(epsilon, cdf, reverse_cdf):
 def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Array:
     """delta(eps) = 1 - F_P(eps) - e^eps F_Q'((-eps)-), from the two distribution functions of the loss.
 
-    Args:
-        epsilon: in nats, any real number.
-        loss_cdf: F_P(eps) = P(log dP/dQ <= eps), in [0, 1]. Mass at infinity is what F_P lacks to 1, and is included.
-        reverse_loss_cdf: F_Q'((-eps)-) = Q(log dQ/dP < -eps), the LEFT limit, in [0, 1]. The right-continuous value in
-            its place loses the atom P(L = eps).
+    epsilon: in nats, any real number.
+    loss_cdf: F_P(eps) = P(log dP/dQ <= eps), in [0, 1]. Mass at infinity is what F_P lacks to 1, and is included.
+    reverse_loss_cdf: F_Q'((-eps)-) = Q(log dQ/dP < -eps), the LEFT limit, in [0, 1]. The right-continuous value in its
+        place loses the atom P(L = eps).
 
-    Returns:
-        Delta in [0, 1] of the broadcast shape, float64: an upper bound where both arguments are lower bounds. The
-        absolute rounding of the difference, 1e-15, is added.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
+    0.1269
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Appendix B.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
-        0.1269
-
+    Returns delta in [0, 1] of the broadcast shape, float64: an upper bound where both arguments are lower bounds. The
+    absolute rounding of the difference, 1e-15, is added. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
     return _from_cdfs(
         *checked(
@@ -101,24 +83,17 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     points, because H is convex; left of the first point the chord goes to H(0) = 1, right of the last the derivative
     is at most 0. The bounds are wide where the points are far apart.
 
-    Args:
-        epsilons: increasing real numbers in nats, one axis, at least one.
-        lower: lower bounds of delta at them, in [0, 1], same length.
-        upper: upper bounds of delta at them, in [0, 1], same length.
+    epsilons: increasing real numbers in nats, one axis, at least one.
+    lower: lower bounds of delta at them, in [0, 1], same length.
+    upper: upper bounds of delta at them, in [0, 1], same length.
 
-    Returns:
-        Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
-        charged.
+    >>> from jaxdp import conversions
+    >>> tail = conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
+    >>> print(tail.lower.round(3), tail.upper.round(3))
+    [0.454 0.354 0.1  ] [1.    0.454 0.354]
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> tail = conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
-        >>> print(tail.lower.round(3), tail.upper.round(3))
-        [0.454 0.354 0.1  ] [1.    0.454 0.354]
-
+    Returns Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
+    charged. Raises ValueError, also for lists of unequal length.
     """
     eps, low, high = (
         validate.real_array(n, v) for n, v in (("epsilons", epsilons), ("lower", lower), ("upper", upper))
@@ -152,26 +127,18 @@ def _mirrored_line(rate, epsilon, delta):
 def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real, *, symmetric: bool = False) -> Array:
     """Certified smallest false negative rate f(x) >= max_i (1 - delta_i - e^{eps_i} x)_+.
 
-    Args:
-        false_positive_rate: x in [0, 1], the error under Q, any shape.
-        epsilons: in nats, real, one axis.
-        deltas: upper bounds of delta at them, in [0, 1], same length.
-        symmetric: True if the bounds hold for (Q, P) as well; adds e^{-eps_i} (1 - delta_i - x).
+    false_positive_rate: x in [0, 1], the error under Q, any shape.
+    epsilons: in nats, real, one axis.
+    deltas: upper bounds of delta at them, in [0, 1], same length.
+    symmetric: True if the bounds hold for (Q, P) as well; adds e^{-eps_i} (1 - delta_i - x).
 
-    Returns:
-        Lower bound of f = T(Q, P) of the shape of x, float64, rounded down.
+    >>> from jaxdp import conversions
+    >>> print(f"{conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    0.6351
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Reference:
-        Dong, Roth, Su 2022, Proposition 2.13.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
-        0.6351
-
+    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for lists of
+    unequal length.
+    Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
     (x,) = checked(false_positive_rate=(validate.probability, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
@@ -214,30 +181,21 @@ def delta_from_tradeoff(
 ) -> Bounds[Array]:
     """Bounds of delta(eps) = max_x [1 - f(x) - e^eps x], from points of the trade-off function f = T(Q, P).
 
-    Args:
-        epsilon: in nats, finite, any shape.
-        false_positive_rate: increasing x_i from 0 to 1, one axis.
-        false_negative_rate: f(x_i) or bounds of it, decreasing, same length.
-        exact: False: between the points f is known to be decreasing only. True: the values are those of a convex f (up
-            to rounding), and its chords are used: the gap shrinks with the square of the spacing.
+    epsilon: in nats, finite, any shape.
+    false_positive_rate: increasing x_i from 0 to 1, one axis.
+    false_negative_rate: f(x_i) or bounds of it, decreasing, same length.
+    exact: False: between the points f is known to be decreasing only. True: the values are those of a convex f (up to
+        rounding), and its chords are used: the gap shrinks with the square of the spacing.
 
-    Returns:
-        Bounds(lower, upper) of the shape of epsilon, float64. upper holds if the values are lower bounds of f
-        (exact=False) or f itself (exact=True), lower if they are upper bounds of f. The rounding, 1e-15 (1 + e^eps x)
-        at x, is added outward.
+    >>> from jaxdp import conversions
+    >>> lower, upper = conversions.delta_from_tradeoff(0.5, [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0], exact=True)
+    >>> print(f"{lower:.4f} {upper:.4f}")
+    0.1703 0.3503
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Reference:
-        Dong, Roth, Su 2022: delta(eps) = 1 + f*(-e^eps), with f* the convex conjugate of f.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> lower, upper = conversions.delta_from_tradeoff(0.5, [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0], exact=True)
-        >>> print(f"{lower:.4f} {upper:.4f}")
-        0.1703 0.3503
-
+    Returns Bounds(lower, upper) of the shape of epsilon, float64. upper holds if the values are lower bounds of f
+    (exact=False) or f itself (exact=True), lower if they are upper bounds of f. The rounding, 1e-15 (1 + e^eps x) at x,
+    is added outward. Raises ValueError, also for lists of unequal length.
+    Reference: Dong, Roth, Su 2022: delta(eps) = 1 + f*(-e^eps), with f* the convex conjugate of f.
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
     y = validate.probability("false_negative_rate", false_negative_rate)

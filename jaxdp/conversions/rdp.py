@@ -70,30 +70,21 @@ def epsilon_from_rdp(
     The smallest value over the orders a of
     "cks": rho_a + [log(1/delta) + (a-1) log(1 - 1/a) - log a]/(a-1); "classic": rho_a + log(1/delta)/(a-1).
 
-    Args:
-        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-        renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
-            callable, elementwise from an array of orders to an array of the same shape.
-        delta: in [0, 1]; broadcasts with the leading axes of renyi.
-        infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
-        method: "cks" or "classic"; "cks" is never larger.
+    orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+    renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
+        callable, elementwise from an array of orders to an array of the same shape.
+    delta: in [0, 1]; broadcasts with the leading axes of renyi.
+    infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
+    method: "cks" or "classic"; "cks" is never larger.
 
-    Returns:
-        Epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where
-        delta <= infinity_mass. Rounding is added outward.
+    >>> from jaxdp import conversions
+    >>> orders = [2.0, 4.0, 8.0, 16.0]
+    >>> print(f"{conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
+    2.5430
 
-    Raises:
-        ValueError: an argument outside its range, orders and renyi of unequal length.
-
-    Reference:
-        Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> orders = [2.0, 4.0, 8.0, 16.0]
-        >>> print(f"{conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
-        2.5430
-
+    Returns epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where delta <=
+    infinity_mass. Rounding is added outward. Raises ValueError, also for orders and renyi of unequal length.
+    Reference: Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
     """
     return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(validate.probability, delta))
 
@@ -111,28 +102,20 @@ def delta_from_rdp(
     The smallest value over the orders a of e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a ("cks"), without the last factor for
     "classic", plus infinity_mass.
 
-    Args:
-        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-        renyi: upper bounds rho_a in nats or a callable, as for `epsilon_from_rdp`.
-        epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
-        infinity_mass: upper bound of P(L = inf) in [0, 1].
-        method: "cks" or "classic".
+    orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+    renyi: upper bounds rho_a in nats or a callable, as for `epsilon_from_rdp`.
+    epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
+    infinity_mass: upper bound of P(L = inf) in [0, 1].
+    method: "cks" or "classic".
 
-    Returns:
-        Delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
+    >>> from jaxdp import conversions
+    >>> orders = [2.0, 4.0, 8.0, 16.0]
+    >>> print(f"{conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
+    1.35e-06
 
-    Raises:
-        ValueError: an argument outside its range, orders and renyi of unequal length.
-
-    Reference:
-        As `epsilon_from_rdp`.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> orders = [2.0, 4.0, 8.0, 16.0]
-        >>> print(f"{conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
-        1.35e-06
-
+    Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
+    Raises ValueError, also for orders and renyi of unequal length.
+    Reference: As `epsilon_from_rdp`.
     """
     return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(real_target, epsilon))
 

@@ -22,31 +22,22 @@ _DISCRETE_UP = 1.0 + 1e-12
 def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, shift: Real, num_summands: Real) -> Array:
     """Upper bound n R_alpha(P + s/n, P) on the Renyi divergence of a sum of n noises of law P against its shift by s.
 
-    Args:
-        renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
-        order: alpha > 1.
-        shift: s >= 0, in the units of the noise.
-        num_summands: n, whole, >= 1.
+    renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
+    order: alpha > 1.
+    shift: s >= 0, in the units of the noise.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, if renyi returns upper bounds. The product is rounded to nearest.
+    >>> from jaxdp import convolution
+    >>> normal = lambda order, shift: order * shift**2 / 2
+    >>> print(convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
+    0.25
 
-    Raises:
-        ValueError: an argument outside its range.
+    Assumes: P is a law on the real line, where every real shift has a meaning; for integer noise use
+    `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
 
-    Assumes:
-        P is a law on the real line, where every real shift has a meaning; for integer noise use
-        `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> normal = lambda order, shift: order * shift**2 / 2
-        >>> print(convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
-        0.25
-
+    Returns an upper bound in nats of the broadcast shape, if renyi returns upper bounds. The product is rounded to
+    nearest. Raises ValueError.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
     alpha, moved, count = _checked(order, shift, num_summands)
     return count * renyi(alpha, moved / count)
@@ -76,25 +67,17 @@ def _checked(order, shift, count):
 def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
-    Args:
-        order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
+    order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
+    shift: s >= 0, in the units of the scale.
+    scale: b > 0.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value.
+    >>> from jaxdp import convolution
+    >>> print(f"{convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
+    0.6191
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Mironov 2017, Corollary 2.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
-        0.6191
-
+    Returns an upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value. Raises
+    ValueError.
+    Reference: Mironov 2017, Corollary 2.
     """
     alpha, moved, b = checked(
         order=(above_one, order), shift=(validate.nonnegative, shift), scale=(validate.positive, scale)
@@ -107,27 +90,18 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
 
     It tends to alpha s^2 / (2 n b^2) for large n, twice the exact value `laplace_sum_rdp`.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift: s >= 0, in the units of the scale.
+    scale: b > 0.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import convolution
+    >>> print(f"{convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+    0.2263
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
-        notebooks/proofs/laplace_sum_not_tight.md.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
-        0.2263
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
+    notebooks/proofs/laplace_sum_not_tight.md.
     """
     (b,) = checked(scale=(validate.positive, scale))
     alpha, moved, count = _checked(order, shift, num_summands)
@@ -137,23 +111,16 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
 def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> Array:
     """Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s: the exact value.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of std.
-        std: sigma > 0, standard deviation of one summand.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift: s >= 0, in the units of std.
+    std: sigma > 0, standard deviation of one summand.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import convolution
+    >>> print(f"{convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
+    0.2500
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
-        0.2500
-
+    Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
     (sigma,) = checked(std=(validate.positive, std))
     alpha, moved, count = _checked(order, shift, num_summands)
@@ -166,24 +133,18 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
     value (m = n); groups of two remove about 80% of the excess.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
-        num_summands: n, whole, a multiple of group_size.
-        group_size: m, whole, 1 to 10000.
+    order: alpha > 1.
+    shift: s >= 0, in the units of the scale.
+    scale: b > 0.
+    num_summands: n, whole, a multiple of group_size.
+    group_size: m, whole, 1 to 10000.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not certified.
+    >>> from jaxdp import convolution
+    >>> print(f"{convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
+    0.1453
 
-    Raises:
-        ValueError: an argument outside its range, n not a multiple of m.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
-        0.1453
-
+    Returns a bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not
+    certified. Raises ValueError, also for n not a multiple of m.
     """
     size = int(validate.integer("group_size", group_size, 1))
     count = validate.integer("num_summands", num_summands, 1)
@@ -208,23 +169,17 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     is post-processing. For s <= n the bound is s R(1), for n = 1 it is exact. The inequality
     R(P + s, P) <= s R(P + 1, P) for one summand, which has been claimed, is false: R is convex in the shift.
 
-    Args:
-        order: alpha > 1.
-        shift: s, whole, >= 0; the bound is inf above 1024 n.
-        scale: of P(x) ~ exp(-|x| / scale), > 0.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift: s, whole, >= 0; the bound is inf above 1024 n.
+    scale: of P(x) ~ exp(-|x| / scale), > 0.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import convolution
+    >>> print(f"{convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
+    0.7353
 
-    Raises:
-        ValueError: an argument outside its range, a shift that is not whole.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
-        0.7353
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError, also for a shift that
+    is not whole.
     """
     alpha, moved, b, count = checked(
         order=(above_one, order),

@@ -17,17 +17,14 @@ _UP = 1.0 + 2.0**-50
 class LossConstants(NamedTuple):
     """Constants of the loss of one example.
 
-    Attributes:
-        lipschitz: bound of the gradient norm of the data part (without the penalty).
-        smoothness: beta, Lipschitz constant of the gradient.
-        strong_convexity: rho in [0, beta].
+    lipschitz: bound of the gradient norm of the data part (without the penalty).
+    smoothness: beta, Lipschitz constant of the gradient.
+    strong_convexity: rho in [0, beta].
 
-    Example:
-        >>> from jaxdp import iteration
-        >>> constants = iteration.logistic_regression(feature_norm=2.0, l2=0.1)
-        >>> print(constants.smoothness)
-        1.1
-
+    >>> from jaxdp import iteration
+    >>> constants = iteration.logistic_regression(feature_norm=2.0, l2=0.1)
+    >>> print(constants.smoothness)
+    1.1
     """
 
     lipschitz: Array
@@ -55,30 +52,20 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
     sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho), which is equal at eta = 2 / (beta + rho) and
     larger elsewhere.
 
-    Args:
-        step_size: eta > 0.
-        smoothness: beta > 0, Lipschitz constant of grad f on the whole space.
-        strong_convexity: rho in [0, beta]; 0 for a convex f.
-        published: which of the two constants.
+    step_size: eta > 0.
+    smoothness: beta > 0, Lipschitz constant of grad f on the whole space.
+    strong_convexity: rho in [0, beta]; 0 for a convex f.
+    published: which of the two constants.
 
-    Returns:
-        kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the root);
-        exactly 1 for rho = 0. Under a trace an invalid argument gives inf.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
+    0.9500
 
-    Raises:
-        ValueError: an argument outside its range, rho > beta, or eta beyond the range of the theorem.
-
-    Assumes:
-        f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
-
-    Reference:
-        Published constant: that of Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
-        0.9500
-
+    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the
+    root); exactly 1 for rho = 0. Under a trace an invalid argument gives inf. Raises ValueError, also for rho > beta,
+    or eta beyond the range of the theorem.
+    Assumes: f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
+    Reference: Published constant: that of Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
     eta, beta, rho = checked(
         step_size=(validate.positive, step_size),
@@ -113,25 +100,17 @@ def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     The loss of one example is log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with y in {-1, 1}. The Lipschitz constant is that
     of the data part: the penalty is the same in both runs, and counts in the contraction only.
 
-    Args:
-        feature_norm: B > 0 with |x| <= B for every example.
-        l2: weight of the penalty, >= 0.
+    feature_norm: B > 0 with |x| <= B for every example.
+    l2: weight of the penalty, >= 0.
 
-    Returns:
-        LossConstants of the broadcast shape, float64.
+    >>> from jaxdp import iteration
+    >>> print(*iteration.logistic_regression(feature_norm=1.0, l2=0.1))
+    1.0 0.35 0.1
 
-    Raises:
-        ValueError: an argument outside its range. Traced, it gives constants (inf, inf, 0).
+    Assumes: the bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled
+    by public constants only.
 
-    Assumes:
-        The bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled by
-        public constants only.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(*iteration.logistic_regression(feature_norm=1.0, l2=0.1))
-        1.0 0.35 0.1
-
+    Returns LossConstants of the broadcast shape, float64. Raises ValueError. Traced, it gives constants (inf, inf, 0).
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(bound, bound**2 / 4 + penalty, penalty)
@@ -142,24 +121,18 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
 
     They hold for any number of classes: |p - e_y| <= sqrt(2) and diag(p) - p p' <= 1/2 for all probability vectors p.
 
-    Args:
-        feature_norm: B > 0 with |x| <= B for every example.
-        l2: weight of the penalty l2 |W|^2 / 2, >= 0.
+    feature_norm: B > 0 with |x| <= B for every example.
+    l2: weight of the penalty l2 |W|^2 / 2, >= 0.
 
-    Returns:
-        LossConstants of the broadcast shape, float64; the Lipschitz constant is rounded up.
+    >>> from jaxdp import iteration
+    >>> print("{:.4f} {:.2f} {:.2f}".format(*iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
+    1.4142 0.60 0.10
 
-    Raises:
-        ValueError: an argument outside its range. Traced, it gives constants (inf, inf, 0).
+    Assumes: as `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand
+    distances.
 
-    Assumes:
-        As `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand distances.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print("{:.4f} {:.2f} {:.2f}".format(*iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
-        1.4142 0.60 0.10
-
+    Returns LossConstants of the broadcast shape, float64; the Lipschitz constant is rounded up. Raises ValueError.
+    Traced, it gives constants (inf, inf, 0).
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(2**0.5 * bound * _UP, bound**2 / 2 + penalty, penalty)

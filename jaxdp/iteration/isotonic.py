@@ -192,20 +192,16 @@ def _mu2_of_schedule(contraction, noise_std, shift):
 def shift_allocation_mu2(contraction, noise_std, shift):
     """Smallest mu^2 of the last iterate over all shift allocations of one schedule, rounded up.
 
-    Args:
-        contraction: (T,) Lipschitz constants kappa_j >= 0 of the maps.
-        noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
-        shift: (T,) distances d_j >= 0 between the two maps of step j.
+    contraction: (T,) Lipschitz constants kappa_j >= 0 of the maps.
+    noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
+    shift: (T,) distances d_j >= 0 between the two maps of step j.
 
-    Returns:
-        Scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It exceeds the
-        exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units of the
-        largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and differentiable
-        once in all three arrays: the blocks are locally constant, so the derivative is that of the closed form.
-
-    Reference:
-        notebooks/proofs/heterogeneous_gdp_iteration.md.
-
+    Returns the scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It
+    exceeds the exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units
+    of the largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and
+    differentiable once in all three arrays: the blocks are locally constant, so the derivative is that of the closed
+    form.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
     contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
     return _mu2_of_schedule(contraction, noise_std, shift)

@@ -70,37 +70,27 @@ def noisy_sgd_rdp_at_index(
     e_n = 2 C^2 / sigma^2 and e_i = 2 C^2 / ((n - i) sigma^2) (1 - 2 eta beta rho / (beta + rho))^((n-i+1)/2).
     `per_index_mu` is smaller: by the factor 1 + 1/(n-i) at rho = 0, exponentially for long contracting runs.
 
-    Args:
-        order: alpha >= 1 (alpha = 1 returns e_i itself).
-        lipschitz: C > 0, gradient bound of one loss.
-        step_size: eta in (0, 2 / (beta + rho)].
-        smoothness: beta > 0.
-        strong_convexity: rho in [0, beta].
-        noise_std: sigma > 0, of the noise added to the gradient.
-        num_steps: n, whole, >= 1.
-        index: i in 1..n, counted from 1 as in the paper.
+    order: alpha >= 1 (alpha = 1 returns e_i itself).
+    lipschitz: C > 0, gradient bound of one loss.
+    step_size: eta in (0, 2 / (beta + rho)].
+    smoothness: beta > 0.
+    strong_convexity: rho in [0, beta].
+    noise_std: sigma > 0, of the noise added to the gradient.
+    num_steps: n, whole, >= 1.
+    index: i in 1..n, counted from 1 as in the paper.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, not rounded outward.
+    >>> from jaxdp import iteration
+    >>> divergence = iteration.noisy_sgd_rdp_at_index(
+    ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
+    ...     num_steps=10, index=1,
+    ... )
+    >>> print(f"{divergence:.4f}")
+    0.0172
 
-    Raises:
-        ValueError: eta outside the theorem's range, rho > beta, index out of range.
-
-    Assumes:
-        Batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> divergence = iteration.noisy_sgd_rdp_at_index(
-        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
-        ...     num_steps=10, index=1,
-        ... )
-        >>> print(f"{divergence:.4f}")
-        0.0172
-
+    Returns the divergence in nats of the broadcast shape, float64, not rounded outward. Raises ValueError for eta
+    outside the theorem's range, rho > beta, an index out of range.
+    Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
     values = _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index)
     if not validate.is_traced(*values):
@@ -122,35 +112,25 @@ def feldman_rdp_at_index(
 ) -> Array:
     """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
-    Args:
-        order: alpha >= 1.
-        lipschitz: C > 0, gradient bound of one loss.
-        step_size: eta in (0, 2 / beta].
-        smoothness: beta > 0.
-        noise_std: sigma > 0, of the noise added to the gradient.
-        num_steps: n, whole, >= 1.
-        index: i in 1..n, counted from 1.
+    order: alpha >= 1.
+    lipschitz: C > 0, gradient bound of one loss.
+    step_size: eta in (0, 2 / beta].
+    smoothness: beta > 0.
+    noise_std: sigma > 0, of the noise added to the gradient.
+    num_steps: n, whole, >= 1.
+    index: i in 1..n, counted from 1.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, not rounded outward.
+    >>> from jaxdp import iteration
+    >>> divergence = iteration.feldman_rdp_at_index(
+    ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
+    ... )
+    >>> print(f"{divergence:.4f}")
+    0.0250
 
-    Raises:
-        ValueError: eta outside the theorem's range, index out of range.
-
-    Assumes:
-        As `noisy_sgd_rdp_at_index`.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> divergence = iteration.feldman_rdp_at_index(
-        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
-        ... )
-        >>> print(f"{divergence:.4f}")
-        0.0250
-
+    Returns the divergence in nats of the broadcast shape, float64, not rounded outward. Raises ValueError for eta
+    outside the theorem's range, an index out of range.
+    Assumes: as `noisy_sgd_rdp_at_index`.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
     values = _at_index(order, lipschitz, step_size, smoothness, 0.0, noise_std, num_steps, index)
     if not validate.is_traced(*values):
@@ -163,32 +143,22 @@ def contractive_iteration_rdp(
 ) -> Array:
     """Renyi divergence alpha sum_t a_t^2 / (2 s_t^2) of the last iterate, for a given shift allocation a_t.
 
-    Args:
-        order: alpha >= 1.
-        allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
-        contraction: kappa_t >= 0 (1 in the paper).
-        noise_std: s_t > 0.
-        shift: d_t >= 0.
+    order: alpha >= 1.
+    allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
+    contraction: kappa_t >= 0 (1 in the paper).
+    noise_std: s_t > 0.
+    shift: d_t >= 0.
 
-    Returns:
-        Divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the minimum
-        over all allocations at alpha = 2.
+    >>> from jaxdp import iteration
+    >>> spent = [0.5, 0.5]
+    >>> print(iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
+    0.5
 
-    Raises:
-        ValueError: the allocation exceeds the distance left at a step (z_t < 0), or leaves a distance (z_T > 0).
-
-    Assumes:
-        As `gdp_mu`.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> spent = [0.5, 0.5]
-        >>> print(iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
-        0.5
-
+    Returns the divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the
+    minimum over all allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a
+    step (z_t < 0), or leaves a distance (z_T > 0).
+    Assumes: as `gdp_mu`.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
     """
     alpha, spent = at_least_one("order", order), validate.nonnegative("allocation", allocation)
     kappa, noise = validate.nonnegative("contraction", contraction), validate.positive("noise_std", noise_std)
@@ -210,26 +180,18 @@ def contractive_iteration_rdp(
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
     """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
-        noise_std: sigma > 0.
-        distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
+    order: alpha >= 1.
+    contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
+    noise_std: sigma > 0.
+    distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
-    Returns:
-        Bound in nats of the broadcast leading shape, float64, not rounded outward.
+    >>> from jaxdp import iteration
+    >>> print(iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
+    0.5
 
-    Raises:
-        ValueError: an argument outside its range, no axis of distances.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
-        0.5
-
+    Returns a bound in nats of the broadcast leading shape, float64, not rounded outward. Raises ValueError, also
+    without an axis of distances.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
     """
     alpha, lip = at_least_one("order", order), validate.positive("contraction", contraction)
     sigma, steps = validate.positive("noise_std", noise_std), validate.nonnegative("distances", distances)
@@ -262,27 +224,19 @@ def _equation_3(order, lip, sigma, distance, r):
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L in (0, 1].
-        noise_std: sigma > 0.
-        distance: Delta >= 0, W_inf distance of the two inputs.
-        num_steps: r, whole, >= 1.
+    order: alpha >= 1.
+    contraction: L in (0, 1].
+    noise_std: sigma > 0.
+    distance: Delta >= 0, W_inf distance of the two inputs.
+    num_steps: r, whole, >= 1.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
+    0.1476
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
-        0.1476
-
+    Returns a bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
+    Raises ValueError.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
     values = _path_values(order, contraction, noise_std, distance, num_steps)
     if not validate.is_traced(values[1]):
@@ -310,28 +264,19 @@ def _minimum_of_2(order, lip, sigma, distance, r):
 def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L > 0.
-        noise_std: sigma > 0.
-        distance: Delta >= 0, W_inf distance of the two inputs.
-        num_steps: r, whole, >= 1.
+    order: alpha >= 1.
+    contraction: L > 0.
+    noise_std: sigma > 0.
+    distance: Delta >= 0, W_inf distance of the two inputs.
+    num_steps: r, whole, >= 1.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, not rounded outward.
+    >>> from jaxdp import iteration
+    >>> bound = iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
+    >>> print(f"{bound:.4f}")
+    0.1436
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> bound = iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
-        >>> print(f"{bound:.4f}")
-        0.1436
-
+    Returns a bound in nats of the broadcast shape, float64, not rounded outward. Raises ValueError.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
     """
     return _minimum_of_2(*_path_values(order, contraction, noise_std, distance, num_steps))
 
@@ -346,29 +291,19 @@ def _full_batch(d, s, kappa, t):
 def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Real) -> Array:
     """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
-    Args:
-        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-        noise_std: s > 0.
-        shift: d >= 0.
-        num_steps: T, whole, >= 1.
+    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
+    noise_std: s > 0.
+    shift: d >= 0.
+    num_steps: T, whole, >= 1.
 
-    Returns:
-        mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
+    0.4359
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Reference:
-        Bok, Su, Altschuler 2024, NoisyGD.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
-        0.4359
-
+    Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding. Raises
+    ValueError.
+    Assumes: as `gdp_mu`.
+    Reference: Bok, Su, Altschuler 2024, NoisyGD.
     """
     values = _constant_schedule(contraction, noise_std, shift)
     (count,) = checked(num_steps=(whole(1), num_steps))
@@ -394,30 +329,19 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
 
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
-    Args:
-        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-        noise_std: s > 0.
-        shift: d >= 0.
-        num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
-        num_epochs: E, whole, >= 1.
+    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
+    noise_std: s > 0.
+    shift: d >= 0.
+    num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
+    num_epochs: E, whole, >= 1.
 
-    Returns:
-        mu of the broadcast shape, float64, not rounded outward.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
+    0.1032
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Assumes:
-        As `gdp_mu`; the order of the batches is the same in every pass.
-
-    Reference:
-        Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
-        0.1032
-
+    Returns mu of the broadcast shape, float64, not rounded outward. Raises ValueError.
+    Assumes: as `gdp_mu`; the order of the batches is the same in every pass.
+    Reference: Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
     """
     values = _constant_schedule(contraction, noise_std, shift)
     length, epochs = checked(

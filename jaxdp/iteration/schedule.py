@@ -20,17 +20,14 @@ _POINT_BYTES = 64 * 2**20
 class Schedule(NamedTuple):
     """Lipschitz constants, noise standard deviations and distances of all steps; the last axis is the steps.
 
-    Attributes:
-        contraction: kappa_j > 0.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0.
+    contraction: kappa_j > 0.
+    noise_std: s_j >= 0.
+    shift: d_j >= 0.
 
-    Example:
-        >>> from jaxdp import iteration
-        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
-        >>> print(schedule.shift)
-        [1. 1. 0.]
-
+    >>> from jaxdp import iteration
+    >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
+    >>> print(schedule.shift)
+    [1. 1. 0.]
     """
 
     contraction: Array
@@ -70,36 +67,28 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     exactly by isotonic regression. Then delta, epsilon, Renyi divergence (alpha mu^2 / 2) and trade-off are those of
     N(mu, 1) against N(0, 1), in any dimension.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps; above 1 is allowed. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
-        shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
-            step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
-        diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with
-            the leading axes.
+    contraction: kappa_j > 0, last axis = steps; above 1 is allowed. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
+    shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
+        step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
+    diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with the
+        leading axes.
 
-    Returns:
-        mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of mu^2
-        is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
+    0.5158
 
-    Raises:
-        ValueError: contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
+    Assumes: only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages of
+    iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)), where psi_j or that of the neighbouring data
+    set is kappa_j-Lipschitz and Pi is a convex projection that does not depend on the data. No momentum, no
+    preconditioner that depends on the data; schedules public and fixed in advance; x_0 the same or independent of the
+    data. Per-example clipping keeps kappa_j only for losses of one scalar <w, x>, with the penalty outside.
 
-    Assumes:
-        Only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages of
-        iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)), where psi_j or that of the neighbouring
-        data set is kappa_j-Lipschitz and Pi is a convex projection that does not depend on the data. No momentum, no
-        preconditioner that depends on the data; schedules public and fixed in advance; x_0 the same or independent of
-        the data. Per-example clipping keeps kappa_j only for losses of one scalar <w, x>, with the penalty outside.
-
-    Reference:
-        notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma C.3.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
-        0.5158
-
+    Returns mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of
+    mu^2 is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter. Raises
+    ValueError for contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma
+    C.3.
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
     (reset,) = checked(diameter=(validate.nonnegative, 0.0 if diameter is None else diameter))
@@ -121,25 +110,17 @@ def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
     mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one participation.
     The guarantee of the mechanism is the largest entry, that of the person used in step i the i-th.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0, the distance that the record of step j causes.
+    contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0.
+    shift: d_j >= 0, the distance that the record of step j causes.
 
-    Returns:
-        mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps.
+    >>> from jaxdp import iteration
+    >>> print(iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
+    [0.5158 0.669  1.    ]
 
-    Raises:
-        ValueError: as `gdp_mu`.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
-        [0.5158 0.669  1.    ]
-
+    Returns mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps. Raises
+    ValueError as `gdp_mu`.
+    Assumes: as `gdp_mu`.
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
     if validate.is_traced(*schedule):
@@ -155,28 +136,19 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     The optimum of `gdp_mu` for n records of one schedule in one call. Stretches without participation are added up once
     by doubling, in O(T log T); each record then costs its number of participations, not the number of steps T.
 
-    Args:
-        contraction: (T,) kappa_j > 0.
-        noise_std: (T,) s_j >= 0.
-        shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
-        steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
+    contraction: (T,) kappa_j > 0.
+    noise_std: (T,) s_j >= 0.
+    shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
+    steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
 
-    Returns:
-        (n,) mu, float64, rounded up.
+    >>> from jaxdp import iteration
+    >>> order = iteration.cyclic_participation(num_batches=2, num_steps=4)
+    >>> print(iteration.participation_mu([0.9] * 4, 1.0, 1.0, order).round(4))
+    [0.9409 1.2031]
 
-    Raises:
-        ValueError: as `gdp_mu`; a step outside 0..T or a row that does not increase.
-        RuntimeError: inside jit, vmap or grad.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> order = iteration.cyclic_participation(num_batches=2, num_steps=4)
-        >>> print(iteration.participation_mu([0.9] * 4, 1.0, 1.0, order).round(4))
-        [0.9409 1.2031]
-
+    Returns (n,) mu, float64, rounded up. Raises ValueError as `gdp_mu`; a step outside 0..T or a row that does not
+    increase; RuntimeError inside jit, vmap or grad.
+    Assumes: as `gdp_mu`.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     if validate.is_traced(*schedule, steps):
@@ -198,22 +170,16 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
 
     It is also valid for an order that is shuffled once at the start.
 
-    Args:
-        num_batches: batches of one pass, whole, >= 1.
-        num_steps: steps of the run, whole, >= 1.
+    num_batches: batches of one pass, whole, >= 1.
+    num_steps: steps of the run, whole, >= 1.
 
-    Returns:
-        (num_batches, passes) steps, rows filled up with num_steps: an argument of `participation_mu`.
+    >>> from jaxdp import iteration
+    >>> print(iteration.cyclic_participation(num_batches=2, num_steps=5))
+    [[0 2 4]
+     [1 3 5]]
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.cyclic_participation(num_batches=2, num_steps=5))
-        [[0 2 4]
-         [1 3 5]]
-
+    Returns (num_batches, passes) steps, rows filled up with num_steps: an argument of `participation_mu`. Raises
+    ValueError.
     """
     batches = int(validate.integer("num_batches", num_batches, 1))
     total = int(validate.integer("num_steps", num_steps, 1))
@@ -226,27 +192,20 @@ def append_noise_only(
 ) -> Schedule:
     """Schedule followed by steps that add noise and touch no record: they amplify the last batch as well.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0.
-        steps: number of further steps, whole, >= 0.
-        tail: (kappa, s) of each further step: its contraction and its noise.
+    contraction: kappa_j > 0, last axis = steps.
+    noise_std: s_j >= 0.
+    shift: d_j >= 0.
+    steps: number of further steps, whole, >= 0.
+    tail: (kappa, s) of each further step: its contraction and its noise.
 
-    Returns:
-        Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step T has
-        mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k).
+    >>> from jaxdp import iteration
+    >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
+    >>> print(schedule.contraction, schedule.shift)
+    [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
 
-    Raises:
-        ValueError: as `gdp_mu`; a negative number of steps.
-        TypeError: a tail that is not a pair.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
-        >>> print(schedule.contraction, schedule.shift)
-        [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
-
+    Returns a Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step
+    T has mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k). Raises ValueError as `gdp_mu`; a negative number of steps;
+    TypeError for a tail that is not a pair.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     count = int(validate.integer("steps", steps, 0))
@@ -265,23 +224,17 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     two are equal when the optimal allocation has one block, V_0 = 0 and all signs agree. It is no guarantee for other
     losses: theirs may be larger.
 
-    Args:
-        factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0.
-        shift: d_j, signed difference of the two maps.
-        initial_variance: V_0 >= 0.
+    factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0.
+    shift: d_j, signed difference of the two maps.
+    initial_variance: V_0 >= 0.
 
-    Returns:
-        mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|.
+    >>> from jaxdp import iteration
+    >>> print(f"{iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
+    0.5158
 
-    Raises:
-        ValueError: an argument outside its range, no axis of steps.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
-        0.5158
-
+    Returns mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|. Raises ValueError, also
+    without an axis of steps.
     """
     factor, shift = validate.real_array("factor", factor), validate.real_array("shift", shift)
     noise = validate.nonnegative("noise_std", noise_std)

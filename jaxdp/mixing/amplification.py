@@ -23,16 +23,13 @@ _DOWN = 1.0 - 2.0**-48
 class Guarantee(NamedTuple):
     """An (epsilon, delta) guarantee: the result of an amplification theorem.
 
-    Attributes:
-        epsilon: in nats, >= 0.
-        delta: in [0, 1].
+    epsilon: in nats, >= 0.
+    delta: in [0, 1].
 
-    Example:
-        >>> import jaxdp
-        >>> amplified = jaxdp.mixing.Guarantee(epsilon=1.0, delta=1e-6)
-        >>> jaxdp.ApproximateDP(*amplified)  # a mechanism that composes with others
-        ApproximateDP(epsilon=1.0, delta=1e-06)
-
+    >>> import jaxdp
+    >>> amplified = jaxdp.mixing.Guarantee(epsilon=1.0, delta=1e-6)
+    >>> jaxdp.ApproximateDP(*amplified)  # a mechanism that composes with others
+    ApproximateDP(epsilon=1.0, delta=1e-06)
     """
 
     epsilon: Array
@@ -96,25 +93,16 @@ def dobrushin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarante
 
     A kernel K is gamma-Dobrushin when the total variation distance of K(x) and K(x') is at most gamma for all x, x'.
 
-    Args:
-        epsilon: of the mechanism in nats, >= 0.
-        delta: of the mechanism, in [0, 1].
-        gamma: coefficient of the kernel, in [0, 1]; see `dobrushin_coefficient`.
+    epsilon: of the mechanism in nats, >= 0.
+    delta: of the mechanism, in [0, 1].
+    gamma: coefficient of the kernel, in [0, 1]; see `dobrushin_coefficient`.
 
-    Returns:
-        Guarantee of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import mixing
+    >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.dobrushin_amplification(1.0, 1e-5, 0.5)))
+    epsilon 1.00, delta 5.0e-06
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 1, case 1.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.dobrushin_amplification(1.0, 1e-5, 0.5)))
-        epsilon 1.00, delta 5.0e-06
-
+    Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Theorem 1, case 1.
     """
     eps, d, g = _arguments(epsilon, delta, gamma)
     return _guarantee(eps, _times(eps, d, g))
@@ -126,27 +114,18 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
     The kernel K satisfies H_{e^level}(K(x), K(x')) <= gamma for all x, x', where H is the hockey-stick divergence.
     The theorem holds for levels up to `required_level` = log(1 + (e^eps - 1)/delta).
 
-    Args:
-        epsilon: of the mechanism in nats, >= 0.
-        delta: of the mechanism, in [0, 1].
-        gamma: coefficient of the kernel at this level, in [0, 1]; see `hockey_stick_coefficient`.
-        level: >= 0, inf allowed. The coefficient decreases in the level.
+    epsilon: of the mechanism in nats, >= 0.
+    delta: of the mechanism, in [0, 1].
+    gamma: coefficient of the kernel at this level, in [0, 1]; see `hockey_stick_coefficient`.
+    level: >= 0, inf allowed. The coefficient decreases in the level.
 
-    Returns:
-        Guarantee of the broadcast shape, float64, rounded up. Under a trace a level above the required one gives
-        (epsilon, delta).
+    >>> from jaxdp import mixing
+    >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.hockey_stick_amplification(1.0, 1e-5, 0.1, 2.0)))
+    epsilon 1.00, delta 1.0e-06
 
-    Raises:
-        ValueError: an argument outside its range, or a level above the required one.
-
-    Reference:
-        Theorem 1, case 2.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.hockey_stick_amplification(1.0, 1e-5, 0.1, 2.0)))
-        epsilon 1.00, delta 1.0e-06
-
+    Returns a Guarantee of the broadcast shape, float64, rounded up. Under a trace a level above the required one gives
+    (epsilon, delta). Raises ValueError, also for a level above the required one.
+    Reference: Theorem 1, case 2.
     """
     eps, d, g = _arguments(epsilon, delta, gamma)
     (at,) = checked(level=(checked_level, level))
@@ -178,21 +157,14 @@ def _required(epsilon, delta):
 def required_level(epsilon: Real, delta: Real) -> Array:
     """Largest level log(1 + (e^eps - 1)/delta) at which Theorem 1, case 2, holds; inf at delta = 0.
 
-    Args:
-        epsilon: of the mechanism in nats, >= 0.
-        delta: of the mechanism, in [0, 1].
+    epsilon: of the mechanism in nats, >= 0.
+    delta: of the mechanism, in [0, 1].
 
-    Returns:
-        Level of the broadcast shape in nats, float64, rounded down.
+    >>> from jaxdp import mixing
+    >>> print(f"{mixing.required_level(1.0, 1e-5):.3f}")
+    12.054
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.required_level(1.0, 1e-5):.3f}")
-        12.054
-
+    Returns the level of the broadcast shape in nats, float64, rounded down. Raises ValueError.
     """
     return _required(*_arguments(epsilon, delta, 1.0)[:2])
 
@@ -203,25 +175,16 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     A kernel K is gamma-Doeblin when K(x) >= (1 - gamma) omega for all x and one law omega. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma (1 - e^{eps'-eps} (1 - delta)), which is > 0 even at delta = 0.
 
-    Args:
-        epsilon: of the mechanism in nats, >= 0.
-        delta: of the mechanism, in [0, 1].
-        gamma: coefficient of the kernel, in [0, 1]; see `doeblin_coefficient`.
+    epsilon: of the mechanism in nats, >= 0.
+    delta: of the mechanism, in [0, 1].
+    gamma: coefficient of the kernel, in [0, 1]; see `doeblin_coefficient`.
 
-    Returns:
-        Guarantee of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import mixing
+    >>> print("epsilon {:.4f}, delta {:.4f}".format(*mixing.doeblin_amplification(1.0, 1e-5, 0.5)))
+    epsilon 0.6201, delta 0.1580
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 1, case 3.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print("epsilon {:.4f}, delta {:.4f}".format(*mixing.doeblin_amplification(1.0, 1e-5, 0.5)))
-        epsilon 0.6201, delta 0.1580
-
+    Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Theorem 1, case 3.
     """
     eps, d, g = _arguments(epsilon, delta, gamma)
     return _guarantee(_mixed_epsilon(eps, g), _doeblin_delta(eps, d, g))
@@ -233,25 +196,16 @@ def ultra_mixing_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guara
     A kernel K is gamma-ultra-mixing when dK(x)/dK(x') >= 1 - gamma everywhere, for all x, x'. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma delta e^{eps'-eps}.
 
-    Args:
-        epsilon: of the mechanism in nats, >= 0.
-        delta: of the mechanism, in [0, 1].
-        gamma: coefficient of the kernel, in [0, 1]; see `ultra_mixing_coefficient`.
+    epsilon: of the mechanism in nats, >= 0.
+    delta: of the mechanism, in [0, 1].
+    gamma: coefficient of the kernel, in [0, 1]; see `ultra_mixing_coefficient`.
 
-    Returns:
-        Guarantee of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import mixing
+    >>> print("epsilon {:.4f}, delta {:.2e}".format(*mixing.ultra_mixing_amplification(1.0, 1e-5, 0.5)))
+    epsilon 0.6201, delta 3.42e-06
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 1, case 4.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print("epsilon {:.4f}, delta {:.2e}".format(*mixing.ultra_mixing_amplification(1.0, 1e-5, 0.5)))
-        epsilon 0.6201, delta 3.42e-06
-
+    Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Theorem 1, case 4.
     """
     eps, d, g = _arguments(epsilon, delta, gamma)
     return _guarantee(_mixed_epsilon(eps, g), _ultra_delta(eps, d, g))

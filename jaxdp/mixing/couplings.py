@@ -25,16 +25,13 @@ _HALVINGS = 80
 class IteratedLaplace(NamedTuple):
     """Renyi bound of Laplace noise after Laplace noise, and the split of the shift that gives it.
 
-    Attributes:
-        rdp: upper bound of the Renyi divergence, in nats.
-        first_share: share in [0, 1] of the shift that the first noise hides.
+    rdp: upper bound of the Renyi divergence, in nats.
+    first_share: share in [0, 1] of the shift that the first noise hides.
 
-    Example:
-        >>> from jaxdp import mixing
-        >>> result = mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
-        >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
-        0.4006 0.50
-
+    >>> from jaxdp import mixing
+    >>> result = mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
+    >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
+    0.4006 0.50
     """
 
     rdp: Array
@@ -52,31 +49,21 @@ def coupling_bound(
 
     The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
 
-    Args:
-        renyi_first: (order, shift) -> R_alpha(P1 + shift, P1), elementwise.
-        renyi_kernel: (order, shift) -> R_alpha(P2 + shift, P2), elementwise.
-        order: alpha > 1.
-        shift: >= 0, in the units of the noises.
-        hidden: w in [0, shift].
+    renyi_first: (order, shift) -> R_alpha(P1 + shift, P1), elementwise.
+    renyi_kernel: (order, shift) -> R_alpha(P2 + shift, P2), elementwise.
+    order: alpha > 1.
+    shift: >= 0, in the units of the noises.
+    hidden: w in [0, shift].
 
-    Returns:
-        Upper bound in nats of the broadcast shape, if both callables return upper bounds. The sum is not rounded up.
+    >>> from jaxdp import convolution, mixing
+    >>> laplace = lambda order, shift: convolution.laplace_rdp(order, shift, 1.0)
+    >>> print(f"{mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
+    0.4006
 
-    Raises:
-        ValueError: an argument outside its range, hidden above the shift.
-
-    Assumes:
-        Both noises are additive and independent of each other and of the data.
-
-    Reference:
-        Theorem 2.
-
-    Example:
-        >>> from jaxdp import convolution, mixing
-        >>> laplace = lambda order, shift: convolution.laplace_rdp(order, shift, 1.0)
-        >>> print(f"{mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
-        0.4006
-
+    Returns an upper bound in nats of the broadcast shape, if both callables return upper bounds. The sum is not rounded
+    up. Raises ValueError, also for hidden above the shift.
+    Assumes: both noises are additive and independent of each other and of the data.
+    Reference: Theorem 2.
     """
     alpha, total, part = checked(
         order=(above_one, order), shift=(validate.nonnegative, shift), hidden=(validate.nonnegative, hidden)
@@ -98,27 +85,19 @@ def iterated_gaussian_rdp(
 ) -> Array:
     """Renyi bound alpha Delta^2 / (2 (s1^2 + s2^2 / L^2)) of Gaussian noise, an L-Lipschitz map, Gaussian noise again.
 
-    Args:
-        order: alpha > 1.
-        shift: Delta >= 0, L2 distance of the two values before the first noise.
-        first_std: s1 > 0 per coordinate.
-        second_std: s2 >= 0 per coordinate.
-        lipschitz: L > 0 of the map between the two noises; 1 without a map.
+    order: alpha > 1.
+    shift: Delta >= 0, L2 distance of the two values before the first noise.
+    first_std: s1 > 0 per coordinate.
+    second_std: s2 >= 0 per coordinate.
+    lipschitz: L > 0 of the map between the two noises; 1 without a map.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map that stretches by L.
+    >>> from jaxdp import mixing
+    >>> print(f"{mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
+    0.5000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
-        0.5000
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map that stretches by
+    L. Raises ValueError.
+    Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
     return _iterated_gaussian(
         *checked(
@@ -134,25 +113,16 @@ def iterated_gaussian_rdp(
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
     """Optimal share s1^2 / (s1^2 + s2^2 / L^2) of the shift that the first of two Gaussian noises hides.
 
-    Args:
-        first_std: s1 > 0.
-        second_std: s2 >= 0.
-        lipschitz: L > 0 of the map between the two noises.
+    first_std: s1 > 0.
+    second_std: s2 >= 0.
+    lipschitz: L > 0 of the map between the two noises.
 
-    Returns:
-        Share in (0, 1] of the broadcast shape, float64; relative error of a few ulp.
+    >>> from jaxdp import mixing
+    >>> print(f"{mixing.gaussian_split(1.0, 2.0):.2f}")
+    0.20
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Example 1.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.gaussian_split(1.0, 2.0):.2f}")
-        0.20
-
+    Returns the share in (0, 1] of the broadcast shape, float64; relative error of a few ulp. Raises ValueError.
+    Reference: Example 1.
     """
     first = validate.positive("first_std", first_std)
     second = validate.nonnegative("second_std", second_std) / validate.positive("lipschitz", lipschitz)
@@ -187,27 +157,18 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
     at 0 is 0, so the minimiser is unique; it is found by bisection on the slope. Every t gives a valid bound: an
     inexact split only loosens it.
 
-    Args:
-        order: alpha > 1.
-        shift: Delta >= 0, in the units of the scales.
-        first_scale: l1 > 0.
-        second_scale: l2 > 0.
+    order: alpha > 1.
+    shift: Delta >= 0, in the units of the scales.
+    first_scale: l1 > 0.
+    second_scale: l2 > 0.
 
-    Returns:
-        IteratedLaplace(rdp, first_share) of the broadcast shape, float64. rdp is in nats, rounded up; it increases with
-        the order towards Delta/max(l1, l2).
+    >>> from jaxdp import mixing
+    >>> print(f"{mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
+    0.1711
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Example 2.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
-        0.1711
-
+    Returns IteratedLaplace(rdp, first_share) of the broadcast shape, float64. rdp is in nats, rounded up; it increases
+    with the order towards Delta/max(l1, l2). Raises ValueError.
+    Reference: Example 2.
     """
     return IteratedLaplace(
         *_iterated_laplace(
@@ -226,25 +187,16 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
 
     For pure differential privacy the weaker noise gains nothing.
 
-    Args:
-        shift: Delta >= 0.
-        first_scale: l1 > 0.
-        second_scale: l2 > 0.
+    shift: Delta >= 0.
+    first_scale: l1 > 0.
+    second_scale: l2 > 0.
 
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, rounded up.
+    >>> from jaxdp import mixing
+    >>> print(f"{mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
+    0.5000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Lemma 3.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
-        0.5000
-
+    Returns epsilon in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Lemma 3.
     """
     moved = validate.nonnegative("shift", shift)
     scales = validate.positive("first_scale", first_scale), validate.positive("second_scale", second_scale)
