@@ -16,11 +16,12 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.domains import POSITIVE, SMALLEST, field
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, field, whole
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import at_least_one, checked, formula, whole
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 __all__ = [
@@ -209,15 +210,7 @@ class OrnsteinUhlenbeck(GaussianMechanism):
         return ornstein_uhlenbeck_mse(self.theta, self.rho, self.time, norm, dimension)
 
 
-def _positive(**values):
-    return checked(**{name: (validate.positive, value) for name, value in values.items()})
-
-
-@formula(valid=lambda t, d: (t > 0) & (d > 0))
-def _brownian_lambda(time, sensitivity):
-    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
-
-
+@theorem(time=POSITIVE, sensitivity=POSITIVE)
 def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = Delta^2 / (4 t) of Brownian motion: the release is (alpha, alpha Lambda)-RDP for all alpha.
 
@@ -231,14 +224,10 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Examples 4 and 5.
     """
-    return _brownian_lambda(*_positive(time=time, sensitivity=sensitivity))
+    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
 
 
-@formula(valid=lambda th, rho, t, d: (th > 0) & (rho > 0) & (t > 0) & (d > 0))
-def _ou_lambda(theta, rho, time, sensitivity):
-    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
-
-
+@theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, sensitivity=POSITIVE)
 def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism.
 
@@ -256,15 +245,10 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Corollary 7.
     """
-    return _ou_lambda(*_positive(theta=theta, rho=rho, time=time, sensitivity=sensitivity))
+    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
 
 
-@formula(valid=lambda th, rho, t, norm, d: (th > 0) & (rho > 0) & (t > 0) & (norm >= 0) & (d >= 1))
-def _ou_mse(theta, rho, time, norm, dimension):
-    bias = -jnp.expm1(-theta * time) * norm
-    return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
-
-
+@theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, norm=NONNEGATIVE, dimension=whole(1))
 def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimension: Real) -> Array:
     """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
@@ -281,16 +265,8 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     Reference: Equation (4).
     """
-    return _ou_mse(
-        *_positive(theta=theta, rho=rho, time=time),
-        *checked(norm=(validate.nonnegative, norm), dimension=(whole(1), dimension)),
-    )
-
-
-@formula(valid=lambda level, moved, d, radius: (level > 0) & (moved > 0) & (d >= 1) & (radius > 0))
-def _gaussian_mse(level, moved, dimension, radius):
-    noise = dimension * moved**2 / (2 * level)
-    return noise / (1 + noise / radius**2)
+    bias = -jnp.expm1(-theta * time) * norm
+    return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
 
 
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
@@ -308,14 +284,20 @@ def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real 
 
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     """
-    unbounded = np.asarray(np.inf)
-    return _gaussian_mse(
-        *_positive(lam=lam, sensitivity=sensitivity),
-        *checked(
-            dimension=(whole(1), dimension),
-            radius=(lambda *given: unbounded if radius is None else validate.positive(*given), radius),
-        ),
-    )
+    if radius is None:
+        return _unscaled_mse(lam, sensitivity, dimension)
+    return _rescaled_mse(lam, sensitivity, dimension, radius)
+
+
+@theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1))
+def _unscaled_mse(lam, sensitivity, dimension):
+    return dimension * sensitivity**2 / (2 * lam)
+
+
+@theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1), radius=POSITIVE)
+def _rescaled_mse(lam, sensitivity, dimension, radius):
+    noise = dimension * sensitivity**2 / (2 * lam)
+    return noise / (1 + noise / radius**2)
 
 
 def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dimension: Real) -> OUParameters:
@@ -338,8 +320,12 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
     Reference: Theorem 8.
     """
-    level, moved, bound = _positive(rdp=rdp, sensitivity=sensitivity, radius=radius)
-    d = validate.integer("dimension", dimension, 1)
+    level, moved, bound, d = checked(
+        rdp=(POSITIVE, rdp),
+        sensitivity=(POSITIVE, sensitivity),
+        radius=(POSITIVE, radius),
+        dimension=(whole(1), dimension),
+    )
     theta = np.log1p(d * moved**2 / (2 * level * bound**2))
     rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)
@@ -364,8 +350,10 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
     Returns booleans of the broadcast shape. Raises ValueError.
     Reference: Theorem 8.
     """
-    rate, noise, bound = _positive(theta=theta, rho=rho, radius=radius)
-    return rate * bound**2 <= 4 * validate.integer("dimension", dimension, 1) * noise**2
+    rate, noise, bound, d = checked(
+        theta=(POSITIVE, theta), rho=(POSITIVE, rho), radius=(POSITIVE, radius), dimension=(whole(1), dimension)
+    )
+    return rate * bound**2 <= 4 * d * noise**2
 
 
 def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Quadrature:
@@ -407,6 +395,7 @@ def _integral(kappa, start, panels):
     return parts.sum(axis=-1), parts[..., 0] + parts[..., -1]
 
 
+@theorem(order=LINEAR_ORDER, lam=NONNEGATIVE)
 def renyi_from_lambda(order: Real, lam: Real) -> Array:
     """Renyi divergence alpha Lambda of a diffusion mechanism at order alpha >= 1.
 
@@ -420,4 +409,4 @@ def renyi_from_lambda(order: Real, lam: Real) -> Array:
     Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Theorem 6.
     """
-    return (at_least_one("order", order) * validate.nonnegative("lam", lam) * (1 + 4 * ULP))[()]
+    return order * raised(lam)[0] * (1 + 4 * ULP)

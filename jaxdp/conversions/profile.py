@@ -12,21 +12,17 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import real_target
+from jaxdp.domains import FINITE, NOT_NAN, PROBABILITY
 from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import batched, checked, formula
+from jaxdp.runtime.formulas import batched, checked, theorem
 from jaxdp.runtime.precision import kernel
 from jaxdp.typing import Array, Real
 
 _FAR = 700.0
 
 
-@formula(valid=lambda e, d: (d >= 0) & (d <= 1), vacuous=1.0)
-def _swapped(epsilon, delta):
-    return jnp.clip(-jnp.expm1(epsilon) + jnp.exp(epsilon) * delta, 0.0, 1.0)
-
-
+@theorem(epsilon=NOT_NAN, delta=PROBABILITY, vacuous=1.0)
 def swapped_delta(epsilon: Real, delta: Real) -> Array:
     """delta_QP(eps) of the swapped pair (Q, P), from that of (P, Q) at -eps: 1 - e^eps + e^eps delta_PQ(-eps).
 
@@ -40,17 +36,10 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    at, value = checked(epsilon=(real_target, epsilon), delta=(validate.probability, delta))
-    return _swapped(at, value)
+    return jnp.clip(-jnp.expm1(epsilon) + jnp.exp(epsilon) * delta, 0.0, 1.0)
 
 
-@formula(vacuous=1.0)
-def _from_cdfs(epsilon, cdf, reverse_cdf):
-    # e^eps times 0 counts as 0 also at eps = inf
-    second = jnp.where(reverse_cdf > 0, jnp.exp(epsilon) * reverse_cdf, 0.0)
-    return jnp.clip(1 - cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
-
-
+@theorem(epsilon=NOT_NAN, loss_cdf=PROBABILITY, reverse_loss_cdf=PROBABILITY, vacuous=1.0)
 def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Array:
     """delta(eps) = 1 - F_P(eps) - e^eps F_Q'((-eps)-), from the two distribution functions of the loss.
 
@@ -67,13 +56,9 @@ def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Ar
     absolute rounding of the difference, 1e-15, is added. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
-    return _from_cdfs(
-        *checked(
-            epsilon=(real_target, epsilon),
-            loss_cdf=(validate.probability, loss_cdf),
-            reverse_loss_cdf=(validate.probability, reverse_loss_cdf),
-        )
-    )
+    # e^eps times 0 counts as 0 also at eps = inf
+    second = jnp.where(reverse_loss_cdf > 0, jnp.exp(epsilon) * reverse_loss_cdf, 0.0)
+    return jnp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 
 def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Array]:
@@ -113,12 +98,12 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     return Bounds(np.clip(low + flat, 0, 1), np.clip(high + steep, 0, 1))
 
 
-@formula(vacuous=0.0)
+@theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _line(rate, epsilon, delta):
     return jnp.maximum((1 - delta - jnp.exp(epsilon) * rate * (1 + 8 * ULP)) - 4 * ULP, 0.0)
 
 
-@formula(vacuous=0.0)
+@theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _mirrored_line(rate, epsilon, delta):
     # 1 - delta - rate is rounded at the size of 1. Its charge stands inside the factor, which is below 1 for eps >= 0.
     return jnp.maximum(jnp.exp(-epsilon) * (1 - 8 * ULP) * (1 - delta - rate - 4 * ULP), 0.0)
@@ -140,15 +125,15 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     unequal length.
     Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
-    (x,) = checked(false_positive_rate=(validate.probability, false_positive_rate))
+    (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
-    (eps,), delta = checked(epsilons=(real_target, epsilons)), validate.probability("deltas", deltas)
+    eps, delta = validate.inside("epsilons", epsilons, NOT_NAN), validate.probability("deltas", deltas)
     if np.ndim(eps) != 1 or np.shape(eps) != np.shape(delta) or np.size(eps) == 0:
         raise ValueError(f"epsilons and deltas must be equally long lists, got {np.shape(eps)} and {np.shape(delta)}.")
     value = _line(xp.asarray(x)[..., None], eps, delta).max(-1)
     if symmetric:
         value = xp.maximum(value, _mirrored_line(xp.asarray(x)[..., None], eps, delta).max(-1))
-    return xp.where((x >= 0) & (x <= 1), value, 0.0)[()]
+    return value[()]
 
 
 def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -203,8 +188,7 @@ def delta_from_tradeoff(
         raise ValueError("false_positive_rate must be a list from 0 to 1, as long as false_negative_rate.")
     validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing")
     validate.reject("false_negative_rate", y[1:], np.diff(y) > 0, "decreasing")
-    eps = validate.real_array("epsilon", epsilon)
-    validate.reject("epsilon", eps, ~np.isfinite(eps), "finite")
+    eps = validate.inside("epsilon", epsilon, FINITE)
 
     def best_tests(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return (_chords if exact else _staircase)(flat, *(np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)))

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 METHODS = ("cks", "classic")
@@ -26,16 +26,16 @@ _GRID, _ROUNDS, _LOCAL = 64, 3, 33
 _LEAST_EXCESS, _LARGEST_EXCESS = 1e-3, 1e6
 
 
-def _log_gain(excess: Any) -> Any:
+def log_gain(excess: Any) -> Any:
     """log of sup_x (1 - e^-x) e^-cx = c^c / (c+1)^(c+1), c = order - 1."""
     return -excess * jnp.log1p(1 / excess) - jnp.log1p(excess)
 
 
 def _gain(excess: Any, sharp: Any) -> Any:
-    return jnp.where(sharp > 0, _log_gain(excess), 0.0)
+    return jnp.where(sharp > 0, log_gain(excess), 0.0)
 
 
-@formula(valid=lambda a, r, d, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0) & (d > p) & (d <= 1))
+@theorem(order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, delta=PROBABILITY, infinity=PROBABILITY, sharp=PROBABILITY)
 def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     excess = order - 1
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
@@ -43,10 +43,12 @@ def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     value = renyi + (gain - jnp.log(room)) / excess
     # the rounding of delta - infinity_mass counts delta / room times
     lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
-    return jnp.maximum(value + lost, 0.0)
+    return jnp.where(delta > infinity, jnp.maximum(value + lost, 0.0), jnp.inf)
 
 
-@formula(valid=lambda a, r, e, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0), vacuous=1.0)
+@theorem(
+    order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, epsilon=NOT_NAN, infinity=PROBABILITY, sharp=PROBABILITY, vacuous=1.0
+)
 def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     excess = order - 1
     gain = _gain(excess, sharp)
@@ -86,7 +88,7 @@ def epsilon_from_rdp(
     infinity_mass. Rounding is added outward. Raises ValueError, also for orders and renyi of unequal length.
     Reference: Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
     """
-    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(validate.probability, delta))
+    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(PROBABILITY, delta))
 
 
 def delta_from_rdp(
@@ -117,14 +119,7 @@ def delta_from_rdp(
     Raises ValueError, also for orders and renyi of unequal length.
     Reference: As `epsilon_from_rdp`.
     """
-    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(real_target, epsilon))
-
-
-def real_target(name: str, value: Any) -> np.ndarray:
-    """A check for `checked`: real numbers, with +-inf but without NaN."""
-    array = validate.real_array(name, value)
-    validate.reject(name, array, np.isnan(array), "a real number, inf or -inf")
-    return array
+    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))
 
 
 def infinity_bound(name: str, value: Any) -> np.ndarray:
@@ -133,14 +128,14 @@ def infinity_bound(name: str, value: Any) -> np.ndarray:
     return np.where(mass > 0, np.maximum(mass, SMALLEST), 0.0)
 
 
-def named_scalars(target: dict[str, tuple[Callable, Any]], infinity_mass: Real) -> dict[str, Any]:
+def named_scalars(target: dict[str, tuple[Domain, Any]], infinity_mass: Real) -> dict[str, Any]:
     """The target, given as {name: (check, value)}, and the mass at infinity: checked, by name."""
     arguments = target | {"infinity_mass": (infinity_bound, infinity_mass)}
     return dict(zip(arguments, checked(**arguments), strict=True))
 
 
 def _smallest(
-    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Callable, Real]
+    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
 ) -> Array:
     """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
@@ -161,9 +156,9 @@ def _smallest(
     return out.min(axis=-1)[()]
 
 
-def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one, name: str = "renyi") -> tuple[Any, Any]:
-    """Orders, checked by `check`, and values >= 0 or inf, checked under `name`; their last axes agree."""
-    orders = orders if validate.is_traced(orders) else check("orders", orders)
+def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "renyi") -> tuple[Any, Any]:
+    """Orders in the domain, and values >= 0 or inf, checked under `name`; their last axes agree."""
+    (orders,) = checked(orders=(domain, orders))
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
         validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")

@@ -11,7 +11,6 @@ Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every po
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -20,8 +19,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import _log_gain, named_scalars, real_target, renyi_curve
-from jaxdp.domains import SMALLEST
+from jaxdp.conversions.rdp import log_gain, named_scalars, renyi_curve
+from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import Kernel, kernel, require_x64
@@ -164,7 +163,7 @@ def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax
     room = (delta - infinity) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
     excess = jnp.where(orders > 1, orders - 1, 1.0)
-    each = jnp.where(orders > 1, forward + (_log_gain(excess) - goal) / excess, jnp.inf)
+    each = jnp.where(orders > 1, forward + (log_gain(excess) - goal) / excess, jnp.inf)
     start = jnp.min(each) * (1 + 1e-12) + 1e-12
     high = jnp.where(start < _FAR, jnp.maximum(start, 1e-12), 1.0)
 
@@ -224,7 +223,7 @@ def optimal_delta_from_rdp(
     on one core. Raises ValueError, also for orders and curves of unequal length.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
-    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(real_target, epsilon))
+    return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(NOT_NAN, epsilon))
 
 
 def optimal_epsilon_from_rdp(
@@ -237,12 +236,8 @@ def optimal_epsilon_from_rdp(
 ) -> Array:
     """Certified epsilon >= 0 at delta from all orders of a Renyi curve at once, through its trade-off function.
 
-    orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
-    renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
     delta: in [0, 1]; broadcasts with the leading axes of renyi.
-    reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None: unknown.
-        R_a(P, Q) in its place is wrong for asymmetric pairs.
-    infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
+    orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
 
     >>> from jaxdp import conversions
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
@@ -255,7 +250,7 @@ def optimal_epsilon_from_rdp(
     above 1 has a finite bound. Raises ValueError, also for orders and curves of unequal length.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
-    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(validate.probability, delta))
+    return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(PROBABILITY, delta))
 
 
 def tradeoff_from_rdp(
@@ -268,12 +263,8 @@ def tradeoff_from_rdp(
 ) -> Array:
     """Certified smallest false negative rate 1 - p*(x) at false positive rate x, from all orders at once.
 
-    orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
-    renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
     false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi.
-    reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None: unknown.
-        R_a(P, Q) in its place is wrong for asymmetric pairs.
-    infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
+    orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
 
     >>> from jaxdp import conversions
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
@@ -285,22 +276,18 @@ def tradeoff_from_rdp(
     orders. Raises ValueError, also for orders and curves of unequal length.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
-    x = (validate.probability, false_positive_rate)
+    x = (PROBABILITY, false_positive_rate)
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
 
 
-def _order(name: str, value: Any) -> np.ndarray:
-    return validate.positive(name, value)
-
-
 def _run(
-    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Callable, Real]
+    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Domain, Real]
 ) -> Array:
     """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
-    orders, forward = renyi_curve(orders, renyi, _order)
+    orders, forward = renyi_curve(orders, renyi, POSITIVE)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
-        _, backward = renyi_curve(orders, reverse, _order, "reverse_renyi")
+        _, backward = renyi_curve(orders, reverse, POSITIVE, "reverse_renyi")
     scalars = named_scalars(target, infinity_mass)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
     shape = validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.dominating_pair import pair_from_profile
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import FINITE, SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Array, Real
@@ -49,8 +49,7 @@ def sampled_delta(
     Reference: Zhu, Dong, Wang 2022, Theorem 11 and Proposition 29; Balle, Barthe, Gaboardi 2018.
     """
     validate.choice("relation", relation, _RELATIONS)
-    eps = validate.real_array("epsilon", epsilon)
-    validate.reject("epsilon", eps, ~np.isfinite(eps), "finite")
+    eps = validate.inside("epsilon", epsilon, FINITE)
     q = validate.probability("sampling_probability", sampling_probability)
     eps, q = (np.broadcast_to(a, validate.broadcast(epsilon=eps, sampling_probability=q)) for a in (eps, q))
     # the other order of the pair (or of a symmetric bound) follows from the value at -eps by the swap identity

@@ -18,7 +18,7 @@ from jaxdp import validate
 from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
-from jaxdp.runtime.formulas import above_one, batched
+from jaxdp.runtime.formulas import ORDER, batched
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
 
@@ -289,7 +289,7 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
     was compared with high precision (n <= 64, alpha <= 8). `laplace_bound` and `laplace_sum_epsilon` are certified.
     Raises ValueError.
     """
-    return _at_sums(_renyi_point, num_summands, _ratio(shift, scale), above_one("order", order))
+    return _at_sums(_renyi_point, num_summands, _ratio(shift, scale), validate.inside("order", order, ORDER))
 
 
 def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Bounds[Array]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
 from jaxdp.convolution.laplace_sum import laplace_sum_rdp
-from jaxdp.domains import SMALLEST
-from jaxdp.runtime.formulas import above_one, checked, formula, whole
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, whole
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-49
@@ -39,31 +39,19 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     nearest. Raises ValueError.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
-    alpha, moved, count = _checked(order, shift, num_summands)
+    alpha, moved, count = checked(
+        order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands)
+    )
     return count * renyi(alpha, moved / count)
 
 
 def _share(shift, scale, count=1):
-    """shift / (scale n), never 0 where the shift is positive; NaN for numbers (of a trace) that are out of range."""
-    xp = jnp if validate.is_traced(shift, scale, count) else np
-    positive = xp.where(shift > 0, xp.maximum(shift / scale / count, SMALLEST), 0.0)
-    return xp.where((shift >= 0) & (scale > 0), positive, xp.nan)
+    """shift / (scale n), never 0 where the shift is positive."""
+    shift, _ = raised(shift)
+    return jnp.where(shift > 0, jnp.maximum(shift / scale / count, SMALLEST), 0.0)
 
 
-@formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
-def _laplace(order, ratio, n):
-    return n * laplace_renyi_upper(order, ratio)
-
-
-@formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
-def _gaussian(order, ratio, n):
-    return jnp.where(ratio > 0, n * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
-
-
-def _checked(order, shift, count):
-    return checked(order=(above_one, order), shift=(validate.nonnegative, shift), num_summands=(whole(1), count))
-
-
+@theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE)
 def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
@@ -79,12 +67,10 @@ def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     ValueError.
     Reference: Mironov 2017, Corollary 2.
     """
-    alpha, moved, b = checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift), scale=(validate.positive, scale)
-    )
-    return _laplace(alpha, _share(moved, b), 1)
+    return laplace_renyi_upper(order, _share(shift, scale))
 
 
+@theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE, num_summands=whole(1))
 def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound n R_alpha(Laplace(b) + s/n, Laplace(b)) on the Renyi divergence of a sum of n Laplace(b) noises.
 
@@ -103,11 +89,10 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
     Reference: `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
     notebooks/proofs/laplace_sum_not_tight.md.
     """
-    (b,) = checked(scale=(validate.positive, scale))
-    alpha, moved, count = _checked(order, shift, num_summands)
-    return _laplace(alpha, _share(moved, b, count), count)
+    return num_summands * laplace_renyi_upper(order, _share(shift, scale, num_summands))
 
 
+@theorem(order=ORDER, shift=NONNEGATIVE, std=POSITIVE, num_summands=whole(1))
 def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> Array:
     """Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s: the exact value.
 
@@ -122,9 +107,8 @@ def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> A
 
     Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
-    (sigma,) = checked(std=(validate.positive, std))
-    alpha, moved, count = _checked(order, shift, num_summands)
-    return _gaussian(alpha, _share(moved, sigma, count), count)
+    ratio = _share(shift, std, num_summands)
+    return jnp.where(ratio > 0, num_summands * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
 
 
 def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
@@ -152,16 +136,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     return repeated_noise_bound(lambda a, s: laplace_sum_rdp(a, s, scale, size), order, shift, count // size)
 
 
-@formula(valid=lambda order, rate, shift, n: (order > 1) & (rate > 0) & (shift >= 0) & (n >= 1), working_set=4096)
-def _discrete(order, rate, shift, n):
-    least = jnp.floor(shift / n)
-    more = shift - n * least
-    low = discrete_laplace_renyi(order, rate, least)
-    high = discrete_laplace_renyi(order, rate, least + 1)
-    total = (n - more) * low + jnp.where(more > 0, more * high, 0.0)
-    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
-
-
+@theorem(order=ORDER, shift=whole(0), scale=POSITIVE, num_summands=whole(1), working_set=4096)
 def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on the Renyi divergence of a sum of n discrete Laplace noises against its shift by an integer s.
 
@@ -181,10 +156,8 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError, also for a shift that
     is not whole.
     """
-    alpha, moved, b, count = checked(
-        order=(above_one, order),
-        shift=(whole(0), shift),
-        scale=(validate.positive, scale),
-        num_summands=(whole(1), num_summands),
-    )
-    return _discrete(alpha, 1.0 / b if not isinstance(b, np.ndarray) else np.reciprocal(b), moved, count)
+    rate, least = 1 / scale, jnp.floor(shift / num_summands)
+    more = shift - num_summands * least
+    low, high = discrete_laplace_renyi(order, rate, least), discrete_laplace_renyi(order, rate, least + 1)
+    total = (num_summands - more) * low + jnp.where(more > 0, more * high, 0.0)
+    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.runtime.formulas import checked, formula
+from jaxdp.domains import NONNEGATIVE, POSITIVE
+from jaxdp.runtime.formulas import Rule, checked, theorem
 from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-50
@@ -32,17 +33,25 @@ class LossConstants(NamedTuple):
     strong_convexity: Array
 
 
-@formula()
-def _sharp(step_size, smoothness, strong_convexity):
-    return jnp.maximum(jnp.abs(1 - step_size * strong_convexity), jnp.abs(1 - step_size * smoothness)) * _UP
-
-
-@formula()
-def _published(step_size, smoothness, strong_convexity):
-    total = smoothness + strong_convexity
-    # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
-    square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
-    return jnp.maximum(jnp.sqrt(square) * _UP, _sharp.point(step_size, smoothness, strong_convexity))
+CONVEXITY = Rule(
+    "strong_convexity",
+    lambda smoothness, strong_convexity, **_: strong_convexity <= smoothness,
+    "at most the smoothness",
+)
+_LARGER = "Larger steps are not contractions."
+STEP = Rule(
+    "step_size",
+    lambda step_size, smoothness, **_: step_size <= 2 / smoothness * (1 + 1e-15),
+    "at most 2 / smoothness",
+    _LARGER,
+)
+PUBLISHED_STEP = Rule(
+    "step_size",
+    lambda step_size, smoothness, strong_convexity, **_: step_size <= 2 / (smoothness + strong_convexity) * (1 + 1e-15),
+    "at most 2 / (smoothness + strong_convexity)",
+    _LARGER,
+)
+_ARGUMENTS = {"step_size": POSITIVE, "smoothness": POSITIVE, "strong_convexity": NONNEGATIVE}
 
 
 def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0, *, published: bool = False) -> Array:
@@ -67,31 +76,26 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
     Assumes: f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
     Reference: Published constant: that of Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
-    eta, beta, rho = checked(
-        step_size=(validate.positive, step_size),
-        smoothness=(validate.positive, smoothness),
-        strong_convexity=(validate.nonnegative, strong_convexity),
-    )
-    if not validate.is_traced(eta, beta, rho):
-        _check_range(eta, beta, rho, published)
-    kappa = (_published if published else _sharp)(eta, beta, rho)
+    return (_published if published else _contraction)(step_size, smoothness, strong_convexity)
+
+
+def _sharp(step_size, smoothness, strong_convexity):
     # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
-    flat = (rho == 0) & (eta * beta <= 2)
-    if validate.is_traced(kappa):
-        limit = 2 / (beta + rho) if published else 2 / beta
-        inside = (eta > 0) & (rho >= 0) & (rho <= beta) & (eta <= limit)
-        return jnp.where(inside, jnp.where(flat, 1.0, kappa), jnp.inf)
-    return np.where(flat, 1.0, kappa)[()]
+    flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
+    steepest = jnp.maximum(jnp.abs(1 - step_size * strong_convexity), jnp.abs(1 - step_size * smoothness))
+    return jnp.where(flat, 1.0, steepest * _UP)
 
 
-def _check_range(eta, beta, rho, published):
-    shape = validate.broadcast(step_size=eta, smoothness=beta, strong_convexity=rho)
-    eta, beta, rho = (np.broadcast_to(a, shape) for a in (eta, beta, rho))
-    validate.reject("strong_convexity", rho, rho > beta, "at most the smoothness")
-    limit, text = 2 / beta, "at most 2 / smoothness"
-    if published:
-        limit, text = 2 / (beta + rho), "at most 2 / (smoothness + strong_convexity)"
-    validate.reject("step_size", eta, eta > limit * (1 + 1e-15), text, "Larger steps are not contractions.")
+_contraction = theorem(CONVEXITY, STEP, **_ARGUMENTS)(_sharp)
+
+
+@theorem(CONVEXITY, PUBLISHED_STEP, **_ARGUMENTS)
+def _published(step_size, smoothness, strong_convexity):
+    total = smoothness + strong_convexity
+    # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
+    square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
+    sharp = _sharp(step_size, smoothness, strong_convexity)
+    return jnp.where(strong_convexity == 0, sharp, jnp.maximum(jnp.sqrt(square) * _UP, sharp))
 
 
 def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:

@@ -15,8 +15,10 @@ from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_log_g_slope, laplace_renyi_upper
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST
 from jaxdp.mixing.amplification import rounded_up
-from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 _HALVINGS = 80
@@ -65,21 +67,14 @@ def coupling_bound(
     Assumes: both noises are additive and independent of each other and of the data.
     Reference: Theorem 2.
     """
-    alpha, total, part = checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift), hidden=(validate.nonnegative, hidden)
-    )
+    alpha, total, part = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), hidden=(NONNEGATIVE, hidden))
     if not validate.is_traced(total, part):
         part, whole = np.broadcast_arrays(part, total)
         validate.reject("hidden", part, part > whole, "at most the shift")
     return renyi_first(alpha, part) + renyi_kernel(alpha, total - part)
 
 
-@formula(valid=lambda a, d, s1, s2, lip: (a >= 1) & (d >= 0) & (s1 > 0) & (s2 >= 0) & (lip > 0))
-def _iterated_gaussian(order, shift, first, second, lipschitz):
-    ratio = shift / jnp.hypot(first, second / lipschitz)
-    return rounded_up(order * ratio * ratio / 2, shift > 0)
-
-
+@theorem(order=ORDER, shift=NONNEGATIVE, first_std=POSITIVE, second_std=NONNEGATIVE, lipschitz=POSITIVE)
 def iterated_gaussian_rdp(
     order: Real, shift: Real, first_std: Real, second_std: Real, *, lipschitz: Real = 1.0
 ) -> Array:
@@ -99,15 +94,8 @@ def iterated_gaussian_rdp(
     L. Raises ValueError.
     Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
-    return _iterated_gaussian(
-        *checked(
-            order=(above_one, order),
-            shift=(validate.nonnegative, shift),
-            first_std=(validate.positive, first_std),
-            second_std=(validate.nonnegative, second_std),
-            lipschitz=(validate.positive, lipschitz),
-        )
-    )
+    ratio = raised(shift)[0] / jnp.hypot(first_std, second_std / lipschitz)
+    return rounded_up(order * ratio * ratio / 2, ratio > 0)
 
 
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
@@ -129,26 +117,7 @@ def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) 
     return (first / np.hypot(first, second))[()] ** 2
 
 
-@formula(valid=lambda a, d, b1, b2: (a > 1) & (d >= 0) & (b1 > 0) & (b2 > 0))
-def _iterated_laplace(order, shift, first, second):
-    def steeper(part):
-        left = laplace_log_g_slope(order, part / first) / first
-        return left >= laplace_log_g_slope(order, (shift - part) / second) / second
-
-    def halve(_, bracket):
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        over = steeper(middle)
-        return jnp.where(over, low, middle), jnp.where(over, middle, high)
-
-    low, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(shift), shift))
-    part = 0.5 * (low + high)
-    value = laplace_renyi_upper(order, part / first) + laplace_renyi_upper(order, (shift - part) / second)
-    limit = first**2 / (first**2 + second**2)
-    share = jnp.where(shift > 0, part / jnp.where(shift > 0, shift, 1.0), limit)
-    return rounded_up(value, shift > 0), share
-
-
+@theorem(order=ORDER, shift=NONNEGATIVE, first_scale=POSITIVE, second_scale=POSITIVE)
 def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_scale: Real) -> IteratedLaplace:
     """Smallest Renyi bound of Laplace noise after Laplace noise, over all splits of the shift.
 
@@ -170,16 +139,24 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
     with the order towards Delta/max(l1, l2). Raises ValueError.
     Reference: Example 2.
     """
-    return IteratedLaplace(
-        *_iterated_laplace(
-            *checked(
-                order=(above_one, order),
-                shift=(validate.nonnegative, shift),
-                first_scale=(validate.positive, first_scale),
-                second_scale=(validate.positive, second_scale),
-            )
-        )
-    )
+    shift, _ = raised(shift)
+
+    def steeper(part):
+        left = laplace_log_g_slope(order, part / first_scale) / first_scale
+        return left >= laplace_log_g_slope(order, (shift - part) / second_scale) / second_scale
+
+    def halve(_, bracket):
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        over = steeper(middle)
+        return jnp.where(over, low, middle), jnp.where(over, middle, high)
+
+    low, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(shift), shift))
+    part = 0.5 * (low + high)
+    value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
+    limit = first_scale**2 / (first_scale**2 + second_scale**2)
+    share = jnp.where(shift > SMALLEST, part / jnp.maximum(shift, SMALLEST), limit)
+    return IteratedLaplace(rounded_up(value, shift > 0), share)
 
 
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:

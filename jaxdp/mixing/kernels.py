@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.mixing.amplification import Guarantee, checked_level
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE
+from jaxdp.mixing.amplification import Guarantee
 from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Array, Real
 
@@ -44,7 +45,7 @@ def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
     Returns gamma in [0, 1] of the shape of level, float64, rounded up. Time O(m^2 k), memory O(m k). Raises ValueError
     for a kernel that is not a stochastic matrix, a negative level.
     """
-    (matrix, error), levels = _kernel_matrix(kernel), checked_level("level", level)
+    (matrix, error), levels = _kernel_matrix(kernel), validate.inside("level", level, NONNEGATIVE_OR_INFINITE)
     return np.vectorize(lambda value: _largest_hockey_stick(matrix, error, value), otypes=[np.float64])(levels)[()]
 
 
@@ -123,7 +124,7 @@ def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
     Returns a Guarantee of the shape of level, rounded up. `pure_local_epsilon` gives the guarantee with delta = 0.
     Raises ValueError for a kernel that is not a stochastic matrix, a negative level.
     """
-    levels = checked_level("level", level)
+    levels = validate.inside("level", level, NONNEGATIVE_OR_INFINITE)
     return Guarantee(levels[()], hockey_stick_coefficient(kernel, levels))
 
 
