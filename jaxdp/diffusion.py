@@ -25,19 +25,10 @@ from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 __all__ = [
-    "BrownianMotion",
-    "OUParameters",
-    "OrnsteinUhlenbeck",
-    "Quadrature",
-    "brownian_lambda",
-    "calibrate_ornstein_uhlenbeck",
-    "diffusion_lambda",
-    "gaussian_mse",
-    "ornstein_uhlenbeck_beats_gaussian",
-    "ornstein_uhlenbeck_lambda",
-    "ornstein_uhlenbeck_mse",
-    "renyi_from_lambda",
-]
+    "BrownianMotion", "OUParameters", "OrnsteinUhlenbeck", "Quadrature", "brownian_lambda",
+    "calibrate_ornstein_uhlenbeck", "diffusion_lambda", "gaussian_mse", "ornstein_uhlenbeck_beats_gaussian",
+    "ornstein_uhlenbeck_lambda", "ornstein_uhlenbeck_mse", "renyi_from_lambda",
+]  # fmt: skip
 
 _NODES = 15
 _PANELS = 512
@@ -58,8 +49,7 @@ class Quadrature(NamedTuple):
     value: of the integral.
     error: difference of two rules plus the outermost panels. An estimate, not a certificate.
 
-    >>> from jaxdp import diffusion
-    >>> integral = diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
+    >>> integral = jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
     >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
     0.2500 True
     """
@@ -71,15 +61,13 @@ class Quadrature(NamedTuple):
 class OUParameters(NamedTuple):
     """Parameters of an Ornstein-Uhlenbeck mechanism, and its error next to that of Gaussian noise.
 
-    theta: pull towards 0, > 0.
-    rho: noise level, > 0.
+    theta, rho: pull towards 0 and noise level, > 0.
     time: t at which the value is released.
     mse_at_radius: mean squared error of a value of norm R.
     gaussian_mse: mean squared error of Gaussian noise with the same Renyi curve.
     ratio: mse_at_radius / gaussian_mse.
 
-    >>> from jaxdp import diffusion
-    >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+    >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
     2.398 0.141 0.091
     """
@@ -133,7 +121,6 @@ class BrownianMotion(GaussianMechanism):
     time: t > 0, any shape.
     sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
 
-    >>> import jaxdp
     >>> motion = jaxdp.diffusion.BrownianMotion(time=2.0)
     >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # that of Gaussian noise of standard deviation 2
     2.2541
@@ -177,7 +164,6 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     time: t > 0.
     sensitivity: Delta > 0 in L2.
 
-    >>> import jaxdp
     >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
     >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
     1.7446
@@ -217,8 +203,7 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     time: t > 0.
     sensitivity: Delta > 0 in L2.
 
-    >>> from jaxdp import diffusion
-    >>> print(f"{diffusion.brownian_lambda(2.0):.4f}")
+    >>> print(f"{jaxdp.diffusion.brownian_lambda(2.0):.4f}")
     0.1250
 
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -233,13 +218,11 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
 
     The release at time t is (alpha, alpha Lambda)-RDP for all alpha.
 
-    theta: pull towards 0, > 0.
-    rho: noise level, > 0.
+    theta, rho: pull towards 0 and noise level, > 0.
     time: t > 0.
     sensitivity: Delta > 0 in L2.
 
-    >>> from jaxdp import diffusion
-    >>> print(f"{diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
+    >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
     0.0783
 
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -252,14 +235,12 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
 def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimension: Real) -> Array:
     """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
-    theta: pull towards 0, > 0.
-    rho: noise level, > 0.
+    theta, rho: pull towards 0 and noise level, > 0.
     time: t > 0.
     norm: |f| >= 0, L2 norm of the value.
     dimension: d, whole, >= 1.
 
-    >>> from jaxdp import diffusion
-    >>> print(f"{diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
+    >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
     9.0462
 
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
@@ -278,8 +259,7 @@ def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real 
     radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error d s^2 / (1 + d s^2 / R^2)
         of the release rescaled by the best constant.
 
-    >>> from jaxdp import diffusion
-    >>> print(diffusion.gaussian_mse(0.5, 1.0, 10))
+    >>> print(jaxdp.diffusion.gaussian_mse(0.5, 1.0, 10))
     10.0
 
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
@@ -310,8 +290,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     radius: R > 0 with |f| <= R for all data sets.
     dimension: d, whole, >= 1.
 
-    >>> from jaxdp import diffusion
-    >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+    >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
     error 0.909, Gaussian 10.000
 
@@ -338,13 +317,11 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
 
     The condition is necessary as well as sufficient.
 
-    theta: pull towards 0, > 0.
-    rho: noise level, > 0.
+    theta, rho: pull towards 0 and noise level, > 0.
     radius: R > 0 with |f| <= R for all data sets.
     dimension: d, whole, >= 1.
 
-    >>> from jaxdp import diffusion
-    >>> print(diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
+    >>> print(jaxdp.diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
     True
 
     Returns booleans of the broadcast shape. Raises ValueError.
@@ -365,8 +342,7 @@ def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Q
     kappa: elementwise function of s > 0 with values >= 0, integrable at infinity.
     time: t > 0, any shape.
 
-    >>> from jaxdp import diffusion
-    >>> print(f"{diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
+    >>> print(f"{jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
     0.1250
 
     Returns Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is
@@ -402,8 +378,7 @@ def renyi_from_lambda(order: Real, lam: Real) -> Array:
     order: alpha >= 1.
     lam: Lambda >= 0 in nats, from `brownian_lambda`, `ornstein_uhlenbeck_lambda` or `diffusion_lambda`.
 
-    >>> from jaxdp import diffusion
-    >>> print(f"{diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
+    >>> print(f"{jaxdp.diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
     0.5000
 
     Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
-from jaxdp.cli.mechanisms import MECHANISMS, add_options
+from jaxdp.cli.mechanisms import MECHANISMS, add_options, read
 from jaxdp.cli.ranges import RANGE_HELP
 
 
@@ -36,17 +37,39 @@ def destination(name: str, before: bool) -> str:
     return ("before_" if before else "") + name
 
 
-def refuse_misplaced(arguments: argparse.Namespace) -> None:
-    """ValueError for an option before the mechanism's name, where it is of no effect."""
-    for name, value in vars(arguments).items():
-        if name.startswith("before_") and value:
-            option = "--" + name.removeprefix("before_").replace("_", "-")
-            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+def add_target_command(
+    commands: Any,
+    verb: str,
+    text: str,
+    options: Callable[[argparse.ArgumentParser, bool], None],
+    run: Callable[[argparse.Namespace, Any], None],
+    table: bool = True,
+) -> None:
+    """A command on a mechanism, which its name and its options give, or ``--from FILE.json`` in place of a name.
 
+    options: adds those of the command, also before the name (True). run: takes what was parsed and the record of the
+    file, or None.
+    """
 
-def from_option(command: argparse.ArgumentParser) -> None:
-    """The file that takes the place of a mechanism's name."""
-    command.add_argument("--from", dest="before_from", metavar="FILE.json", help="what jaxdp.to_json wrote")
+    def by_name(arguments: argparse.Namespace) -> None:
+        for name, value in vars(arguments).items():
+            if name.startswith("before_") and value:
+                option = "--" + name.removeprefix("before_").replace("_", "-")
+                raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+        run(arguments, None)
+
+    def by_file(arguments: argparse.Namespace) -> None:
+        given = argparse.Namespace(**{n.removeprefix("before_"): value for n, value in vars(arguments).items()})
+        run(given, None if given.source is None else read(given.source))
+
+    command = add_command(commands, verb, text)
+    for mechanism in mechanism_parsers(command, required=False, table=table):
+        options(mechanism, False)
+        mechanism.set_defaults(run=by_name)
+    options(command, True)
+    common_options(command, before=True, table=table)
+    command.add_argument("--from", dest="before_source", metavar="FILE.json", help="what jaxdp.to_json wrote")
+    command.set_defaults(run=by_file, verb=verb)
 
 
 def mechanism_parsers(

@@ -79,8 +79,7 @@ def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, c
     sampling_probability: q in (0, 1).
     cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
+    >>> print(f"{jaxdp.conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
     0.5738
 
     Returns an upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
@@ -94,12 +93,9 @@ def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, c
 def cut_mass(noise_multiplier: Real, sampling_probability: Real, cut: Real) -> Array:
     """Probability of an outcome above the cut in one subsampled Gaussian step, with the record present.
 
-    noise_multiplier: sigma > 0.
-    sampling_probability: q in (0, 1).
-    cut: in standard deviations of the noise.
+    noise_multiplier, sampling_probability, cut: as for `cut_renyi`.
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
+    >>> print(f"{jaxdp.conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
     3.8e-09
 
     Returns an upper bound in [0, 1] of the broadcast shape, float64. Raises ValueError.
@@ -120,8 +116,7 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
     times: number of steps, whole, >= 1.
     delta: in (0, 1].
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
+    >>> print(f"{jaxdp.conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
     2.4176
 
     Returns epsilon in nats of the broadcast shape, float64, an upper bound. `jaxdp.epsilon` is tighter. Raises

@@ -37,7 +37,6 @@ def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -
     symmetric: True if the bounds hold for both orders of every neighbouring pair (replace_one, or the larger of add and
         remove). The bound at a < 1 then follows from the swap identity H(a) = 1 - a + a H(1/a).
 
-    >>> import jaxdp
     >>> pair = jaxdp.conversions.pair_from_profile([0.0, 0.5, 1.0], [0.3, 0.1, 0.0])
     >>> print(f"{jaxdp.delta(pair, 0.5):.4f}")
     0.1000
@@ -133,12 +132,9 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     """Renyi divergence R_a that no mechanism exceeds whose profile lies below the given points.
 
     orders: a > 0, a != 1, any shape.
-    epsilons: as for `pair_from_profile`.
-    deltas: as for `pair_from_profile`.
-    symmetric: as for `pair_from_profile`.
+    epsilons, deltas, symmetric: as for `pair_from_profile`.
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
+    >>> print(f"{jaxdp.conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
     0.4206
 
     Returns an upper bound in nats of the shape of orders, float64; inf for a > 1 unless the last delta is 0. Raises
@@ -176,7 +172,6 @@ def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> 
     false_positive_rate: increasing from 0 to 1, one axis.
     false_negative_rate: decreasing to 0 and convex at these points, same length.
 
-    >>> import jaxdp
     >>> pair = jaxdp.conversions.pair_from_tradeoff([0.0, 0.5, 1.0], [1.0, 0.2, 0.0])
     >>> print(pair.p, pair.q)
     [0.8 0.2 0. ] [0.5 0.5 0. ]

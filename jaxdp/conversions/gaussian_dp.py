@@ -52,8 +52,7 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
         that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    >>> print(f"{jaxdp.conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     1.1962
 
     Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some

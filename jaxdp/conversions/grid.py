@@ -28,8 +28,7 @@ class GridPairs(NamedTuple):
     lower: a pair that the true one dominates: its delta is a lower bound.
     upper: a pair that dominates the true one: its delta is an upper bound.
 
-    >>> from jaxdp import conversions
-    >>> pairs = conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
+    >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
     >>> print(pairs.lower.p, pairs.upper.p.round(3))
     [0.3 0.7] [0.233 0.067 0.067 0.633]
     """
@@ -46,7 +45,6 @@ def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
     edge_losses: n + 1 increasing values in nats; the loss on cell i lies in [edge_i, edge_{i+1}]. The first may be
         -inf; the last may be inf, which makes part of the last cell mass at infinity.
 
-    >>> import jaxdp
     >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
     >>> print(f"{jaxdp.delta(pairs.lower, 0.5):.4f} {jaxdp.delta(pairs.upper, 0.5):.4f}")
     0.2054 0.2490

@@ -30,9 +30,8 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
         counted at the wrong place.
     nodes: number of t, whole, >= 1; the integral beyond h nodes is left out.
 
-    >>> from jaxdp import conversions
     >>> normal = lambda t: 0.5j * t - t**2 / 2  # mean 1/2, variance 1: the loss of Gaussian noise with sigma = 1
-    >>> print(f"{conversions.levy_cdf(normal, 0.5, step=0.1, nodes=200):.6f}")
+    >>> print(f"{jaxdp.conversions.levy_cdf(normal, 0.5, step=0.1, nodes=200):.6f}")
     0.500000
 
     Returns an estimate of P(L <= x), with half of an atom at x, of the shape of x, float64. phi(0) = 1 - P(L = inf), so
@@ -61,10 +60,8 @@ def levy_delta(
     log_characteristic: log phi of L = log dP/dQ under P, elementwise from t >= 0.
     reverse: log phi of log dQ/dP under Q; for a mechanism ``lambda t: mechanism.log_mgf(-1 - 1j * t)``.
     epsilon: in nats, real, any shape.
-    step: as for `levy_cdf`.
-    nodes: as for `levy_cdf`.
+    step, nodes: as for `levy_cdf`.
 
-    >>> import jaxdp
     >>> normal = lambda t: 0.5j * t - t**2 / 2  # Gaussian noise with sigma = 1: both directions are equal
     >>> print(f"{jaxdp.conversions.levy_delta(normal, normal, 1.0, step=0.1, nodes=200):.6f}")
     0.126937
@@ -93,14 +90,11 @@ def quadrature_log_characteristic(
 
     log_p: log density of P, elementwise on [low, high].
     log_q: log density of Q.
-    low: finite; mass below is lost.
-    high: finite, above low; mass above is lost.
+    low, high: finite, low < high; mass outside is lost.
     nodes: number of x, whole, >= 1. The rule fails where t times the loss turns more than a few times per node.
 
-    >>> import numpy as np
-    >>> from jaxdp import conversions
     >>> log_p, log_q = (lambda x, m=m: -((x - m) ** 2) / 2 - np.log(2 * np.pi) / 2 for m in (1.0, 0.0))
-    >>> log_phi = conversions.quadrature_log_characteristic(log_p, log_q, -9.0, 10.0)
+    >>> log_phi = jaxdp.conversions.quadrature_log_characteristic(log_p, log_q, -9.0, 10.0)
     >>> print(np.round(log_phi(np.array([1.0])), 6))  # 0.5 i t - t^2 / 2
     [-0.5+0.5j]
 

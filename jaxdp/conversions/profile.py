@@ -29,8 +29,7 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     epsilon: in nats, any real number.
     delta: delta_PQ at MINUS epsilon, in [0, 1]. A bound from either side gives a bound from the same side.
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.swapped_delta(0.5, 0.45):.4f}")
+    >>> print(f"{jaxdp.conversions.swapped_delta(0.5, 0.45):.4f}")
     0.0932
 
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
@@ -48,8 +47,7 @@ def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Ar
     reverse_loss_cdf: F_Q'((-eps)-) = Q(log dQ/dP < -eps), the LEFT limit, in [0, 1]. The right-continuous value in its
         place loses the atom P(L = eps).
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
+    >>> print(f"{jaxdp.conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
     0.1269
 
     Returns delta in [0, 1] of the broadcast shape, float64: an upper bound where both arguments are lower bounds. The
@@ -69,11 +67,9 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     is at most 0. The bounds are wide where the points are far apart.
 
     epsilons: increasing real numbers in nats, one axis, at least one.
-    lower: lower bounds of delta at them, in [0, 1], same length.
-    upper: upper bounds of delta at them, in [0, 1], same length.
+    lower, upper: bounds of delta at them, in [0, 1], same length.
 
-    >>> from jaxdp import conversions
-    >>> tail = conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
+    >>> tail = jaxdp.conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
     >>> print(tail.lower.round(3), tail.upper.round(3))
     [0.454 0.354 0.1  ] [1.    0.454 0.354]
 
@@ -117,8 +113,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     deltas: upper bounds of delta at them, in [0, 1], same length.
     symmetric: True if the bounds hold for (Q, P) as well; adds e^{-eps_i} (1 - delta_i - x).
 
-    >>> from jaxdp import conversions
-    >>> print(f"{conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    >>> print(f"{jaxdp.conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     0.6351
 
     Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for lists of
@@ -172,8 +167,8 @@ def delta_from_tradeoff(
     exact: False: between the points f is known to be decreasing only. True: the values are those of a convex f (up to
         rounding), and its chords are used: the gap shrinks with the square of the spacing.
 
-    >>> from jaxdp import conversions
-    >>> lower, upper = conversions.delta_from_tradeoff(0.5, [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0], exact=True)
+    >>> x, f = [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0]
+    >>> lower, upper = jaxdp.conversions.delta_from_tradeoff(0.5, x, f, exact=True)
     >>> print(f"{lower:.4f} {upper:.4f}")
     0.1703 0.3503
 

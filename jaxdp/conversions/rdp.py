@@ -79,9 +79,8 @@ def epsilon_from_rdp(
     infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
     method: "cks" or "classic"; "cks" is never larger.
 
-    >>> from jaxdp import conversions
     >>> orders = [2.0, 4.0, 8.0, 16.0]
-    >>> print(f"{conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
+    >>> print(f"{jaxdp.conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
     2.5430
 
     Returns epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where delta <=
@@ -104,15 +103,11 @@ def delta_from_rdp(
     The smallest value over the orders a of e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a ("cks"), without the last factor for
     "classic", plus infinity_mass.
 
-    orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-    renyi: upper bounds rho_a in nats or a callable, as for `epsilon_from_rdp`.
+    orders, renyi, infinity_mass, method: as for `epsilon_from_rdp`.
     epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
-    infinity_mass: upper bound of P(L = inf) in [0, 1].
-    method: "cks" or "classic".
 
-    >>> from jaxdp import conversions
     >>> orders = [2.0, 4.0, 8.0, 16.0]
-    >>> print(f"{conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
+    >>> print(f"{jaxdp.conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.

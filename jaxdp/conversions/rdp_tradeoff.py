@@ -212,10 +212,9 @@ def optimal_delta_from_rdp(
         R_a(P, Q) in its place is wrong for asymmetric pairs.
     infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
 
-    >>> from jaxdp import conversions
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
-    >>> print(f"{conversions.optimal_delta_from_rdp(orders, curve, 2.5, reverse_renyi=curve):.2e}")
+    >>> print(f"{jaxdp.conversions.optimal_delta_from_rdp(orders, curve, 2.5, reverse_renyi=curve):.2e}")
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum
@@ -239,10 +238,9 @@ def optimal_epsilon_from_rdp(
     delta: in [0, 1]; broadcasts with the leading axes of renyi.
     orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
 
-    >>> from jaxdp import conversions
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
-    >>> print(f"{conversions.optimal_epsilon_from_rdp(orders, curve, 1e-6, reverse_renyi=curve):.4f}")
+    >>> print(f"{jaxdp.conversions.optimal_epsilon_from_rdp(orders, curve, 1e-6, reverse_renyi=curve):.4f}")
     2.5429
 
     Returns epsilon in nats, float64, of the broadcast shape without the axis of orders: the smallest epsilon tried
@@ -266,10 +264,9 @@ def tradeoff_from_rdp(
     false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi.
     orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
 
-    >>> from jaxdp import conversions
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
-    >>> print(f"{conversions.tradeoff_from_rdp(orders, curve, 0.1, reverse_renyi=curve):.4f}")
+    >>> print(f"{jaxdp.conversions.tradeoff_from_rdp(orders, curve, 0.1, reverse_renyi=curve):.4f}")
     0.7477
 
     Returns a lower bound of the trade-off function in [0, 1], float64, of the broadcast shape without the axis of

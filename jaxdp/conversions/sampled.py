@@ -37,10 +37,8 @@ def sampled_delta(
     sampling_probability: q in [0, 1] (fixed size: batch over size of the larger data set).
     relation: "remove", "add" or "replace_one".
 
-    >>> import numpy as np
-    >>> from jaxdp import conversions
     >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
-    >>> print(f"{conversions.sampled_delta(pure, 0.05, sampling_probability=0.1, relation='remove'):.4f}")
+    >>> print(f"{jaxdp.conversions.sampled_delta(pure, 0.05, sampling_probability=0.1, relation='remove'):.4f}")
     0.0324
 
     Returns delta of the broadcast shape, float64, rounded up. Below eps = log(1 - q) "remove" is 1 - e^eps. "add" uses
@@ -107,7 +105,6 @@ def sampled_pair(
     sampling_probability: q in [0, 1], one number.
     relation: "remove", "add" or "replace_one".
 
-    >>> import jaxdp, numpy as np
     >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
     >>> pair = jaxdp.conversions.sampled_pair(pure, np.linspace(-1, 1, 21), 0.1, "remove")
     >>> print(f"{jaxdp.delta(pair, 0.1):.4f}")

@@ -259,11 +259,9 @@ def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
     """Log density at x of the sum of n independent Laplace(b) noises.
 
     x: real, in the units of the scale.
-    scale: b > 0.
-    num_summands: n, whole, 1 to 10000.
+    scale, num_summands: b > 0, and n, whole, 1 to 10000.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_sum_log_density(0.0, 1.0, num_summands=2):.4f}")  # log(1/4)
+    >>> print(f"{jaxdp.convolution.laplace_sum_log_density(0.0, 1.0, num_summands=2):.4f}")  # log(1/4)
     -1.3863
 
     Returns the natural logarithm of the density, of the broadcast shape, float64; absolute error about 1e-12. Raises
@@ -278,11 +276,9 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
 
     order: alpha > 1.
     shift: s >= 0, in the units of the scale.
-    scale: b > 0.
-    num_summands: n, whole, 1 to 10000.
+    scale, num_summands: b > 0, and n, whole, 1 to 10000.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_sum_rdp(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+    >>> print(f"{jaxdp.convolution.laplace_sum_rdp(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
     0.1283
 
     Returns the divergence in nats of the broadcast shape, float64, at most s / b. Relative error about 1e-10 where it
@@ -300,11 +296,9 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
 
     epsilon: in nats, >= 0.
     shift: s >= 0, sensitivity of the value, in the units of the scale.
-    scale: b > 0.
-    num_summands: n, whole, 1 to 10000.
+    scale, num_summands: b > 0, and n, whole, 1 to 10000.
 
-    >>> from jaxdp import convolution
-    >>> lower, upper = convolution.laplace_sum_delta_bounds(0.5, shift=1.0, scale=1.0, num_summands=4)
+    >>> lower, upper = jaxdp.convolution.laplace_sum_delta_bounds(0.5, shift=1.0, scale=1.0, num_summands=4)
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.010252 0.010252
 
@@ -322,8 +316,7 @@ def laplace_sum_delta(epsilon: Real, shift: Real, scale: Real, num_summands: Rea
 
     Arguments, errors, accuracy and assumption are those of `laplace_sum_delta_bounds`.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_sum_delta(0.5, shift=1.0, scale=1.0, num_summands=4):.6f}")
+    >>> print(f"{jaxdp.convolution.laplace_sum_delta(0.5, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.010252
 
     Returns its upper bound, of the broadcast shape, float64.
@@ -336,11 +329,9 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
 
     delta: in [0, 1]; 0 gives s / b, 1 gives 0.
     shift: s >= 0, sensitivity of the value, in the units of the scale.
-    scale: b > 0.
-    num_summands: n, whole, 1 to 10000.
+    scale, num_summands: b > 0, and n, whole, 1 to 10000.
 
-    >>> from jaxdp import convolution
-    >>> lower, upper = convolution.laplace_sum_epsilon_bounds(0.01, shift=1.0, scale=1.0, num_summands=4)
+    >>> lower, upper = jaxdp.convolution.laplace_sum_epsilon_bounds(0.01, shift=1.0, scale=1.0, num_summands=4)
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.502261 0.502261
 
@@ -357,8 +348,7 @@ def laplace_sum_epsilon(delta: Real, shift: Real, scale: Real, num_summands: Rea
 
     Arguments, errors, accuracy and assumption are those of `laplace_sum_epsilon_bounds`.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_sum_epsilon(0.01, shift=1.0, scale=1.0, num_summands=4):.6f}")
+    >>> print(f"{jaxdp.convolution.laplace_sum_epsilon(0.01, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.502261
 
     Returns its upper bound in nats, of the broadcast shape, float64.

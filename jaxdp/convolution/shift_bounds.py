@@ -27,9 +27,8 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     shift: s >= 0, in the units of the noise.
     num_summands: n, whole, >= 1.
 
-    >>> from jaxdp import convolution
     >>> normal = lambda order, shift: order * shift**2 / 2
-    >>> print(convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
+    >>> print(jaxdp.convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
     0.25
 
     Assumes: P is a law on the real line, where every real shift has a meaning; for integer noise use
@@ -59,8 +58,7 @@ def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     shift: s >= 0, in the units of the scale.
     scale: b > 0.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
+    >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
     0.6191
 
     Returns an upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value. Raises
@@ -81,8 +79,7 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
     scale: b > 0.
     num_summands: n, whole, >= 1.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+    >>> print(f"{jaxdp.convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
     0.2263
 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -101,8 +98,7 @@ def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> A
     std: sigma > 0, standard deviation of one summand.
     num_summands: n, whole, >= 1.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
+    >>> print(f"{jaxdp.convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
     0.2500
 
     Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -123,8 +119,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     num_summands: n, whole, a multiple of group_size.
     group_size: m, whole, 1 to 10000.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
+    >>> print(f"{jaxdp.convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
     0.1453
 
     Returns a bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not
@@ -149,8 +144,7 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     scale: of P(x) ~ exp(-|x| / scale), > 0.
     num_summands: n, whole, >= 1.
 
-    >>> from jaxdp import convolution
-    >>> print(f"{convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
+    >>> print(f"{jaxdp.convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
     0.7353
 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError, also for a shift that

@@ -22,8 +22,7 @@ class LossConstants(NamedTuple):
     smoothness: beta, Lipschitz constant of the gradient.
     strong_convexity: rho in [0, beta].
 
-    >>> from jaxdp import iteration
-    >>> constants = iteration.logistic_regression(feature_norm=2.0, l2=0.1)
+    >>> constants = jaxdp.iteration.logistic_regression(feature_norm=2.0, l2=0.1)
     >>> print(constants.smoothness)
     1.1
     """
@@ -66,8 +65,7 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
     strong_convexity: rho in [0, beta]; 0 for a convex f.
     published: which of the two constants.
 
-    >>> from jaxdp import iteration
-    >>> print(f"{iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
+    >>> print(f"{jaxdp.iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
     0.9500
 
     Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the
@@ -107,8 +105,7 @@ def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     feature_norm: B > 0 with |x| <= B for every example.
     l2: weight of the penalty, >= 0.
 
-    >>> from jaxdp import iteration
-    >>> print(*iteration.logistic_regression(feature_norm=1.0, l2=0.1))
+    >>> print(*jaxdp.iteration.logistic_regression(feature_norm=1.0, l2=0.1))
     1.0 0.35 0.1
 
     Assumes: the bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled
@@ -128,8 +125,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     feature_norm: B > 0 with |x| <= B for every example.
     l2: weight of the penalty l2 |W|^2 / 2, >= 0.
 
-    >>> from jaxdp import iteration
-    >>> print("{:.4f} {:.2f} {:.2f}".format(*iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
+    >>> print("{:.4f} {:.2f} {:.2f}".format(*jaxdp.iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
     1.4142 0.60 0.10
 
     Assumes: as `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand

@@ -67,8 +67,7 @@ def noisy_sgd_rdp_at_index(
     num_steps: n, whole, >= 1.
     index: i in 1..n, counted from 1 as in the paper.
 
-    >>> from jaxdp import iteration
-    >>> divergence = iteration.noisy_sgd_rdp_at_index(
+    >>> divergence = jaxdp.iteration.noisy_sgd_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
     ...     num_steps=10, index=1,
     ... )
@@ -101,8 +100,7 @@ def feldman_rdp_at_index(
     num_steps: n, whole, >= 1.
     index: i in 1..n, counted from 1.
 
-    >>> from jaxdp import iteration
-    >>> divergence = iteration.feldman_rdp_at_index(
+    >>> divergence = jaxdp.iteration.feldman_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
     ... )
     >>> print(f"{divergence:.4f}")
@@ -127,9 +125,8 @@ def contractive_iteration_rdp(
     noise_std: s_t > 0.
     shift: d_t >= 0.
 
-    >>> from jaxdp import iteration
     >>> spent = [0.5, 0.5]
-    >>> print(iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
+    >>> print(jaxdp.iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
     0.5
 
     Returns the divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the
@@ -163,8 +160,7 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     noise_std: sigma > 0.
     distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
-    >>> from jaxdp import iteration
-    >>> print(iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
+    >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
     0.5
 
     Returns a bound in nats of the broadcast leading shape, float64, not rounded outward. Raises ValueError, also
@@ -198,8 +194,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     distance: Delta >= 0, W_inf distance of the two inputs.
     num_steps: r, whole, >= 1.
 
-    >>> from jaxdp import iteration
-    >>> print(f"{iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
+    >>> print(f"{jaxdp.iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
     0.1476
 
     Returns a bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
@@ -228,8 +223,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     distance: Delta >= 0, W_inf distance of the two inputs.
     num_steps: r, whole, >= 1.
 
-    >>> from jaxdp import iteration
-    >>> bound = iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
+    >>> bound = jaxdp.iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
     >>> print(f"{bound:.4f}")
     0.1436
 
@@ -245,12 +239,10 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
     contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-    noise_std: s > 0.
-    shift: d >= 0.
+    noise_std, shift: s > 0, d >= 0.
     num_steps: T, whole, >= 1.
 
-    >>> from jaxdp import iteration
-    >>> print(f"{iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
+    >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
     0.4359
 
     Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding. Raises
@@ -273,13 +265,11 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
     contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-    noise_std: s > 0.
-    shift: d >= 0.
+    noise_std, shift: s > 0, d >= 0.
     num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
     num_epochs: E, whole, >= 1.
 
-    >>> from jaxdp import iteration
-    >>> print(f"{iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
+    >>> print(f"{jaxdp.iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
     0.1032
 
     Returns mu of the broadcast shape, float64, not rounded outward. Raises ValueError.

@@ -1,7 +1,6 @@
 """A private mechanism followed by a kernel of which one mixing coefficient is known: Theorem 1.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: see `jaxdp.mixing`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Guarantee(NamedTuple):
     epsilon: in nats, >= 0.
     delta: in [0, 1].
 
-    >>> import jaxdp
     >>> amplified = jaxdp.mixing.Guarantee(epsilon=1.0, delta=1e-6)
     >>> jaxdp.ApproximateDP(*amplified)  # a mechanism that composes with others
     ApproximateDP(epsilon=1.0, delta=1e-06)
@@ -70,12 +68,10 @@ def dobrushin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarante
 
     A kernel K is gamma-Dobrushin when the total variation distance of K(x) and K(x') is at most gamma for all x, x'.
 
-    epsilon: of the mechanism in nats, >= 0.
-    delta: of the mechanism, in [0, 1].
+    epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
     gamma: coefficient of the kernel, in [0, 1]; see `dobrushin_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.dobrushin_amplification(1.0, 1e-5, 0.5)))
+    >>> print("epsilon {:.2f}, delta {:.1e}".format(*jaxdp.mixing.dobrushin_amplification(1.0, 1e-5, 0.5)))
     epsilon 1.00, delta 5.0e-06
 
     Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -91,13 +87,11 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
     The kernel K satisfies H_{e^level}(K(x), K(x')) <= gamma for all x, x', where H is the hockey-stick divergence.
     The theorem holds for levels up to `required_level` = log(1 + (e^eps - 1)/delta).
 
-    epsilon: of the mechanism in nats, >= 0.
-    delta: of the mechanism, in [0, 1].
+    epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
     gamma: coefficient of the kernel at this level, in [0, 1]; see `hockey_stick_coefficient`.
     level: >= 0, inf allowed. The coefficient decreases in the level.
 
-    >>> from jaxdp import mixing
-    >>> print("epsilon {:.2f}, delta {:.1e}".format(*mixing.hockey_stick_amplification(1.0, 1e-5, 0.1, 2.0)))
+    >>> print("epsilon {:.2f}, delta {:.1e}".format(*jaxdp.mixing.hockey_stick_amplification(1.0, 1e-5, 0.1, 2.0)))
     epsilon 1.00, delta 1.0e-06
 
     Returns a Guarantee of the broadcast shape, float64, rounded up. Under a trace a level above the required one gives
@@ -131,11 +125,9 @@ def _required(epsilon, delta):
 def required_level(epsilon: Real, delta: Real) -> Array:
     """Largest level log(1 + (e^eps - 1)/delta) at which Theorem 1, case 2, holds; inf at delta = 0.
 
-    epsilon: of the mechanism in nats, >= 0.
-    delta: of the mechanism, in [0, 1].
+    epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.required_level(1.0, 1e-5):.3f}")
+    >>> print(f"{jaxdp.mixing.required_level(1.0, 1e-5):.3f}")
     12.054
 
     Returns the level of the broadcast shape in nats, float64, rounded down. Raises ValueError.
@@ -150,12 +142,10 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     A kernel K is gamma-Doeblin when K(x) >= (1 - gamma) omega for all x and one law omega. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma (1 - e^{eps'-eps} (1 - delta)), which is > 0 even at delta = 0.
 
-    epsilon: of the mechanism in nats, >= 0.
-    delta: of the mechanism, in [0, 1].
+    epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
     gamma: coefficient of the kernel, in [0, 1]; see `doeblin_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print("epsilon {:.4f}, delta {:.4f}".format(*mixing.doeblin_amplification(1.0, 1e-5, 0.5)))
+    >>> print("epsilon {:.4f}, delta {:.4f}".format(*jaxdp.mixing.doeblin_amplification(1.0, 1e-5, 0.5)))
     epsilon 0.6201, delta 0.1580
 
     Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
@@ -176,12 +166,10 @@ def ultra_mixing_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guara
     A kernel K is gamma-ultra-mixing when dK(x)/dK(x') >= 1 - gamma everywhere, for all x, x'. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma delta e^{eps'-eps}.
 
-    epsilon: of the mechanism in nats, >= 0.
-    delta: of the mechanism, in [0, 1].
+    epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
     gamma: coefficient of the kernel, in [0, 1]; see `ultra_mixing_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print("epsilon {:.4f}, delta {:.2e}".format(*mixing.ultra_mixing_amplification(1.0, 1e-5, 0.5)))
+    >>> print("epsilon {:.4f}, delta {:.2e}".format(*jaxdp.mixing.ultra_mixing_amplification(1.0, 1e-5, 0.5)))
     epsilon 0.6201, delta 3.42e-06
 
     Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.

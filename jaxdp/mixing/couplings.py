@@ -1,7 +1,6 @@
 """Noise after noise: Renyi bounds from couplings.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: see `jaxdp.mixing`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class IteratedLaplace(NamedTuple):
     rdp: upper bound of the Renyi divergence, in nats.
     first_share: share in [0, 1] of the shift that the first noise hides.
 
-    >>> from jaxdp import mixing
-    >>> result = mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
+    >>> result = jaxdp.mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
     >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
     0.4006 0.50
     """
@@ -51,15 +49,13 @@ def coupling_bound(
 
     The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
 
-    renyi_first: (order, shift) -> R_alpha(P1 + shift, P1), elementwise.
-    renyi_kernel: (order, shift) -> R_alpha(P2 + shift, P2), elementwise.
+    renyi_first, renyi_kernel: (order, shift) -> R_alpha(P + shift, P) for P = P1 and for P = P2, elementwise.
     order: alpha > 1.
     shift: >= 0, in the units of the noises.
     hidden: w in [0, shift].
 
-    >>> from jaxdp import convolution, mixing
-    >>> laplace = lambda order, shift: convolution.laplace_rdp(order, shift, 1.0)
-    >>> print(f"{mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
+    >>> laplace = lambda order, shift: jaxdp.convolution.laplace_rdp(order, shift, 1.0)
+    >>> print(f"{jaxdp.mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
     0.4006
 
     Returns an upper bound in nats of the broadcast shape, if both callables return upper bounds. The sum is not rounded
@@ -82,12 +78,10 @@ def iterated_gaussian_rdp(
 
     order: alpha > 1.
     shift: Delta >= 0, L2 distance of the two values before the first noise.
-    first_std: s1 > 0 per coordinate.
-    second_std: s2 >= 0 per coordinate.
+    first_std, second_std: s1 > 0 and s2 >= 0 per coordinate.
     lipschitz: L > 0 of the map between the two noises; 1 without a map.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
+    >>> print(f"{jaxdp.mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
     0.5000
 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map that stretches by
@@ -101,12 +95,10 @@ def iterated_gaussian_rdp(
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
     """Optimal share s1^2 / (s1^2 + s2^2 / L^2) of the shift that the first of two Gaussian noises hides.
 
-    first_std: s1 > 0.
-    second_std: s2 >= 0.
+    first_std, second_std: s1 > 0 and s2 >= 0.
     lipschitz: L > 0 of the map between the two noises.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.gaussian_split(1.0, 2.0):.2f}")
+    >>> print(f"{jaxdp.mixing.gaussian_split(1.0, 2.0):.2f}")
     0.20
 
     Returns the share in (0, 1] of the broadcast shape, float64; relative error of a few ulp. Raises ValueError.
@@ -128,11 +120,9 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
 
     order: alpha > 1.
     shift: Delta >= 0, in the units of the scales.
-    first_scale: l1 > 0.
-    second_scale: l2 > 0.
+    first_scale, second_scale: l1 > 0 and l2 > 0.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
+    >>> print(f"{jaxdp.mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
     0.1711
 
     Returns IteratedLaplace(rdp, first_share) of the broadcast shape, float64. rdp is in nats, rounded up; it increases
@@ -165,11 +155,9 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
     For pure differential privacy the weaker noise gains nothing.
 
     shift: Delta >= 0.
-    first_scale: l1 > 0.
-    second_scale: l2 > 0.
+    first_scale, second_scale: l1 > 0 and l2 > 0.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
+    >>> print(f"{jaxdp.mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
     0.5000
 
     Returns epsilon in nats of the broadcast shape, float64, rounded up. Raises ValueError.

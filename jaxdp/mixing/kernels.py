@@ -1,7 +1,6 @@
 """Mixing coefficients and local privacy of finite kernels.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: see `jaxdp.mixing`.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
     kernel: (m, k) stochastic matrix; row K[x] is the law of the output at state x. Rows sum to 1 within 1e-9.
     level: >= 0 in nats, any shape. 0 gives the Dobrushin coefficient, inf the mass of K(x) where K(x') has none.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.hockey_stick_coefficient([[0.9, 0.1], [0.2, 0.8]], 0.5):.4f}")
+    >>> print(f"{jaxdp.mixing.hockey_stick_coefficient([[0.9, 0.1], [0.2, 0.8]], 0.5):.4f}")
     0.6351
 
     Returns gamma in [0, 1] of the shape of level, float64, rounded up. Time O(m^2 k), memory O(m k). Raises ValueError
@@ -65,8 +63,7 @@ def dobrushin_coefficient(kernel: Real) -> float:
 
     kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    >>> print(f"{jaxdp.mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
 
     Returns gamma in [0, 1], rounded up. Raises ValueError for a kernel that is not a stochastic matrix.
@@ -81,8 +78,7 @@ def doeblin_coefficient(kernel: Real) -> float:
 
     kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    >>> print(f"{jaxdp.mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
 
     Returns gamma in [0, 1], rounded up. Raises ValueError for a kernel that is not a stochastic matrix.
@@ -96,8 +92,7 @@ def ultra_mixing_coefficient(kernel: Real) -> float:
 
     kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    >>> print(f"{jaxdp.mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.8750
 
     Returns gamma in [0, 1], rounded up; 1 where an output is possible in one state and not in another. Raises
@@ -117,8 +112,7 @@ def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
     kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
     level: >= 0 in nats, any shape.
 
-    >>> from jaxdp import mixing
-    >>> print("epsilon {:.1f}, delta {:.4f}".format(*mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
+    >>> print("epsilon {:.1f}, delta {:.4f}".format(*jaxdp.mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
     epsilon 1.0, delta 0.5282
 
     Returns a Guarantee of the shape of level, rounded up. `pure_local_epsilon` gives the guarantee with delta = 0.
@@ -133,8 +127,7 @@ def pure_local_epsilon(gamma: Real) -> Array:
 
     gamma: `ultra_mixing_coefficient`, in [0, 1], any shape.
 
-    >>> from jaxdp import mixing
-    >>> print(f"{mixing.pure_local_epsilon(0.875):.4f}")
+    >>> print(f"{jaxdp.mixing.pure_local_epsilon(0.875):.4f}")
     2.0794
 
     Returns epsilon in nats of the shape of gamma, float64, rounded up; inf at gamma = 1. Raises ValueError for gamma
