@@ -161,8 +161,7 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     theta: pull towards 0, > 0, any shape; all four broadcast.
     rho: noise level, > 0.
-    time: t > 0.
-    sensitivity: Delta > 0 in L2.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
     >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
     >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
@@ -200,8 +199,7 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = Delta^2 / (4 t) of Brownian motion: the release is (alpha, alpha Lambda)-RDP for all alpha.
 
-    time: t > 0.
-    sensitivity: Delta > 0 in L2.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
     >>> print(f"{jaxdp.diffusion.brownian_lambda(2.0):.4f}")
     0.1250
@@ -219,8 +217,7 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
     The release at time t is (alpha, alpha Lambda)-RDP for all alpha.
 
     theta, rho: pull towards 0 and noise level, > 0.
-    time: t > 0.
-    sensitivity: Delta > 0 in L2.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
     >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
     0.0783
@@ -287,8 +284,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
 
     rdp: Renyi divergence per unit of order in nats, > 0.
     sensitivity: Delta > 0 in L2.
-    radius: R > 0 with |f| <= R for all data sets.
-    dimension: d, whole, >= 1.
+    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
 
     >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
@@ -318,8 +314,7 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
     The condition is necessary as well as sufficient.
 
     theta, rho: pull towards 0 and noise level, > 0.
-    radius: R > 0 with |f| <= R for all data sets.
-    dimension: d, whole, >= 1.
+    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
 
     >>> print(jaxdp.diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
     True

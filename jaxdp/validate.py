@@ -105,6 +105,15 @@ def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.nda
     return array
 
 
+def equal_lists(**arrays: np.ndarray) -> None:
+    """ValueError unless the named arrays have one axis each, of one length above 0."""
+    shapes = [array.shape for array in arrays.values()]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1 or shapes[0] == (0,):
+        *first, last = arrays
+        found = f"{', '.join(map(str, shapes[:-1]))} and {shapes[-1]}"
+        raise ValueError(f"{', '.join(first)} and {last} must be equally long lists, got {found}.")
+
+
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     """The argument itself, one of the allowed values."""
     if value not in allowed:

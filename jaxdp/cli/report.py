@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 import jaxdp
-from jaxdp.cli.mechanisms import single
-from jaxdp.cli.parser import add_target_command, destination, progress_option
+from jaxdp.cli.mechanisms import read, single
+from jaxdp.cli.parser import add_target_command, progress_option
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_file
 
@@ -20,26 +20,26 @@ def add_parser(commands: Any) -> None:
     add_target_command(commands, "report", text, _options, _report, table=False)
 
 
-def _options(parser: argparse.ArgumentParser, before: bool) -> None:
-    group = parser.add_mutually_exclusive_group(required=not before)
+def _options(parser: argparse.ArgumentParser, prefix: str) -> None:
+    group = parser.add_mutually_exclusive_group(required=not prefix)
     for name, other in (("delta", "epsilon"), ("epsilon", "delta")):
         text = f"{name} at which {other} is certified; the first one is the headline"
-        group.add_argument(f"--{name}", dest=destination(name, before), metavar="RANGE", help=text)
-    progress_option(parser, before)
+        group.add_argument(f"--{name}", dest=prefix + name, metavar="RANGE", help=text)
+    progress_option(parser, prefix)
     text = "the page"
-    parser.add_argument("--out", dest=destination("out", before), required=not before, metavar="FILE.html", help=text)
+    parser.add_argument("--out", dest=prefix + "out", required=not prefix, metavar="FILE.html", help=text)
 
 
-def _report(arguments: argparse.Namespace, mechanism: Any) -> None:
+def _report(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("delta", "epsilon") if getattr(arguments, name) is not None}
-    if (mechanism is None and "mechanism" not in arguments) or arguments.out is None or len(given) != 1:
+    if (arguments.source is None and "mechanism" not in arguments) or arguments.out is None or len(given) != 1:
         raise ValueError(
             "give a MECHANISM (see --help), or --from FILE.json with --out FILE.html and --delta or --epsilon; got "
             "neither in full."
         )
     check_file("out", arguments.out, (".html", ".htm"))
     page = jaxdp.report(
-        single(arguments) if mechanism is None else mechanism,
+        single(arguments) if arguments.source is None else read(arguments.source),
         **{name: parse_range(name, text) for name, text in given.items()},
         relation=arguments.relation,
         progress=arguments.progress,

@@ -75,8 +75,7 @@ def _rounded(value: Fraction, *, up: bool) -> float:
 def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
     """Increasing ratios a_i, and H(a_i) - (1 - a_i)_+ >= 0 at them, with the margin added."""
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
-    if eps.ndim != 1 or eps.shape != delta.shape or eps.size == 0:
-        raise ValueError(f"epsilons and deltas must be equally long lists, got {eps.shape} and {delta.shape}.")
+    validate.equal_lists(epsilons=eps, deltas=delta)
     validate.reject("epsilons", eps, ~(np.abs(eps) < _LARGEST), f"between -{_LARGEST} and {_LARGEST}")
     order = np.argsort(eps)
     eps, delta = eps[order], delta[order]

@@ -76,13 +76,9 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     Returns Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
     charged. Raises ValueError, also for lists of unequal length.
     """
-    eps, low, high = (
-        validate.real_array(n, v) for n, v in (("epsilons", epsilons), ("lower", lower), ("upper", upper))
-    )
-    low, high = validate.probability("lower", low), validate.probability("upper", high)
-    if eps.ndim != 1 or eps.shape != low.shape or eps.shape != high.shape or eps.size == 0:
-        shapes = ", ".join(str(a.shape) for a in (eps, low, high))
-        raise ValueError(f"epsilons, lower and upper must be equally long lists, got {shapes}.")
+    eps, low = validate.real_array("epsilons", epsilons), validate.probability("lower", lower)
+    high = validate.probability("upper", upper)
+    validate.equal_lists(epsilons=eps, lower=low, upper=high)
     validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
     validate.reject("lower", low, low > high, "<= upper")
     ratio = np.exp(-np.diff(eps))  # a_i / a_{i+1}
@@ -123,8 +119,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
     eps, delta = validate.inside("epsilons", epsilons, NOT_NAN), validate.probability("deltas", deltas)
-    if np.ndim(eps) != 1 or np.shape(eps) != np.shape(delta) or np.size(eps) == 0:
-        raise ValueError(f"epsilons and deltas must be equally long lists, got {np.shape(eps)} and {np.shape(delta)}.")
+    validate.equal_lists(epsilons=eps, deltas=delta)
     value = _line(xp.asarray(x)[..., None], eps, delta).max(-1)
     if symmetric:
         value = xp.maximum(value, _mirrored_line(xp.asarray(x)[..., None], eps, delta).max(-1))
@@ -137,23 +132,18 @@ def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[j
     return 1 - miss - lost, 8 * ULP * (1 + lost)
 
 
-@kernel(working_set=2048)
-def _staircase(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
+@kernel(static=("exact",), working_set=2048)
+def _best_test(epsilon: jax.Array, rate: jax.Array, miss: jax.Array, *, exact: bool) -> tuple[jax.Array, jax.Array]:
+    """Bounds of the largest gain of a test; exact: the chords between the points lie above the trade-off function."""
     value, error = _test_gains(epsilon, rate, miss)
     # e^eps is kept finite in the upper bound, which is valid because delta decreases
-    step, step_error = _test_gains(jnp.minimum(epsilon, _FAR), rate[:-1], miss[1:])
-    return jnp.max(value - error), jnp.max(step + step_error)
-
-
-@kernel(working_set=2048)
-def _chords(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
-    value, error = _test_gains(epsilon, rate, miss)
     tilt = jnp.minimum(epsilon, _FAR)
-    step, step_error = _test_gains(tilt, rate[:-1], miss[1:])
-    at, spread = _test_gains(tilt, rate, miss)
-    # in a narrow cell the chord is dominated by rounding: the step bounds it as well
-    chord = cell_bounds(rate, at - spread, at + spread)
-    return jnp.max(value - error), jnp.max(jnp.minimum(chord, step) + step_error)
+    upper, step_error = _test_gains(tilt, rate[:-1], miss[1:])
+    if exact:
+        at, spread = _test_gains(tilt, rate, miss)
+        # in a narrow cell the chord is dominated by rounding: the step bounds it as well
+        upper = jnp.minimum(cell_bounds(rate, at - spread, at + spread), upper)
+    return jnp.max(value - error), jnp.max(upper + step_error)
 
 
 def delta_from_tradeoff(
@@ -186,7 +176,7 @@ def delta_from_tradeoff(
     eps = validate.inside("epsilon", epsilon, FINITE)
 
     def best_tests(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return (_chords if exact else _staircase)(flat, *(np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)))
+        return _best_test(flat, *(np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)), exact=bool(exact))
 
     low, high = batched(best_tests, eps)
     least = -np.expm1(np.minimum(eps, 0.0)) * (1 + 8 * ULP)

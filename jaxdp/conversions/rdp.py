@@ -15,6 +15,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
@@ -38,6 +39,7 @@ def _gain(excess: Any, sharp: Any) -> Any:
 @theorem(order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, delta=PROBABILITY, infinity=PROBABILITY, sharp=PROBABILITY)
 def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     excess = order - 1
+    infinity, _ = raised(infinity)
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
     gain = _gain(excess, sharp)
     value = renyi + (gain - jnp.log(room)) / excess
@@ -56,7 +58,7 @@ def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
     finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), SMALLEST))
-    return jnp.minimum(infinity * (1 + _ROUNDING) + finite, 1.0)
+    return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
 def epsilon_from_rdp(
@@ -117,15 +119,9 @@ def delta_from_rdp(
     return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))
 
 
-def infinity_bound(name: str, value: Any) -> np.ndarray:
-    """A check for `checked`: an upper bound of P(L = inf); a subnormal one becomes the smallest normal number."""
-    mass = validate.probability(name, value)
-    return np.where(mass > 0, np.maximum(mass, SMALLEST), 0.0)
-
-
 def named_scalars(target: dict[str, tuple[Domain, Any]], infinity_mass: Real) -> dict[str, Any]:
-    """The target, given as {name: (check, value)}, and the mass at infinity: checked, by name."""
-    arguments = target | {"infinity_mass": (infinity_bound, infinity_mass)}
+    """The target, given as {name: (domain, value)}, and the mass at infinity: checked, by name."""
+    arguments = target | {"infinity_mass": (PROBABILITY, infinity_mass)}
     return dict(zip(arguments, checked(**arguments), strict=True))
 
 

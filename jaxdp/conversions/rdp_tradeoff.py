@@ -23,6 +23,7 @@ from jaxdp.conversions.rdp import log_gain, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
 from jaxdp.runtime.precision import Kernel, kernel, require_x64
 from jaxdp.typing import Array, Real
 
@@ -145,7 +146,7 @@ def _delta_kernel(curve: _Curve, infinity: jax.Array, eps: jax.Array) -> jax.Arr
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
-    return jnp.where(_valid(curve, infinity), jnp.minimum(1.0, (infinity + value) * (1 + 8 * ULP)), 1.0)
+    return jnp.where(_valid(curve, infinity), jnp.minimum(1.0, (raised(infinity)[0] + value) * (1 + 8 * ULP)), 1.0)
 
 
 def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
@@ -160,7 +161,7 @@ def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
 @kernel(working_set=20000)
 def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax.Array:
     orders, forward, _ = curve
-    room = (delta - infinity) * (1 - 8 * ULP)
+    room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
     excess = jnp.where(orders > 1, orders - 1, 1.0)
     each = jnp.where(orders > 1, forward + (log_gain(excess) - goal) / excess, jnp.inf)
@@ -192,16 +193,11 @@ def _tradeoff_kernel(curve: _Curve, infinity: jax.Array, x: jax.Array) -> jax.Ar
     miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
     at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
     value = jnp.where(inside, miss, jnp.where(x <= 0, at_zero, 0.0))
-    return jnp.where(_valid(curve, infinity) & (x >= 0), jnp.maximum(value - infinity, 0.0), 0.0)
+    return jnp.where(_valid(curve, infinity) & (x >= 0), jnp.maximum(value - raised(infinity)[0], 0.0), 0.0)
 
 
 def optimal_delta_from_rdp(
-    orders: Real,
-    renyi: Real,
-    epsilon: Real,
-    *,
-    reverse_renyi: Real | None = None,
-    infinity_mass: Real = 0.0,
+    orders: Real, renyi: Real, epsilon: Real, *, reverse_renyi: Real | None = None, infinity_mass: Real = 0.0
 ) -> Array:
     """Certified delta at epsilon from all orders of a Renyi curve at once, through its trade-off function.
 
@@ -226,12 +222,7 @@ def optimal_delta_from_rdp(
 
 
 def optimal_epsilon_from_rdp(
-    orders: Real,
-    renyi: Real,
-    delta: Real,
-    *,
-    reverse_renyi: Real | None = None,
-    infinity_mass: Real = 0.0,
+    orders: Real, renyi: Real, delta: Real, *, reverse_renyi: Real | None = None, infinity_mass: Real = 0.0
 ) -> Array:
     """Certified epsilon >= 0 at delta from all orders of a Renyi curve at once, through its trade-off function.
 

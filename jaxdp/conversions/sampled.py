@@ -21,10 +21,7 @@ Profile: TypeAlias = Callable[[np.ndarray], Real]
 
 
 def sampled_delta(
-    base_delta: Profile,
-    epsilon: Real,
-    sampling_probability: Real,
-    relation: Literal["remove", "add", "replace_one"],
+    base_delta: Profile, epsilon: Real, sampling_probability: Real, relation: Literal["remove", "add", "replace_one"]
 ) -> Array:
     """Certified delta at epsilon of one sampled round: q delta_base(log(1 + (e^eps - 1)/q)).
 
@@ -89,10 +86,7 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
 
 
 def sampled_pair(
-    base_delta: Profile,
-    epsilons: Real,
-    sampling_probability: float,
-    relation: Literal["remove", "add", "replace_one"],
+    base_delta: Profile, epsilons: Real, sampling_probability: float, relation: Literal["remove", "add", "replace_one"]
 ) -> DiscretePair:
     """A finite pair that dominates one sampled round, and composes.
 

@@ -275,8 +275,8 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
     """Renyi divergence of a sum of n Laplace(b) noises against its shift by s, by quadrature: not an upper bound.
 
     order: alpha > 1.
-    shift: s >= 0, in the units of the scale.
-    scale, num_summands: b > 0, and n, whole, 1 to 10000.
+    shift, scale: s >= 0 and b > 0, in the same units.
+    num_summands: n, whole, 1 to 10000.
 
     >>> print(f"{jaxdp.convolution.laplace_sum_rdp(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
     0.1283
@@ -328,8 +328,7 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
     """Certified bounds on epsilon(delta) of a value hidden by the sum of n Laplace(b) noises.
 
     delta: in [0, 1]; 0 gives s / b, 1 gives 0.
-    shift: s >= 0, sensitivity of the value, in the units of the scale.
-    scale, num_summands: b > 0, and n, whole, 1 to 10000.
+    shift, scale, num_summands: as for `laplace_sum_delta_bounds`.
 
     >>> lower, upper = jaxdp.convolution.laplace_sum_epsilon_bounds(0.01, shift=1.0, scale=1.0, num_summands=4)
     >>> print(f"{lower:.6f} {upper:.6f}")

@@ -55,8 +55,7 @@ def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
     order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
-    shift: s >= 0, in the units of the scale.
-    scale: b > 0.
+    shift, scale: s >= 0 and b > 0, in the same units.
 
     >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
     0.6191
@@ -75,8 +74,7 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
     It tends to alpha s^2 / (2 n b^2) for large n, twice the exact value `laplace_sum_rdp`.
 
     order: alpha > 1.
-    shift: s >= 0, in the units of the scale.
-    scale: b > 0.
+    shift, scale: s >= 0 and b > 0, in the same units.
     num_summands: n, whole, >= 1.
 
     >>> print(f"{jaxdp.convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
@@ -113,9 +111,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
     value (m = n); groups of two remove about 80% of the excess.
 
-    order: alpha > 1.
-    shift: s >= 0, in the units of the scale.
-    scale: b > 0.
+    order, shift, scale: as for `laplace_bound`.
     num_summands: n, whole, a multiple of group_size.
     group_size: m, whole, 1 to 10000.
 

@@ -21,20 +21,11 @@ _FROM_ONE = "Indices count from 1."
 _INDEX = Rule("index", lambda index, num_steps, **_: index <= num_steps, "at most num_steps", _FROM_ONE)
 _AT_INDEX = {
     "order": LINEAR_ORDER,
-    "lipschitz": POSITIVE,
-    "step_size": POSITIVE,
-    "smoothness": POSITIVE,
-    "noise_std": POSITIVE,
+    **dict.fromkeys(("lipschitz", "step_size", "smoothness", "noise_std"), POSITIVE),
     "num_steps": whole(1),
     "index": dataclasses.replace(whole(1), remedy=_FROM_ONE),
 }
-_PATH = {
-    "order": LINEAR_ORDER,
-    "contraction": POSITIVE,
-    "noise_std": POSITIVE,
-    "distance": NONNEGATIVE,
-    "num_steps": whole(1),
-}
+_PATH = {"order": LINEAR_ORDER, "noise_std": POSITIVE, "distance": NONNEGATIVE, "num_steps": whole(1)}
 _CONSTANT = {"contraction": POSITIVE, "noise_std": POSITIVE, "shift": NONNEGATIVE}
 _CONTRACTS = Rule(
     "contraction", lambda contraction, **_: contraction <= 1, "at most 1 in this closed form", "Use gdp_mu above 1."
@@ -93,12 +84,8 @@ def feldman_rdp_at_index(
     """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
     order: alpha >= 1.
-    lipschitz: C > 0, gradient bound of one loss.
     step_size: eta in (0, 2 / beta].
-    smoothness: beta > 0.
-    noise_std: sigma > 0, of the noise added to the gradient.
-    num_steps: n, whole, >= 1.
-    index: i in 1..n, counted from 1.
+    lipschitz, smoothness, noise_std, num_steps, index: as for `noisy_sgd_rdp_at_index`.
 
     >>> divergence = jaxdp.iteration.feldman_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
@@ -184,6 +171,7 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
         "Use shifted_rdp_optimum.",
     ),
     **_PATH,
+    contraction=POSITIVE,
 )
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
@@ -213,15 +201,12 @@ def _log_geometric(x, count):
     return jnp.log(ratio) + jnp.where(x > 0, (count - 1) * x, 0.0)
 
 
-@theorem(**_PATH)
+@theorem(**_PATH, contraction=POSITIVE)
 def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    order: alpha >= 1.
     contraction: L > 0.
-    noise_std: sigma > 0.
-    distance: Delta >= 0, W_inf distance of the two inputs.
-    num_steps: r, whole, >= 1.
+    order, noise_std, distance, num_steps: as for `shifted_rdp_path`.
 
     >>> bound = jaxdp.iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
     >>> print(f"{bound:.4f}")

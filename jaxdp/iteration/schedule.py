@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import NONNEGATIVE, POSITIVE
+from jaxdp.domains import FINITE, NONNEGATIVE, POSITIVE
 from jaxdp.iteration import isotonic
 from jaxdp.runtime.formulas import checked
 from jaxdp.runtime.precision import Kernel, require_x64
@@ -217,16 +217,15 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     Returns mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|. Raises ValueError, also
     without an axis of steps.
     """
-    factor, shift = validate.real_array("factor", factor), validate.real_array("shift", shift)
-    noise = validate.nonnegative("noise_std", noise_std)
+    parts = checked(factor=(FINITE, factor), noise_std=(NONNEGATIVE, noise_std), shift=(FINITE, shift))
     start = validate.nonnegative("initial_variance", initial_variance)
-    shape = validate.broadcast(factor=factor, noise_std=noise, shift=shift)
+    c, noise, moved = np.broadcast_arrays(*parts)
+    shape = c.shape
     if not shape:
         raise ValueError("factor, noise_std and shift must have a last axis of steps, got single numbers.")
-    factor, noise, shift = (np.broadcast_to(a, shape) for a in (factor, noise, shift))
     mean, variance = np.zeros(shape[:-1]), np.broadcast_to(start, shape[:-1])
     for j in range(shape[-1]):
-        mean = factor[..., j] * mean + shift[..., j]
-        variance = factor[..., j] ** 2 * variance + noise[..., j] ** 2
+        mean = c[..., j] * mean + moved[..., j]
+        variance = c[..., j] ** 2 * variance + noise[..., j] ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance))[()]

@@ -154,8 +154,7 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
 
     For pure differential privacy the weaker noise gains nothing.
 
-    shift: Delta >= 0.
-    first_scale, second_scale: l1 > 0 and l2 > 0.
+    shift, first_scale, second_scale: as for `iterated_laplace_rdp`.
 
     >>> print(f"{jaxdp.mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
     0.5000
