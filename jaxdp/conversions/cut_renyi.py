@@ -119,8 +119,7 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
     >>> print(f"{jaxdp.conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
     2.4176
 
-    Returns epsilon in nats of the broadcast shape, float64, an upper bound. `jaxdp.epsilon` is tighter. Raises
-    ValueError.
+    Returns an upper bound in nats of the broadcast shape, float64; `jaxdp.epsilon` is tighter. Raises ValueError.
     """
     orders = jnp.asarray(_ORDERS)
     excess = orders - 1

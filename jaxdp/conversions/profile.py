@@ -74,7 +74,7 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     [0.454 0.354 0.1  ] [1.    0.454 0.354]
 
     Returns Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
-    charged. Raises ValueError, also for lists of unequal length.
+    charged. Raises ValueError, also for unequal lengths.
     """
     eps, low = validate.real_array("epsilons", epsilons), validate.probability("lower", lower)
     high = validate.probability("upper", upper)
@@ -112,8 +112,8 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     >>> print(f"{jaxdp.conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     0.6351
 
-    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for lists of
-    unequal length.
+    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for unequal
+    lengths.
     Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
     (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
@@ -164,7 +164,7 @@ def delta_from_tradeoff(
 
     Returns Bounds(lower, upper) of the shape of epsilon, float64. upper holds if the values are lower bounds of f
     (exact=False) or f itself (exact=True), lower if they are upper bounds of f. The rounding, 1e-15 (1 + e^eps x) at x,
-    is added outward. Raises ValueError, also for lists of unequal length.
+    is added outward. Raises ValueError, also for unequal lengths.
     Reference: Dong, Roth, Su 2022: delta(eps) = 1 + f*(-e^eps), with f* the convex conjugate of f.
     """
     x = validate.probability("false_positive_rate", false_positive_rate)

@@ -86,7 +86,7 @@ def epsilon_from_rdp(
     2.5430
 
     Returns epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where delta <=
-    infinity_mass. Rounding is added outward. Raises ValueError, also for orders and renyi of unequal length.
+    infinity_mass. Rounding is added outward. Raises ValueError, also for unequal lengths.
     Reference: Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
     """
     return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(PROBABILITY, delta))
@@ -113,7 +113,7 @@ def delta_from_rdp(
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
-    Raises ValueError, also for orders and renyi of unequal length.
+    Raises ValueError, also for unequal lengths.
     Reference: As `epsilon_from_rdp`.
     """
     return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))

@@ -215,7 +215,7 @@ def optimal_delta_from_rdp(
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum
     over tests, less than 1e-6 relative above it where measured (43 orders, Gaussian, eps 0 to 20). About 40 ms a point
-    on one core. Raises ValueError, also for orders and curves of unequal length.
+    on one core. Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(NOT_NAN, epsilon))
@@ -236,7 +236,7 @@ def optimal_epsilon_from_rdp(
 
     Returns epsilon in nats, float64, of the broadcast shape without the axis of orders: the smallest epsilon tried
     whose certified delta meets the target (1e-9 relative); inf where delta does not exceed infinity_mass or no order
-    above 1 has a finite bound. Raises ValueError, also for orders and curves of unequal length.
+    above 1 has a finite bound. Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(PROBABILITY, delta))
@@ -261,7 +261,7 @@ def tradeoff_from_rdp(
     0.7477
 
     Returns a lower bound of the trade-off function in [0, 1], float64, of the broadcast shape without the axis of
-    orders. Raises ValueError, also for orders and curves of unequal length.
+    orders. Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     x = (PROBABILITY, false_positive_rate)

@@ -264,8 +264,7 @@ def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
     >>> print(f"{jaxdp.convolution.laplace_sum_log_density(0.0, 1.0, num_summands=2):.4f}")  # log(1/4)
     -1.3863
 
-    Returns the natural logarithm of the density, of the broadcast shape, float64; absolute error about 1e-12. Raises
-    ValueError.
+    Returns the log density, of the broadcast shape, float64; absolute error about 1e-12. Raises ValueError.
     """
     b = validate.positive("scale", scale)
     return _at_sums(_log_density_point, num_summands, validate.real_array("x", x) / b) - np.log(b)

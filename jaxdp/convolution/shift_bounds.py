@@ -34,8 +34,7 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     Assumes: P is a law on the real line, where every real shift has a meaning; for integer noise use
     `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
 
-    Returns an upper bound in nats of the broadcast shape, if renyi returns upper bounds. The product is rounded to
-    nearest. Raises ValueError.
+    Returns an upper bound in nats of the broadcast shape, if renyi returns one; rounded to nearest. Raises ValueError.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
     alpha, moved, count = checked(
@@ -60,7 +59,7 @@ def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
     0.6191
 
-    Returns an upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value. Raises
+    Returns an upper bound in nats of the broadcast shape, float64, with a relative excess of at most 2e-14. Raises
     ValueError.
     Reference: Mironov 2017, Corollary 2.
     """
@@ -143,8 +142,7 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     >>> print(f"{jaxdp.convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
     0.7353
 
-    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError, also for a shift that
-    is not whole.
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
     rate, least = 1 / scale, jnp.floor(shift / num_summands)
     more = shift - num_summands * least

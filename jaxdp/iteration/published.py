@@ -65,8 +65,8 @@ def noisy_sgd_rdp_at_index(
     >>> print(f"{divergence:.4f}")
     0.0172
 
-    Returns the divergence in nats of the broadcast shape, float64, not rounded outward. Raises ValueError for eta
-    outside the theorem's range, rho > beta, an index out of range.
+    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
+    range, rho > beta, an index out of range.
     Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
@@ -93,8 +93,8 @@ def feldman_rdp_at_index(
     >>> print(f"{divergence:.4f}")
     0.0250
 
-    Returns the divergence in nats of the broadcast shape, float64, not rounded outward. Raises ValueError for eta
-    outside the theorem's range, an index out of range.
+    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
+    range, an index out of range.
     Assumes: as `noisy_sgd_rdp_at_index`.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
@@ -116,9 +116,9 @@ def contractive_iteration_rdp(
     >>> print(jaxdp.iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
     0.5
 
-    Returns the divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the
-    minimum over all allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a
-    step (z_t < 0), or leaves a distance (z_T > 0).
+    Returns the divergence in nats of the leading shape, float64. The square of `gdp_mu` is the minimum over all
+    allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a step (z_t < 0), or
+    leaves a distance (z_T > 0).
     Assumes: as `gdp_mu`.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
     """
@@ -150,8 +150,8 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
     0.5
 
-    Returns a bound in nats of the broadcast leading shape, float64, not rounded outward. Raises ValueError, also
-    without an axis of distances.
+    Returns a bound in nats of the broadcast leading shape, float64. Raises ValueError, also without an axis of
+    distances.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
     """
     alpha, lip = validate.inside("order", order, LINEAR_ORDER), validate.positive("contraction", contraction)
@@ -185,8 +185,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     >>> print(f"{jaxdp.iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
     0.1476
 
-    Returns a bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
-    Raises ValueError.
+    Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
     shrunk = jnp.exp((num_steps + 1) * jnp.log(contraction))
@@ -212,7 +211,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     >>> print(f"{bound:.4f}")
     0.1436
 
-    Returns a bound in nats of the broadcast shape, float64, not rounded outward. Raises ValueError.
+    Returns a bound in nats of the broadcast shape, float64. Raises ValueError.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
     """
     log_sum = _log_geometric(-2 * jnp.log(contraction), num_steps) - 2 * jnp.log(contraction)
@@ -230,7 +229,7 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
     0.4359
 
-    Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding. Raises
+    Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. It is `gdp_mu` up to rounding. Raises
     ValueError.
     Assumes: as `gdp_mu`.
     Reference: Bok, Su, Altschuler 2024, NoisyGD.
@@ -257,7 +256,7 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     >>> print(f"{jaxdp.iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
     0.1032
 
-    Returns mu of the broadcast shape, float64, not rounded outward. Raises ValueError.
+    Returns mu of the broadcast shape, float64. Raises ValueError.
     Assumes: as `gdp_mu`; the order of the batches is the same in every pass.
     Reference: Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
     """

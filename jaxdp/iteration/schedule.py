@@ -163,8 +163,7 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
     [[0 2 4]
      [1 3 5]]
 
-    Returns (num_batches, passes) steps, rows filled up with num_steps: an argument of `participation_mu`. Raises
-    ValueError.
+    Returns (num_batches, passes) steps, filled up with num_steps, for `participation_mu`. Raises ValueError.
     """
     batches = int(validate.integer("num_batches", num_batches, 1))
     total = int(validate.integer("num_steps", num_steps, 1))

@@ -84,8 +84,8 @@ def iterated_gaussian_rdp(
     >>> print(f"{jaxdp.mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
     0.5000
 
-    Returns an upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map that stretches by
-    L. Raises ValueError.
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map of norm L. Raises
+    ValueError.
     Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
     ratio = raised(shift)[0] / jnp.hypot(first_std, second_std / lipschitz)
