@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
@@ -46,7 +47,9 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
 def _share(shift, scale, count=1):
     """shift / (scale n), never 0 where the shift is positive."""
     shift, _ = raised(shift)
-    return jnp.where(shift > 0, jnp.maximum(shift / scale / count, SMALLEST), 0.0)
+    # without the barrier the compiler divides by scale * count, which may overflow
+    share = lax.optimization_barrier(shift / scale) / count
+    return jnp.where(shift > 0, jnp.maximum(share, SMALLEST), 0.0)
 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE)
