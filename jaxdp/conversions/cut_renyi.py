@@ -111,8 +111,7 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
     the cut it is, up to that share, the conversion of Canonne, Kamath, Steinke of the plain Renyi curve at whole
     orders. For "add" the plain curve is not loose in this way: use `epsilon_from_rdp`.
 
-    noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
-    sampling_probability: q in (0, 1).
+    noise_multiplier, sampling_probability: as for `cut_renyi`.
     times: number of steps, whole, >= 1.
     delta: in (0, 1].
 

@@ -88,8 +88,7 @@ def quadrature_log_characteristic(
 
     With `levy_cdf` it is the double quadrature of Zhu, Dong, Wang 2022, for mechanisms without a closed form.
 
-    log_p: log density of P, elementwise on [low, high].
-    log_q: log density of Q.
+    log_p, log_q: log densities of P and Q, elementwise on [low, high].
     low, high: finite, low < high; mass outside is lost.
     nodes: number of x, whole, >= 1. The rule fails where t times the loss turns more than a few times per node.
 

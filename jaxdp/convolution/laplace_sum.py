@@ -313,12 +313,10 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
 def laplace_sum_delta(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on delta(epsilon) of a value hidden by the sum of n Laplace(b) noises.
 
-    Arguments, errors, accuracy and assumption are those of `laplace_sum_delta_bounds`.
+    It is the upper one of `laplace_sum_delta_bounds`, with its arguments, shape, errors, accuracy and assumption.
 
     >>> print(f"{jaxdp.convolution.laplace_sum_delta(0.5, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.010252
-
-    Returns its upper bound, of the broadcast shape, float64.
     """
     return laplace_sum_delta_bounds(epsilon, shift, scale, num_summands).upper
 
@@ -344,11 +342,9 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
 def laplace_sum_epsilon(delta: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on epsilon(delta) of a value hidden by the sum of n Laplace(b) noises.
 
-    Arguments, errors, accuracy and assumption are those of `laplace_sum_epsilon_bounds`.
+    It is the upper one of `laplace_sum_epsilon_bounds`, with its arguments, shape, errors, accuracy and assumption.
 
     >>> print(f"{jaxdp.convolution.laplace_sum_epsilon(0.01, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.502261
-
-    Returns its upper bound in nats, of the broadcast shape, float64.
     """
     return laplace_sum_epsilon_bounds(delta, shift, scale, num_summands).upper

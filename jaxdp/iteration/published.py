@@ -108,9 +108,7 @@ def contractive_iteration_rdp(
 
     order: alpha >= 1.
     allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
-    contraction: kappa_t >= 0 (1 in the paper).
-    noise_std: s_t > 0.
-    shift: d_t >= 0.
+    contraction, noise_std, shift: kappa_t >= 0 (1 in the paper), s_t > 0 and d_t >= 0.
 
     >>> spent = [0.5, 0.5]
     >>> print(jaxdp.iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))

@@ -156,8 +156,7 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
 
     It is also valid for an order that is shuffled once at the start.
 
-    num_batches: batches of one pass, whole, >= 1.
-    num_steps: steps of the run, whole, >= 1.
+    num_batches, num_steps: batches of one pass and steps of the run, whole, >= 1.
 
     >>> print(jaxdp.iteration.cyclic_participation(num_batches=2, num_steps=5))
     [[0 2 4]

@@ -23,8 +23,7 @@ _DOWN = 1.0 - 2.0**-48
 class Guarantee(NamedTuple):
     """An (epsilon, delta) guarantee: the result of an amplification theorem.
 
-    epsilon: in nats, >= 0.
-    delta: in [0, 1].
+    epsilon, delta: in nats, >= 0, and in [0, 1].
 
     >>> amplified = jaxdp.mixing.Guarantee(epsilon=1.0, delta=1e-6)
     >>> jaxdp.ApproximateDP(*amplified)  # a mechanism that composes with others

@@ -50,9 +50,7 @@ def coupling_bound(
     The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
 
     renyi_first, renyi_kernel: (order, shift) -> R_alpha(P + shift, P) for P = P1 and for P = P2, elementwise.
-    order: alpha > 1.
-    shift: >= 0, in the units of the noises.
-    hidden: w in [0, shift].
+    order, shift, hidden: alpha > 1, shift >= 0 in the units of the noises, and w in [0, shift].
 
     >>> laplace = lambda order, shift: jaxdp.convolution.laplace_rdp(order, shift, 1.0)
     >>> print(f"{jaxdp.mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
