@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxdp import accounting, validate
+from jaxdp.domains import FINITE
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.typing import Array, Real, Relation
@@ -91,26 +93,28 @@ def calibrate(
     # One pair alone costs half. Its epsilon is at most the whole one: what fails it fails, and that the solution meets
     # the target for every pair is tested. Where that is not so, or the pair has no solution, the whole is searched.
     for pair in problem.pairs():
-        search = _searched(pair, values, pair.evaluate(values), keep_others)
-        if isinstance(search, str):
-            continue
-        lost_here = lost | search.lost
-        if (lost_here | (problem.evaluate_one(search.safe) <= problem.target)).all():
-            return problem.answer(search.safe, lost_here)
-    search = _searched(problem, values, problem.evaluate(values), keep_others)
-    if isinstance(search, str):
-        raise ValueError(search)
+        with contextlib.suppress(ValueError):
+            search = _searched(pair, values, keep_others)
+            lost_here = lost | search.lost
+            if (lost_here | (problem.evaluate_one(search.safe) <= problem.target)).all():
+                return problem.answer(search.safe, lost_here)
+    search = _searched(problem, values, keep_others)
     return _verified(problem, search, lost | search.lost)
 
 
-def _searched(problem: _Problem, values: np.ndarray, epsilons: np.ndarray, keep_others: bool) -> _Search | str:
-    """The search from tested candidates until every bracket is closed, or why there is nothing to search for."""
+def _searched(problem: _Problem, values: np.ndarray, keep_others: bool) -> _Search:
+    """The search from the first candidates until every bracket is closed; ValueError where there is nothing to find."""
+    epsilons = problem.evaluate(values)
     lost = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
     if lost.any() and not keep_others:
-        return _unreachable(problem, values, epsilons, lost)
-    fault = _turning(problem, epsilons, ~lost)
-    if fault:
-        return fault
+        i = int(np.argmax(lost))
+        at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
+        raise ValueError(
+            f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
+            f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
+            + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
+        )
+    _require_monotone(problem, epsilons, ~lost)
     search = _Search(problem.without(lost), values, epsilons, lost)
     for _ in range(_MAX_CALLS):
         candidates = search.candidates()
@@ -176,9 +180,7 @@ class _Problem:
         """The same question about each pair of neighbouring data sets alone, none when there is but one."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
-        if len(directions) < 2:
-            return []
-        return [dataclasses.replace(self, direction=direction) for direction in directions]
+        return [dataclasses.replace(self, direction=each) for each in directions] if len(directions) > 1 else []
 
     def without(self, lost: np.ndarray) -> _Problem:
         """The same with a target that every value meets where nothing is sought."""
@@ -228,11 +230,9 @@ def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
         low, high = bracket
     except (TypeError, ValueError):
         raise ValueError(f"bracket must be a pair (low, high), got {bracket!r}.") from None
-    low, high = validate.real_array("bracket", low), validate.real_array("bracket", high)
+    low, high = validate.inside("bracket", low, FINITE), validate.inside("bracket", high, FINITE)
     validate.broadcast(low=low, high=high)
     low, high = np.broadcast_arrays(low, high)
-    for end in (low, high):
-        validate.reject("bracket", end, ~np.isfinite(end), "finite")
     validate.reject("bracket", low, ~(low < high), "a pair with low < high")
     return low, high
 
@@ -309,28 +309,17 @@ def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarr
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost
 
 
-def _unreachable(problem: _Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> str:
-    """What is wrong where neither end of a bracket meets the target."""
-    i = int(np.argmax(lost))
-    at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
-    return (
-        f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
-        f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
-        + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
-    )
-
-
-def _turning(problem: _Problem, epsilons: np.ndarray, sought: np.ndarray) -> str | None:
-    """What is wrong when epsilons over equally ordered values rise and fall."""
+def _require_monotone(problem: _Problem, epsilons: np.ndarray, sought: np.ndarray) -> None:
+    """ValueError where epsilons over equally ordered values rise and fall."""
     with np.errstate(invalid="ignore"):
         steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
     scale = _WOBBLE * np.minimum(epsilons[1:], epsilons[:-1]) + 1e-9
     turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0) & sought
-    if not turned.any():
-        return None
-    i = int(np.argmax(turned))
-    seen = ", ".join(f"{e:.4g}" for e in epsilons[:, i])
-    return f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}{problem.element(i)}."
+    if turned.any():
+        i = int(np.argmax(turned))
+        seen = ", ".join(f"{e:.4g}" for e in epsilons[:, i])
+        at = problem.element(i)
+        raise ValueError(f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}{at}.")
 
 
 class _Search:

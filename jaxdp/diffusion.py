@@ -16,27 +16,19 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.domains import POSITIVE, SMALLEST, field
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, field, whole
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import at_least_one, checked, formula, whole
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 __all__ = [
-    "BrownianMotion",
-    "OUParameters",
-    "OrnsteinUhlenbeck",
-    "Quadrature",
-    "brownian_lambda",
-    "calibrate_ornstein_uhlenbeck",
-    "diffusion_lambda",
-    "gaussian_mse",
-    "ornstein_uhlenbeck_beats_gaussian",
-    "ornstein_uhlenbeck_lambda",
-    "ornstein_uhlenbeck_mse",
-    "renyi_from_lambda",
-]
+    "BrownianMotion", "OUParameters", "OrnsteinUhlenbeck", "Quadrature", "brownian_lambda",
+    "calibrate_ornstein_uhlenbeck", "diffusion_lambda", "gaussian_mse", "ornstein_uhlenbeck_beats_gaussian",
+    "ornstein_uhlenbeck_lambda", "ornstein_uhlenbeck_mse", "renyi_from_lambda",
+]  # fmt: skip
 
 _NODES = 15
 _PANELS = 512
@@ -54,16 +46,12 @@ _LOG_UP = 1.0 + 1e-12
 class Quadrature(NamedTuple):
     """An integral and an estimate of its absolute error.
 
-    Attributes:
-        value: of the integral.
-        error: difference of two rules plus the outermost panels. An estimate, not a certificate.
+    value: of the integral.
+    error: difference of two rules plus the outermost panels. An estimate, not a certificate.
 
-    Example:
-        >>> from jaxdp import diffusion
-        >>> integral = diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
-        >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
-        0.2500 True
-
+    >>> integral = jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
+    >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
+    0.2500 True
     """
 
     value: Array
@@ -73,20 +61,15 @@ class Quadrature(NamedTuple):
 class OUParameters(NamedTuple):
     """Parameters of an Ornstein-Uhlenbeck mechanism, and its error next to that of Gaussian noise.
 
-    Attributes:
-        theta: pull towards 0, > 0.
-        rho: noise level, > 0.
-        time: t at which the value is released.
-        mse_at_radius: mean squared error of a value of norm R.
-        gaussian_mse: mean squared error of Gaussian noise with the same Renyi curve.
-        ratio: mse_at_radius / gaussian_mse.
+    theta, rho: pull towards 0 and noise level, > 0.
+    time: t at which the value is released.
+    mse_at_radius: mean squared error of a value of norm R.
+    gaussian_mse: mean squared error of Gaussian noise with the same Renyi curve.
+    ratio: mse_at_radius / gaussian_mse.
 
-    Example:
-        >>> from jaxdp import diffusion
-        >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
-        >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
-        2.398 0.141 0.091
-
+    >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+    >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
+    2.398 0.141 0.091
     """
 
     theta: Array
@@ -135,23 +118,17 @@ class BrownianMotion(GaussianMechanism):
 
     The Renyi divergence of order alpha is alpha Delta^2 / (4 t), under the neighbouring relation that Delta belongs to.
 
-    Args:
-        time: t > 0, any shape.
-        sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
+    time: t > 0, any shape.
+    sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
 
-    Assumes:
-        Values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time t is
-        released; its noise is real, not that of a generator or of floating point.
+    >>> motion = jaxdp.diffusion.BrownianMotion(time=2.0)
+    >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # that of Gaussian noise of standard deviation 2
+    2.2541
 
-    Reference:
-        Examples 4 and 5.
+    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time
+    t is released; its noise is real, not that of a generator or of floating point.
 
-    Example:
-        >>> import jaxdp
-        >>> motion = jaxdp.diffusion.BrownianMotion(time=2.0)
-        >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # that of Gaussian noise of standard deviation 2
-        2.2541
-
+    Reference: Examples 4 and 5.
     """
 
     time: Real = field(POSITIVE)
@@ -182,25 +159,18 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     with mu^2 = 2 Lambda = theta Delta^2 / (rho^2 (e^{2 theta t} - 1)). In the limit theta -> 0 it is Gaussian noise of
     variance 2 rho^2 t.
 
-    Args:
-        theta: pull towards 0, > 0, any shape; all four broadcast.
-        rho: noise level, > 0.
-        time: t > 0.
-        sensitivity: Delta > 0 in L2.
+    theta: pull towards 0, > 0, any shape; all four broadcast.
+    rho: noise level, > 0.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
-    Assumes:
-        Values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time t is
-        released; its noise is real, not that of a generator or of floating point.
+    >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
+    >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
+    1.7446
 
-    Reference:
-        Corollary 7.
+    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time
+    t is released; its noise is real, not that of a generator or of floating point.
 
-    Example:
-        >>> import jaxdp
-        >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
-        >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
-        1.7446
-
+    Reference: Corollary 7.
     """
 
     theta: Real = field(POSITIVE)
@@ -225,147 +195,86 @@ class OrnsteinUhlenbeck(GaussianMechanism):
         return ornstein_uhlenbeck_mse(self.theta, self.rho, self.time, norm, dimension)
 
 
-def _positive(**values):
-    return checked(**{name: (validate.positive, value) for name, value in values.items()})
-
-
-@formula(valid=lambda t, d: (t > 0) & (d > 0))
-def _brownian_lambda(time, sensitivity):
-    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
-
-
+@theorem(time=POSITIVE, sensitivity=POSITIVE)
 def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = Delta^2 / (4 t) of Brownian motion: the release is (alpha, alpha Lambda)-RDP for all alpha.
 
-    Args:
-        time: t > 0.
-        sensitivity: Delta > 0 in L2.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
-    Returns:
-        Lambda in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.diffusion.brownian_lambda(2.0):.4f}")
+    0.1250
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Examples 4 and 5.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(f"{diffusion.brownian_lambda(2.0):.4f}")
-        0.1250
-
+    Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Examples 4 and 5.
     """
-    return _brownian_lambda(*_positive(time=time, sensitivity=sensitivity))
+    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
 
 
-@formula(valid=lambda th, rho, t, d: (th > 0) & (rho > 0) & (t > 0) & (d > 0))
-def _ou_lambda(theta, rho, time, sensitivity):
-    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
-
-
+@theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, sensitivity=POSITIVE)
 def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism.
 
     The release at time t is (alpha, alpha Lambda)-RDP for all alpha.
 
-    Args:
-        theta: pull towards 0, > 0.
-        rho: noise level, > 0.
-        time: t > 0.
-        sensitivity: Delta > 0 in L2.
+    theta, rho: pull towards 0 and noise level, > 0.
+    time, sensitivity: t > 0, and Delta > 0 in L2.
 
-    Returns:
-        Lambda in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
+    0.0783
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Corollary 7.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(f"{diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
-        0.0783
-
+    Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Corollary 7.
     """
-    return _ou_lambda(*_positive(theta=theta, rho=rho, time=time, sensitivity=sensitivity))
+    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
 
 
-@formula(valid=lambda th, rho, t, norm, d: (th > 0) & (rho > 0) & (t > 0) & (norm >= 0) & (d >= 1))
-def _ou_mse(theta, rho, time, norm, dimension):
-    bias = -jnp.expm1(-theta * time) * norm
-    return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
-
-
+@theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, norm=NONNEGATIVE, dimension=whole(1))
 def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimension: Real) -> Array:
     """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
-    Args:
-        theta: pull towards 0, > 0.
-        rho: noise level, > 0.
-        time: t > 0.
-        norm: |f| >= 0, L2 norm of the value.
-        dimension: d, whole, >= 1.
+    theta, rho: pull towards 0 and noise level, > 0.
+    time: t > 0.
+    norm: |f| >= 0, L2 norm of the value.
+    dimension: d, whole, >= 1.
 
-    Returns:
-        Mean squared error of the broadcast shape, float64.
+    >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
+    9.0462
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Equation (4).
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(f"{diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
-        9.0462
-
+    Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
+    Reference: Equation (4).
     """
-    return _ou_mse(
-        *_positive(theta=theta, rho=rho, time=time),
-        *checked(norm=(validate.nonnegative, norm), dimension=(whole(1), dimension)),
-    )
-
-
-@formula(valid=lambda level, moved, d, radius: (level > 0) & (moved > 0) & (d >= 1) & (radius > 0))
-def _gaussian_mse(level, moved, dimension, radius):
-    noise = dimension * moved**2 / (2 * level)
-    return noise / (1 + noise / radius**2)
+    bias = -jnp.expm1(-theta * time) * norm
+    return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
 
 
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
     """Mean squared error d s^2 of Gaussian noise with Renyi divergence alpha Lambda, s^2 = Delta^2 / (2 Lambda).
 
-    Args:
-        lam: Lambda > 0 in nats, Renyi divergence per unit of order.
-        sensitivity: Delta > 0 in L2.
-        dimension: d, whole, >= 1.
-        radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error
-            d s^2 / (1 + d s^2 / R^2) of the release rescaled by the best constant.
+    lam: Lambda > 0 in nats, Renyi divergence per unit of order.
+    sensitivity: Delta > 0 in L2.
+    dimension: d, whole, >= 1.
+    radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error d s^2 / (1 + d s^2 / R^2)
+        of the release rescaled by the best constant.
 
-    Returns:
-        Mean squared error of the broadcast shape, float64.
+    >>> print(jaxdp.diffusion.gaussian_mse(0.5, 1.0, 10))
+    10.0
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(diffusion.gaussian_mse(0.5, 1.0, 10))
-        10.0
-
+    Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     """
-    unbounded = np.asarray(np.inf)
-    return _gaussian_mse(
-        *_positive(lam=lam, sensitivity=sensitivity),
-        *checked(
-            dimension=(whole(1), dimension),
-            radius=(lambda *given: unbounded if radius is None else validate.positive(*given), radius),
-        ),
-    )
+    if radius is None:
+        return _unscaled_mse(lam, sensitivity, dimension)
+    return _rescaled_mse(lam, sensitivity, dimension, radius)
+
+
+@theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1))
+def _unscaled_mse(lam, sensitivity, dimension):
+    return dimension * sensitivity**2 / (2 * lam)
+
+
+@theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1), radius=POSITIVE)
+def _rescaled_mse(lam, sensitivity, dimension, radius):
+    noise = dimension * sensitivity**2 / (2 * lam)
+    return noise / (1 + noise / radius**2)
 
 
 def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dimension: Real) -> OUParameters:
@@ -373,32 +282,25 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
 
     theta = log(1 + d Delta^2 / (2 rdp R^2)), rho^2 = theta Delta^2 / (2 rdp (e^{2 theta} - 1)), t = 1.
 
-    Args:
-        rdp: Renyi divergence per unit of order in nats, > 0.
-        sensitivity: Delta > 0 in L2.
-        radius: R > 0 with |f| <= R for all data sets.
-        dimension: d, whole, >= 1.
+    rdp: Renyi divergence per unit of order in nats, > 0.
+    sensitivity: Delta > 0 in L2.
+    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
 
-    Returns:
-        OUParameters of the broadcast shape, float64. `ratio` is that at |f| = R; the error is smaller inside. The error
-        is below that of Gaussian noise at the time t = 1; at other times it may not be, see
-        `ornstein_uhlenbeck_beats_gaussian`.
+    >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
+    >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
+    error 0.909, Gaussian 10.000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 8.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> found = diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
-        >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
-        error 0.909, Gaussian 10.000
-
+    Returns OUParameters of the broadcast shape, float64. `ratio` is that at |f| = R; the error is smaller inside. The
+    error is below that of Gaussian noise at the time t = 1; at other times it may not be, see
+    `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
+    Reference: Theorem 8.
     """
-    level, moved, bound = _positive(rdp=rdp, sensitivity=sensitivity, radius=radius)
-    d = validate.integer("dimension", dimension, 1)
+    level, moved, bound, d = checked(
+        rdp=(POSITIVE, rdp),
+        sensitivity=(POSITIVE, sensitivity),
+        radius=(POSITIVE, radius),
+        dimension=(whole(1), dimension),
+    )
     theta = np.log1p(d * moved**2 / (2 * level * bound**2))
     rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)
@@ -411,29 +313,19 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
 
     The condition is necessary as well as sufficient.
 
-    Args:
-        theta: pull towards 0, > 0.
-        rho: noise level, > 0.
-        radius: R > 0 with |f| <= R for all data sets.
-        dimension: d, whole, >= 1.
+    theta, rho: pull towards 0 and noise level, > 0.
+    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
 
-    Returns:
-        Booleans of the broadcast shape.
+    >>> print(jaxdp.diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
+    True
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 8.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
-        True
-
+    Returns booleans of the broadcast shape. Raises ValueError.
+    Reference: Theorem 8.
     """
-    rate, noise, bound = _positive(theta=theta, rho=rho, radius=radius)
-    return rate * bound**2 <= 4 * validate.integer("dimension", dimension, 1) * noise**2
+    rate, noise, bound, d = checked(
+        theta=(POSITIVE, theta), rho=(POSITIVE, rho), radius=(POSITIVE, radius), dimension=(whole(1), dimension)
+    )
+    return rate * bound**2 <= 4 * d * noise**2
 
 
 def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Quadrature:
@@ -442,25 +334,16 @@ def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Q
     kappa(s) = sup over neighbours and y of Gamma(log p_s(f(D), y) / p_s(f(D'), y)); then the release at time t is
     (alpha, alpha Lambda(t))-RDP for all alpha.
 
-    Args:
-        kappa: elementwise function of s > 0 with values >= 0, integrable at infinity.
-        time: t > 0, any shape.
+    kappa: elementwise function of s > 0 with values >= 0, integrable at infinity.
+    time: t > 0, any shape.
 
-    Returns:
-        Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is not
-        a certificate, because kappa is known at the nodes only: check that it is small, and add it to the value.
+    >>> print(f"{jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
+    0.1250
 
-    Raises:
-        ValueError: kappa returns a negative or non-finite value or a wrong shape.
-
-    Reference:
-        Theorem 6.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(f"{diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
-        0.1250
-
+    Returns Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is
+    not a certificate, because kappa is known at the nodes only: check that it is small, and add it to the value. Raises
+    ValueError where kappa returns a negative or non-finite value or a wrong shape.
+    Reference: Theorem 6.
     """
     start = validate.positive("time", time)
     fine, edge = _integral(kappa, start, _PANELS)
@@ -483,26 +366,17 @@ def _integral(kappa, start, panels):
     return parts.sum(axis=-1), parts[..., 0] + parts[..., -1]
 
 
+@theorem(order=LINEAR_ORDER, lam=NONNEGATIVE)
 def renyi_from_lambda(order: Real, lam: Real) -> Array:
     """Renyi divergence alpha Lambda of a diffusion mechanism at order alpha >= 1.
 
-    Args:
-        order: alpha >= 1.
-        lam: Lambda >= 0 in nats, from `brownian_lambda`, `ornstein_uhlenbeck_lambda` or `diffusion_lambda`.
+    order: alpha >= 1.
+    lam: Lambda >= 0 in nats, from `brownian_lambda`, `ornstein_uhlenbeck_lambda` or `diffusion_lambda`.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
+    0.5000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Theorem 6.
-
-    Example:
-        >>> from jaxdp import diffusion
-        >>> print(f"{diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
-        0.5000
-
+    Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Theorem 6.
     """
-    return (at_least_one("order", order) * validate.nonnegative("lam", lam) * (1 + 4 * ULP))[()]
+    return order * raised(lam)[0] * (1 + 4 * ULP)

@@ -54,9 +54,7 @@ def curves(
     >>> jaxdp.plot.curves(Figure().subplots(), data, "sigma", marker="o").get_ylabel()
     'epsilon [nats]'
     """
-    name, values = _variable(dataset, y)
-    _check_dims(values, x)
-    values, fixed = _squeeze(values, x)
+    name, values, fixed = _variable(dataset, y, x)
     dash = _dash_dimension(values, x) if dash is None else dash
     if dash is not None and (dash not in dataset.dims or dash == x):
         allowed = [d for d in dataset.dims if d != x]
@@ -92,10 +90,7 @@ def band(
     >>> len(jaxdp.plot.band(Figure().subplots(), data, "sigma").collections)
     1
     """
-    low, high = _variable(dataset, lower)[1], _variable(dataset, upper)[1]
-    _check_dims(high, x)
-    _check_dims(low, x)
-    (low, _), (high, fixed) = _squeeze(low, x), _squeeze(high, x)
+    (_, low, _), (_, high, fixed) = _variable(dataset, lower, x), _variable(dataset, upper, x)
     key, given = _key(ax), {"alpha": 0.3, "linewidth": 0.0} | _plain(style, "patches.Patch")
     key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
@@ -123,9 +118,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     'delta'
     """
     colors, ticker = _require("matplotlib.colors"), _require("matplotlib.ticker")
-    name, values = _variable(dataset, value)
-    _check_dims(values, x, y)
-    values, fixed = _squeeze(values, x, y)
+    name, values, fixed = _variable(dataset, value, x, y)
     left = [d for d in values.dims if d not in (x, y)]
     if left:
         raise ValueError(f"heat_map shows two dimensions, got also {left}; choose with dataset.sel(...).")
@@ -207,24 +200,19 @@ def _levels(low: float, high: float) -> list[float]:
     return [step * 10.0**decade for decade in decades for step in steps]
 
 
-def _variable(dataset: Dataset, name: str | None) -> tuple[str, DataArray]:
+def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, DataArray, dict[str, Any]]:
+    """A variable's name, its values without other dimensions of length 1 than those kept, and the values of these."""
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
     if name not in names:
         raise ValueError(f"variable must be one of {', '.join(map(repr, names))}, got {name!r}.")
-    return name, dataset[name]
-
-
-def _check_dims(values: DataArray, *names: str) -> None:
-    for name in names:
-        if name not in values.dims:
-            raise ValueError(f"axis must be one of {', '.join(map(repr, values.dims))}, got {name!r}.")
-
-
-def _squeeze(values: DataArray, *kept: str) -> tuple[DataArray, dict[str, Any]]:
+    values = dataset[name]
+    for axis in kept:
+        if axis not in values.dims:
+            raise ValueError(f"axis must be one of {', '.join(map(repr, values.dims))}, got {axis!r}.")
     single = [str(d) for d in values.dims if values.sizes[d] == 1 and d not in kept]
-    return values.squeeze(single), {d: values[d].values[0] for d in single}
+    return name, values.squeeze(single), {d: values[d].values[0] for d in single}
 
 
 def _lines(values: DataArray, x: str) -> list[tuple[dict[str, Any], DataArray]]:

@@ -158,12 +158,8 @@ def _records() -> dict[str, type[Mechanism]]:
     """All public records of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)
-    found = _subclasses(Mechanism)
-    return {cls.__name__: cls for cls in found if "__dataclass_fields__" in vars(cls) and _is_ours(cls)}
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.startswith("jaxdp.")
+    ours = (cls for cls in _subclasses(Mechanism) if cls.__module__.startswith("jaxdp."))
+    return {cls.__name__: cls for cls in ours if "__dataclass_fields__" in vars(cls)}
 
 
 def _subclasses(cls: type[Mechanism]) -> Iterator[type[Mechanism]]:

@@ -72,24 +72,29 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     return jnp.where(inside, number, domain.harmless), inside
 
 
+def inside(name: str, value: Any, domain: Domain, remedy: str = "") -> np.ndarray:
+    """The argument as float64 numbers of the domain."""
+    return _inside(name, real_array(name, value), domain, remedy or domain.remedy)
+
+
 def positive(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as finite float64 numbers > 0."""
-    return _inside(name, real_array(name, value), POSITIVE, remedy)
+    return inside(name, value, POSITIVE, remedy)
 
 
 def nonnegative(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as finite float64 numbers >= 0."""
-    return _inside(name, real_array(name, value), NONNEGATIVE, remedy)
+    return inside(name, value, NONNEGATIVE, remedy)
 
 
 def probability(name: str, value: Any, remedy: str = "") -> np.ndarray:
     """The argument as float64 numbers in [0, 1]."""
-    return _inside(name, real_array(name, value), PROBABILITY, remedy)
+    return inside(name, value, PROBABILITY, remedy)
 
 
 def integer(name: str, value: Any, minimum: int, remedy: str = "") -> np.ndarray:
     """A float64 array of whole numbers >= minimum."""
-    return _inside(name, real_array(name, value), whole(minimum), remedy)
+    return inside(name, value, whole(minimum), remedy)
 
 
 def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.ndarray:
@@ -98,6 +103,15 @@ def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.nda
             remedy = "Round it."  # np.logspace and divisions give fractions
         reject(name, array, ~domain.contains(array), domain.allowed, remedy)
     return array
+
+
+def equal_lists(**arrays: np.ndarray) -> None:
+    """ValueError unless the named arrays have one axis each, of one length above 0."""
+    shapes = [array.shape for array in arrays.values()]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1 or shapes[0] == (0,):
+        *first, last = arrays
+        found = f"{', '.join(map(str, shapes[:-1]))} and {shapes[-1]}"
+        raise ValueError(f"{', '.join(first)} and {last} must be equally long lists, got {found}.")
 
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

@@ -189,6 +189,12 @@ def discrete_divergence(order, scale, shift):
     return np.log(np.sum(p**order * q ** (1 - order)) / q.sum()) / (order - 1)
 
 
+@pytest.mark.parametrize("bound", [convolution.laplace_bound, convolution.gaussian_bound])
+@pytest.mark.parametrize("unit", [1e-300, 1e300])
+def test_bounds_do_not_depend_on_the_unit_of_length(bound, unit):
+    assert bound(2.0, 30 * unit, unit, 1e10) == pytest.approx(bound(2.0, 30.0, 1.0, 1e10), rel=1e-14)
+
+
 def test_discrete_laplace_bound_is_exact_for_one_summand():
     for shift in (1, 2, 3, 8):
         got = convolution.discrete_laplace_bound(2.5, shift, 3.0, 1)

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 
+import numpy as np
 import pytest
 
 import jaxdp
@@ -12,12 +13,13 @@ import jaxdp
 MODULES = [importlib.import_module(f"jaxdp.{name}") for name in (
     "shuffle", "iteration", "mixing", "diffusion", "convolution", "conversions", "training", "interop",
 )]  # fmt: skip
+NAMES = {"jaxdp": jaxdp, "np": np}
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__]
 
 
 def examples_of(module, name):
     """The doctests of a public object: of its own docstring, and of its methods."""
-    found = doctest.DocTestFinder().find(getattr(module, name), name, module=False, globs={})
+    found = doctest.DocTestFinder().find(getattr(module, name), name, module=False, globs=NAMES)
     return [test for test in found if test.examples]
 
 

@@ -332,6 +332,18 @@ def test_traced_constants_of_bad_numbers_promise_nothing(constants, bad):
         assert jax.jit(constants)(*bad) == (np.inf, np.inf, 0.0)
 
 
+@pytest.mark.parametrize("bad", [{"index": 2.5}, {"index": 11.0}, {"step_size": 1.9}, {"noise_std": np.inf}])
+def test_a_traced_index_theorem_promises_nothing_for_numbers_outside_its_range(bad):
+    good = {"lipschitz": 1.0, "step_size": 0.5, "smoothness": 1.0, "strong_convexity": 0.1, "noise_std": 4.0}
+    good |= {"num_steps": 10.0, "index": 2.0}
+    call = jax.jit(lambda given: iteration.noisy_sgd_rdp_at_index(2.0, **given))
+    with jax.enable_x64(True):
+        assert call(good | bad) == np.inf
+        assert call(good) == pytest.approx(iteration.noisy_sgd_rdp_at_index(2.0, **good), rel=1e-14)
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+        iteration.noisy_sgd_rdp_at_index(2.0, **good | bad)
+
+
 def test_sharp_contraction_is_never_above_the_published_one_and_both_are_right_on_a_quadratic():
     eta = np.linspace(0.01, 2 / 1.1, 30)
     sharp = iteration.contraction(eta, 1.0, 0.1)

@@ -202,6 +202,17 @@ def test_traced_values_agree_and_invalid_ones_are_vacuous():
     assert values[2:] == [np.inf, 1.0]
 
 
+@pytest.mark.parametrize("small", [1e-310, 5e-324])
+def test_a_subnormal_number_counts_as_a_normal_one_traced_and_concrete(small):
+    with jax.enable_x64(True):
+        limit = float(jax.jit(mixing.required_level)(1.0, small))
+        delta = float(jax.jit(mixing.dobrushin_amplification)(1.0, small, 0.5).delta)
+        shifted = float(jax.jit(mixing.iterated_laplace_rdp)(2.0, small, 1.0, 1.0).rdp)
+    assert limit == mixing.required_level(1.0, small) < np.inf
+    assert delta == mixing.dobrushin_amplification(1.0, small, 0.5).delta > 0
+    assert shifted == mixing.iterated_laplace_rdp(2.0, small, 1.0, 1.0).rdp > 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

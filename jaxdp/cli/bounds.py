@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import jaxdp
-from jaxdp.cli.mechanisms import axes_of, build, cases, chosen, read
-from jaxdp.cli.parser import (
-    add_command,
-    common_options,
-    destination,
-    from_option,
-    mechanism_parsers,
-    progress_option,
-    refuse_misplaced,
-)
+from jaxdp.cli.mechanisms import axes_of, build, points_of, read
+from jaxdp.cli.parser import add_target_command, progress_option
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_table, print_table
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.runtime.progress import pieces
 from jaxdp.typing import Relation
 
+_Columns: TypeAlias = dict[str, Any]
+_Verb: TypeAlias = Callable[[Any, Any], _Columns]
 _TARGETS = {"epsilon": "delta", "delta": "epsilon", "tradeoff": "false_positive_rate"}
 _ROUNDINGS = {
     "epsilon": {"lower": "down", "epsilon": "up"},
@@ -42,29 +37,22 @@ def add_parsers(commands: Any) -> None:
         "tradeoff": "certified lower bound of the false negative rate at a false positive rate",
     }
     for verb, text in texts.items():
-        command = add_command(commands, verb, text)
-        for mechanism in mechanism_parsers(command, required=False):
-            _options(mechanism, verb)
-            mechanism.set_defaults(run=_of_options)
-        _options(command, verb, before=True)
-        common_options(command, before=True)
-        from_option(command)
-        command.set_defaults(run=_of_file, verb=verb)
+        add_target_command(commands, verb, text, functools.partial(_options, verb), _bounds)
 
 
-def _options(parser: argparse.ArgumentParser, verb: str, before: bool = False) -> None:
+def _options(verb: str, parser: argparse.ArgumentParser, prefix: str) -> None:
     target = _TARGETS[verb]
     flag = "--" + target.replace("_", "-")
-    parser.add_argument(flag, dest=destination(target, before), required=not before, metavar="RANGE")
+    parser.add_argument(flag, dest=prefix + target, required=not prefix, metavar="RANGE")
     text = "write all rows with all their digits"
-    parser.add_argument("--out", dest=destination("out", before), metavar="FILE.csv", help=text)
+    parser.add_argument("--out", dest=prefix + "out", metavar="FILE.csv", help=text)
     if verb != "tradeoff":
         text = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
-        parser.add_argument("--gap", dest=destination("gap", before), type=float, metavar="GAP", help=text)
-    progress_option(parser, before)
+        parser.add_argument("--gap", dest=prefix + "gap", type=float, metavar="GAP", help=text)
+    progress_option(parser, prefix)
 
 
-def _verb(verb: str, relation: Relation | None, gap: float | None) -> Callable[[Any, Any], dict[str, Any]]:
+def _verb(verb: str, relation: Relation | None, gap: float | None) -> _Verb:
     """The function (mechanism, points) -> columns."""
 
     def columns(mechanism: Any, points: Any) -> dict[str, Any]:
@@ -77,38 +65,31 @@ def _verb(verb: str, relation: Relation | None, gap: float | None) -> Callable[[
     return columns
 
 
-def _of_options(arguments: argparse.Namespace) -> None:
-    refuse_misplaced(arguments)
-    check_table(arguments.out)
+def _bounds(arguments: argparse.Namespace) -> None:
     verb, target = arguments.verb, _TARGETS[arguments.verb]
-    axes = axes_of(arguments) | {target: parse_range(target, getattr(arguments, target))}
-    points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
+    if getattr(arguments, target) is None or (arguments.source is None and "mechanism" not in arguments):
+        flag = "--" + target.replace("_", "-")
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and {flag}; got neither in full.")
+    check_table(arguments.out)
+    points = parse_range(target, getattr(arguments, target))
     evaluate = _verb(verb, arguments.relation, getattr(arguments, "gap", None))
-    columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), *_ROUNDINGS[verb])}
-    for case in cases(arguments):
-        for piece in pieces(points[target].size, arguments.progress):
-            rows = {name: values[piece] for name, values in points.items()}
-            found = evaluate(build(arguments.mechanism, rows | case), rows[target])
-            named = {name: [value] * rows[target].size for name, value in case.items()}
-            for name, values in (rows | named | found).items():
-                columns[name].extend(np.asarray(values).tolist())
+    columns: dict[str, list[Any]] = {}
+    for rows in (_of_name if arguments.source is None else _of_file)(arguments, target, points, evaluate):
+        for name, values in rows.items():
+            columns.setdefault(name, []).extend(np.asarray(values).tolist())
     print_table(columns, _ROUNDINGS[verb], arguments.json, arguments.out)
 
 
-def _of_file(arguments: argparse.Namespace) -> None:
-    verb, target = arguments.verb, _TARGETS[arguments.verb]
-    text = getattr(arguments, destination(target, True))
-    if arguments.before_from is None or text is None:
-        flag = "--" + target.replace("_", "-")
-        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and {flag}; got neither in full.")
-    check_table(arguments.before_out)
-    mechanism = read(arguments.before_from)
-    points = parse_range(target, text).reshape(-1, *[1] * len(batch_shape(mechanism)))
-    evaluate = _verb(verb, arguments.before_relation, getattr(arguments, "before_gap", None))
-    columns: dict[str, list[Any]] = {name: [] for name in (target, *_ROUNDINGS[verb])}
-    for piece in pieces(len(points), arguments.before_progress):
+def _of_name(arguments: argparse.Namespace, target: str, points: np.ndarray, evaluate: _Verb) -> Iterator[_Columns]:
+    for rows, case in points_of(arguments, axes_of(arguments) | {target: points}):
+        names = {name: [value] * len(rows[target]) for name, value in case.items()}
+        yield rows | names | evaluate(build(arguments.mechanism, rows | case), rows[target])
+
+
+def _of_file(arguments: argparse.Namespace, target: str, points: np.ndarray, evaluate: _Verb) -> Iterator[_Columns]:
+    mechanism = read(arguments.source)
+    points = points.reshape(-1, *[1] * len(batch_shape(mechanism)))
+    for piece in pieces(len(points), arguments.progress):
         found = evaluate(mechanism, points[piece])
         shape = next(iter(found.values())).shape
-        for name, values in ({target: points[piece]} | found).items():
-            columns[name].extend(np.broadcast_to(values, shape).ravel().tolist())
-    print_table(columns, _ROUNDINGS[verb], arguments.before_json, arguments.before_out)
+        yield {name: np.broadcast_to(a, shape).ravel() for name, a in ({target: points[piece]} | found).items()}

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp.calibration import calibrate
-from jaxdp.cli.mechanisms import MECHANISMS, axes_of, build, cases, chosen
+from jaxdp.cli.mechanisms import MECHANISMS, axes_of, build, chosen, points_of
 from jaxdp.cli.parser import add_command, mechanism_parsers, progress_option
 from jaxdp.cli.ranges import parse_bracket, parse_range
 from jaxdp.cli.table import print_table
-from jaxdp.runtime.progress import pieces
 
 
 def add_parser(commands: Any) -> None:
@@ -36,26 +35,20 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         raise ValueError(f"solve-for must be one of {', '.join(map(repr, names))}, got {arguments.solve_for!r}.")
     axes = axes_of(arguments, solved_for=wanted)
     axes |= {name: parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
-    points = dict(zip(axes, (a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")), strict=True))
     columns: dict[str, list[Any]] = {name: [] for name in (*axes, *chosen(arguments), wanted)}
     bracket = parse_bracket(arguments.bracket)
-    for case in cases(arguments):
-        for piece in pieces(points["epsilon"].size, arguments.progress):
-            rows: dict[str, Any] = {name: values[piece] for name, values in points.items()}
-            values = calibrate(
-                functools.partial(_at, arguments.mechanism, rows | case, wanted),
-                epsilon=rows["epsilon"],
-                delta=rows["delta"],
-                bracket=bracket,
-                relation=arguments.relation,
-            )
-            # in full: a value rounded for display might miss the target
-            rows |= {name: [value] * values.size for name, value in case.items()}
-            rows |= {wanted: [repr(float(v)) for v in values]}
-            for name, column in columns.items():
-                column.extend(np.asarray(rows[name]).tolist())
-    if arguments.json:
-        columns[wanted] = [float(v) for v in columns[wanted]]
+    for rows, case in points_of(arguments, axes):
+        values = calibrate(
+            functools.partial(_at, arguments.mechanism, rows | case, wanted),
+            epsilon=rows["epsilon"],
+            delta=rows["delta"],
+            bracket=bracket,
+            relation=arguments.relation,
+        )
+        # in full: a value rounded for display might miss the target
+        made = {wanted: values.tolist() if arguments.json else [repr(float(v)) for v in values]}
+        for name, column in (rows | {n: [v] * values.size for n, v in case.items()} | made).items():
+            columns[name].extend(np.asarray(column).tolist())
     print_table(columns, {}, arguments.json)
 
 

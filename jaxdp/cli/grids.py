@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -53,16 +54,13 @@ def _plot_parser(commands: Any) -> None:
     command.set_defaults(run=_plot)
 
 
-class _Grid:
-    """The function that a sweep evaluates: a verb of one mechanism, from named values."""
-
-    def __init__(self, mechanism: str, verb: str, relation: Relation | None, fixed: dict[str, str]) -> None:
-        self.mechanism, self.verb, self.relation, self.fixed = mechanism, verb, relation, fixed
-
-    def __call__(self, **values: Any) -> dict[str, Any]:
-        verb = jaxdp.epsilon if self.verb == "epsilon" else jaxdp.delta
-        target = values["delta" if self.verb == "epsilon" else "epsilon"]
-        return {self.verb: verb(build(self.mechanism, self.fixed | values), target, relation=self.relation)}
+def _value(
+    mechanism: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any
+) -> dict[str, Any]:
+    """What a sweep evaluates: a verb of one mechanism, from named values."""
+    of = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
+    target = values["delta" if verb == "epsilon" else "epsilon"]
+    return {verb: of(build(mechanism, fixed | values), target, relation=relation)}
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -78,7 +76,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         check_file("plot", arguments.plot, _PICTURES)
     dataset = sweep(
-        _Grid(arguments.mechanism, verb, arguments.relation, fixed),
+        functools.partial(_value, arguments.mechanism, verb, arguments.relation, fixed),
         batch_size=arguments.batch_size,
         progress=not arguments.quiet and sys.stderr.isatty(),
         path=arguments.out,

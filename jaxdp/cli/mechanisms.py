@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 import jaxdp
 from jaxdp.cli.ranges import parse_range
 from jaxdp.mechanisms.shuffled import BOUNDS
+from jaxdp.runtime.progress import pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +249,15 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
     return axes
 
 
-def cases(arguments: argparse.Namespace) -> list[dict[str, str]]:
-    """Every combination of randomizer and bound, one empty one for mechanisms that have neither."""
+def points_of(
+    arguments: argparse.Namespace, axes: dict[str, np.ndarray]
+) -> Iterator[tuple[dict[str, np.ndarray], dict[str, str]]]:
+    """The product of the axes, in pieces where a bar is shown, for every combination of randomizer and bound."""
+    columns = [a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")]
     static = chosen(arguments)
-    return [dict(zip(static, values, strict=True)) for values in itertools.product(*static.values())]
+    for values in itertools.product(*static.values()):
+        for piece in pieces(columns[0].size, arguments.progress):
+            yield (
+                {name: column[piece] for name, column in zip(axes, columns, strict=True)},
+                dict(zip(static, values, strict=True)),
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from jaxdp.cli.mechanisms import MECHANISMS, add_options
@@ -14,39 +15,60 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=RANGE_HELP)
 
 
-def common_options(parser: argparse.ArgumentParser, before: bool = False, table: bool = True) -> None:
-    """Options that every command with a mechanism has; before: those that stand before the mechanism's name."""
+def common_options(parser: argparse.ArgumentParser, prefix: str = "", table: bool = True) -> None:
+    """Options that every command with a mechanism has.
+
+    prefix: "before_" for those that stand before the mechanism's name, whose own would overwrite them.
+    """
     relations = ("add", "remove", "add_or_remove", "replace_one")
-    parser.add_argument("--relation", dest=destination("relation", before), choices=relations)
+    parser.add_argument("--relation", dest=prefix + "relation", choices=relations)
     if table:
         text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
-        parser.add_argument("--json", dest=destination("json", before), action="store_true", help=text)
+        parser.add_argument("--json", dest=prefix + "json", action="store_true", help=text)
 
 
-def progress_option(parser: argparse.ArgumentParser, before: bool = False) -> None:
+def progress_option(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """A bar, for commands that may take minutes."""
     text = (
         "show a bar of finished rows (needs the sweep extra); their last digits may differ, as rows are computed apart"
     )
-    parser.add_argument("--progress", dest=destination("progress", before), action="store_true", help=text)
+    parser.add_argument("--progress", dest=prefix + "progress", action="store_true", help=text)
 
 
-def destination(name: str, before: bool) -> str:
-    """Where an option's value is kept: what stands before a mechanism's name would be overwritten by its own."""
-    return ("before_" if before else "") + name
+def add_target_command(
+    commands: Any,
+    verb: str,
+    text: str,
+    options: Callable[[argparse.ArgumentParser, str], None],
+    run: Callable[[argparse.Namespace], None],
+    table: bool = True,
+) -> None:
+    """A command on a mechanism, which its name and its options give, or ``--from FILE.json`` in place of a name.
 
+    options: adds those of the command, also before the name (prefix "before_"). run: takes what was parsed, with the
+    file, or None, as ``source``.
+    """
 
-def refuse_misplaced(arguments: argparse.Namespace) -> None:
-    """ValueError for an option before the mechanism's name, where it is of no effect."""
-    for name, value in vars(arguments).items():
-        if name.startswith("before_") and value:
-            option = "--" + name.removeprefix("before_").replace("_", "-")
-            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+    def by_name(arguments: argparse.Namespace) -> None:
+        for name, value in vars(arguments).items():
+            if name.startswith("before_") and value:
+                option = "--" + name.removeprefix("before_").replace("_", "-")
+                raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
+        arguments.source = None
+        run(arguments)
 
+    def by_file(arguments: argparse.Namespace) -> None:
+        given = {name.removeprefix("before_"): value for name, value in vars(arguments).items()}
+        run(argparse.Namespace(**given, source=given["from"]))
 
-def from_option(command: argparse.ArgumentParser) -> None:
-    """The file that takes the place of a mechanism's name."""
+    command = add_command(commands, verb, text)
+    for mechanism in mechanism_parsers(command, required=False, table=table):
+        options(mechanism, "")
+        mechanism.set_defaults(run=by_name)
+    options(command, "before_")
+    common_options(command, "before_", table)
     command.add_argument("--from", dest="before_from", metavar="FILE.json", help="what jaxdp.to_json wrote")
+    command.set_defaults(run=by_file, verb=verb)
 
 
 def mechanism_parsers(

@@ -11,18 +11,15 @@ since the cut changes delta by at most its probability. At whole orders the rest
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import validate
-from jaxdp.conversions.rdp import _log_gain
-from jaxdp.domains import SMALLEST
+from jaxdp.conversions.rdp import log_gain
+from jaxdp.domains import NOT_NAN, POSITIVE, SMALLEST, Domain, whole
 from jaxdp.numerics import special
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import checked, formula, whole
+from jaxdp.runtime.formulas import theorem
 from jaxdp.typing import Array, Real
 
 # Terms of the binomial sum, one a count; orders are whole and below this number.
@@ -32,6 +29,14 @@ _ORDERS = np.unique(np.round(np.geomspace(2, _TERMS - 1, 48)))
 _ERROR = 1e-11
 # Shares of delta given to the cut tail. Each gives a valid bound, and the smallest bound is returned.
 _SHARES = np.array([1e-6, 1e-3, 1e-2, 1e-1, 0.5])
+_ORDER = Domain(
+    lambda a: (a >= 2) & (a < _TERMS) & (a % 1 == 0), f"a whole number from 2 to {_TERMS - 1}", harmless=2.0, whole=True
+)
+_STEP = {
+    "noise_multiplier": POSITIVE,
+    "sampling_probability": Domain(lambda q: (q > 0) & (q < 1), "in (0, 1)", harmless=0.5),
+}
+_TARGET = Domain(lambda delta: (delta > 0) & (delta <= 1), "in (0, 1]", harmless=0.5)
 
 
 def _log_moment(order: jax.Array, sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
@@ -65,88 +70,40 @@ def _tail(sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
     return jnp.where(cut == jnp.inf, 0.0, jnp.maximum(mass, SMALLEST))
 
 
-def _good(sigma: jax.Array, q: jax.Array) -> jax.Array:
-    return (sigma > 0) & (sigma < jnp.inf) & (q > 0) & (q < 1)
-
-
-@formula(valid=lambda a, s, q, c: _good(s, q) & (a >= 2) & (a < _TERMS) & (a == jnp.floor(a)), working_set=4 * _TERMS)
-def _cut_renyi(order, sigma, q, cut):
-    value = _log_moment(order, sigma, q, cut) / (order - 1)
-    return value + jnp.where(cut > -jnp.inf, 2 * ULP * jnp.abs(value), 0.0)
-
-
+@theorem(order=_ORDER, **_STEP, cut=NOT_NAN, working_set=4 * _TERMS)
 def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, cut: Real) -> Array:
     """Renyi curve K(a - 1)/(a - 1) of one subsampled Gaussian step restricted to the outcomes below a cut.
 
-    Args:
-        order: a, whole, 2 to 2047.
-        noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
-        sampling_probability: q in (0, 1).
-        cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
+    order: a, whole, 2 to 2047.
+    noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
+    sampling_probability: q in (0, 1).
+    cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
-        rounding of the terms, 1e-15 of their size.
+    >>> print(f"{jaxdp.conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
+    0.5738
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
-        0.5738
-
+    Returns an upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
+    rounding of the terms, 1e-15 of their size. Raises ValueError.
     """
-    a, at = checked(order=(_order, order), cut=(_number, cut))
-    return _cut_renyi(a, *_parameters(noise_multiplier, sampling_probability), at)
+    value = _log_moment(order, noise_multiplier, sampling_probability, cut) / (order - 1)
+    return value + jnp.where(cut > -jnp.inf, 2 * ULP * jnp.abs(value), 0.0)
 
 
+@theorem(**_STEP, cut=NOT_NAN, vacuous=1.0)
 def cut_mass(noise_multiplier: Real, sampling_probability: Real, cut: Real) -> Array:
     """Probability of an outcome above the cut in one subsampled Gaussian step, with the record present.
 
-    Args:
-        noise_multiplier: sigma > 0.
-        sampling_probability: q in (0, 1).
-        cut: in standard deviations of the noise.
+    noise_multiplier, sampling_probability, cut: as for `cut_renyi`.
 
-    Returns:
-        Upper bound in [0, 1] of the broadcast shape, float64.
+    >>> print(f"{jaxdp.conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
+    3.8e-09
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_mass(noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.1e}")
-        3.8e-09
-
+    Returns an upper bound in [0, 1] of the broadcast shape, float64. Raises ValueError.
     """
-    return _cut_mass(*_parameters(noise_multiplier, sampling_probability), *checked(cut=(_number, cut)))
+    return jnp.minimum(_tail(noise_multiplier, sampling_probability, cut), 1.0)
 
 
-@formula(valid=lambda s, q, c: _good(s, q), vacuous=1.0)
-def _cut_mass(sigma, q, cut):
-    return jnp.minimum(_tail(sigma, q, cut), 1.0)
-
-
-@formula(valid=lambda s, q, t, d: _good(s, q) & (t >= 1) & (d > 0), working_set=8 * _TERMS)
-def _cut_epsilon(sigma, q, times, delta):
-    orders = jnp.asarray(_ORDERS)
-    excess = orders - 1
-
-    def at_share(share: jax.Array) -> jax.Array:
-        cut = jnp.sqrt(2 * jnp.maximum(jnp.log(times) - jnp.log(delta * share), 0.0)) + 1 / sigma
-        lost = times * _tail(sigma, q, cut)
-        room = jnp.where(lost < delta, delta - lost, 1.0) * (1 - 1e-15)
-        moment = jax.lax.map(lambda a: _log_moment(a, sigma, q, cut), orders)
-        gain, goal = _log_gain(excess), jnp.log(room)
-        value = times * moment + gain - goal
-        size = jnp.abs(times * moment) + jnp.abs(gain) + jnp.abs(goal)
-        return jnp.where(lost < delta, jnp.min((value + 1e-14 * size) / excess), jnp.inf)
-
-    return jnp.maximum(jnp.min(jax.lax.map(at_share, jnp.asarray(_SHARES))), 0.0)
-
-
+@theorem(**_STEP, times=whole(1), delta=_TARGET, working_set=8 * _TERMS)
 def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times: Real, delta: Real) -> Array:
     """Certified epsilon at delta of `times` Poisson-subsampled Gaussian steps, for "remove", by cut Renyi divergence.
 
@@ -154,50 +111,26 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
     the cut it is, up to that share, the conversion of Canonne, Kamath, Steinke of the plain Renyi curve at whole
     orders. For "add" the plain curve is not loose in this way: use `epsilon_from_rdp`.
 
-    Args:
-        noise_multiplier: sigma > 0, noise over the norm bound of one record's contribution.
-        sampling_probability: q in (0, 1).
-        times: number of steps, whole, >= 1.
-        delta: in (0, 1].
+    noise_multiplier, sampling_probability: as for `cut_renyi`.
+    times: number of steps, whole, >= 1.
+    delta: in (0, 1].
 
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, an upper bound. `jaxdp.epsilon` is tighter.
+    >>> print(f"{jaxdp.conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
+    2.4176
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
-        2.4176
-
+    Returns an upper bound in nats of the broadcast shape, float64; `jaxdp.epsilon` is tighter. Raises ValueError.
     """
-    return _cut_epsilon(
-        *_parameters(noise_multiplier, sampling_probability),
-        *checked(times=(whole(1), times), delta=(_open_probability, delta)),
-    )
+    orders = jnp.asarray(_ORDERS)
+    excess = orders - 1
 
+    def at_share(share: jax.Array) -> jax.Array:
+        cut = jnp.sqrt(2 * jnp.maximum(jnp.log(times) - jnp.log(delta * share), 0.0)) + 1 / noise_multiplier
+        lost = times * _tail(noise_multiplier, sampling_probability, cut)
+        room = jnp.where(lost < delta, delta - lost, 1.0) * (1 - 1e-15)
+        moment = jax.lax.map(lambda a: _log_moment(a, noise_multiplier, sampling_probability, cut), orders)
+        gain, goal = log_gain(excess), jnp.log(room)
+        value = times * moment + gain - goal
+        size = jnp.abs(times * moment) + jnp.abs(gain) + jnp.abs(goal)
+        return jnp.where(lost < delta, jnp.min((value + 1e-14 * size) / excess), jnp.inf)
 
-def _order(name: str, value: Any) -> np.ndarray:
-    array = validate.integer(name, value, 2)
-    validate.reject(name, array, array >= _TERMS, f"below {_TERMS}")
-    return array
-
-
-def _open_probability(name: str, value: Any) -> np.ndarray:
-    array = validate.probability(name, value)
-    validate.reject(name, array, array == 0, "in (0, 1]")
-    return array
-
-
-def _number(name: str, value: Any) -> np.ndarray:
-    array = validate.real_array(name, value)
-    validate.reject(name, array, np.isnan(array), "a real number or inf")
-    return array
-
-
-def _parameters(sigma: Real, q: Real) -> list[Any]:
-    std, rate = checked(noise_multiplier=(validate.positive, sigma), sampling_probability=(validate.probability, q))
-    if not validate.is_traced(rate):
-        validate.reject("sampling_probability", rate, (rate == 0) | (rate == 1), "in (0, 1)")
-    return [std, rate]
+    return jnp.maximum(jnp.min(jax.lax.map(at_share, jnp.asarray(_SHARES))), 0.0)

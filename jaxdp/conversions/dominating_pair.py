@@ -30,32 +30,23 @@ _LARGEST = 700.0
 def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -> DiscretePair:
     """A finite pair that dominates every mechanism whose profile lies below the given points.
 
-    Args:
-        epsilons: in nats, finite, distinct, one axis, any order. With symmetric=False give negative ones too: for a < 1
-            nothing else is known but the chord to H(0) = 1.
-        deltas: certified upper bounds of delta at them, in [0, 1], same length. The smallest one becomes mass at
-            infinity: extend the grid until it is negligible, or end it with a delta of 0 where that is true.
-        symmetric: True if the bounds hold for both orders of every neighbouring pair (replace_one, or the larger of
-            add and remove). The bound at a < 1 then follows from the swap identity H(a) = 1 - a + a H(1/a).
+    epsilons: in nats, finite, distinct, one axis, any order. With symmetric=False give negative ones too: for a < 1
+        nothing else is known but the chord to H(0) = 1.
+    deltas: certified upper bounds of delta at them, in [0, 1], same length. The smallest one becomes mass at infinity:
+        extend the grid until it is negligible, or end it with a delta of 0 where that is true.
+    symmetric: True if the bounds hold for both orders of every neighbouring pair (replace_one, or the larger of add and
+        remove). The bound at a < 1 then follows from the swap identity H(a) = 1 - a + a H(1/a).
 
-    Returns:
-        DiscretePair with two more outcomes than points (images under the swap included), which composes as any
-        mechanism. Between the points its profile is the chord in e^eps, which exceeds a smooth profile by the square of
-        the spacing. It dominates on any grid, in both orders; rounding moves each loss outward by 1e-15, which loosens
-        the bound by about 1e-15 / loss, or 1e-15 / spacing near a kink.
+    >>> pair = jaxdp.conversions.pair_from_profile([0.0, 0.5, 1.0], [0.3, 0.1, 0.0])
+    >>> print(f"{jaxdp.delta(pair, 0.5):.4f}")
+    0.1000
 
-    Raises:
-        ValueError: an argument outside its range; a delta below 1 - e^eps, which no mechanism has.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25.
-
-    Example:
-        >>> import jaxdp
-        >>> pair = jaxdp.conversions.pair_from_profile([0.0, 0.5, 1.0], [0.3, 0.1, 0.0])
-        >>> print(f"{jaxdp.delta(pair, 0.5):.4f}")
-        0.1000
-
+    Returns a DiscretePair with two more outcomes than points (images under the swap included), which composes as any
+    mechanism. Between the points its profile is the chord in e^eps, which exceeds a smooth profile by the square of the
+    spacing. It dominates on any grid, in both orders; rounding moves each loss outward by 1e-15, which loosens the
+    bound by about 1e-15 / loss, or 1e-15 / spacing near a kink. Raises ValueError, also for a delta below 1 - e^eps,
+    which no mechanism has.
+    Reference: Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25.
     """
     ratio, excess = _points(epsilons, deltas, symmetric)
     keep, corners = _hull(ratio, excess)
@@ -84,8 +75,7 @@ def _rounded(value: Fraction, *, up: bool) -> float:
 def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
     """Increasing ratios a_i, and H(a_i) - (1 - a_i)_+ >= 0 at them, with the margin added."""
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
-    if eps.ndim != 1 or eps.shape != delta.shape or eps.size == 0:
-        raise ValueError(f"epsilons and deltas must be equally long lists, got {eps.shape} and {delta.shape}.")
+    validate.equal_lists(epsilons=eps, deltas=delta)
     validate.reject("epsilons", eps, ~(np.abs(eps) < _LARGEST), f"between -{_LARGEST} and {_LARGEST}")
     order = np.argsort(eps)
     eps, delta = eps[order], delta[order]
@@ -117,9 +107,7 @@ def _hull(ratio: np.ndarray, excess: np.ndarray) -> tuple[list[int], list[tuple[
 
     Rounded slopes are wrong by ulp / (difference of the ratios), without a limit on fine grids.
 
-    Returns:
-        (indices of its corners, (a, H) at (0, 1) and at these corners in units of a common power of 2).
-
+    Returns (indices of its corners, (a, H) at (0, 1) and at these corners in units of a common power of 2).
     """
     parts = [float(x).as_integer_ratio() for x in (*ratio, *excess)]
     one = max(denominator for _, denominator in parts)
@@ -142,26 +130,15 @@ def _hull(ratio: np.ndarray, excess: np.ndarray) -> tuple[list[int], list[tuple[
 def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric: bool = True) -> Array:
     """Renyi divergence R_a that no mechanism exceeds whose profile lies below the given points.
 
-    Args:
-        orders: a > 0, a != 1, any shape.
-        epsilons: as for `pair_from_profile`.
-        deltas: as for `pair_from_profile`.
-        symmetric: as for `pair_from_profile`.
+    orders: a > 0, a != 1, any shape.
+    epsilons, deltas, symmetric: as for `pair_from_profile`.
 
-    Returns:
-        Upper bound in nats of the shape of orders, float64; inf for a > 1 unless the last delta is 0.
+    >>> print(f"{jaxdp.conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
+    0.4206
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Lemma 23, for the pair of `pair_from_profile`.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
-        0.4206
-
+    Returns an upper bound in nats of the shape of orders, float64; inf for a > 1 unless the last delta is 0. Raises
+    ValueError.
+    Reference: Zhu, Dong, Wang 2022, Lemma 23, for the pair of `pair_from_profile`.
     """
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
@@ -191,22 +168,15 @@ def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> 
     convex f lies ABOVE f: the pair is post-processing of the true one, and gives lower bounds of delta. For a
     dominating pair use `delta_from_tradeoff` and `pair_from_profile`.
 
-    Args:
-        false_positive_rate: increasing from 0 to 1, one axis.
-        false_negative_rate: decreasing to 0 and convex at these points, same length.
+    false_positive_rate: increasing from 0 to 1, one axis.
+    false_negative_rate: decreasing to 0 and convex at these points, same length.
 
-    Returns:
-        DiscretePair with one outcome a step, and one for mass at infinity.
+    >>> pair = jaxdp.conversions.pair_from_tradeoff([0.0, 0.5, 1.0], [1.0, 0.2, 0.0])
+    >>> print(pair.p, pair.q)
+    [0.8 0.2 0. ] [0.5 0.5 0. ]
 
-    Raises:
-        ValueError: an argument outside its range, points that are not decreasing and convex.
-
-    Example:
-        >>> import jaxdp
-        >>> pair = jaxdp.conversions.pair_from_tradeoff([0.0, 0.5, 1.0], [1.0, 0.2, 0.0])
-        >>> print(pair.p, pair.q)
-        [0.8 0.2 0. ] [0.5 0.5 0. ]
-
+    Returns a DiscretePair with one outcome a step, and one for mass at infinity. Raises ValueError, also for points
+    that are not decreasing and convex.
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
     y = validate.probability("false_negative_rate", false_negative_rate)

@@ -10,9 +10,10 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import FINITE, PROBABILITY
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.formulas import formula
+from jaxdp.runtime.formulas import theorem
 from jaxdp.typing import Array, Real
 
 # log mu is halved from -46 on until its last bit.
@@ -20,7 +21,7 @@ _LEAST_LOG_MU, _HALVINGS = -46.0, 60
 _COVERS = ("intervals", "points")
 
 
-@formula(valid=lambda e, d: (d >= 0) & (d <= 1), working_set=256)
+@theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256)
 def _smallest_mu(epsilon, delta):
     delta = raised(delta)[0]
 
@@ -46,31 +47,20 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
 
     Nothing is known beyond the last epsilon: mu-GDP itself needs the whole profile, down to delta = 0.
 
-    Args:
-        epsilons: in nats, finite, increasing, last axis.
-        deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
-        cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
-            that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
+    epsilons: in nats, finite, increasing, last axis.
+    deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
+    cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
+        that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
 
-    Returns:
-        mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
-        delta is 1.
+    >>> print(f"{jaxdp.conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    1.1962
 
-    Raises:
-        ValueError: an argument outside its range, no last axis.
-
-    Reference:
-        Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
-        1.1962
-
+    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
+    delta is 1. Raises ValueError, also without a last axis.
+    Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
     """
     validate.choice("cover", cover, _COVERS)
-    eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
-    validate.reject("epsilons", eps, ~np.isfinite(eps), "finite")
+    eps, delta = validate.inside("epsilons", epsilons, FINITE), validate.probability("deltas", deltas)
     shape = validate.broadcast(epsilons=eps, deltas=delta)
     if not eps.ndim or shape[-1] == 0:
         raise ValueError(f"epsilons must have a last axis of at least one point, got shape {eps.shape}.")

@@ -25,16 +25,12 @@ _WIDEN = 1e-12
 class GridPairs(NamedTuple):
     """Two finite pairs around a true one.
 
-    Attributes:
-        lower: a pair that the true one dominates: its delta is a lower bound.
-        upper: a pair that dominates the true one: its delta is an upper bound.
+    lower: a pair that the true one dominates: its delta is a lower bound.
+    upper: a pair that dominates the true one: its delta is an upper bound.
 
-    Example:
-        >>> from jaxdp import conversions
-        >>> pairs = conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
-        >>> print(pairs.lower.p, pairs.upper.p.round(3))
-        [0.3 0.7] [0.233 0.067 0.067 0.633]
-
+    >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
+    >>> print(pairs.lower.p, pairs.upper.p.round(3))
+    [0.3 0.7] [0.233 0.067 0.067 0.633]
     """
 
     lower: DiscretePair
@@ -44,26 +40,18 @@ class GridPairs(NamedTuple):
 def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
     """A dominated and a dominating finite pair, from the masses of cells of known loss range.
 
-    Args:
-        p_mass: P(cell_i), one axis of n cells that cover all outcomes.
-        q_mass: Q(cell_i), same length.
-        edge_losses: n + 1 increasing values in nats; the loss on cell i lies in [edge_i, edge_{i+1}]. The first may be
-            -inf; the last may be inf, which makes part of the last cell mass at infinity.
+    p_mass: P(cell_i), one axis of n cells that cover all outcomes.
+    q_mass: Q(cell_i), same length.
+    edge_losses: n + 1 increasing values in nats; the loss on cell i lies in [edge_i, edge_{i+1}]. The first may be
+        -inf; the last may be inf, which makes part of the last cell mass at infinity.
 
-    Returns:
-        GridPairs(lower, upper) of DiscretePair. The masses are used as given; their relative error should be small
-        against the width of a cell.
+    >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
+    >>> print(f"{jaxdp.delta(pairs.lower, 0.5):.4f} {jaxdp.delta(pairs.upper, 0.5):.4f}")
+    0.2054 0.2490
 
-    Raises:
-        ValueError: an argument outside its range, shapes other than (n,), (n,), (n + 1,), a cell whose mass ratio lies
-            outside its loss range by more than rounding.
-
-    Example:
-        >>> import jaxdp
-        >>> pairs = jaxdp.conversions.grid_pairs([0.3, 0.7], [0.7, 0.3], [-1.0, 0.0, 1.0])
-        >>> print(f"{jaxdp.delta(pairs.lower, 0.5):.4f} {jaxdp.delta(pairs.upper, 0.5):.4f}")
-        0.2054 0.2490
-
+    Returns GridPairs(lower, upper) of DiscretePair. The masses are used as given; their relative error should be small
+    against the width of a cell. Raises ValueError, also for shapes other than (n,), (n,), (n + 1,), a cell whose mass
+    ratio lies outside its loss range by more than rounding.
     """
     p, q = validate.nonnegative("p_mass", p_mass), validate.nonnegative("q_mass", q_mass)
     edges = validate.real_array("edge_losses", edge_losses)

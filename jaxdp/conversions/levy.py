@@ -23,30 +23,20 @@ _BLOCK = 4096
 def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nodes: int) -> Array:
     """Distribution function F(x) = phi(0)/2 - (1/pi) int_0^inf Im[e^{-itx} phi(t)]/t dt of the loss: an estimate.
 
-    Args:
-        log_characteristic: elementwise from t >= 0 (float64) to log phi(t), such as
-            ``lambda t: mechanism.log_mgf(1j * t)``; it is called in a float64 scope.
-        x: real, in nats, any shape.
-        step: h > 0 of the midpoint rule in t. The rule repeats the law with period 2 pi/h: mass further than that from
-            x is counted at the wrong place.
-        nodes: number of t, whole, >= 1; the integral beyond h nodes is left out.
+    log_characteristic: elementwise from t >= 0 (float64) to log phi(t), such as ``lambda t: mechanism.log_mgf(1j *
+        t)``; it is called in a float64 scope.
+    x: real, in nats, any shape.
+    step: h > 0 of the midpoint rule in t. The rule repeats the law with period 2 pi/h: mass further than that from x is
+        counted at the wrong place.
+    nodes: number of t, whole, >= 1; the integral beyond h nodes is left out.
 
-    Returns:
-        Estimate of P(L <= x), with half of an atom at x, of the shape of x, float64. phi(0) = 1 - P(L = inf), so mass
-        at infinity is not part of F. The absolute accuracy is at best 1e-15 sqrt(nodes).
+    >>> normal = lambda t: 0.5j * t - t**2 / 2  # mean 1/2, variance 1: the loss of Gaussian noise with sigma = 1
+    >>> print(f"{jaxdp.conversions.levy_cdf(normal, 0.5, step=0.1, nodes=200):.6f}")
+    0.500000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Gil-Pelaez 1951; Davies 1973 for the midpoint rule.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> normal = lambda t: 0.5j * t - t**2 / 2  # mean 1/2, variance 1: the loss of Gaussian noise with sigma = 1
-        >>> print(f"{conversions.levy_cdf(normal, 0.5, step=0.1, nodes=200):.6f}")
-        0.500000
-
+    Returns an estimate of P(L <= x), with half of an atom at x, of the shape of x, float64. phi(0) = 1 - P(L = inf), so
+    mass at infinity is not part of F. The absolute accuracy is at best 1e-15 sqrt(nodes). Raises ValueError.
+    Reference: Gil-Pelaez 1951; Davies 1973 for the midpoint rule.
     """
     points = validate.real_array("x", x)
     h = float(validate.positive("step", step))
@@ -67,29 +57,18 @@ def levy_delta(
 ) -> Array:
     """delta(eps) = 1 - F_P(eps) - e^eps F_Q'(-eps) from two inversions of characteristic functions: an estimate.
 
-    Args:
-        log_characteristic: log phi of L = log dP/dQ under P, elementwise from t >= 0.
-        reverse: log phi of log dQ/dP under Q; for a mechanism ``lambda t: mechanism.log_mgf(-1 - 1j * t)``.
-        epsilon: in nats, real, any shape.
-        step: as for `levy_cdf`.
-        nodes: as for `levy_cdf`.
+    log_characteristic: log phi of L = log dP/dQ under P, elementwise from t >= 0.
+    reverse: log phi of log dQ/dP under Q; for a mechanism ``lambda t: mechanism.log_mgf(-1 - 1j * t)``.
+    epsilon: in nats, real, any shape.
+    step, nodes: as for `levy_cdf`.
 
-    Returns:
-        Estimate of delta in [0, 1] of the shape of epsilon, float64, with absolute accuracy only. Atoms count half in
-        both terms, which the formula allows.
+    >>> normal = lambda t: 0.5j * t - t**2 / 2  # Gaussian noise with sigma = 1: both directions are equal
+    >>> print(f"{jaxdp.conversions.levy_delta(normal, normal, 1.0, step=0.1, nodes=200):.6f}")
+    0.126937
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Algorithm 1.
-
-    Example:
-        >>> import jaxdp
-        >>> normal = lambda t: 0.5j * t - t**2 / 2  # Gaussian noise with sigma = 1: both directions are equal
-        >>> print(f"{jaxdp.conversions.levy_delta(normal, normal, 1.0, step=0.1, nodes=200):.6f}")
-        0.126937
-
+    Returns an estimate of delta in [0, 1] of the shape of epsilon, float64, with absolute accuracy only. Atoms count
+    half in both terms, which the formula allows. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Algorithm 1.
     """
     eps = validate.real_array("epsilon", epsilon)
     ahead = levy_cdf(log_characteristic, eps, step=step, nodes=nodes)
@@ -109,27 +88,16 @@ def quadrature_log_characteristic(
 
     With `levy_cdf` it is the double quadrature of Zhu, Dong, Wang 2022, for mechanisms without a closed form.
 
-    Args:
-        log_p: log density of P, elementwise on [low, high].
-        log_q: log density of Q.
-        low: finite; mass below is lost.
-        high: finite, above low; mass above is lost.
-        nodes: number of x, whole, >= 1. The rule fails where t times the loss turns more than a few times per node.
+    log_p, log_q: log densities of P and Q, elementwise on [low, high].
+    low, high: finite, low < high; mass outside is lost.
+    nodes: number of x, whole, >= 1. The rule fails where t times the loss turns more than a few times per node.
 
-    Returns:
-        A callable for `levy_cdf` and `levy_delta`.
+    >>> log_p, log_q = (lambda x, m=m: -((x - m) ** 2) / 2 - np.log(2 * np.pi) / 2 for m in (1.0, 0.0))
+    >>> log_phi = jaxdp.conversions.quadrature_log_characteristic(log_p, log_q, -9.0, 10.0)
+    >>> print(np.round(log_phi(np.array([1.0])), 6))  # 0.5 i t - t^2 / 2
+    [-0.5+0.5j]
 
-    Raises:
-        ValueError: an argument outside its range, low >= high.
-
-    Example:
-        >>> import numpy as np
-        >>> from jaxdp import conversions
-        >>> log_p, log_q = (lambda x, m=m: -((x - m) ** 2) / 2 - np.log(2 * np.pi) / 2 for m in (1.0, 0.0))
-        >>> log_phi = conversions.quadrature_log_characteristic(log_p, log_q, -9.0, 10.0)
-        >>> print(np.round(log_phi(np.array([1.0])), 6))  # 0.5 i t - t^2 / 2
-        [-0.5+0.5j]
-
+    Returns a callable for `levy_cdf` and `levy_delta`. Raises ValueError, also for low >= high.
     """
     edges = validate.real_array("low", low), validate.real_array("high", high)
     if not (np.isfinite(edges).all() and edges[0] < edges[1]):

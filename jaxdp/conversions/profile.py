@@ -12,86 +12,51 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import real_target
+from jaxdp.domains import FINITE, NOT_NAN, PROBABILITY
 from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import batched, checked, formula
+from jaxdp.runtime.formulas import batched, checked, theorem
 from jaxdp.runtime.precision import kernel
 from jaxdp.typing import Array, Real
 
 _FAR = 700.0
 
 
-@formula(valid=lambda e, d: (d >= 0) & (d <= 1), vacuous=1.0)
-def _swapped(epsilon, delta):
-    return jnp.clip(-jnp.expm1(epsilon) + jnp.exp(epsilon) * delta, 0.0, 1.0)
-
-
+@theorem(epsilon=NOT_NAN, delta=PROBABILITY, vacuous=1.0)
 def swapped_delta(epsilon: Real, delta: Real) -> Array:
     """delta_QP(eps) of the swapped pair (Q, P), from that of (P, Q) at -eps: 1 - e^eps + e^eps delta_PQ(-eps).
 
-    Args:
-        epsilon: in nats, any real number.
-        delta: delta_PQ at MINUS epsilon, in [0, 1]. A bound from either side gives a bound from the same side.
+    epsilon: in nats, any real number.
+    delta: delta_PQ at MINUS epsilon, in [0, 1]. A bound from either side gives a bound from the same side.
 
-    Returns:
-        Delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp.
+    >>> print(f"{jaxdp.conversions.swapped_delta(0.5, 0.45):.4f}")
+    0.0932
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Lemma 45.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.swapped_delta(0.5, 0.45):.4f}")
-        0.0932
-
+    Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    at, value = checked(epsilon=(real_target, epsilon), delta=(validate.probability, delta))
-    return _swapped(at, value)
+    return jnp.clip(-jnp.expm1(epsilon) + jnp.exp(epsilon) * delta, 0.0, 1.0)
 
 
-@formula(vacuous=1.0)
-def _from_cdfs(epsilon, cdf, reverse_cdf):
-    # e^eps times 0 counts as 0 also at eps = inf
-    second = jnp.where(reverse_cdf > 0, jnp.exp(epsilon) * reverse_cdf, 0.0)
-    return jnp.clip(1 - cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
-
-
+@theorem(epsilon=NOT_NAN, loss_cdf=PROBABILITY, reverse_loss_cdf=PROBABILITY, vacuous=1.0)
 def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Array:
     """delta(eps) = 1 - F_P(eps) - e^eps F_Q'((-eps)-), from the two distribution functions of the loss.
 
-    Args:
-        epsilon: in nats, any real number.
-        loss_cdf: F_P(eps) = P(log dP/dQ <= eps), in [0, 1]. Mass at infinity is what F_P lacks to 1, and is included.
-        reverse_loss_cdf: F_Q'((-eps)-) = Q(log dQ/dP < -eps), the LEFT limit, in [0, 1]. The right-continuous value in
-            its place loses the atom P(L = eps).
+    epsilon: in nats, any real number.
+    loss_cdf: F_P(eps) = P(log dP/dQ <= eps), in [0, 1]. Mass at infinity is what F_P lacks to 1, and is included.
+    reverse_loss_cdf: F_Q'((-eps)-) = Q(log dQ/dP < -eps), the LEFT limit, in [0, 1]. The right-continuous value in its
+        place loses the atom P(L = eps).
 
-    Returns:
-        Delta in [0, 1] of the broadcast shape, float64: an upper bound where both arguments are lower bounds. The
-        absolute rounding of the difference, 1e-15, is added.
+    >>> print(f"{jaxdp.conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
+    0.1269
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Appendix B.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.delta_from_cdfs(1.0, loss_cdf=0.6915, reverse_loss_cdf=0.0668):.4f}")
-        0.1269
-
+    Returns delta in [0, 1] of the broadcast shape, float64: an upper bound where both arguments are lower bounds. The
+    absolute rounding of the difference, 1e-15, is added. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
-    return _from_cdfs(
-        *checked(
-            epsilon=(real_target, epsilon),
-            loss_cdf=(validate.probability, loss_cdf),
-            reverse_loss_cdf=(validate.probability, reverse_loss_cdf),
-        )
-    )
+    # e^eps times 0 counts as 0 also at eps = inf
+    second = jnp.where(reverse_loss_cdf > 0, jnp.exp(epsilon) * reverse_loss_cdf, 0.0)
+    return jnp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 
 def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Array]:
@@ -101,32 +66,19 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     points, because H is convex; left of the first point the chord goes to H(0) = 1, right of the last the derivative
     is at most 0. The bounds are wide where the points are far apart.
 
-    Args:
-        epsilons: increasing real numbers in nats, one axis, at least one.
-        lower: lower bounds of delta at them, in [0, 1], same length.
-        upper: upper bounds of delta at them, in [0, 1], same length.
+    epsilons: increasing real numbers in nats, one axis, at least one.
+    lower, upper: bounds of delta at them, in [0, 1], same length.
 
-    Returns:
-        Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
-        charged.
+    >>> tail = jaxdp.conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
+    >>> print(tail.lower.round(3), tail.upper.round(3))
+    [0.454 0.354 0.1  ] [1.    0.454 0.354]
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> tail = conversions.loss_tail_from_delta([0.0, 0.5, 1.0], [0.3, 0.2, 0.1], [0.3, 0.2, 0.1])
-        >>> print(tail.lower.round(3), tail.upper.round(3))
-        [0.454 0.354 0.1  ] [1.    0.454 0.354]
-
+    Returns Bounds(lower, upper) of the length of epsilons, float64. The rounding, 1e-15 delta/(1 - a_i/a_{i+1}), is not
+    charged. Raises ValueError, also for unequal lengths.
     """
-    eps, low, high = (
-        validate.real_array(n, v) for n, v in (("epsilons", epsilons), ("lower", lower), ("upper", upper))
-    )
-    low, high = validate.probability("lower", low), validate.probability("upper", high)
-    if eps.ndim != 1 or eps.shape != low.shape or eps.shape != high.shape or eps.size == 0:
-        shapes = ", ".join(str(a.shape) for a in (eps, low, high))
-        raise ValueError(f"epsilons, lower and upper must be equally long lists, got {shapes}.")
+    eps, low = validate.real_array("epsilons", epsilons), validate.probability("lower", lower)
+    high = validate.probability("upper", upper)
+    validate.equal_lists(epsilons=eps, lower=low, upper=high)
     validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
     validate.reject("lower", low, low > high, "<= upper")
     ratio = np.exp(-np.diff(eps))  # a_i / a_{i+1}
@@ -138,12 +90,12 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     return Bounds(np.clip(low + flat, 0, 1), np.clip(high + steep, 0, 1))
 
 
-@formula(vacuous=0.0)
+@theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _line(rate, epsilon, delta):
     return jnp.maximum((1 - delta - jnp.exp(epsilon) * rate * (1 + 8 * ULP)) - 4 * ULP, 0.0)
 
 
-@formula(vacuous=0.0)
+@theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _mirrored_line(rate, epsilon, delta):
     # 1 - delta - rate is rounded at the size of 1. Its charge stands inside the factor, which is below 1 for eps >= 0.
     return jnp.maximum(jnp.exp(-epsilon) * (1 - 8 * ULP) * (1 - delta - rate - 4 * ULP), 0.0)
@@ -152,36 +104,26 @@ def _mirrored_line(rate, epsilon, delta):
 def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real, *, symmetric: bool = False) -> Array:
     """Certified smallest false negative rate f(x) >= max_i (1 - delta_i - e^{eps_i} x)_+.
 
-    Args:
-        false_positive_rate: x in [0, 1], the error under Q, any shape.
-        epsilons: in nats, real, one axis.
-        deltas: upper bounds of delta at them, in [0, 1], same length.
-        symmetric: True if the bounds hold for (Q, P) as well; adds e^{-eps_i} (1 - delta_i - x).
+    false_positive_rate: x in [0, 1], the error under Q, any shape.
+    epsilons: in nats, real, one axis.
+    deltas: upper bounds of delta at them, in [0, 1], same length.
+    symmetric: True if the bounds hold for (Q, P) as well; adds e^{-eps_i} (1 - delta_i - x).
 
-    Returns:
-        Lower bound of f = T(Q, P) of the shape of x, float64, rounded down.
+    >>> print(f"{jaxdp.conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    0.6351
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Reference:
-        Dong, Roth, Su 2022, Proposition 2.13.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> print(f"{conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
-        0.6351
-
+    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for unequal
+    lengths.
+    Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
-    (x,) = checked(false_positive_rate=(validate.probability, false_positive_rate))
+    (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
-    (eps,), delta = checked(epsilons=(real_target, epsilons)), validate.probability("deltas", deltas)
-    if np.ndim(eps) != 1 or np.shape(eps) != np.shape(delta) or np.size(eps) == 0:
-        raise ValueError(f"epsilons and deltas must be equally long lists, got {np.shape(eps)} and {np.shape(delta)}.")
+    eps, delta = validate.inside("epsilons", epsilons, NOT_NAN), validate.probability("deltas", deltas)
+    validate.equal_lists(epsilons=eps, deltas=delta)
     value = _line(xp.asarray(x)[..., None], eps, delta).max(-1)
     if symmetric:
         value = xp.maximum(value, _mirrored_line(xp.asarray(x)[..., None], eps, delta).max(-1))
-    return xp.where((x >= 0) & (x <= 1), value, 0.0)[()]
+    return value[()]
 
 
 def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -190,23 +132,18 @@ def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[j
     return 1 - miss - lost, 8 * ULP * (1 + lost)
 
 
-@kernel(working_set=2048)
-def _staircase(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
+@kernel(static=("exact",), working_set=2048)
+def _best_test(epsilon: jax.Array, rate: jax.Array, miss: jax.Array, *, exact: bool) -> tuple[jax.Array, jax.Array]:
+    """Bounds of the largest gain of a test; exact: the chords between the points lie above the trade-off function."""
     value, error = _test_gains(epsilon, rate, miss)
     # e^eps is kept finite in the upper bound, which is valid because delta decreases
-    step, step_error = _test_gains(jnp.minimum(epsilon, _FAR), rate[:-1], miss[1:])
-    return jnp.max(value - error), jnp.max(step + step_error)
-
-
-@kernel(working_set=2048)
-def _chords(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
-    value, error = _test_gains(epsilon, rate, miss)
     tilt = jnp.minimum(epsilon, _FAR)
-    step, step_error = _test_gains(tilt, rate[:-1], miss[1:])
-    at, spread = _test_gains(tilt, rate, miss)
-    # in a narrow cell the chord is dominated by rounding: the step bounds it as well
-    chord = cell_bounds(rate, at - spread, at + spread)
-    return jnp.max(value - error), jnp.max(jnp.minimum(chord, step) + step_error)
+    upper, step_error = _test_gains(tilt, rate[:-1], miss[1:])
+    if exact:
+        at, spread = _test_gains(tilt, rate, miss)
+        # in a narrow cell the chord is dominated by rounding: the step bounds it as well
+        upper = jnp.minimum(cell_bounds(rate, at - spread, at + spread), upper)
+    return jnp.max(value - error), jnp.max(upper + step_error)
 
 
 def delta_from_tradeoff(
@@ -214,30 +151,21 @@ def delta_from_tradeoff(
 ) -> Bounds[Array]:
     """Bounds of delta(eps) = max_x [1 - f(x) - e^eps x], from points of the trade-off function f = T(Q, P).
 
-    Args:
-        epsilon: in nats, finite, any shape.
-        false_positive_rate: increasing x_i from 0 to 1, one axis.
-        false_negative_rate: f(x_i) or bounds of it, decreasing, same length.
-        exact: False: between the points f is known to be decreasing only. True: the values are those of a convex f (up
-            to rounding), and its chords are used: the gap shrinks with the square of the spacing.
+    epsilon: in nats, finite, any shape.
+    false_positive_rate: increasing x_i from 0 to 1, one axis.
+    false_negative_rate: f(x_i) or bounds of it, decreasing, same length.
+    exact: False: between the points f is known to be decreasing only. True: the values are those of a convex f (up to
+        rounding), and its chords are used: the gap shrinks with the square of the spacing.
 
-    Returns:
-        Bounds(lower, upper) of the shape of epsilon, float64. upper holds if the values are lower bounds of f
-        (exact=False) or f itself (exact=True), lower if they are upper bounds of f. The rounding, 1e-15 (1 + e^eps x)
-        at x, is added outward.
+    >>> x, f = [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0]
+    >>> lower, upper = jaxdp.conversions.delta_from_tradeoff(0.5, x, f, exact=True)
+    >>> print(f"{lower:.4f} {upper:.4f}")
+    0.1703 0.3503
 
-    Raises:
-        ValueError: an argument outside its range, lists of unequal length.
-
-    Reference:
-        Dong, Roth, Su 2022: delta(eps) = 1 + f*(-e^eps), with f* the convex conjugate of f.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> lower, upper = conversions.delta_from_tradeoff(0.5, [0.0, 0.2, 0.5, 1.0], [1.0, 0.5, 0.2, 0.0], exact=True)
-        >>> print(f"{lower:.4f} {upper:.4f}")
-        0.1703 0.3503
-
+    Returns Bounds(lower, upper) of the shape of epsilon, float64. upper holds if the values are lower bounds of f
+    (exact=False) or f itself (exact=True), lower if they are upper bounds of f. The rounding, 1e-15 (1 + e^eps x) at x,
+    is added outward. Raises ValueError, also for unequal lengths.
+    Reference: Dong, Roth, Su 2022: delta(eps) = 1 + f*(-e^eps), with f* the convex conjugate of f.
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
     y = validate.probability("false_negative_rate", false_negative_rate)
@@ -245,11 +173,10 @@ def delta_from_tradeoff(
         raise ValueError("false_positive_rate must be a list from 0 to 1, as long as false_negative_rate.")
     validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing")
     validate.reject("false_negative_rate", y[1:], np.diff(y) > 0, "decreasing")
-    eps = validate.real_array("epsilon", epsilon)
-    validate.reject("epsilon", eps, ~np.isfinite(eps), "finite")
+    eps = validate.inside("epsilon", epsilon, FINITE)
 
     def best_tests(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return (_chords if exact else _staircase)(flat, *(np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)))
+        return _best_test(flat, *(np.broadcast_to(a, (flat.size, x.size)) for a in (x, y)), exact=bool(exact))
 
     low, high = batched(best_tests, eps)
     least = -np.expm1(np.minimum(eps, 0.0)) * (1 + 8 * ULP)

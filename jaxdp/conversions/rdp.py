@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 METHODS = ("cks", "classic")
@@ -26,27 +27,30 @@ _GRID, _ROUNDS, _LOCAL = 64, 3, 33
 _LEAST_EXCESS, _LARGEST_EXCESS = 1e-3, 1e6
 
 
-def _log_gain(excess: Any) -> Any:
+def log_gain(excess: Any) -> Any:
     """log of sup_x (1 - e^-x) e^-cx = c^c / (c+1)^(c+1), c = order - 1."""
     return -excess * jnp.log1p(1 / excess) - jnp.log1p(excess)
 
 
 def _gain(excess: Any, sharp: Any) -> Any:
-    return jnp.where(sharp > 0, _log_gain(excess), 0.0)
+    return jnp.where(sharp > 0, log_gain(excess), 0.0)
 
 
-@formula(valid=lambda a, r, d, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0) & (d > p) & (d <= 1))
+@theorem(order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, delta=PROBABILITY, infinity=PROBABILITY, sharp=PROBABILITY)
 def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     excess = order - 1
+    infinity, _ = raised(infinity)
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
     gain = _gain(excess, sharp)
     value = renyi + (gain - jnp.log(room)) / excess
     # the rounding of delta - infinity_mass counts delta / room times
     lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
-    return jnp.maximum(value + lost, 0.0)
+    return jnp.where(delta > infinity, jnp.maximum(value + lost, 0.0), jnp.inf)
 
 
-@formula(valid=lambda a, r, e, p, s: (a > 1) & (a < jnp.inf) & (r >= 0) & (p >= 0), vacuous=1.0)
+@theorem(
+    order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, epsilon=NOT_NAN, infinity=PROBABILITY, sharp=PROBABILITY, vacuous=1.0
+)
 def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     excess = order - 1
     gain = _gain(excess, sharp)
@@ -54,7 +58,7 @@ def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
     finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), SMALLEST))
-    return jnp.minimum(infinity * (1 + _ROUNDING) + finite, 1.0)
+    return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
 def epsilon_from_rdp(
@@ -70,32 +74,22 @@ def epsilon_from_rdp(
     The smallest value over the orders a of
     "cks": rho_a + [log(1/delta) + (a-1) log(1 - 1/a) - log a]/(a-1); "classic": rho_a + log(1/delta)/(a-1).
 
-    Args:
-        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-        renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
-            callable, elementwise from an array of orders to an array of the same shape.
-        delta: in [0, 1]; broadcasts with the leading axes of renyi.
-        infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
-        method: "cks" or "classic"; "cks" is never larger.
+    orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+    renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
+        callable, elementwise from an array of orders to an array of the same shape.
+    delta: in [0, 1]; broadcasts with the leading axes of renyi.
+    infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
+    method: "cks" or "classic"; "cks" is never larger.
 
-    Returns:
-        Epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where
-        delta <= infinity_mass. Rounding is added outward.
+    >>> orders = [2.0, 4.0, 8.0, 16.0]
+    >>> print(f"{jaxdp.conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
+    2.5430
 
-    Raises:
-        ValueError: an argument outside its range, orders and renyi of unequal length.
-
-    Reference:
-        Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> orders = [2.0, 4.0, 8.0, 16.0]
-        >>> print(f"{conversions.epsilon_from_rdp(orders, [a / 8 for a in orders], 1e-6):.4f}")  # Gaussian, sigma = 2
-        2.5430
-
+    Returns epsilon >= 0 in nats, float64, of the broadcast shape without the axis of orders; inf where delta <=
+    infinity_mass. Rounding is added outward. Raises ValueError, also for unequal lengths.
+    Reference: Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
     """
-    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(validate.probability, delta))
+    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(PROBABILITY, delta))
 
 
 def delta_from_rdp(
@@ -111,53 +105,28 @@ def delta_from_rdp(
     The smallest value over the orders a of e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a ("cks"), without the last factor for
     "classic", plus infinity_mass.
 
-    Args:
-        orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-        renyi: upper bounds rho_a in nats or a callable, as for `epsilon_from_rdp`.
-        epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
-        infinity_mass: upper bound of P(L = inf) in [0, 1].
-        method: "cks" or "classic".
+    orders, renyi, infinity_mass, method: as for `epsilon_from_rdp`.
+    epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
 
-    Returns:
-        Delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
+    >>> orders = [2.0, 4.0, 8.0, 16.0]
+    >>> print(f"{jaxdp.conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
+    1.35e-06
 
-    Raises:
-        ValueError: an argument outside its range, orders and renyi of unequal length.
-
-    Reference:
-        As `epsilon_from_rdp`.
-
-    Example:
-        >>> from jaxdp import conversions
-        >>> orders = [2.0, 4.0, 8.0, 16.0]
-        >>> print(f"{conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
-        1.35e-06
-
+    Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders. Rounding is added outward.
+    Raises ValueError, also for unequal lengths.
+    Reference: As `epsilon_from_rdp`.
     """
-    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(real_target, epsilon))
+    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))
 
 
-def real_target(name: str, value: Any) -> np.ndarray:
-    """A check for `checked`: real numbers, with +-inf but without NaN."""
-    array = validate.real_array(name, value)
-    validate.reject(name, array, np.isnan(array), "a real number, inf or -inf")
-    return array
-
-
-def infinity_bound(name: str, value: Any) -> np.ndarray:
-    """A check for `checked`: an upper bound of P(L = inf); a subnormal one becomes the smallest normal number."""
-    mass = validate.probability(name, value)
-    return np.where(mass > 0, np.maximum(mass, SMALLEST), 0.0)
-
-
-def named_scalars(target: dict[str, tuple[Callable, Any]], infinity_mass: Real) -> dict[str, Any]:
-    """The target, given as {name: (check, value)}, and the mass at infinity: checked, by name."""
-    arguments = target | {"infinity_mass": (infinity_bound, infinity_mass)}
+def named_scalars(target: dict[str, tuple[Domain, Any]], infinity_mass: Real) -> dict[str, Any]:
+    """The target, given as {name: (domain, value)}, and the mass at infinity: checked, by name."""
+    arguments = target | {"infinity_mass": (PROBABILITY, infinity_mass)}
     return dict(zip(arguments, checked(**arguments), strict=True))
 
 
 def _smallest(
-    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Callable, Real]
+    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
 ) -> Array:
     """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
     sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
@@ -178,9 +147,9 @@ def _smallest(
     return out.min(axis=-1)[()]
 
 
-def renyi_curve(orders: Any, renyi: Any, check: Callable = above_one, name: str = "renyi") -> tuple[Any, Any]:
-    """Orders, checked by `check`, and values >= 0 or inf, checked under `name`; their last axes agree."""
-    orders = orders if validate.is_traced(orders) else check("orders", orders)
+def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "renyi") -> tuple[Any, Any]:
+    """Orders in the domain, and values >= 0 or inf, checked under `name`; their last axes agree."""
+    (orders,) = checked(orders=(domain, orders))
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
         validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")

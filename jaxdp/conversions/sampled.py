@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.dominating_pair import pair_from_profile
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import FINITE, SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Array, Real
@@ -21,46 +21,30 @@ Profile: TypeAlias = Callable[[np.ndarray], Real]
 
 
 def sampled_delta(
-    base_delta: Profile,
-    epsilon: Real,
-    sampling_probability: Real,
-    relation: Literal["remove", "add", "replace_one"],
+    base_delta: Profile, epsilon: Real, sampling_probability: Real, relation: Literal["remove", "add", "replace_one"]
 ) -> Array:
     """Certified delta at epsilon of one sampled round: q delta_base(log(1 + (e^eps - 1)/q)).
 
-    Args:
-        base_delta: elementwise from an array of real epsilons to certified upper bounds of delta; it is asked at
-            negative ones for eps < 0 or "add". For "remove" it is the profile of the base pair (P1, P0), P1 with the
-            record; "add" uses the same one, swapped here; for "replace_one" it is a bound for both orders. Poisson
-            sampling, remove and add: the base under add/remove. Fixed size, all relations: the base under replace_one.
-            Poisson, replace_one: the larger of the base profiles under replace_one and under add and remove, both
-            orders (advanced joint convexity).
-        epsilon: in nats, real, finite.
-        sampling_probability: q in [0, 1] (fixed size: batch over size of the larger data set).
-        relation: "remove", "add" or "replace_one".
+    base_delta: elementwise from an array of real epsilons to certified upper bounds of delta; it is asked at negative
+        ones for eps < 0 or "add". For "remove" it is the profile of the base pair (P1, P0), P1 with the record; "add"
+        uses the same one, swapped here; for "replace_one" it is a bound for both orders. Poisson sampling, remove and
+        add: the base under add/remove. Fixed size, all relations: the base under replace_one. Poisson, replace_one: the
+        larger of the base profiles under replace_one and under add and remove, both orders (advanced joint convexity).
+    epsilon: in nats, real, finite.
+    sampling_probability: q in [0, 1] (fixed size: batch over size of the larger data set).
+    relation: "remove", "add" or "replace_one".
 
-    Returns:
-        Delta of the broadcast shape, float64, rounded up. Below eps = log(1 - q) "remove" is 1 - e^eps. "add" uses
-        1 - base_delta(-eps), whose relative accuracy is lost past eps = 30: the answer tends to 1 - (1-q) e^eps. It is
-        for a single round; `sampled_pair` composes.
+    >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
+    >>> print(f"{jaxdp.conversions.sampled_delta(pure, 0.05, sampling_probability=0.1, relation='remove'):.4f}")
+    0.0324
 
-    Raises:
-        ValueError: an argument outside its range, a base_delta outside [0, 1].
-
-    Reference:
-        Zhu, Dong, Wang 2022, Theorem 11 and Proposition 29; Balle, Barthe, Gaboardi 2018.
-
-    Example:
-        >>> import numpy as np
-        >>> from jaxdp import conversions
-        >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
-        >>> print(f"{conversions.sampled_delta(pure, 0.05, sampling_probability=0.1, relation='remove'):.4f}")
-        0.0324
-
+    Returns delta of the broadcast shape, float64, rounded up. Below eps = log(1 - q) "remove" is 1 - e^eps. "add" uses
+    1 - base_delta(-eps), whose relative accuracy is lost past eps = 30: the answer tends to 1 - (1-q) e^eps. It is for
+    a single round; `sampled_pair` composes. Raises ValueError, also for a base_delta outside [0, 1].
+    Reference: Zhu, Dong, Wang 2022, Theorem 11 and Proposition 29; Balle, Barthe, Gaboardi 2018.
     """
     validate.choice("relation", relation, _RELATIONS)
-    eps = validate.real_array("epsilon", epsilon)
-    validate.reject("epsilon", eps, ~np.isfinite(eps), "finite")
+    eps = validate.inside("epsilon", epsilon, FINITE)
     q = validate.probability("sampling_probability", sampling_probability)
     eps, q = (np.broadcast_to(a, validate.broadcast(epsilon=eps, sampling_probability=q)) for a in (eps, q))
     # the other order of the pair (or of a symmetric bound) follows from the value at -eps by the swap identity
@@ -102,39 +86,26 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
 
 
 def sampled_pair(
-    base_delta: Profile,
-    epsilons: Real,
-    sampling_probability: float,
-    relation: Literal["remove", "add", "replace_one"],
+    base_delta: Profile, epsilons: Real, sampling_probability: float, relation: Literal["remove", "add", "replace_one"]
 ) -> DiscretePair:
     """A finite pair that dominates one sampled round, and composes.
 
     Composing the one-sided formula of `sampled_delta` itself is not valid.
 
-    Args:
-        base_delta: as for `sampled_delta`.
-        epsilons: the losses of the pair in nats, one axis, finite; range and spacing set the accuracy, see
-            `pair_from_profile`. For "remove" and "add" give negative ones too; for "replace_one" eps >= 0 suffices,
-            since the pair is symmetric.
-        sampling_probability: q in [0, 1], one number.
-        relation: "remove", "add" or "replace_one".
+    base_delta: as for `sampled_delta`.
+    epsilons: the losses of the pair in nats, one axis, finite; range and spacing set the accuracy, see
+        `pair_from_profile`. For "remove" and "add" give negative ones too; for "replace_one" eps >= 0 suffices, since
+        the pair is symmetric.
+    sampling_probability: q in [0, 1], one number.
+    relation: "remove", "add" or "replace_one".
 
-    Returns:
-        DiscretePair, an upper bound in both orders.
+    >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
+    >>> pair = jaxdp.conversions.sampled_pair(pure, np.linspace(-1, 1, 21), 0.1, "remove")
+    >>> print(f"{jaxdp.delta(pair, 0.1):.4f}")
+    0.0179
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Zhu, Dong, Wang 2022, Corollary 31.
-
-    Example:
-        >>> import jaxdp, numpy as np
-        >>> pure = lambda eps: np.maximum((np.e - np.exp(eps)) / (1 + np.e), -np.expm1(np.minimum(eps, 0)))  # 1-DP
-        >>> pair = jaxdp.conversions.sampled_pair(pure, np.linspace(-1, 1, 21), 0.1, "remove")
-        >>> print(f"{jaxdp.delta(pair, 0.1):.4f}")
-        0.0179
-
+    Returns a DiscretePair, an upper bound in both orders. Raises ValueError.
+    Reference: Zhu, Dong, Wang 2022, Corollary 31.
     """
     losses = validate.real_array("epsilons", epsilons)
     if np.ndim(validate.probability("sampling_probability", sampling_probability)):

@@ -18,16 +18,7 @@ from jaxdp.convolution.shift_bounds import (
 )
 
 __all__ = [
-    "discrete_laplace_bound",
-    "gaussian_bound",
-    "grouped_laplace_bound",
-    "laplace_bound",
-    "laplace_rdp",
-    "laplace_sum_delta",
-    "laplace_sum_delta_bounds",
-    "laplace_sum_epsilon",
-    "laplace_sum_epsilon_bounds",
-    "laplace_sum_log_density",
-    "laplace_sum_rdp",
-    "repeated_noise_bound",
-]
+    "discrete_laplace_bound", "gaussian_bound", "grouped_laplace_bound", "laplace_bound", "laplace_rdp",
+    "laplace_sum_delta", "laplace_sum_delta_bounds", "laplace_sum_epsilon", "laplace_sum_epsilon_bounds",
+    "laplace_sum_log_density", "laplace_sum_rdp", "repeated_noise_bound",
+]  # fmt: skip

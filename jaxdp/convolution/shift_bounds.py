@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
-import numpy as np
+from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
 from jaxdp.convolution.laplace_sum import laplace_sum_rdp
-from jaxdp.domains import SMALLEST
-from jaxdp.runtime.formulas import above_one, checked, formula, whole
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, whole
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-49
@@ -22,142 +23,88 @@ _DISCRETE_UP = 1.0 + 1e-12
 def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, shift: Real, num_summands: Real) -> Array:
     """Upper bound n R_alpha(P + s/n, P) on the Renyi divergence of a sum of n noises of law P against its shift by s.
 
-    Args:
-        renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
-        order: alpha > 1.
-        shift: s >= 0, in the units of the noise.
-        num_summands: n, whole, >= 1.
+    renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
+    order: alpha > 1.
+    shift: s >= 0, in the units of the noise.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, if renyi returns upper bounds. The product is rounded to nearest.
+    >>> normal = lambda order, shift: order * shift**2 / 2
+    >>> print(jaxdp.convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
+    0.25
 
-    Raises:
-        ValueError: an argument outside its range.
+    Assumes: P is a law on the real line, where every real shift has a meaning; for integer noise use
+    `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
 
-    Assumes:
-        P is a law on the real line, where every real shift has a meaning; for integer noise use
-        `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> normal = lambda order, shift: order * shift**2 / 2
-        >>> print(convolution.repeated_noise_bound(normal, 2.0, 1.0, 4))
-        0.25
-
+    Returns an upper bound in nats of the broadcast shape, if renyi returns one; rounded to nearest. Raises ValueError.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
-    alpha, moved, count = _checked(order, shift, num_summands)
+    alpha, moved, count = checked(
+        order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands)
+    )
     return count * renyi(alpha, moved / count)
 
 
 def _share(shift, scale, count=1):
-    """shift / (scale n), never 0 where the shift is positive; NaN for numbers (of a trace) that are out of range."""
-    xp = jnp if validate.is_traced(shift, scale, count) else np
-    positive = xp.where(shift > 0, xp.maximum(shift / scale / count, SMALLEST), 0.0)
-    return xp.where((shift >= 0) & (scale > 0), positive, xp.nan)
+    """shift / (scale n), never 0 where the shift is positive."""
+    shift, _ = raised(shift)
+    # without the barrier the compiler divides by scale * count, which may overflow
+    share = lax.optimization_barrier(shift / scale) / count
+    return jnp.where(shift > 0, jnp.maximum(share, SMALLEST), 0.0)
 
 
-@formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
-def _laplace(order, ratio, n):
-    return n * laplace_renyi_upper(order, ratio)
-
-
-@formula(valid=lambda order, ratio, n: (order > 1) & (ratio >= 0) & (n >= 1))
-def _gaussian(order, ratio, n):
-    return jnp.where(ratio > 0, n * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
-
-
-def _checked(order, shift, count):
-    return checked(order=(above_one, order), shift=(validate.nonnegative, shift), num_summands=(whole(1), count))
-
-
+@theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE)
 def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
-    Args:
-        order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
+    order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
+    shift, scale: s >= 0 and b > 0, in the same units.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, at most 2e-14 relative above the exact value.
+    >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
+    0.6191
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Mironov 2017, Corollary 2.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
-        0.6191
-
+    Returns an upper bound in nats of the broadcast shape, float64, with a relative excess of at most 2e-14. Raises
+    ValueError.
+    Reference: Mironov 2017, Corollary 2.
     """
-    alpha, moved, b = checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift), scale=(validate.positive, scale)
-    )
-    return _laplace(alpha, _share(moved, b), 1)
+    return laplace_renyi_upper(order, _share(shift, scale))
 
 
+@theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE, num_summands=whole(1))
 def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound n R_alpha(Laplace(b) + s/n, Laplace(b)) on the Renyi divergence of a sum of n Laplace(b) noises.
 
     It tends to alpha s^2 / (2 n b^2) for large n, twice the exact value `laplace_sum_rdp`.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift, scale: s >= 0 and b > 0, in the same units.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
+    0.2263
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
-        notebooks/proofs/laplace_sum_not_tight.md.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.laplace_bound(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
-        0.2263
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: `repeated_noise_bound` with Mironov 2017, Corollary 2. Why it is not tight:
+    notebooks/proofs/laplace_sum_not_tight.md.
     """
-    (b,) = checked(scale=(validate.positive, scale))
-    alpha, moved, count = _checked(order, shift, num_summands)
-    return _laplace(alpha, _share(moved, b, count), count)
+    return num_summands * laplace_renyi_upper(order, _share(shift, scale, num_summands))
 
 
+@theorem(order=ORDER, shift=NONNEGATIVE, std=POSITIVE, num_summands=whole(1))
 def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> Array:
     """Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s: the exact value.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of std.
-        std: sigma > 0, standard deviation of one summand.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift: s >= 0, in the units of std.
+    std: sigma > 0, standard deviation of one summand.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
+    0.2500
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.gaussian_bound(2.0, shift=1.0, std=1.0, num_summands=4):.4f}")
-        0.2500
-
+    Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
-    (sigma,) = checked(std=(validate.positive, std))
-    alpha, moved, count = _checked(order, shift, num_summands)
-    return _gaussian(alpha, _share(moved, sigma, count), count)
+    ratio = _share(shift, std, num_summands)
+    return jnp.where(ratio > 0, num_summands * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
 
 
 def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
@@ -166,24 +113,15 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
     value (m = n); groups of two remove about 80% of the excess.
 
-    Args:
-        order: alpha > 1.
-        shift: s >= 0, in the units of the scale.
-        scale: b > 0.
-        num_summands: n, whole, a multiple of group_size.
-        group_size: m, whole, 1 to 10000.
+    order, shift, scale: as for `laplace_bound`.
+    num_summands: n, whole, a multiple of group_size.
+    group_size: m, whole, 1 to 10000.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not certified.
+    >>> print(f"{jaxdp.convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
+    0.1453
 
-    Raises:
-        ValueError: an argument outside its range, n not a multiple of m.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.grouped_laplace_bound(2.0, 1.0, 1.0, num_summands=4, group_size=2):.4f}")
-        0.1453
-
+    Returns a bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not
+    certified. Raises ValueError, also for n not a multiple of m.
     """
     size = int(validate.integer("group_size", group_size, 1))
     count = validate.integer("num_summands", num_summands, 1)
@@ -191,16 +129,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     return repeated_noise_bound(lambda a, s: laplace_sum_rdp(a, s, scale, size), order, shift, count // size)
 
 
-@formula(valid=lambda order, rate, shift, n: (order > 1) & (rate > 0) & (shift >= 0) & (n >= 1), working_set=4096)
-def _discrete(order, rate, shift, n):
-    least = jnp.floor(shift / n)
-    more = shift - n * least
-    low = discrete_laplace_renyi(order, rate, least)
-    high = discrete_laplace_renyi(order, rate, least + 1)
-    total = (n - more) * low + jnp.where(more > 0, more * high, 0.0)
-    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
-
-
+@theorem(order=ORDER, shift=whole(0), scale=POSITIVE, num_summands=whole(1), working_set=4096)
 def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on the Renyi divergence of a sum of n discrete Laplace noises against its shift by an integer s.
 
@@ -208,28 +137,18 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     is post-processing. For s <= n the bound is s R(1), for n = 1 it is exact. The inequality
     R(P + s, P) <= s R(P + 1, P) for one summand, which has been claimed, is false: R is convex in the shift.
 
-    Args:
-        order: alpha > 1.
-        shift: s, whole, >= 0; the bound is inf above 1024 n.
-        scale: of P(x) ~ exp(-|x| / scale), > 0.
-        num_summands: n, whole, >= 1.
+    order: alpha > 1.
+    shift: s, whole, >= 0; the bound is inf above 1024 n.
+    scale: of P(x) ~ exp(-|x| / scale), > 0.
+    num_summands: n, whole, >= 1.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
+    0.7353
 
-    Raises:
-        ValueError: an argument outside its range, a shift that is not whole.
-
-    Example:
-        >>> from jaxdp import convolution
-        >>> print(f"{convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
-        0.7353
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
-    alpha, moved, b, count = checked(
-        order=(above_one, order),
-        shift=(whole(0), shift),
-        scale=(validate.positive, scale),
-        num_summands=(whole(1), num_summands),
-    )
-    return _discrete(alpha, 1.0 / b if not isinstance(b, np.ndarray) else np.reciprocal(b), moved, count)
+    rate, least = 1 / scale, jnp.floor(shift / num_summands)
+    more = shift - num_summands * least
+    low, high = discrete_laplace_renyi(order, rate, least), discrete_laplace_renyi(order, rate, least + 1)
+    total = (num_summands - more) * low + jnp.where(more > 0, more * high, 0.0)
+    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)

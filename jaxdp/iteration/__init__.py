@@ -22,23 +22,8 @@ from jaxdp.iteration.schedule import (
 )
 
 __all__ = [
-    "LossConstants",
-    "Schedule",
-    "append_noise_only",
-    "contraction",
-    "contractive_iteration_rdp",
-    "cyclic_mu",
-    "cyclic_participation",
-    "feldman_rdp_at_index",
-    "full_batch_mu",
-    "gdp_mu",
-    "logistic_regression",
-    "noisy_sgd_rdp_at_index",
-    "participation_mu",
-    "per_index_mu",
-    "quadratic_mu",
-    "shifted_rdp",
-    "shifted_rdp_optimum",
-    "shifted_rdp_path",
-    "softmax_regression",
-]
+    "LossConstants", "Schedule", "append_noise_only", "contraction", "contractive_iteration_rdp", "cyclic_mu",
+    "cyclic_participation", "feldman_rdp_at_index", "full_batch_mu", "gdp_mu", "logistic_regression",
+    "noisy_sgd_rdp_at_index", "participation_mu", "per_index_mu", "quadratic_mu", "shifted_rdp", "shifted_rdp_optimum",
+    "shifted_rdp_path", "softmax_regression",
+]  # fmt: skip

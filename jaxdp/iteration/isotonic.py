@@ -24,15 +24,10 @@ from jaxdp.runtime.precision import canary, kernel
 _SMALLEST = 1e-300
 
 
-def _log_units(contraction, noise_std, shift):
-    """(log kappa, log s^2, log d^2, log of the unit of mu^2): the largest s and the largest d become 1."""
-    s_unit = jnp.max(noise_std)
-    d_unit = jnp.max(shift)
-    s_unit = jnp.where(s_unit > 0, s_unit, 1.0)
-    d_unit = jnp.where(d_unit > 0, d_unit, 1.0)
-    log_s2 = 2 * jnp.log(noise_std / s_unit)
-    log_d2 = 2 * jnp.log(shift / d_unit)
-    return jnp.log(contraction), log_s2, log_d2, 2 * (jnp.log(d_unit) - jnp.log(s_unit))
+def _unit(numbers):
+    """The largest number, or 1 where all are 0: divided by it, they are in the range of their logarithms."""
+    largest = jnp.max(numbers)
+    return jnp.where(largest > 0, largest, 1.0)
 
 
 def _merge(first, second):
@@ -123,15 +118,21 @@ def _log_total(stack, kept):
     return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, total)
 
 
-def _solve(contraction, noise_std, shift):
-    """(mu^2 rounded up, the final blocks)."""
-    valid = _is_valid(contraction, noise_std, shift)
-    log_k, log_s2, log_d2, log_unit = _log_units(contraction, noise_std, shift)
+def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
+    """mu^2 of a schedule given by logarithms, in units whose quotient is log_unit, and the final blocks."""
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
     kept = jnp.arange(stack.shape[0]) < number
     some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
     mu2 = _outward(_log_total(stack, kept), some, log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number, log_k)
+
+
+def _solve(contraction, noise_std, shift):
+    """(mu^2 rounded up, the final blocks)."""
+    s_unit, d_unit = _unit(noise_std), _unit(shift)
+    log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
+    logs = jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit)
+    return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
 def _prices(contraction, noise_std, shift, blocks):
@@ -148,8 +149,7 @@ def _prices(contraction, noise_std, shift, blocks):
     live = (block >= 0) & (stack[block, 0] > -jnp.inf)
     gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
     slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
-    s_unit, d_unit = jnp.max(noise_std), jnp.max(shift)
-    unit = jnp.where(s_unit > 0, d_unit / jnp.where(s_unit > 0, s_unit, 1.0) ** 2, 0.0)
+    unit = jnp.where(jnp.max(noise_std) > 0, jnp.max(shift) / _unit(noise_std) ** 2, 0.0)
     last = position + 1 == following[block]
     return jnp.where(live, slope * unit, 0.0), live & last
 
@@ -183,32 +183,22 @@ def _mu2_jvp(primals, tangents):
     return mu2, 2 * jnp.sum(jnp.where(price > 0, change, 0.0))
 
 
-def _mu2_of_schedule(contraction, noise_std, shift):
-    if shift.shape[0] == 0:
-        return jnp.zeros((), shift.dtype)
-    return _mu2(contraction, noise_std, shift)
-
-
 def shift_allocation_mu2(contraction, noise_std, shift):
     """Smallest mu^2 of the last iterate over all shift allocations of one schedule, rounded up.
 
-    Args:
-        contraction: (T,) Lipschitz constants kappa_j >= 0 of the maps.
-        noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
-        shift: (T,) distances d_j >= 0 between the two maps of step j.
+    contraction: (T,) Lipschitz constants kappa_j >= 0 of the maps.
+    noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
+    shift: (T,) distances d_j >= 0 between the two maps of step j.
 
-    Returns:
-        Scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It exceeds the
-        exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units of the
-        largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and differentiable
-        once in all three arrays: the blocks are locally constant, so the derivative is that of the closed form.
-
-    Reference:
-        notebooks/proofs/heterogeneous_gdp_iteration.md.
-
+    Returns the scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It
+    exceeds the exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units
+    of the largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and
+    differentiable once in all three arrays: the blocks are locally constant, so the derivative is that of the closed
+    form.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
     contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
-    return _mu2_of_schedule(contraction, noise_std, shift)
+    return _mu2(contraction, noise_std, shift) if shift.shape[0] else jnp.zeros((), shift.dtype)
 
 
 @kernel(working_set=4096)
@@ -236,11 +226,8 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
     unit = jnp.where(jnp.isfinite(unit), unit, 0.0)
     noise_unit = jnp.max(log_variance)
     noise_unit = jnp.where(jnp.isfinite(noise_unit), noise_unit, 0.0)
-    stack, number, largest = _blocks(log_contraction, log_variance - noise_unit, log_shift2 - unit)
-    kept = jnp.arange(stack.shape[0]) < number
-    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
-    total = _log_total(stack, kept)
-    return _outward(total, some, unit - noise_unit, largest, log_shift2.shape[0], jnp.bool_(True))
+    logs = log_contraction, log_variance - noise_unit, log_shift2 - unit
+    return _mu2_and_blocks(*logs, unit - noise_unit, jnp.bool_(True))[0]
 
 
 def _follow(first, second):
@@ -299,8 +286,7 @@ def single_participation_mu2(contraction, noise_std, shift):
     Relative excess at most 4 ulp (T + 8).
     """
     valid = _is_valid(contraction, noise_std, shift)
-    unit = jnp.max(noise_std)
-    unit = jnp.where(unit > 0, unit, 1.0)
+    unit = _unit(noise_std)
     huge = 1e300
 
     def step(hidden, x):
@@ -380,9 +366,8 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     if count == 0:
         return jnp.zeros((), shift.dtype)
     valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
-    d_unit = jnp.maximum(jnp.max(shift), jnp.where(jnp.isfinite(diameter), diameter, 0.0))
-    s_unit = jnp.max(noise_std)
-    d_unit, s_unit = jnp.where(d_unit > 0, d_unit, 1.0), jnp.where(s_unit > 0, s_unit, 1.0)
+    s_unit = _unit(noise_std)
+    d_unit = _unit(jnp.append(shift, jnp.where(jnp.isfinite(diameter), diameter, 0.0)))
     log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
     first = jnp.arange(count) == 0
     xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)

@@ -6,54 +6,33 @@ here: values have a relative error of some ulp times the number of steps. `gdp_m
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.iteration.constants import contraction as gradient_contraction
-from jaxdp.runtime.formulas import at_least_one, checked, formula, whole
+from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
+from jaxdp.iteration.constants import CONVEXITY, PUBLISHED_STEP, STEP
+from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, theorem
 from jaxdp.typing import Array, Real
 
-
-def _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index):
-    """Checked arguments of the two per-index theorems."""
-    values = checked(
-        order=(at_least_one, order),
-        lipschitz=(validate.positive, lipschitz),
-        step_size=(validate.positive, step_size),
-        smoothness=(validate.positive, smoothness),
-        strong_convexity=(validate.nonnegative, strong_convexity),
-        noise_std=(validate.positive, noise_std),
-        num_steps=(whole(1), num_steps),
-        index=(whole(1, "Indices count from 1."), index),
-    )
-    if not validate.is_traced(*values):
-        place, count = np.broadcast_arrays(values[7], values[6])
-        validate.reject("index", place, place > count, "at most num_steps", "Indices count from 1.")
-    return values
-
-
-@formula(
-    valid=lambda order, c, eta, beta, rho, sigma, n, i: (
-        (c >= 0)
-        & (i >= 1)
-        & (i <= n)
-        & (sigma > 0)
-        & (rho <= beta)
-        & (eta <= 2 / (beta + rho))
-        & (rho >= 0)
-        & (order >= 1)
-        & (eta > 0)
-    )
+_FROM_ONE = "Indices count from 1."
+_INDEX = Rule("index", lambda index, num_steps, **_: index <= num_steps, "at most num_steps", _FROM_ONE)
+_AT_INDEX = {
+    "order": LINEAR_ORDER,
+    **dict.fromkeys(("lipschitz", "step_size", "smoothness", "noise_std"), POSITIVE),
+    "num_steps": whole(1),
+    "index": dataclasses.replace(whole(1), remedy=_FROM_ONE),
+}
+_PATH = {"order": LINEAR_ORDER, "noise_std": POSITIVE, "distance": NONNEGATIVE, "num_steps": whole(1)}
+_CONSTANT = {"contraction": POSITIVE, "noise_std": POSITIVE, "shift": NONNEGATIVE}
+_CONTRACTS = Rule(
+    "contraction", lambda contraction, **_: contraction <= 1, "at most 1 in this closed form", "Use gdp_mu above 1."
 )
-def _theorem_5(order, c, eta, beta, rho, sigma, n, i):
-    last = 2 * (c / sigma) ** 2
-    rate = jnp.log1p(-jnp.minimum(2 * eta * beta * rho / (beta + rho), 1.0))
-    # 0 * (-inf) at rate = -inf cannot occur: n - i + 1 >= 1.
-    earlier = last / jnp.maximum(n - i, 1.0) * jnp.exp(rate * (n - i + 1) / 2)
-    return order * jnp.where(i == n, last, earlier)
 
 
+@theorem(_INDEX, CONVEXITY, PUBLISHED_STEP, **_AT_INDEX, strong_convexity=NONNEGATIVE)
 def noisy_sgd_rdp_at_index(
     order: Real,
     *,
@@ -70,92 +49,56 @@ def noisy_sgd_rdp_at_index(
     e_n = 2 C^2 / sigma^2 and e_i = 2 C^2 / ((n - i) sigma^2) (1 - 2 eta beta rho / (beta + rho))^((n-i+1)/2).
     `per_index_mu` is smaller: by the factor 1 + 1/(n-i) at rho = 0, exponentially for long contracting runs.
 
-    Args:
-        order: alpha >= 1 (alpha = 1 returns e_i itself).
-        lipschitz: C > 0, gradient bound of one loss.
-        step_size: eta in (0, 2 / (beta + rho)].
-        smoothness: beta > 0.
-        strong_convexity: rho in [0, beta].
-        noise_std: sigma > 0, of the noise added to the gradient.
-        num_steps: n, whole, >= 1.
-        index: i in 1..n, counted from 1 as in the paper.
+    order: alpha >= 1 (alpha = 1 returns e_i itself).
+    lipschitz: C > 0, gradient bound of one loss.
+    step_size: eta in (0, 2 / (beta + rho)].
+    smoothness: beta > 0.
+    strong_convexity: rho in [0, beta].
+    noise_std: sigma > 0, of the noise added to the gradient.
+    num_steps: n, whole, >= 1.
+    index: i in 1..n, counted from 1 as in the paper.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, not rounded outward.
+    >>> divergence = jaxdp.iteration.noisy_sgd_rdp_at_index(
+    ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
+    ...     num_steps=10, index=1,
+    ... )
+    >>> print(f"{divergence:.4f}")
+    0.0172
 
-    Raises:
-        ValueError: eta outside the theorem's range, rho > beta, index out of range.
-
-    Assumes:
-        Batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> divergence = iteration.noisy_sgd_rdp_at_index(
-        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
-        ...     num_steps=10, index=1,
-        ... )
-        >>> print(f"{divergence:.4f}")
-        0.0172
-
+    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
+    range, rho > beta, an index out of range.
+    Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
-    values = _at_index(order, lipschitz, step_size, smoothness, strong_convexity, noise_std, num_steps, index)
-    if not validate.is_traced(*values):
-        gradient_contraction(*values[2:5], published=True)
-    return _theorem_5(*values)
+    last = 2 * (lipschitz / noise_std) ** 2
+    rate = jnp.log1p(-jnp.minimum(2 * step_size * smoothness * strong_convexity / (smoothness + strong_convexity), 1.0))
+    # 0 * (-inf) at rate = -inf cannot occur: n - i + 1 >= 1.
+    earlier = last / jnp.maximum(num_steps - index, 1.0) * jnp.exp(rate * (num_steps - index + 1) / 2)
+    return order * jnp.where(index == num_steps, last, earlier)
 
 
-@formula(
-    valid=lambda order, c, eta, beta, sigma, n, i: (
-        (order >= 1) & (c >= 0) & (i >= 1) & (i <= n) & (sigma > 0) & (beta > 0) & (eta <= 2 / beta) & (eta > 0)
-    )
-)
-def _theorem_23(order, c, eta, beta, sigma, n, i):
-    return order * 2 * (c / sigma) ** 2 / (n + 1 - i)
-
-
+@theorem(_INDEX, STEP, **_AT_INDEX)
 def feldman_rdp_at_index(
     order: Real, *, lipschitz: Real, step_size: Real, smoothness: Real, noise_std: Real, num_steps: Real, index: Real
 ) -> Array:
     """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
-    Args:
-        order: alpha >= 1.
-        lipschitz: C > 0, gradient bound of one loss.
-        step_size: eta in (0, 2 / beta].
-        smoothness: beta > 0.
-        noise_std: sigma > 0, of the noise added to the gradient.
-        num_steps: n, whole, >= 1.
-        index: i in 1..n, counted from 1.
+    order: alpha >= 1.
+    step_size: eta in (0, 2 / beta].
+    lipschitz, smoothness, noise_std, num_steps, index: as for `noisy_sgd_rdp_at_index`.
 
-    Returns:
-        Divergence in nats of the broadcast shape, float64, not rounded outward.
+    >>> divergence = jaxdp.iteration.feldman_rdp_at_index(
+    ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
+    ... )
+    >>> print(f"{divergence:.4f}")
+    0.0250
 
-    Raises:
-        ValueError: eta outside the theorem's range, index out of range.
-
-    Assumes:
-        As `noisy_sgd_rdp_at_index`.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> divergence = iteration.feldman_rdp_at_index(
-        ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
-        ... )
-        >>> print(f"{divergence:.4f}")
-        0.0250
-
+    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
+    range, an index out of range.
+    Assumes: as `noisy_sgd_rdp_at_index`.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
-    values = _at_index(order, lipschitz, step_size, smoothness, 0.0, noise_std, num_steps, index)
-    if not validate.is_traced(*values):
-        gradient_contraction(*values[2:5])
-    return _theorem_23(*values[:4], *values[5:])
+    return order * 2 * (lipschitz / noise_std) ** 2 / (num_steps + 1 - index)
 
 
 def contractive_iteration_rdp(
@@ -163,34 +106,21 @@ def contractive_iteration_rdp(
 ) -> Array:
     """Renyi divergence alpha sum_t a_t^2 / (2 s_t^2) of the last iterate, for a given shift allocation a_t.
 
-    Args:
-        order: alpha >= 1.
-        allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
-        contraction: kappa_t >= 0 (1 in the paper).
-        noise_std: s_t > 0.
-        shift: d_t >= 0.
+    order: alpha >= 1.
+    allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
+    contraction, noise_std, shift: kappa_t >= 0 (1 in the paper), s_t > 0 and d_t >= 0.
 
-    Returns:
-        Divergence in nats of the leading shape, float64, not rounded outward. The square of `gdp_mu` is the minimum
-        over all allocations at alpha = 2.
+    >>> spent = [0.5, 0.5]
+    >>> print(jaxdp.iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
+    0.5
 
-    Raises:
-        ValueError: the allocation exceeds the distance left at a step (z_t < 0), or leaves a distance (z_T > 0).
-
-    Assumes:
-        As `gdp_mu`.
-
-    Reference:
-        Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> spent = [0.5, 0.5]
-        >>> print(iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
-        0.5
-
+    Returns the divergence in nats of the leading shape, float64. The square of `gdp_mu` is the minimum over all
+    allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a step (z_t < 0), or
+    leaves a distance (z_T > 0).
+    Assumes: as `gdp_mu`.
+    Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
     """
-    alpha, spent = at_least_one("order", order), validate.nonnegative("allocation", allocation)
+    alpha, spent = validate.inside("order", order, LINEAR_ORDER), validate.nonnegative("allocation", allocation)
     kappa, noise = validate.nonnegative("contraction", contraction), validate.positive("noise_std", noise_std)
     moved = validate.nonnegative("shift", shift)
     shape = validate.broadcast(allocation=spent, contraction=kappa, noise_std=noise, shift=moved)
@@ -210,28 +140,19 @@ def contractive_iteration_rdp(
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
     """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
-        noise_std: sigma > 0.
-        distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
+    order: alpha >= 1.
+    contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
+    noise_std: sigma > 0.
+    distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
-    Returns:
-        Bound in nats of the broadcast leading shape, float64, not rounded outward.
+    >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
+    0.5
 
-    Raises:
-        ValueError: an argument outside its range, no axis of distances.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
-        0.5
-
+    Returns a bound in nats of the broadcast leading shape, float64. Raises ValueError, also without an axis of
+    distances.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
     """
-    alpha, lip = at_least_one("order", order), validate.positive("contraction", contraction)
+    alpha, lip = validate.inside("order", order, LINEAR_ORDER), validate.positive("contraction", contraction)
     sigma, steps = validate.positive("noise_std", noise_std), validate.nonnegative("distances", distances)
     if steps.ndim == 0 or steps.shape[-1] == 0:
         raise ValueError("distances must have a last axis with one entry per step, got none.")
@@ -240,55 +161,33 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     return (alpha * np.sum(terms, axis=-1) / 2)[()]
 
 
-def _path_values(order, contraction, noise_std, distance, num_steps):
-    return checked(
-        order=(at_least_one, order),
-        contraction=(validate.positive, contraction),
-        noise_std=(validate.positive, noise_std),
-        distance=(validate.nonnegative, distance),
-        num_steps=(whole(1), num_steps),
-    )
-
-
-@formula(
-    valid=lambda order, lip, sigma, distance, r: (
-        (order >= 1) & (lip > 0) & (lip <= 1) & (sigma > 0) & (distance >= 0) & (r >= 1)
-    )
+@theorem(
+    Rule(
+        "contraction",
+        lambda contraction, **_: contraction <= 1,
+        "at most 1 in equation (3)",
+        "Use shifted_rdp_optimum.",
+    ),
+    **_PATH,
+    contraction=POSITIVE,
 )
-def _equation_3(order, lip, sigma, distance, r):
-    return order * (distance / sigma) ** 2 / (2 * r) * jnp.exp((r + 1) * jnp.log(lip))
-
-
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L in (0, 1].
-        noise_std: sigma > 0.
-        distance: Delta >= 0, W_inf distance of the two inputs.
-        num_steps: r, whole, >= 1.
+    order: alpha >= 1.
+    contraction: L in (0, 1].
+    noise_std: sigma > 0.
+    distance: Delta >= 0, W_inf distance of the two inputs.
+    num_steps: r, whole, >= 1.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, not rounded outward; `shifted_rdp_optimum` is never larger.
+    >>> print(f"{jaxdp.iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
+    0.1476
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
-        0.1476
-
+    Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
-    values = _path_values(order, contraction, noise_std, distance, num_steps)
-    if not validate.is_traced(values[1]):
-        allowed = "at most 1 in equation (3)"
-        validate.reject("contraction", values[1], values[1] > 1, allowed, "Use shifted_rdp_optimum.")
-    return _equation_3(*values)
+    shrunk = jnp.exp((num_steps + 1) * jnp.log(contraction))
+    return order * (distance / noise_std) ** 2 / (2 * num_steps) * shrunk
 
 
 def _log_geometric(x, count):
@@ -299,140 +198,69 @@ def _log_geometric(x, count):
     return jnp.log(ratio) + jnp.where(x > 0, (count - 1) * x, 0.0)
 
 
-@formula(
-    valid=lambda order, lip, sigma, distance, r: (order >= 1) & (lip > 0) & (sigma > 0) & (distance >= 0) & (r >= 1)
-)
-def _minimum_of_2(order, lip, sigma, distance, r):
-    log_sum = _log_geometric(-2 * jnp.log(lip), r) - 2 * jnp.log(lip)
-    return order * (distance / sigma) ** 2 / 2 * jnp.exp(-log_sum)
-
-
+@theorem(**_PATH, contraction=POSITIVE)
 def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    Args:
-        order: alpha >= 1.
-        contraction: L > 0.
-        noise_std: sigma > 0.
-        distance: Delta >= 0, W_inf distance of the two inputs.
-        num_steps: r, whole, >= 1.
+    contraction: L > 0.
+    order, noise_std, distance, num_steps: as for `shifted_rdp_path`.
 
-    Returns:
-        Bound in nats of the broadcast shape, float64, not rounded outward.
+    >>> bound = jaxdp.iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
+    >>> print(f"{bound:.4f}")
+    0.1436
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> bound = iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
-        >>> print(f"{bound:.4f}")
-        0.1436
-
+    Returns a bound in nats of the broadcast shape, float64. Raises ValueError.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
     """
-    return _minimum_of_2(*_path_values(order, contraction, noise_std, distance, num_steps))
+    log_sum = _log_geometric(-2 * jnp.log(contraction), num_steps) - 2 * jnp.log(contraction)
+    return order * (distance / noise_std) ** 2 / 2 * jnp.exp(-log_sum)
 
 
-@formula(valid=lambda d, s, kappa, t: (d >= 0) & (kappa > 0) & (kappa <= 1) & (s > 0) & (t >= 1))
-def _full_batch(d, s, kappa, t):
-    # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
-    log_sum = _log_geometric(jnp.log(kappa), t)
-    return d / s * jnp.sqrt(jnp.exp(log_sum) * (1 + kappa) / (1 + kappa**t))
-
-
+@theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
 def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Real) -> Array:
     """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
-    Args:
-        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-        noise_std: s > 0.
-        shift: d >= 0.
-        num_steps: T, whole, >= 1.
+    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
+    noise_std, shift: s > 0, d >= 0.
+    num_steps: T, whole, >= 1.
 
-    Returns:
-        mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. Equal to `gdp_mu` up to rounding.
+    >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
+    0.4359
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Reference:
-        Bok, Su, Altschuler 2024, NoisyGD.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
-        0.4359
-
+    Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. It is `gdp_mu` up to rounding. Raises
+    ValueError.
+    Assumes: as `gdp_mu`.
+    Reference: Bok, Su, Altschuler 2024, NoisyGD.
     """
-    values = _constant_schedule(contraction, noise_std, shift)
-    (count,) = checked(num_steps=(whole(1), num_steps))
-    return _full_batch(values[2], values[1], values[0], count)
+    # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
+    log_sum = _log_geometric(jnp.log(contraction), num_steps)
+    return shift / noise_std * jnp.sqrt(jnp.exp(log_sum) * (1 + contraction) / (1 + contraction**num_steps))
 
 
-@formula(
-    valid=lambda d, s, kappa, length, epochs: (
-        (d >= 0) & (kappa > 0) & (kappa <= 1) & (s > 0) & (length >= 2) & (epochs >= 1)
-    )
-)
-def _cyclic(d, s, kappa, length, epochs):
-    x = jnp.log(kappa)
-    # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
-    epoch = _log_geometric(x, length)
-    rounds = jnp.exp(_log_geometric(length * x, jnp.maximum(epochs - 1, 1.0)) - epoch) * (1 + kappa)
-    earlier = jnp.exp((2 * length - 2) * x) * rounds / (1 + jnp.exp(length * (epochs - 1) * x))
-    return d / s * jnp.sqrt(1 + jnp.where(epochs > 1, earlier, 0.0))
+_BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")
 
 
+@theorem(_CONTRACTS, **_CONSTANT, num_batches=_BATCHES, num_epochs=whole(1))
 def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real, num_epochs: Real) -> Array:
     """Gaussian-DP parameter of a record in the last of l batches, after E passes of noisy cyclic gradient descent.
 
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
-    Args:
-        contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-        noise_std: s > 0.
-        shift: d >= 0.
-        num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
-        num_epochs: E, whole, >= 1.
+    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
+    noise_std, shift: s > 0, d >= 0.
+    num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
+    num_epochs: E, whole, >= 1.
 
-    Returns:
-        mu of the broadcast shape, float64, not rounded outward.
+    >>> print(f"{jaxdp.iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
+    0.1032
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Assumes:
-        As `gdp_mu`; the order of the batches is the same in every pass.
-
-    Reference:
-        Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
-        0.1032
-
+    Returns mu of the broadcast shape, float64. Raises ValueError.
+    Assumes: as `gdp_mu`; the order of the batches is the same in every pass.
+    Reference: Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
     """
-    values = _constant_schedule(contraction, noise_std, shift)
-    length, epochs = checked(
-        num_batches=(whole(2, "Use full_batch_mu for one batch."), num_batches),
-        num_epochs=(whole(1), num_epochs),
-    )
-    return _cyclic(values[2], values[1], values[0], length, epochs)
-
-
-def _constant_schedule(contraction, noise_std, shift):
-    values = checked(
-        contraction=(validate.positive, contraction),
-        noise_std=(validate.positive, noise_std),
-        shift=(validate.nonnegative, shift),
-    )
-    if not validate.is_traced(values[0]):
-        validate.reject("contraction", values[0], values[0] > 1, "at most 1 in this closed form", "Use gdp_mu above 1.")
-    return values
+    x = jnp.log(contraction)
+    # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
+    epoch = _log_geometric(x, num_batches)
+    rounds = jnp.exp(_log_geometric(num_batches * x, jnp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
+    earlier = jnp.exp((2 * num_batches - 2) * x) * rounds / (1 + jnp.exp(num_batches * (num_epochs - 1) * x))
+    return shift / noise_std * jnp.sqrt(1 + jnp.where(num_epochs > 1, earlier, 0.0))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import FINITE, NONNEGATIVE, POSITIVE
 from jaxdp.iteration import isotonic
 from jaxdp.runtime.formulas import checked
 from jaxdp.runtime.precision import Kernel, require_x64
@@ -20,17 +21,11 @@ _POINT_BYTES = 64 * 2**20
 class Schedule(NamedTuple):
     """Lipschitz constants, noise standard deviations and distances of all steps; the last axis is the steps.
 
-    Attributes:
-        contraction: kappa_j > 0.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0.
+    contraction, noise_std, shift: kappa_j > 0, s_j >= 0, d_j >= 0.
 
-    Example:
-        >>> from jaxdp import iteration
-        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
-        >>> print(schedule.shift)
-        [1. 1. 0.]
-
+    >>> schedule = jaxdp.iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
+    >>> print(schedule.shift)
+    [1. 1. 0.]
     """
 
     contraction: Array
@@ -39,11 +34,7 @@ class Schedule(NamedTuple):
 
 
 def _checked_schedule(contraction, noise_std, shift):
-    parts = checked(
-        contraction=(validate.positive, contraction),
-        noise_std=(validate.nonnegative, noise_std),
-        shift=(validate.nonnegative, shift),
-    )
+    parts = checked(contraction=(POSITIVE, contraction), noise_std=(NONNEGATIVE, noise_std), shift=(NONNEGATIVE, shift))
     shape = np.broadcast_shapes(*map(np.shape, parts))
     if not shape:
         raise ValueError("a schedule needs a last axis of steps: give contraction, noise_std or shift as an array.")
@@ -51,16 +42,23 @@ def _checked_schedule(contraction, noise_std, shift):
     return [xp.broadcast_to(a, shape) for a in parts], shape
 
 
-def _rows(kernel: Kernel, schedule: list[np.ndarray], *others: np.ndarray) -> Any:
-    """A kernel at every point of the leading axes, in pieces whose blocks fit in memory."""
+def _mu(kernel: Kernel, result: str, schedule: list[Any], *others: Any) -> Any:
+    """sqrt of the kernel's mu^2 at every point of the leading axes, rounded up; in pieces whose blocks fit in memory.
+
+    result: axes of one point's answer, as in `jax.numpy.vectorize`.
+    """
+    if validate.is_traced(*schedule, *others):
+        require_x64()
+        signature = ",".join(["(t)"] * len(schedule) + ["()"] * len(others)) + "->" + result
+        return jnp.sqrt(jnp.vectorize(kernel.point, signature=signature)(*schedule, *others))
     steps = schedule[0].shape[-1]
-    lead = schedule[0].shape[:-1]
+    lead = np.broadcast_shapes(schedule[0].shape[:-1], *(np.shape(a) for a in others))
     size = int(np.prod(lead))
-    flat = [a.reshape(size, steps) for a in schedule] + [np.broadcast_to(a, lead).reshape(size) for a in others]
+    flat: list[Any] = [np.broadcast_to(a, (*lead, steps)).reshape(size, steps) for a in schedule]
+    flat += [np.broadcast_to(a, lead).reshape(size) for a in others]
     chunk = 1 << max(0, int(np.log2(max(1.0, _POINT_BYTES / (64 * (steps + 1))))))
-    pieces = [kernel(*(a[i : i + chunk] for a in flat)) for i in range(0, max(size, 1), chunk)]
-    out = np.concatenate(pieces)
-    return out.reshape(lead + out.shape[1:])[()]
+    out = np.concatenate([kernel(*(a[i : i + chunk] for a in flat)) for i in range(0, max(size, 1), chunk)])
+    return (np.sqrt(out) * _UP).reshape(lead + out.shape[1:])[()]
 
 
 def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | None = None) -> Array:
@@ -70,49 +68,34 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     exactly by isotonic regression. Then delta, epsilon, Renyi divergence (alpha mu^2 / 2) and trade-off are those of
     N(mu, 1) against N(0, 1), in any dimension.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps; above 1 is allowed. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
-        shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
-            step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
-        diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with
-            the leading axes.
+    contraction: kappa_j > 0, last axis = steps; above 1 is allowed. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
+    shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
+        step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
+    diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with the
+        leading axes.
 
-    Returns:
-        mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of mu^2
-        is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter.
+    >>> print(f"{jaxdp.iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
+    0.5158
 
-    Raises:
-        ValueError: contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
+    Assumes: only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages of
+    iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)), where psi_j or that of the neighbouring data
+    set is kappa_j-Lipschitz and Pi is a convex projection that does not depend on the data. No momentum, no
+    preconditioner that depends on the data; schedules public and fixed in advance; x_0 the same or independent of the
+    data. Per-example clipping keeps kappa_j only for losses of one scalar <w, x>, with the penalty outside.
 
-    Assumes:
-        Only the last iterate is released: no averages, checkpoints, loss curves or best-of selection (averages of
-        iterates are not amplified). x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)), where psi_j or that of the neighbouring
-        data set is kappa_j-Lipschitz and Pi is a convex projection that does not depend on the data. No momentum, no
-        preconditioner that depends on the data; schedules public and fixed in advance; x_0 the same or independent of
-        the data. Per-example clipping keeps kappa_j only for losses of one scalar <w, x>, with the penalty outside.
-
-    Reference:
-        notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma C.3.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
-        0.5158
-
+    Returns mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of
+    mu^2 is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter. Raises
+    ValueError for contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma
+    C.3.
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
-    (reset,) = checked(diameter=(validate.nonnegative, 0.0 if diameter is None else diameter))
-    if validate.is_traced(*schedule, reset):
-        require_x64()
-        if diameter is None:
-            return jnp.sqrt(jnp.vectorize(isotonic.shift_allocation_mu2, signature="(t),(t),(t)->()")(*schedule))
-        return jnp.sqrt(jnp.vectorize(isotonic.restarted_mu2.point, signature="(t),(t),(t),()->()")(*schedule, reset))
     if diameter is None:
-        return np.sqrt(_rows(isotonic.allocation, schedule)) * _UP
-    lead = validate.broadcast(contraction=schedule[0][..., 0], diameter=reset)
-    schedule = [np.broadcast_to(a, lead + a.shape[-1:]) for a in schedule]
-    return np.sqrt(_rows(isotonic.restarted_mu2, schedule, reset)) * _UP
+        return _mu(isotonic.allocation, "()", schedule)
+    (reset,) = checked(diameter=(NONNEGATIVE, diameter))
+    validate.broadcast(contraction=schedule[0][..., 0], diameter=reset)
+    return _mu(isotonic.restarted_mu2, "()", schedule, reset)
 
 
 def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
@@ -121,32 +104,18 @@ def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
     mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one participation.
     The guarantee of the mechanism is the largest entry, that of the person used in step i the i-th.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0, the distance that the record of step j causes.
+    contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0.
+    shift: d_j >= 0, the distance that the record of step j causes.
 
-    Returns:
-        mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps.
+    >>> print(jaxdp.iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
+    [0.5158 0.669  1.    ]
 
-    Raises:
-        ValueError: as `gdp_mu`.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
-        [0.5158 0.669  1.    ]
-
+    Returns mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps. Raises
+    ValueError as `gdp_mu`.
+    Assumes: as `gdp_mu`.
     """
-    schedule, _ = _checked_schedule(contraction, noise_std, shift)
-    if validate.is_traced(*schedule):
-        require_x64()
-        point = isotonic.single_participation_mu2.point
-        return jnp.sqrt(jnp.vectorize(point, signature="(t),(t),(t)->(t)")(*schedule))
-    return np.sqrt(_rows(isotonic.single_participation_mu2, schedule)) * _UP
+    return _mu(isotonic.single_participation_mu2, "(t)", _checked_schedule(contraction, noise_std, shift)[0])
 
 
 def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Real) -> Array:
@@ -155,28 +124,17 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     The optimum of `gdp_mu` for n records of one schedule in one call. Stretches without participation are added up once
     by doubling, in O(T log T); each record then costs its number of participations, not the number of steps T.
 
-    Args:
-        contraction: (T,) kappa_j > 0.
-        noise_std: (T,) s_j >= 0.
-        shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
-        steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
+    contraction, noise_std: (T,) kappa_j > 0 and s_j >= 0.
+    shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
+    steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
 
-    Returns:
-        (n,) mu, float64, rounded up.
+    >>> order = jaxdp.iteration.cyclic_participation(num_batches=2, num_steps=4)
+    >>> print(jaxdp.iteration.participation_mu([0.9] * 4, 1.0, 1.0, order).round(4))
+    [0.9409 1.2031]
 
-    Raises:
-        ValueError: as `gdp_mu`; a step outside 0..T or a row that does not increase.
-        RuntimeError: inside jit, vmap or grad.
-
-    Assumes:
-        As `gdp_mu`.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> order = iteration.cyclic_participation(num_batches=2, num_steps=4)
-        >>> print(iteration.participation_mu([0.9] * 4, 1.0, 1.0, order).round(4))
-        [0.9409 1.2031]
-
+    Returns (n,) mu, float64, rounded up. Raises ValueError as `gdp_mu`; a step outside 0..T or a row that does not
+    increase; RuntimeError inside jit, vmap or grad.
+    Assumes: as `gdp_mu`.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     if validate.is_traced(*schedule, steps):
@@ -190,7 +148,7 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     ordered = (np.diff(rows, axis=1) > 0) | (rows[:, 1:] == shape[0])
     validate.reject("steps", rows[:, 1:], ~ordered, "strictly increasing in each row")
     logs = isotonic.participation_steps(*(a[None] for a in schedule), rows[None])
-    return np.sqrt(_rows(isotonic.participation_allocation, [a[0] for a in logs])) * _UP
+    return _mu(isotonic.participation_allocation, "()", [a[0] for a in logs])
 
 
 def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
@@ -198,22 +156,13 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
 
     It is also valid for an order that is shuffled once at the start.
 
-    Args:
-        num_batches: batches of one pass, whole, >= 1.
-        num_steps: steps of the run, whole, >= 1.
+    num_batches, num_steps: batches of one pass and steps of the run, whole, >= 1.
 
-    Returns:
-        (num_batches, passes) steps, rows filled up with num_steps: an argument of `participation_mu`.
+    >>> print(jaxdp.iteration.cyclic_participation(num_batches=2, num_steps=5))
+    [[0 2 4]
+     [1 3 5]]
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(iteration.cyclic_participation(num_batches=2, num_steps=5))
-        [[0 2 4]
-         [1 3 5]]
-
+    Returns (num_batches, passes) steps, filled up with num_steps, for `participation_mu`. Raises ValueError.
     """
     batches = int(validate.integer("num_batches", num_batches, 1))
     total = int(validate.integer("num_steps", num_steps, 1))
@@ -226,33 +175,23 @@ def append_noise_only(
 ) -> Schedule:
     """Schedule followed by steps that add noise and touch no record: they amplify the last batch as well.
 
-    Args:
-        contraction: kappa_j > 0, last axis = steps.
-        noise_std: s_j >= 0.
-        shift: d_j >= 0.
-        steps: number of further steps, whole, >= 0.
-        tail: (kappa, s) of each further step: its contraction and its noise.
+    contraction, noise_std, shift: kappa_j > 0, s_j >= 0, d_j >= 0, last axis = steps.
+    steps: number of further steps, whole, >= 0.
+    tail: (kappa, s) of each further step: its contraction and its noise.
 
-    Returns:
-        Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step T has
-        mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k).
+    >>> schedule = jaxdp.iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
+    >>> print(schedule.contraction, schedule.shift)
+    [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
 
-    Raises:
-        ValueError: as `gdp_mu`; a negative number of steps.
-        TypeError: a tail that is not a pair.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> schedule = iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
-        >>> print(schedule.contraction, schedule.shift)
-        [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
-
+    Returns a Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step
+    T has mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k). Raises ValueError as `gdp_mu`; a negative number of steps;
+    TypeError for a tail that is not a pair.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     count = int(validate.integer("steps", steps, 0))
     if not isinstance(tail, (tuple, list)) or len(tail) != 2:
         raise TypeError(f"tail must be a pair (contraction, noise_std), got {tail!r}.")
-    kappa, noise = checked(**{"tail[0]": (validate.positive, tail[0]), "tail[1]": (validate.nonnegative, tail[1])})
+    kappa, noise = checked(**{"tail[0]": (POSITIVE, tail[0]), "tail[1]": (NONNEGATIVE, tail[1])})
     xp = jnp if validate.is_traced(*schedule, kappa, noise) else np
     pads = [xp.broadcast_to(v, (*shape[:-1], count)) for v in (kappa, noise, 0.0)]
     return Schedule(*(xp.concatenate([a, pad], axis=-1) for a, pad in zip(schedule, pads, strict=True)))
@@ -265,34 +204,26 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     two are equal when the optimal allocation has one block, V_0 = 0 and all signs agree. It is no guarantee for other
     losses: theirs may be larger.
 
-    Args:
-        factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
-        noise_std: s_j >= 0.
-        shift: d_j, signed difference of the two maps.
-        initial_variance: V_0 >= 0.
+    factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
+    noise_std: s_j >= 0.
+    shift: d_j, signed difference of the two maps.
+    initial_variance: V_0 >= 0.
 
-    Returns:
-        mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|.
+    >>> print(f"{jaxdp.iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
+    0.5158
 
-    Raises:
-        ValueError: an argument outside its range, no axis of steps.
-
-    Example:
-        >>> from jaxdp import iteration
-        >>> print(f"{iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
-        0.5158
-
+    Returns mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|. Raises ValueError, also
+    without an axis of steps.
     """
-    factor, shift = validate.real_array("factor", factor), validate.real_array("shift", shift)
-    noise = validate.nonnegative("noise_std", noise_std)
+    parts = checked(factor=(FINITE, factor), noise_std=(NONNEGATIVE, noise_std), shift=(FINITE, shift))
     start = validate.nonnegative("initial_variance", initial_variance)
-    shape = validate.broadcast(factor=factor, noise_std=noise, shift=shift)
+    c, noise, moved = np.broadcast_arrays(*parts)
+    shape = c.shape
     if not shape:
         raise ValueError("factor, noise_std and shift must have a last axis of steps, got single numbers.")
-    factor, noise, shift = (np.broadcast_to(a, shape) for a in (factor, noise, shift))
     mean, variance = np.zeros(shape[:-1]), np.broadcast_to(start, shape[:-1])
     for j in range(shape[-1]):
-        mean = factor[..., j] * mean + shift[..., j]
-        variance = factor[..., j] ** 2 * variance + noise[..., j] ** 2
+        mean = c[..., j] * mean + moved[..., j]
+        variance = c[..., j] ** 2 * variance + noise[..., j] ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance))[()]

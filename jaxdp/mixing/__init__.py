@@ -30,22 +30,8 @@ from jaxdp.mixing.kernels import (
 )
 
 __all__ = [
-    "Guarantee",
-    "IteratedLaplace",
-    "coupling_bound",
-    "dobrushin_amplification",
-    "dobrushin_coefficient",
-    "doeblin_amplification",
-    "doeblin_coefficient",
-    "gaussian_split",
-    "hockey_stick_amplification",
-    "hockey_stick_coefficient",
-    "iterated_gaussian_rdp",
-    "iterated_laplace_pure_epsilon",
-    "iterated_laplace_rdp",
-    "local_privacy",
-    "pure_local_epsilon",
-    "required_level",
-    "ultra_mixing_amplification",
-    "ultra_mixing_coefficient",
-]
+    "Guarantee", "IteratedLaplace", "coupling_bound", "dobrushin_amplification", "dobrushin_coefficient",
+    "doeblin_amplification", "doeblin_coefficient", "gaussian_split", "hockey_stick_amplification",
+    "hockey_stick_coefficient", "iterated_gaussian_rdp", "iterated_laplace_pure_epsilon", "iterated_laplace_rdp",
+    "local_privacy", "pure_local_epsilon", "required_level", "ultra_mixing_amplification", "ultra_mixing_coefficient",
+]  # fmt: skip

@@ -1,7 +1,6 @@
 """Noise after noise: Renyi bounds from couplings.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: see `jaxdp.mixing`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_log_g_slope, laplace_renyi_upper
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST
 from jaxdp.mixing.amplification import rounded_up
-from jaxdp.runtime.formulas import above_one, checked, formula
+from jaxdp.numerics.special import raised
+from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 _HALVINGS = 80
@@ -25,16 +26,12 @@ _HALVINGS = 80
 class IteratedLaplace(NamedTuple):
     """Renyi bound of Laplace noise after Laplace noise, and the split of the shift that gives it.
 
-    Attributes:
-        rdp: upper bound of the Renyi divergence, in nats.
-        first_share: share in [0, 1] of the shift that the first noise hides.
+    rdp: upper bound of the Renyi divergence, in nats.
+    first_share: share in [0, 1] of the shift that the first noise hides.
 
-    Example:
-        >>> from jaxdp import mixing
-        >>> result = mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
-        >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
-        0.4006 0.50
-
+    >>> result = jaxdp.mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
+    >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
+    0.4006 0.50
     """
 
     rdp: Array
@@ -52,118 +49,89 @@ def coupling_bound(
 
     The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
 
-    Args:
-        renyi_first: (order, shift) -> R_alpha(P1 + shift, P1), elementwise.
-        renyi_kernel: (order, shift) -> R_alpha(P2 + shift, P2), elementwise.
-        order: alpha > 1.
-        shift: >= 0, in the units of the noises.
-        hidden: w in [0, shift].
+    renyi_first, renyi_kernel: (order, shift) -> R_alpha(P + shift, P) for P = P1 and for P = P2, elementwise.
+    order, shift, hidden: alpha > 1, shift >= 0 in the units of the noises, and w in [0, shift].
 
-    Returns:
-        Upper bound in nats of the broadcast shape, if both callables return upper bounds. The sum is not rounded up.
+    >>> laplace = lambda order, shift: jaxdp.convolution.laplace_rdp(order, shift, 1.0)
+    >>> print(f"{jaxdp.mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
+    0.4006
 
-    Raises:
-        ValueError: an argument outside its range, hidden above the shift.
-
-    Assumes:
-        Both noises are additive and independent of each other and of the data.
-
-    Reference:
-        Theorem 2.
-
-    Example:
-        >>> from jaxdp import convolution, mixing
-        >>> laplace = lambda order, shift: convolution.laplace_rdp(order, shift, 1.0)
-        >>> print(f"{mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
-        0.4006
-
+    Returns an upper bound in nats of the broadcast shape, if both callables return upper bounds. The sum is not rounded
+    up. Raises ValueError, also for hidden above the shift.
+    Assumes: both noises are additive and independent of each other and of the data.
+    Reference: Theorem 2.
     """
-    alpha, total, part = checked(
-        order=(above_one, order), shift=(validate.nonnegative, shift), hidden=(validate.nonnegative, hidden)
-    )
+    alpha, total, part = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), hidden=(NONNEGATIVE, hidden))
     if not validate.is_traced(total, part):
         part, whole = np.broadcast_arrays(part, total)
         validate.reject("hidden", part, part > whole, "at most the shift")
     return renyi_first(alpha, part) + renyi_kernel(alpha, total - part)
 
 
-@formula(valid=lambda a, d, s1, s2, lip: (a >= 1) & (d >= 0) & (s1 > 0) & (s2 >= 0) & (lip > 0))
-def _iterated_gaussian(order, shift, first, second, lipschitz):
-    ratio = shift / jnp.hypot(first, second / lipschitz)
-    return rounded_up(order * ratio * ratio / 2, shift > 0)
-
-
+@theorem(order=ORDER, shift=NONNEGATIVE, first_std=POSITIVE, second_std=NONNEGATIVE, lipschitz=POSITIVE)
 def iterated_gaussian_rdp(
     order: Real, shift: Real, first_std: Real, second_std: Real, *, lipschitz: Real = 1.0
 ) -> Array:
     """Renyi bound alpha Delta^2 / (2 (s1^2 + s2^2 / L^2)) of Gaussian noise, an L-Lipschitz map, Gaussian noise again.
 
-    Args:
-        order: alpha > 1.
-        shift: Delta >= 0, L2 distance of the two values before the first noise.
-        first_std: s1 > 0 per coordinate.
-        second_std: s2 >= 0 per coordinate.
-        lipschitz: L > 0 of the map between the two noises; 1 without a map.
+    order: alpha > 1.
+    shift: Delta >= 0, L2 distance of the two values before the first noise.
+    first_std, second_std: s1 > 0 and s2 >= 0 per coordinate.
+    lipschitz: L > 0 of the map between the two noises; 1 without a map.
 
-    Returns:
-        Upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map that stretches by L.
+    >>> print(f"{jaxdp.mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
+    0.5000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_gaussian_rdp(2.0, 1.0, first_std=1.0, second_std=1.0):.4f}")
-        0.5000
-
+    Returns an upper bound in nats of the broadcast shape, float64, rounded up; exact for a linear map of norm L. Raises
+    ValueError.
+    Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
-    return _iterated_gaussian(
-        *checked(
-            order=(above_one, order),
-            shift=(validate.nonnegative, shift),
-            first_std=(validate.positive, first_std),
-            second_std=(validate.nonnegative, second_std),
-            lipschitz=(validate.positive, lipschitz),
-        )
-    )
+    ratio = raised(shift)[0] / jnp.hypot(first_std, second_std / lipschitz)
+    return rounded_up(order * ratio * ratio / 2, ratio > 0)
 
 
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
     """Optimal share s1^2 / (s1^2 + s2^2 / L^2) of the shift that the first of two Gaussian noises hides.
 
-    Args:
-        first_std: s1 > 0.
-        second_std: s2 >= 0.
-        lipschitz: L > 0 of the map between the two noises.
+    first_std, second_std: s1 > 0 and s2 >= 0.
+    lipschitz: L > 0 of the map between the two noises.
 
-    Returns:
-        Share in (0, 1] of the broadcast shape, float64; relative error of a few ulp.
+    >>> print(f"{jaxdp.mixing.gaussian_split(1.0, 2.0):.2f}")
+    0.20
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Example 1.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.gaussian_split(1.0, 2.0):.2f}")
-        0.20
-
+    Returns the share in (0, 1] of the broadcast shape, float64; relative error of a few ulp. Raises ValueError.
+    Reference: Example 1.
     """
     first = validate.positive("first_std", first_std)
     second = validate.nonnegative("second_std", second_std) / validate.positive("lipschitz", lipschitz)
     return (first / np.hypot(first, second))[()] ** 2
 
 
-@formula(valid=lambda a, d, b1, b2: (a > 1) & (d >= 0) & (b1 > 0) & (b2 > 0))
-def _iterated_laplace(order, shift, first, second):
+@theorem(order=ORDER, shift=NONNEGATIVE, first_scale=POSITIVE, second_scale=POSITIVE)
+def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_scale: Real) -> IteratedLaplace:
+    """Smallest Renyi bound of Laplace noise after Laplace noise, over all splits of the shift.
+
+    min over t in [0, Delta] of [log g_alpha(t/l1) + log g_alpha((Delta-t)/l2)] / (alpha-1), where
+    log g_alpha / (alpha-1) is the Renyi divergence of Laplace noise of scale 1. log g is strictly convex and its slope
+    at 0 is 0, so the minimiser is unique; it is found by bisection on the slope. Every t gives a valid bound: an
+    inexact split only loosens it.
+
+    order: alpha > 1.
+    shift: Delta >= 0, in the units of the scales.
+    first_scale, second_scale: l1 > 0 and l2 > 0.
+
+    >>> print(f"{jaxdp.mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
+    0.1711
+
+    Returns IteratedLaplace(rdp, first_share) of the broadcast shape, float64. rdp is in nats, rounded up; it increases
+    with the order towards Delta/max(l1, l2). Raises ValueError.
+    Reference: Example 2.
+    """
+    shift, _ = raised(shift)
+
     def steeper(part):
-        left = laplace_log_g_slope(order, part / first) / first
-        return left >= laplace_log_g_slope(order, (shift - part) / second) / second
+        left = laplace_log_g_slope(order, part / first_scale) / first_scale
+        return left >= laplace_log_g_slope(order, (shift - part) / second_scale) / second_scale
 
     def halve(_, bracket):
         low, high = bracket
@@ -173,52 +141,10 @@ def _iterated_laplace(order, shift, first, second):
 
     low, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(shift), shift))
     part = 0.5 * (low + high)
-    value = laplace_renyi_upper(order, part / first) + laplace_renyi_upper(order, (shift - part) / second)
-    limit = first**2 / (first**2 + second**2)
-    share = jnp.where(shift > 0, part / jnp.where(shift > 0, shift, 1.0), limit)
-    return rounded_up(value, shift > 0), share
-
-
-def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_scale: Real) -> IteratedLaplace:
-    """Smallest Renyi bound of Laplace noise after Laplace noise, over all splits of the shift.
-
-    min over t in [0, Delta] of [log g_alpha(t/l1) + log g_alpha((Delta-t)/l2)] / (alpha-1), where
-    log g_alpha / (alpha-1) is the Renyi divergence of Laplace noise of scale 1. log g is strictly convex and its slope
-    at 0 is 0, so the minimiser is unique; it is found by bisection on the slope. Every t gives a valid bound: an
-    inexact split only loosens it.
-
-    Args:
-        order: alpha > 1.
-        shift: Delta >= 0, in the units of the scales.
-        first_scale: l1 > 0.
-        second_scale: l2 > 0.
-
-    Returns:
-        IteratedLaplace(rdp, first_share) of the broadcast shape, float64. rdp is in nats, rounded up; it increases with
-        the order towards Delta/max(l1, l2).
-
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Example 2.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 2.0).rdp:.4f}")
-        0.1711
-
-    """
-    return IteratedLaplace(
-        *_iterated_laplace(
-            *checked(
-                order=(above_one, order),
-                shift=(validate.nonnegative, shift),
-                first_scale=(validate.positive, first_scale),
-                second_scale=(validate.positive, second_scale),
-            )
-        )
-    )
+    value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
+    limit = first_scale**2 / (first_scale**2 + second_scale**2)
+    share = jnp.where(shift > SMALLEST, part / jnp.maximum(shift, SMALLEST), limit)
+    return IteratedLaplace(rounded_up(value, shift > 0), share)
 
 
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:
@@ -226,25 +152,13 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
 
     For pure differential privacy the weaker noise gains nothing.
 
-    Args:
-        shift: Delta >= 0.
-        first_scale: l1 > 0.
-        second_scale: l2 > 0.
+    shift, first_scale, second_scale: as for `iterated_laplace_rdp`.
 
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, rounded up.
+    >>> print(f"{jaxdp.mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
+    0.5000
 
-    Raises:
-        ValueError: an argument outside its range.
-
-    Reference:
-        Lemma 3.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.iterated_laplace_pure_epsilon(1.0, 1.0, 2.0):.4f}")
-        0.5000
-
+    Returns epsilon in nats of the broadcast shape, float64, rounded up. Raises ValueError.
+    Reference: Lemma 3.
     """
     moved = validate.nonnegative("shift", shift)
     scales = validate.positive("first_scale", first_scale), validate.positive("second_scale", second_scale)

@@ -1,7 +1,6 @@
 """Mixing coefficients and local privacy of finite kernels.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: see `jaxdp.mixing`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.mixing.amplification import Guarantee, checked_level
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE
+from jaxdp.mixing.amplification import Guarantee
 from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Array, Real
 
@@ -34,23 +34,16 @@ def _kernel_matrix(kernel: Real) -> tuple[np.ndarray, float]:
 def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
     """Coefficient gamma = max over states x, x' of H_{e^level}(K(x), K(x')) of a finite kernel.
 
-    Args:
-        kernel: (m, k) stochastic matrix; row K[x] is the law of the output at state x. Rows sum to 1 within 1e-9.
-        level: >= 0 in nats, any shape. 0 gives the Dobrushin coefficient, inf the mass of K(x) where K(x') has none.
+    kernel: (m, k) stochastic matrix; row K[x] is the law of the output at state x. Rows sum to 1 within 1e-9.
+    level: >= 0 in nats, any shape. 0 gives the Dobrushin coefficient, inf the mass of K(x) where K(x') has none.
 
-    Returns:
-        gamma in [0, 1] of the shape of level, float64, rounded up. Time O(m^2 k), memory O(m k).
+    >>> print(f"{jaxdp.mixing.hockey_stick_coefficient([[0.9, 0.1], [0.2, 0.8]], 0.5):.4f}")
+    0.6351
 
-    Raises:
-        ValueError: a kernel that is not a stochastic matrix, a negative level.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.hockey_stick_coefficient([[0.9, 0.1], [0.2, 0.8]], 0.5):.4f}")
-        0.6351
-
+    Returns gamma in [0, 1] of the shape of level, float64, rounded up. Time O(m^2 k), memory O(m k). Raises ValueError
+    for a kernel that is not a stochastic matrix, a negative level.
     """
-    (matrix, error), levels = _kernel_matrix(kernel), checked_level("level", level)
+    (matrix, error), levels = _kernel_matrix(kernel), validate.inside("level", level, NONNEGATIVE_OR_INFINITE)
     return np.vectorize(lambda value: _largest_hockey_stick(matrix, error, value), otypes=[np.float64])(levels)[()]
 
 
@@ -68,20 +61,12 @@ def _largest_hockey_stick(matrix, error, level):
 def dobrushin_coefficient(kernel: Real) -> float:
     """Dobrushin coefficient of a finite kernel: the largest total variation distance between two rows.
 
-    Args:
-        kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
+    kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    Returns:
-        gamma in [0, 1], rounded up.
+    >>> print(f"{jaxdp.mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    0.7000
 
-    Raises:
-        ValueError: a kernel that is not a stochastic matrix.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
-        0.7000
-
+    Returns gamma in [0, 1], rounded up. Raises ValueError for a kernel that is not a stochastic matrix.
     """
     return float(hockey_stick_coefficient(kernel, 0.0))
 
@@ -91,20 +76,12 @@ def doeblin_coefficient(kernel: Real) -> float:
 
     It is the smallest gamma with K(x) >= (1 - gamma) omega for all states x and some law omega.
 
-    Args:
-        kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
+    kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    Returns:
-        gamma in [0, 1], rounded up.
+    >>> print(f"{jaxdp.mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    0.7000
 
-    Raises:
-        ValueError: a kernel that is not a stochastic matrix.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
-        0.7000
-
+    Returns gamma in [0, 1], rounded up. Raises ValueError for a kernel that is not a stochastic matrix.
     """
     matrix, _ = _kernel_matrix(kernel)
     return float(np.clip(1.0 - matrix.min(axis=0).sum() + 1e-15 * matrix.shape[1], 0.0, 1.0))
@@ -113,20 +90,13 @@ def doeblin_coefficient(kernel: Real) -> float:
 def ultra_mixing_coefficient(kernel: Real) -> float:
     """Ultra-mixing coefficient of a finite kernel: 1 minus the smallest ratio K(x)[y] / K(x')[y].
 
-    Args:
-        kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
+    kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
 
-    Returns:
-        gamma in [0, 1], rounded up; 1 where an output is possible in one state and not in another.
+    >>> print(f"{jaxdp.mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
+    0.8750
 
-    Raises:
-        ValueError: a kernel that is not a stochastic matrix.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
-        0.8750
-
+    Returns gamma in [0, 1], rounded up; 1 where an output is possible in one state and not in another. Raises
+    ValueError for a kernel that is not a stochastic matrix.
     """
     matrix, error = _kernel_matrix(kernel)
     used = matrix.max(axis=0) > 0
@@ -139,43 +109,29 @@ def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
 
     gamma is `hockey_stick_coefficient` at the level: the delta of the kernel at epsilon = level.
 
-    Args:
-        kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
-        level: >= 0 in nats, any shape.
+    kernel: (m, k) stochastic matrix, as for `hockey_stick_coefficient`.
+    level: >= 0 in nats, any shape.
 
-    Returns:
-        Guarantee of the shape of level, rounded up. `pure_local_epsilon` gives the guarantee with delta = 0.
+    >>> print("epsilon {:.1f}, delta {:.4f}".format(*jaxdp.mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
+    epsilon 1.0, delta 0.5282
 
-    Raises:
-        ValueError: a kernel that is not a stochastic matrix, a negative level.
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print("epsilon {:.1f}, delta {:.4f}".format(*mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
-        epsilon 1.0, delta 0.5282
-
+    Returns a Guarantee of the shape of level, rounded up. `pure_local_epsilon` gives the guarantee with delta = 0.
+    Raises ValueError for a kernel that is not a stochastic matrix, a negative level.
     """
-    levels = checked_level("level", level)
+    levels = validate.inside("level", level, NONNEGATIVE_OR_INFINITE)
     return Guarantee(levels[()], hockey_stick_coefficient(kernel, levels))
 
 
 def pure_local_epsilon(gamma: Real) -> Array:
     """Local epsilon log(1/(1 - gamma)) of a gamma-ultra-mixing kernel read as a local randomizer.
 
-    Args:
-        gamma: `ultra_mixing_coefficient`, in [0, 1], any shape.
+    gamma: `ultra_mixing_coefficient`, in [0, 1], any shape.
 
-    Returns:
-        Epsilon in nats of the shape of gamma, float64, rounded up; inf at gamma = 1.
+    >>> print(f"{jaxdp.mixing.pure_local_epsilon(0.875):.4f}")
+    2.0794
 
-    Raises:
-        ValueError: gamma outside [0, 1].
-
-    Example:
-        >>> from jaxdp import mixing
-        >>> print(f"{mixing.pure_local_epsilon(0.875):.4f}")
-        2.0794
-
+    Returns epsilon in nats of the shape of gamma, float64, rounded up; inf at gamma = 1. Raises ValueError for gamma
+    outside [0, 1].
     """
     value = validate.probability("gamma", gamma)
     with np.errstate(divide="ignore"):

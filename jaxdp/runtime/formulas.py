@@ -2,36 +2,99 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import Domain
 from jaxdp.runtime.precision import Kernel, require_x64
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def checked(**arguments: tuple[Callable, Any]) -> list[Any]:
-    """Arguments in order, each given as (check, value), that broadcast; a traced value is masked by the formula."""
-    values = {name: v if validate.is_traced(v) else check(name, v) for name, (check, v) in arguments.items()}
+ORDER = Domain(lambda x: (x > 1) & (x < np.inf), "finite and > 1", harmless=2.0)
+"""A Renyi order."""
+LINEAR_ORDER = Domain(lambda x: (x >= 1) & (x < np.inf), "finite and >= 1", harmless=2.0)
+"""An order of a bound that is linear in the order."""
+
+
+class Rule(NamedTuple):
+    """What an argument has to be to the others: ``holds`` takes all of them by name."""
+
+    name: str
+    holds: Callable[..., Any]
+    allowed: str
+    remedy: str = ""
+
+
+def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domains: Domain) -> Callable[[F], F]:
+    """Decorator: the formula of one point, written for scalars with `jax.numpy`, becomes a public function.
+
+    Its arguments are numbers in the given domains. Concrete ones are checked and broadcast, the formula is computed at
+    all points as one float64 batch, and NumPy comes out. Where one is traced, the formula is traced, and a point
+    outside a domain or against a rule gives ``vacuous`` (one number, or one for each number of the result). So does
+    NaN. working_set: float64 numbers alive per point.
+    """
+
+    def decorate(point: F) -> F:
+        signature = inspect.signature(point)
+        names = list(signature.parameters)
+
+        @functools.wraps(point)
+        def one_point(*values: Any) -> Any:
+            return _unless(False, point(**dict(zip(names, values, strict=True))), vacuous)
+
+        def masked(*values: Any) -> Any:
+            numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
+            good = jnp.stack([*inside, *(rule.holds(**numbers) for rule in rules)]).all()
+            return _unless(~good, point(**numbers), vacuous)
+
+        kernel = Kernel(one_point, (), working_set)
+
+        @functools.wraps(point)
+        def public(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            traced = validate.is_traced(given.arguments)
+            if traced:
+                require_x64()
+            confined = {name: validate.confined(name, value, domains[name]) for name, value in given.arguments.items()}
+            numbers = {name: number for name, (number, _) in confined.items()}
+            validate.broadcast(**numbers)
+            if traced:
+                return batched(jax.vmap(masked), *numbers.values(), *(inside for _, inside in confined.values()))
+            for name, holds, allowed, remedy in rules:
+                bad = ~holds(**numbers)
+                validate.reject(name, np.broadcast_to(numbers[name], np.shape(bad)), bad, allowed, remedy)
+            return batched(kernel, *numbers.values())
+
+        return public  # type: ignore[return-value]  # of the signature that `wraps` copies
+
+    return decorate
+
+
+def _unless(bad: Any, made: Any, vacuous: Any) -> Any:
+    """The numbers of a tree, ``vacuous`` where they are NaN or ``bad``."""
+    leaves, tree = jax.tree_util.tree_flatten(made)
+    worst = np.broadcast_to(jax.tree_util.tree_leaves(vacuous), len(leaves))
+    kept = (jnp.where(bad | jnp.isnan(x), w, x) for x, w in zip(leaves, worst, strict=True))
+    return jax.tree_util.tree_unflatten(tree, kept)
+
+
+def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
+    """Arguments in order, each given as (check or domain, value), that broadcast; a traced value is left as it is."""
+    values = {}
+    for name, (check, value) in arguments.items():
+        if isinstance(check, Domain):
+            check = functools.partial(validate.inside, domain=check)
+        values[name] = value if validate.is_traced(value) else check(name, value)
     validate.broadcast(**values)
     return list(values.values())
-
-
-def above_one(name: str, value: Any) -> np.ndarray:
-    """A Renyi order: finite and > 1."""
-    array = validate.real_array(name, value)
-    validate.reject(name, array, ~(np.isfinite(array) & (array > 1)), "finite and > 1")
-    return array
-
-
-def at_least_one(name: str, value: Any) -> np.ndarray:
-    """An order of a bound that is linear in the order: finite and >= 1."""
-    array = validate.real_array(name, value)
-    validate.reject(name, array, ~(np.isfinite(array) & (array >= 1)), "finite and >= 1")
-    return array
 
 
 def whole(minimum: int, remedy: str = "") -> Callable[[str, Any], np.ndarray]:
@@ -39,12 +102,12 @@ def whole(minimum: int, remedy: str = "") -> Callable[[str, Any], np.ndarray]:
     return lambda name, value: validate.integer(name, value, minimum, remedy)
 
 
-def batched(function: Callable, *arrays: np.ndarray) -> Any:
+def batched(function: Callable, *arrays: Any) -> Any:
     """`function` of flat arrays of one length, at the broadcast of `arrays`; results in the broadcast shape."""
-    spread = np.broadcast_arrays(*arrays)
-    shape = spread[0].shape
+    xp = jnp if validate.is_traced(arrays) else np
+    spread = xp.broadcast_arrays(*arrays)
     values = function(*(array.reshape(-1) for array in spread))
-    return jax.tree_util.tree_map(lambda value: np.asarray(value).reshape(shape)[()], values)
+    return jax.tree_util.tree_map(lambda value: xp.asarray(value).reshape(spread[0].shape)[()], values)
 
 
 def at_points(kernel: Kernel, *arguments: Any, **static: Any) -> Any:
@@ -57,31 +120,3 @@ def at_points(kernel: Kernel, *arguments: Any, **static: Any) -> Any:
         arrays = (jnp.asarray(argument, jnp.float64) for argument in arguments)
         return jnp.vectorize(lambda *point: kernel.point(*point, **static))(*arrays)
     return batched(lambda *flat: kernel(*flat, **static), *arguments)
-
-
-class Formula:
-    """A scalar function of scalars, made to broadcast. ``formula.point`` is the traceable function itself.
-
-    valid: condition on the same scalars; where it fails under a trace the answer is `vacuous`, never NaN.
-    """
-
-    def __init__(self, point: Callable, valid: Callable | None, vacuous: float, working_set: int):
-        self.point = point
-        self._valid = valid
-        self._vacuous = vacuous
-        self._kernel = Kernel(self._guarded, (), working_set)
-
-    def _guarded(self, *args: Any) -> Any:
-        good = True if self._valid is None else self._valid(*args)
-        return jax.tree_util.tree_map(
-            lambda out: jnp.where(good & ~jnp.isnan(out), out, self._vacuous), self.point(*args)
-        )
-
-    def __call__(self, *args: Any) -> Any:
-        """Value at broadcast arguments: NumPy float64, or a traced array inside an x64 trace."""
-        return at_points(self._kernel, *args)
-
-
-def formula(*, valid: Callable | None = None, vacuous: float = np.inf, working_set: int = 64) -> Callable:
-    """Decorator: scalar jnp function -> `Formula`."""
-    return lambda point: Formula(point, valid, vacuous, working_set)
