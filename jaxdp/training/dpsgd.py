@@ -245,27 +245,18 @@ class DPSGD:
 
     def privatize(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
         """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
-        key = noise.check_key(key)
-        impl = jax.random.key_impl(key)
 
-        def init(params: Any) -> noise.NoisyState:
-            noise.check_params(params, low_precision=None)
-            return noise.initial_state(key)
-
-        def update(
-            grads: Any, state: noise.NoisyState, params: Any = None, *, mask: Any = None, **_: Any
-        ) -> tuple[Any, noise.NoisyState]:
-            noise.check_params(params, low_precision=None)
-            clip_norm = settings.at(self.clip_norm, state.count)
+        def move(
+            grads: Any, count: jax.Array, params: Any, draws: Any, *, mask: Any = None, **_: Any
+        ) -> tuple[Any, jax.Array]:
+            clip_norm = settings.at(self.clip_norm, count)
             clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
-            draws = noise.normal_like(noise.step_key(state, impl), params, partition)
-            std, divisor = _if_of_step(clipped, state.count, self._noise_std(state.count)), self.divisor(state.count)
-            mean = jax.tree_util.tree_map(
+            std, divisor = _if_of_step(clipped, count, self._noise_std(count)), self.divisor(count)
+            return jax.tree_util.tree_map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
-            )
-            return mean, noise.advanced(state, clipped.nonfinite)
+            ), clipped.nonfinite
 
-        return optax.GradientTransformationExtraArgs(init, update)
+        return noise.transformation(key, move, partition)
 
     def after(self, steps: Real) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
