@@ -17,6 +17,7 @@ from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
 from jaxdp.mechanisms.sampled import Bracket, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.runtime import precision
 
 NAN, INF = np.nan, np.inf
@@ -73,6 +74,14 @@ EXAMPLES = {
     jaxdp.PoissonSampled: (
         jaxdp.PoissonSampled(jaxdp.Gaussian(1.5), 0.25),
         {"sampling_probability": (JUST_BELOW_0, JUST_ABOVE_1, INF)},
+    ),
+    TruncatedPoisson: (
+        TruncatedPoisson(1.5, 0.25, 0.5, 0.5, 0.125, 1e-12),
+        {
+            "noise_multiplier": (0.0, INF),
+            "error": (JUST_BELOW_0, INF),
+            **dict.fromkeys(("sampling_probability", "partial", "full", "joins"), (JUST_BELOW_0, JUST_ABOVE_1, INF)),
+        },
     ),
     jaxdp.FixedSizeSampled: (
         jaxdp.FixedSizeSampled(jaxdp.Laplace(1.5), 0.25),

@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld  # noqa: E402
 from dp_accounting.privacy_accountant import UnsupportedEventError  # noqa: E402
 
 from jaxdp import interop  # noqa: E402
-from jaxdp.interop.gaussian_mixtures import truncation  # noqa: E402
+from jaxdp.mechanisms.truncated import TruncatedPoisson, batch_chances  # noqa: E402
 
 pytestmark = pytest.mark.comparison
 R = interop.NeighboringRelation
@@ -65,10 +65,13 @@ def delta_of_randomized_response(eps0, count, eps):
         (dp_event.PoissonSampledDpEvent(0.1, LAPLACE), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.1),
         (dp_event.PoissonSampledDpEvent(0.1, LAPLACE), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
         (mixture(2.0, [3.0, 0.0, 3.0], [0.1, 0.7, 0.2]), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.3),
-        (mixture(2.0, [3.0, 0.0, 1.0], [0.1, 0.7, 0.2]), ADD, interop.GaussianMixtures, "shifts", [[0.0, 0.5, 1.5]]),
+        (mixture(2.0, [3.0, 0.0, 1.0], [0.1, 0.7, 0.2]), ADD, interop.GaussianMixtures, "shifts", [0.0, 0.5, 1.5]),
         (truncated(100, 0.1, 100, 2.0), REPLACE, jaxdp.PoissonSampled, "sampling_probability", 0.1),
-        (truncated(100, 1.0, 40, 2.0), ADD, jaxdp.PoissonSampled, "sampling_probability", 0.4),
-        (truncated(4, 0.5, 2, 1.0), ADD, interop.GaussianMixtures, "chances", [0.5, 0.5]),
+        (truncated(100, 1.0, 40, 2.0), ADD, TruncatedPoisson, "joins", 0.4),
+        (truncated(4, 0.5, 2, 1.0), ADD, TruncatedPoisson, "full", 0.5),
+        (truncated(4, 0.5, 2, 1.0), REPLACE, TruncatedPoisson, "sampling_probability", 0.5),
+        (truncated(4, 0.5, 2, 0.04), ADD, TruncatedPoisson, "noise_multiplier", 0.04),
+        (truncated(10**13, 0.5, 10**12, 1.0), ADD, TruncatedPoisson, "joins", 0.5),
         (truncated(4, 0.5, 2, 0.0), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.NonPrivateDpEvent(), ADD, jaxdp.ApproximateDP, "delta", 1.0),
         (dp_event.GaussianDpEvent(0.0), ADD, jaxdp.ApproximateDP, "delta", 1.0),
@@ -154,10 +157,7 @@ def test_count_of_randomized_response_is_not_forgotten():
         (mixture(1.0, [0.0, 1.0], [0.5, 0.5]), REPLACE),
         (mixture(1.0, [0.0, 1.0, 41.0], [0.2, 0.6, 0.2]), ADD),
         (mixture(1.0, list(range(33)), [1 / 33] * 33), ADD),
-        (truncated(4, 0.5, 2, 1.0), REPLACE),
         (truncated(4, 0.5, 2, 1.0), SPECIAL),
-        (truncated(4, 0.5, 2, 0.04), ADD),
-        (truncated(10**13, 0.5, 10**12, 1.0), ADD),
         (dp_event.RepeatAndSelectDpEvent(GAUSSIAN, 2.0, 1.0), ADD),
         (dp_event.SingleEpochTreeAggregationDpEvent(1.0, 4), ADD),
         (dp_event.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN), SPECIAL),
@@ -322,7 +322,7 @@ def test_the_chances_of_a_cut_batch_are_exact_to_their_error(others, rate, large
         mass = [mpmath.binomial(others, s) * q**s * (1 - q) ** (others - s) for s in range(others + 1)]
         full = sum(mass[largest:])
         joins = sum(q * largest / (s + 1) * mass[s] for s in range(largest, others + 1)) / full
-        *chances, error = truncation(others, rate, largest)
+        *chances, error = batch_chances(others, rate, largest)
         for got, exact in zip(chances, (1 - full, full, joins), strict=True):
             assert abs(got - exact) <= error * exact < 1e-12
 

@@ -175,24 +175,38 @@ class _Transform(NamedTuple):
     error: Any
 
 
+def _powers(angle: Any, count: int) -> Any:
+    """cos and sin of j angle, j = 0 .. count - 1, along a first axis: each from the one before."""
+    a, b = xp.cos(angle), xp.sin(angle)
+
+    def turn(z: Any, _: Any) -> tuple[Any, Any]:
+        return (z[0] * a - z[1] * b, z[0] * b + z[1] * a), z
+
+    return xp.scan(turn, (xp.ones_like(a), xp.zeros_like(a)), None, length=count)[1]
+
+
 def _transform(x: Any, w: Any, h: Any, effort: Effort) -> tuple[Any, Any]:
-    """phi(jh) = sum w e^{ijhx} for j = 0, 1, ...: two factors for each node, joined by a matrix product."""
-    fine = h * x[:, None] * np.arange(float(effort.columns))
-    coarse = h * effort.columns * x[:, None] * np.arange(float(effort.rows))
-    small = xp.concatenate([xp.cos(fine), xp.sin(fine)], axis=1)
-    large = xp.concatenate([xp.cos(coarse), xp.sin(coarse)], axis=1) * w[:, None]
-    product = xp.exact_matmul(large.T, small)
-    a, b = effort.rows, effort.columns
-    return (product[:a, :b] - product[a:, b:]).ravel(), (product[a:, :b] + product[:a, b:]).ravel()
+    """phi(jh) = sum w e^{ijhx} for j = 0, 1, ...: two factors for each node, joined by matrix products."""
+    c, d = (each.T for each in _powers(h * x, effort.columns))
+    a, b = (w * each for each in _powers(h * effort.columns * x, effort.rows))
+    dot = xp.exact_matmul
+    return (dot(a, c) - dot(b, d)).ravel(), (dot(b, c) + dot(a, d)).ravel()
 
 
-def _both_transforms(step: Step, panels: Law, c: Any, log_moments: Any, h: Any, effort: Effort) -> _Transform:
+def _both_transforms(
+    step: Step, panels: Law, powers: Any, c: Any, log_moments: Any, h: Any, effort: Effort
+) -> _Transform:
+    """Of both intervals; 1 of one that no step is in."""
     t = h * np.arange(float(effort.nodes))
     w = _weights(panels, c, log_moments)
-    flat = (2, -1)
-    re, im = xp.vmap(lambda x, w: _transform(x, w, h, effort))(panels.value.reshape(flat), w.reshape(flat))
-    # of a weight: its exponent and its logarithm's parts; of a sum of n terms in any order: n units
-    units = 1.5 * w[0].size + 30 + 4 * xp.abs(c * panels.value) + panels.x**2
+    x = panels.value
+    one = xp.ones(effort.nodes), xp.zeros(effort.nodes)
+    re, im = xp.lax_map(
+        lambda each: xp.cond(each[2] > 0, lambda: _transform(each[0], each[1], h, effort), lambda: one),
+        (x.reshape(2, -1), w.reshape(2, -1), powers),
+    )
+    # of a weight: its exponent and its logarithm's parts; of a power: 8 at each turn; of a sum of n terms: n units
+    units = 1.5 * w[0].size + 30 + 8 * (effort.rows + effort.columns) + 4 * xp.abs(c * panels.value) + panels.x**2
     own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
     moved = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
     missed = xp.exp(_log_errors(step, panels, c, t[-1]) - log_moments)
@@ -272,7 +286,7 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     panels = law.on_panels(step, panels.edges)
     moments = law.log_moments(panels, c)
     log_total = total(moments)
-    phi = _both_transforms(step, panels, c, moments, h, effort)
+    phi = _both_transforms(step, panels, powers, c, moments, h, effort)
     t = h * np.arange(float(effort.nodes))
     inverse = 1 / (c * c + t * t)
     power = powers[:, None]

@@ -17,7 +17,7 @@ from jaxdp.runtime.arrays import xp
 
 _MERGED = (1, 2, 4, 8)  # neighbouring panels that are bounded as one
 _CELLS = np.exp(0.08 * np.arange(101))  # of the integral beyond the last node, in units of that node
-_HALVINGS, COARSE = 60, 25  # of a bisection: to the last digit, to a millionth of the interval
+_HALVINGS, COARSE = 48, 13  # of a bisection: to 1e-14, to a ten thousandth of the interval
 
 
 class Group(NamedTuple):
@@ -126,7 +126,7 @@ def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:
 
 
 def reach(groups: Group, powers: Any, c: Any, nats: float) -> Any:
-    """The t at which the bound has fallen by so many nats from its value at 0, to a millionth."""
+    """The t at which the bound has fallen by so many nats from its value at 0, to a percent."""
 
     def above(log_t: Any) -> Any:
         return log_integrand(groups, powers, c, xp.exp(log_t)) + 2 * xp.log(c) + nats

@@ -17,9 +17,10 @@ import numpy as np
 
 import jaxdp
 from jaxdp import validate
-from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, GaussianMixtures, truncation
+from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, GaussianMixtures
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import flatten
+from jaxdp.mechanisms.truncated import truncated_poisson
 from jaxdp.typing import Relation
 
 try:
@@ -67,8 +68,8 @@ def from_dp_event(
       buckets (so reads dp_accounting's PLD accountant).
     * MixtureOfGaussians of at most 32 sensitivities of at most 40 standard deviations; not under REPLACE_ONE. With one
       positive sensitivity it is the sampled Gaussian; with more there are upper bounds only.
-    * TruncatedSubsampledGaussian with dataset_size that of the larger of the two data sets, noise_multiplier at least
-      0.05; upper bounds only. Under ADD_OR_REMOVE_ONE; under every relation where batches are never cut.
+    * TruncatedSubsampledGaussian with dataset_size that of the larger of the two data sets; upper bounds only. Under
+      REPLACE_SPECIAL where batches are never cut.
     * SingleEpochTreeAggregation under REPLACE_SPECIAL.
 
     Raises:
@@ -324,7 +325,7 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
             f"MixtureOfGaussiansDpEvent is supported with at most {MOST_SHIFTS} sensitivities of at most "
             f"{LARGEST_SHIFT:.0f} standard deviations.",
         )
-    return GaussianMixtures(shifts[None], chances[None], np.ones(1))
+    return GaussianMixtures(shifts, chances)
 
 
 def _normalised(chances: np.ndarray) -> np.ndarray:
@@ -339,12 +340,6 @@ def _normalised(chances: np.ndarray) -> np.ndarray:
 
 
 def _truncated(event: Any, relation: Any) -> Mechanism:
-    """Given how many others are drawn: not full, the batch holds a person or not; full, the person or another record.
-
-    Full batches without the person are uniform whatever their number was before the cut, so that only the chance of
-    being in a full one matters; then two contributions differ by two norm bounds. Whether the others fill the batch is
-    told to the adversary.
-    """
     size = int(validate.integer("dataset_size", event.dataset_size, 0))
     rate = float(validate.probability("sampling_probability", event.sampling_probability))
     batch = int(validate.integer("truncated_batch_size", event.truncated_batch_size, 0))
@@ -353,27 +348,9 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
         return _nothing(event, relation)
     if noise == 0:
         return _everything(event, relation)
-    if batch >= size:
-        return jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate)
-    name = type(event).__name__
-    if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise _UnsupportedEvent(event, f"{name} is supported under ADD_OR_REMOVE_ONE only where batches can be full.")
-    if rate == 1:
-        return jaxdp.PoissonSampled(jaxdp.Gaussian(noise / 2), math.nextafter(batch / size, 1.0))
-    if noise < 2 / LARGEST_SHIFT or size * rate > _LARGEST_BATCH:
-        raise _UnsupportedEvent(
-            event,
-            f"{name} is supported with noise_multiplier at least {2 / LARGEST_SHIFT} and batches of at most "
-            f"{_LARGEST_BATCH:.0e} expected records.",
-        )
-    partial, full, joins, error = truncation(size - 1, rate, batch)
-    if full < _NEVER:
-        return jaxdp.compose(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate), jaxdp.ApproximateDP(0.0, _NEVER))
-    joins = min(joins * (1 + 3 * error), rate)
-    shifts = np.nextafter([[0.0, 1 / noise], [0.0, 2 / noise]], np.inf) * [0.0, 1.0]
-    return GaussianMixtures(
-        shifts, np.array([[1 - rate, rate], [1 - joins, joins]]), np.array([partial, full]), 2 * error
-    )
+    if batch < size and relation is NeighboringRelation.REPLACE_SPECIAL:
+        raise _UnsupportedEvent(event, f"{type(event).__name__} has no theorem under REPLACE_SPECIAL if batches fill.")
+    return truncated_poisson(noise, rate, size - 1, batch)
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
@@ -389,8 +366,6 @@ def _tree(event: Any, relation: Any) -> Mechanism:
 
 
 _NORMALISED = 1e-9
-_LARGEST_BATCH = 1e9
-_NEVER = 1e-100
 # Some events are of later releases of dp_accounting than others.
 _TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
     getattr(dp_event, name): translate

@@ -25,33 +25,25 @@ _NODES, _WEIGHTS = 0.5 + 0.5 * _NODES, 0.5 * _WEIGHTS
 
 @record
 class GaussianMixtures(Mechanism):
-    """One of several mixtures, drawn with public chances: P = sum_i probabilities_i N(shifts_i, 1), Q = N(0, 1).
+    """P = sum_i probabilities_i N(shifts_i, 1) against Q = N(0, 1).
 
-    shifts, probabilities: of shape (mixtures, components); shifts in [0, 40], probabilities of a mixture sum to 1.
-    chances: of the mixtures, sum to 1. error: relative error of the chances.
+    shifts: in [0, 40]; probabilities: they sum to 1.
 
-    The likelihood ratio r = P/Q of a mixture increases with the outcome. The outcomes are cut into cells; the masses of
+    The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells; the masses of
     a cell are moved to its two ends so that both are preserved, which dominates (`jaxdp.mechanisms.finite`). There
     are upper bounds only, of epsilon within 2e-5 (relative) where tried.
     """
 
     shifts: Any = field(NONNEGATIVE)
     probabilities: Any = field(PROBABILITY)
-    chances: Any = field(PROBABILITY)
-    error: Any = field(NONNEGATIVE, default=0.0)
-    event_ndim: ClassVar[dict[str, int]] = {"shifts": 2, "probabilities": 2, "chances": 1}
+    event_ndim: ClassVar[dict[str, int]] = {"shifts": 1, "probabilities": 1}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
     exact: ClassVar[bool] = False
 
     def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
         """(losses, log weights under the first law, error of either) of the pair or of its swap."""
-        loss, log_q, blur = xp.vmap(_law)(xp.asarray(self.shifts), xp.asarray(self.probabilities))
-        chances = xp.asarray(self.chances)
-        log_chance = xp.where(chances > 0, xp.log(xp.where(chances > 0, chances, 1.0)), -xp.inf)
-        log_q = log_q + log_chance[:, None]
-        sign, log_weight = (-1.0, log_q) if direction == REVERSE else (1.0, log_q + loss)
-        blur = blur + 2 * self.error + 4 * ULP * xp.abs(xp.where(chances > 0, log_chance, 0.0))[:, None]
-        return xp.ravel(sign * loss), xp.ravel(log_weight), xp.ravel(blur)
+        loss, log_q, blur = _law(xp.asarray(self.shifts), xp.asarray(self.probabilities))
+        return (-loss, log_q, blur) if direction == REVERSE else (loss, log_q + loss, blur)
 
     def infinity_mass(self) -> Any:
         """More than either law has beyond the cells."""
@@ -65,31 +57,6 @@ class GaussianMixtures(Mechanism):
         """The largest loss of a direction, rounded up."""
         loss, _, blur = self.atoms(direction)
         return xp.max(loss + blur)
-
-
-def truncation(others: int, rate: float, largest: int) -> tuple[float, float, float, float]:
-    """Chances of a Poisson batch that is cut to ``largest`` records at random, and their relative error.
-
-    That the others do not fill it, that they do, and then the chance of one more person to be in it.
-    others: N, the other people, N >= largest; 0 < rate < 1. With S ~ Binomial(N, rate): P[S < largest],
-    P[S >= largest], E[rate largest / (S + 1) | S >= largest]. By the recurrence of the masses from the mode on, out to
-    where less than 1e-170 is left (Bernstein's inequality).
-    """
-    mode = min(int((others + 1) * rate), others)
-    reach = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
-    up = np.arange(mode, min(others, mode + reach), dtype=np.float64)
-    down = np.arange(mode, max(0, mode - reach), -1, dtype=np.float64)
-    odds = rate / (1 - rate)
-    above = np.cumprod((others - up) / (up + 1) * odds)
-    below = np.cumprod(down / (others - down + 1) / odds)
-    mass = np.concatenate([below[::-1], [1.0], above])
-    mass /= mass.sum()
-    count = mode - below.size + np.arange(mass.size)
-    full = count >= largest
-    chance = mass[full].sum()
-    joins = np.sum(mass[full] * (rate * largest / (count[full] + 1)))
-    error = 16 * ULP * (mass.size + 16)
-    return float(mass[~full].sum()), float(chance), float(joins / chance) if chance > 0 else 0.0, error
 
 
 def _law(shifts: Any, probabilities: Any) -> tuple[Any, Any, Any]:

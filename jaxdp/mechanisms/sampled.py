@@ -53,7 +53,28 @@ class Bracket(Mechanism):
         return finite.either(outer, inner, self.inner > 0)
 
 
-class Sampled(Mechanism):
+class FiniteLaw(Mechanism):
+    """A record whose loss has a finite law in each direction, `part`."""
+
+    def part(self, direction: str) -> finite.Part:
+        """The law of the loss in one direction, with its masses at infinity."""
+        raise self._undefined("part")
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
+        """(losses, log weights under the first law, error of the losses) in one direction."""
+        return self.part(direction)[:3]
+
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
+        """Masses at infinity of the pair of a direction and of its swap."""
+        return self.part(direction)[3:]
+
+    def top_loss(self, direction: str) -> Number:
+        """The largest finite loss of a direction, rounded up."""
+        loss, log_weight, blur = self.atoms(direction)
+        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
+
+
+class Sampled(FiniteLaw):
     """Shared by both samplers: the pairs ((1-q) P0 + q P1, P0) for remove and its swap for add.
 
     A Gaussian base (composed of Gaussian-DP mechanisms, in general) is taken by quadrature; every other one by
@@ -132,19 +153,6 @@ class Sampled(Mechanism):
         else:
             pair = base.finite_pair()
         return finite.sampled_part(pair, self.sampling_probability, direction)
-
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) in one direction."""
-        return self.part(direction)[:3]
-
-    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
-        """Masses at infinity of the sampled pair of a direction and of its swap."""
-        return self.part(direction)[3:]
-
-    def top_loss(self, direction: str) -> Number:
-        """The largest finite loss of a direction, rounded up."""
-        loss, log_weight, blur = self.atoms(direction)
-        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
     def check_structure(self) -> None:
         """A base mechanism whose pair is known for what the sampling needs."""

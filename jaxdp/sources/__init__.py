@@ -8,12 +8,14 @@ from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import flatten, is_gaussian, normal_form
 from jaxdp.mechanisms.shuffled import Shuffled
+from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.sources.allocation import epoch_route, epochs_route
 from jaxdp.sources.base import Route
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_route
 from jaxdp.sources.shuffled_rounds import rounds_route
 from jaxdp.sources.shuffling import shuffled_route
+from jaxdp.sources.truncated import truncated_route
 
 
 def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[int, ...]) -> list[Route]:
@@ -29,5 +31,7 @@ def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[
         return [gaussian_route(stacks) for _ in directions]
     if any(isinstance(record, RandomAllocation) for record, _ in stacks):
         return [epochs_route(stacks, direction) for direction in directions]
-    route = rounds_route if any(isinstance(record, Shuffled) for record, _ in stacks) else contour_route
+    route = contour_route
+    for kind, other in ((TruncatedPoisson, truncated_route), (Shuffled, rounds_route)):
+        route = other if any(isinstance(record, kind) for record, _ in stacks) else route
     return [route(stacks, direction) for direction in directions]

@@ -1,5 +1,6 @@
 """Private training with optax: the transformations, the batches that belong to them, and their accounting."""
 
+from jaxdp.mechanisms.truncated import truncation_delta
 from jaxdp.training.batches import (
     Batch,
     balls_in_bins_batch,
@@ -17,7 +18,6 @@ from jaxdp.training.noise import NoisyState
 from jaxdp.training.projected import NoisyProjectedSGD, float32_rounding
 from jaxdp.training.schedule import IteratedRelease
 from jaxdp.training.shuffled_pass import ShuffledSGD
-from jaxdp.training.truncated import truncation_delta
 
 __all__ = [
     "DPSGD",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.training.truncated import binomial_tail
+from jaxdp.mechanisms.truncated import binomial_tail
 from jaxdp.typing import Step
 
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a

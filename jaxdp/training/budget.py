@@ -110,15 +110,7 @@ def dpsgd_calibration(sgd: DPSGD, steps: int, epsilon: float, delta: float) -> D
     def with_noise(factor: float) -> DPSGD:
         return dataclasses.replace(sgd, noise_multiplier=_scaled(unit, factor))
 
-    try:
-        factor = calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta)
-    except ValueError as error:
-        if sgd.truncated_batch_size is None:
-            raise
-        raise ValueError(
-            f"epsilon = {epsilon} at delta = {delta} is met by no noise_multiplier with truncated_batch_size = "
-            f"{sgd.truncated_batch_size}. Take a larger truncated_batch_size."
-        ) from error
+    factor = calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta)
     return with_noise(float(factor))
 
 

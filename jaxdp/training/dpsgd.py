@@ -14,12 +14,12 @@ from jaxdp import domains, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
+from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.mechanisms.truncated import truncated_poisson
 from jaxdp.training import batches, budget, clipping, noise, settings
 from jaxdp.training.settings import Setting
-from jaxdp.training.truncated import truncation_delta
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
 MOST_SETTINGS = 128
@@ -70,11 +70,10 @@ class DPSGD:
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
-    counts as a whole one. A truncated step is composed with ApproximateDP(0, truncation_delta(...)), which dominates it
-    for data sets of at most num_examples records and their neighbours: epsilon is infinite at a delta below the sum of
-    those, and lower bounds are those of the composition, not of the training. Natural relation add_or_remove; all
-    iterates may be released. clip_norm is the norm bound of one record's contribution: under replace_one (not with
-    allocation) two sums differ by up to 2 C, which is accounted for.
+    counts as a whole one. A truncated step is a `jaxdp.mechanisms.truncated.TruncatedPoisson`, which dominates it for
+    data sets of at most num_examples records and their neighbours; there are upper bounds only. Natural relation
+    add_or_remove; all iterates may be released. clip_norm is the norm bound of one record's contribution: under
+    replace_one (not with allocation) two sums differ by up to 2 C, which is accounted for.
 
     Schedules: `after` composes the steps at their own settings, equal ones merged; 128 different pairs of
     noise_multiplier and sampling_probability at most. Step t is the update at state.count = t. Training takes a
@@ -246,27 +245,18 @@ class DPSGD:
 
     def privatize(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
         """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
-        key = noise.check_key(key)
-        impl = jax.random.key_impl(key)
 
-        def init(params: Any) -> noise.NoisyState:
-            noise.check_params(params, low_precision=None)
-            return noise.initial_state(key)
-
-        def update(
-            grads: Any, state: noise.NoisyState, params: Any = None, *, mask: Any = None, **_: Any
-        ) -> tuple[Any, noise.NoisyState]:
-            noise.check_params(params, low_precision=None)
-            clip_norm = settings.at(self.clip_norm, state.count)
+        def move(
+            grads: Any, count: jax.Array, params: Any, draws: Any, *, mask: Any = None, **_: Any
+        ) -> tuple[Any, jax.Array]:
+            clip_norm = settings.at(self.clip_norm, count)
             clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
-            draws = noise.normal_like(noise.step_key(state, impl), params, partition)
-            std, divisor = _if_of_step(clipped, state.count, self._noise_std(state.count)), self.divisor(state.count)
-            mean = jax.tree_util.tree_map(
+            std, divisor = _if_of_step(clipped, count, self._noise_std(count)), self.divisor(count)
+            return jax.tree_util.tree_map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
-            )
-            return mean, noise.advanced(state, clipped.nonfinite)
+            ), clipped.nonfinite
 
-        return optax.GradientTransformationExtraArgs(init, update)
+        return noise.transformation(key, move, partition)
 
     def after(self, steps: Real) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
@@ -316,11 +306,10 @@ class DPSGD:
 
     def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
         """The mechanism of one step without allocation."""
-        whole = PoissonSampled(Gaussian(noise_multiplier), rate)
         if self.truncated_batch_size is None:
-            return whole
-        cut = truncation_delta(self._require_num_examples(), rate, self.truncated_batch_size)
-        return compose(whole, ApproximateDP(0.0, cut))
+            return PoissonSampled(Gaussian(noise_multiplier), rate)
+        others = self._require_num_examples()
+        return truncated_poisson(noise_multiplier, rate, others, int(self.truncated_batch_size), fewer=True)
 
     def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec
 
 from jaxdp import validate
@@ -64,17 +66,31 @@ def check_steps(steps: Any) -> np.ndarray:
     return counts
 
 
-def initial_state(key: jax.Array) -> NoisyState:
-    """Count 0."""
-    zero = jnp.zeros((), jnp.int32)
-    return NoisyState(zero, jax.random.key_data(key), zero)
+def transformation(
+    key: Any, move: Callable[..., tuple[Any, jax.Array]], partition: Any = None, low_precision: str | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """The optax transformation of move(grads, count, params, draws, **extra) -> (updates, how many were nonfinite).
 
+    draws: standard normal noise like the parameters, of this update alone. The counters stop at the largest int32.
+    low_precision: as for `check_params`.
+    """
+    key = check_key(key)
+    impl = jax.random.key_impl(key)
 
-def advanced(state: NoisyState, nonfinite: jax.Array) -> NoisyState:
-    """The state after one more update; the counters stop at the largest int32."""
-    room = jnp.int32(INT32_MAX) - state.nonfinite
-    count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
-    return NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
+    def init(params: Any) -> NoisyState:
+        check_params(params, low_precision=low_precision)
+        zero = jnp.zeros((), jnp.int32)
+        return NoisyState(zero, jax.random.key_data(key), zero)
+
+    def update(grads: Any, state: NoisyState, params: Any = None, **extra: Any) -> tuple[Any, NoisyState]:
+        check_params(params, low_precision=low_precision)
+        draws = normal_like(step_key(state, impl), params, partition)
+        updates, nonfinite = move(grads, state.count, params, draws, **extra)
+        room = jnp.int32(INT32_MAX) - state.nonfinite
+        count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
+        return updates, NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def step_key(state: NoisyState, impl: Any) -> jax.Array:

@@ -126,26 +126,17 @@ class NoisyProjectedSGD:
         grads: mean gradient of the batch `batch` gives, summed over devices; any float dtype. State: NoisyState.
         Raises ValueError or TypeError for a missing key, missing params, 16-bit params.
         """
-        key = noise.check_key(key)
-        impl = jax.random.key_impl(key)
 
-        def init(params: Any) -> noise.NoisyState:
-            noise.check_params(params, low_precision=_SIXTEEN_BIT)
-            return noise.initial_state(key)
-
-        def update(grads: Any, state: noise.NoisyState, params: Any = None, **_: Any) -> tuple[Any, noise.NoisyState]:
-            noise.check_params(params, low_precision=_SIXTEEN_BIT)
+        def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
-            draws = noise.normal_like(noise.step_key(state, impl), params, partition)
-            rate = _at(self.learning_rate, state.count, -np.inf)
-            std = _at(self.noise_std, state.count, np.inf)
+            rate = _at(self.learning_rate, count, -np.inf)
+            std = _at(self.noise_std, count, np.inf)
             moved = jax.tree_util.tree_map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
-            projected = self._project(moved, partition)
-            return jax.tree_util.tree_map(jnp.subtract, projected, params), noise.advanced(state, bad)
+            return jax.tree_util.tree_map(jnp.subtract, self._project(moved, partition), params), bad
 
-        return optax.GradientTransformationExtraArgs(init, update)
+        return noise.transformation(key, move, partition, _SIXTEEN_BIT)
 
     def batch(self, step: Step, key: jax.Array | None = None) -> batches.Batch:
         """The batch of a step, the one that `after` accounts for; empty after data_steps. Usable under jit.

@@ -60,26 +60,17 @@ class ShuffledSGD:
 
     def optimizer(self, key: jax.Array, *, learning_rate: Setting) -> optax.GradientTransformationExtraArgs:
         """-learning_rate x (gradient clipped to C + noise): grads is the gradient of the step's example."""
-        key = noise.check_key(key)
-        impl = jax.random.key_impl(key)
 
-        def init(params: Any) -> noise.NoisyState:
-            noise.check_params(params, low_precision=None)
-            return noise.initial_state(key)
-
-        def update(grads: Any, state: noise.NoisyState, params: Any = None, **_: Any) -> tuple[Any, noise.NoisyState]:
-            noise.check_params(params, low_precision=None)
-            rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
+            rate = learning_rate(count) if callable(learning_rate) else learning_rate
             single = jax.tree_util.tree_map(lambda g: g[None], grads)
             total, bad = clipping.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
-            draws = noise.normal_like(noise.step_key(state, impl), params)
             std = self.noise_multiplier * self.clip_norm
-            moves = jax.tree_util.tree_map(
+            return jax.tree_util.tree_map(
                 lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws
-            )
-            return moves, noise.advanced(state, bad)
+            ), bad
 
-        return optax.GradientTransformationExtraArgs(init, update)
+        return noise.transformation(key, move)
 
     def gradient(
         self, loss: Loss[Params, Example], params: Params, data: Example, step: Step, key: jax.Array

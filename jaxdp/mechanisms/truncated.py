@@ -1,0 +1,165 @@
+"""Poisson batches cut to a static size. Proofs: notebooks/proofs/truncated_sampling.md."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp import validate
+from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.base import Mechanism, record
+from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
+from jaxdp.mechanisms.composition import compose
+from jaxdp.mechanisms.sampled import FiniteLaw, PoissonSampled
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log_complement
+from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Number, Real, RealField, Relation
+
+_LARGEST_BATCH = 1e9  # expected records: beyond it the chances are not summed
+_BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leaves out
+
+
+@record
+class TruncatedPoisson(FiniteLaw):
+    """Gaussian noise on a Poisson batch of which, where it is too large, a uniformly drawn part is kept.
+
+    noise_multiplier: over the norm bound of one record's contribution. sampling_probability: before the cut.
+    full: chance s that the other records fill the batch; partial: 1 - s. joins: chance j of one more record to be in a
+    batch that they fill. error: relative error of s and 1 - s.
+
+    With chance 1 - s the step is PoissonSampled(Gaussian(noise_multiplier), sampling_probability), with chance s
+    PoissonSampled(Gaussian(noise_multiplier / 2), joins), and which of the two is public. This dominates a batch that
+    is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with
+    ApproximateDP(0, s j), which dominates too and is the only one under replace_one.
+    """
+
+    noise_multiplier: RealField = field(POSITIVE)
+    sampling_probability: RealField = field(PROBABILITY)
+    partial: RealField = field(PROBABILITY)
+    full: RealField = field(PROBABILITY)
+    joins: RealField = field(PROBABILITY)
+    error: RealField = field(NONNEGATIVE, default=0.0)
+    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
+    exact: ClassVar[bool] = False
+
+    def uncut(self) -> Mechanism:
+        """The Poisson batch."""
+        return PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability)
+
+    def replace_directions(self) -> tuple[str, ...]:
+        """Those of the Poisson batch."""
+        return self.uncut().directions("replace_one")
+
+    def cut(self) -> Number:
+        """The delta s j that a cut costs at most."""
+        return xp.minimum(self.full * self.joins * (1 + 2 * self.error + 4 * ULP) + SMALLEST, 1.0)
+
+    def under(self, relation: str) -> Mechanism:
+        """Under replace_one the Poisson batch and a delta."""
+        if relation != "replace_one":
+            return self
+        return compose(self.uncut().under(relation), ApproximateDP(0.0, self.cut()))
+
+    def part(self, direction: str) -> finite.Part:
+        """The finite laws of both kinds of batches, side by side."""
+        made = []
+        for reach, rate, share, rest in (
+            (1.0, self.sampling_probability, self.partial, self.full),
+            (2.0, self.joins, self.full, self.partial),
+        ):
+            pair = finite.gaussian_pair(reach / self.noise_multiplier)
+            loss, log_weight, blur, infinity, reverse = finite.sampled_part(pair, rate, direction)
+            log_share = xp.maximum(log_complement(rest, share), -1e4)
+            up = share * (1 + 2 * self.error + 8 * ULP)
+            blur = blur + 2 * self.error - 4 * ULP * log_share
+            made.append(finite.Part(loss, log_weight + log_share, blur, infinity * up, reverse * up))
+        one, other = made
+        loss, log_weight, blur = (xp.concatenate(each) for each in zip(one[:3], other[:3], strict=True))
+        masses = one.infinity + other.infinity, one.reverse_infinity + other.reverse_infinity
+        return finite.Part(loss, log_weight, blur, *masses)
+
+
+def truncated_poisson(
+    noise_multiplier: Real, rate: float, others: int, largest: int, fewer: bool = False
+) -> TruncatedPoisson | PoissonSampled:
+    """The step with ``others`` other records, batches cut to ``largest``. fewer: there may also be fewer others."""
+    if largest > others:
+        return PoissonSampled(Gaussian(noise_multiplier), rate)
+    partial, full, joins, error = batch_chances(others, rate, largest)
+    if not fewer:
+        return TruncatedPoisson(noise_multiplier, rate, partial, full, min(joins * (1 + 3 * error), rate), error)
+    full = min(full * (1 + error), 1.0)  # the chance of a full batch grows with the number of others, j does not
+    return TruncatedPoisson(noise_multiplier, rate, 1 - full, full, rate)
+
+
+def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float, float, float]:
+    """1 - s, s, j and their relative error: s = P[S >= largest], j = E[rate largest / (S + 1) | S >= largest].
+
+    S ~ Binomial(others, rate), 1 <= largest <= others. By the recurrence of the masses from the mode on, out to where
+    less than 1e-170 is left (Bernstein's inequality). s = 1 and j = rate, which always dominate, for more than 1e9
+    expected records.
+    """
+    if rate in (0.0, 1.0):
+        return 1 - rate, rate, rate * largest / (others + 1), ULP
+    if others * rate > _LARGEST_BATCH:
+        return 0.0, 1.0, rate, 0.0
+    mode = min(int((others + 1) * rate), others)
+    reach = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
+    up = np.arange(mode, min(others, mode + reach), dtype=np.float64)
+    down = np.arange(mode, max(0, mode - reach), -1, dtype=np.float64)
+    odds = rate / (1 - rate)
+    above = np.cumprod((others - up) / (up + 1) * odds)
+    below = np.cumprod(down / (others - down + 1) / odds)
+    mass = np.concatenate([below[::-1], [1.0], above])
+    mass /= mass.sum()
+    count = mode - below.size + np.arange(mass.size)
+    full = count >= largest
+    chance = mass[full].sum()
+    joined = np.sum(mass[full] * (rate * largest / (count[full] + 1)))
+    error = 16 * ULP * (mass.size + 16)
+    joins = float(joined / chance) if chance > 0 else rate
+    return float(mass[~full].sum()), float(min(chance + _BEYOND, 1.0)), joins, error
+
+
+def binomial_tail(num_trials: int, probability: float, least: int) -> float:
+    """Upper bound of P[Binomial(num_trials, probability) >= least], at most 1.
+
+    num_trials, least: whole numbers, num_trials >= 1; probability: in [0, 1]. Stirling's bound of the first term times
+    a geometric series: notebooks/proofs/truncated_sampling.md, section 3. 1 where least is not above the mean.
+    """
+    n, b = int(validate.integer("num_trials", num_trials, 1)), int(validate.integer("least", least, 0))
+    p = float(validate.probability("probability", probability))
+    if b > n or (p == 0 and b > 0):
+        return 0.0
+    p = max(p, SMALLEST)
+    ratio = (n - b) * p / ((b + 1) * (1 - p)) * (1 + 8 * ULP) if p < 1 else 1.0
+    if ratio >= 1 or b == 0:
+        return 1.0
+    inside = b * math.log(b / (n * p))
+    outside = (n - b) * math.log((n - b) / (n * (1 - p))) if b < n else 0.0
+    root = 0.5 * math.log(n / (2 * math.pi * b * (n - b))) if b < n else 0.0
+    # the logarithms are of numbers with a few roundings, times b and n - b
+    exponent = root - inside - outside + 16 * ULP * (n + abs(inside) + abs(outside) + 1)
+    return min(1.0, max(math.exp(min(exponent, 0.0)) / (1 - ratio) * (1 + 8 * ULP), SMALLEST))
+
+
+def truncation_delta(num_examples: int, sampling_probability: float, truncated_batch_size: int) -> float:
+    """q P[Binomial(n, q) >= B], rounded up: the chance that an example is sampled and n others fill the batch.
+
+    What a cut of the Poisson sample to B examples adds to the delta of one step, at most. q: sampling_probability; B:
+    truncated_batch_size. It covers data sets of at most n = num_examples records and their neighbours under add, remove
+    and replace_one. A rough measure: `DPSGD` accounts for the cut more closely.
+    Accuracy: that of `binomial_tail`. Proof: notebooks/proofs/truncated_sampling.md, sections 2 and 3.
+
+    >>> from jaxdp import training
+    >>> f"{training.truncation_delta(10_000, 0.01, 160):.1e}"
+    '1.7e-10'
+    """
+    n = int(validate.integer("num_examples", num_examples, 1))
+    rate = float(validate.probability("sampling_probability", sampling_probability))
+    tail = binomial_tail(n, rate, int(validate.integer("truncated_batch_size", truncated_batch_size, 1)))
+    return min(max(rate * tail * (1 + 4 * ULP), SMALLEST), 1.0) if tail else 0.0

@@ -1,0 +1,47 @@
+"""Truncated Poisson batches: where the cut is rare as a delta beside Poisson batches, else by their finite law."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.mechanisms.basic import ApproximateDP
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.truncated import TruncatedPoisson
+from jaxdp.sources.base import Answer, Route, intersect, nothing
+from jaxdp.sources.contour import contour_route
+
+_NEGLIGIBLE = 1e-5  # of delta: epsilon moves by less than the finite law is off
+
+
+def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
+    """The route of a composition in which some mechanisms are truncated Poisson batches."""
+    law = contour_route(stacks, direction)
+    first = [_RareCuts(verb, direction) for verb in ("epsilon", "delta")]
+    return dataclasses.replace(law, epsilon=(first[0], *law.epsilon), delta=(first[1], *law.delta))
+
+
+@dataclasses.dataclass(frozen=True)
+class _RareCuts:
+    """Upper bounds of the rows in which all cuts together add next to nothing to delta."""
+
+    verb: str
+    direction: str
+
+    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+        lower, upper = nothing(self.verb, target)
+        stacks, total = [], np.zeros(target.shape)
+        for record, times in params:
+            stacks.append((record.uncut() if isinstance(record, TruncatedPoisson) else record, times))
+            if isinstance(record, TruncatedPoisson):
+                stacks.append((ApproximateDP(0.0 * times, record.cut()), times))
+                total = total + np.sum(times * record.cut(), axis=1)
+        rows = np.flatnonzero(total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else 1.0))
+        if rows.size:
+            some: Any = jax.tree_util.tree_map(lambda x: np.asarray(x)[rows], tuple(stacks))
+            sources = getattr(contour_route(some, self.direction), self.verb)
+            ((_, upper[rows]),) = intersect(self.verb, [sources], some, target[rows], gap)
+        return Answer(lower, upper, total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else upper))
