@@ -511,7 +511,7 @@ PROGRAMS = {
     "sampled Gaussian, add": (_sampled("reverse"), 4350),
     "sampled Gaussian, replace": (_sampled("replace"), 3850),
     # two labels, and twice the contour: for the lowest band and for all others
-    "sampled Gaussian in bands": (_sampled("forward", contour._BANDED_LADDER[3]), 8100),
+    "sampled Gaussian in bands": (_sampled("forward", contour._BANDED_LADDER[4]), 8700),
 }
 
 

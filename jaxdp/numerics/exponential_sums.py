@@ -142,7 +142,7 @@ def split(count: int) -> tuple[int, int]:
 
 def blocks_of(terms: int) -> tuple[int, int]:
     """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
-    blocks = max(1, min(8, terms // 128))
+    blocks = max(1, min(4, terms // 128))
     return -(-terms // blocks), blocks
 
 
