@@ -266,22 +266,23 @@ def tilted_variation(order, band, moment):
 def test_rounding_of_a_ratio_less_one_goes_with_its_size():
     """Against mpmath, at random laws with losses of 1e-9 to 1: the error is within its bound, and the bound small."""
     random = np.random.default_rng(3)
-    for scale, step, count in ((1e-9, 1.0, 4000), (1e-4, 0.3, 1025), (1.0, 0.05, 300)):
+    cases = (1e-9, 1.0, 4000, 0.0), (1e-4, 0.3, 1025, 0.0), (1.0, 0.05, 300, 0.0), (0.1, 0.2, 65, 7.3)
+    for scale, step, count, start in cases:
         loss = scale * (random.normal(size=700) + 1j * random.uniform(0, 0.2, 700))
         weight = random.uniform(size=700) * np.exp(1j * random.normal(size=700))
         weight = weight / weight.sum()
 
-        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count):
+        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count, start=start):
             line = Exponentials(weight_re + 1j * weight_im, loss_re + 1j * loss_im)
-            return ratios_less_one(line, step, count), less_one_error(line, step, count)
+            return ratios_less_one(line, step, count, start), less_one_error(line, step, count, start)
 
         found = [by(run, loss.real, loss.imag, weight.real, weight.imag) for by in (plainly, compiled)]
         for n in (0, 1, 17, count // 2, count - 1):
-            turned = (mp.expm1(1j * mp.mpf(step) * n * mp.mpc(x)) for x in loss)
+            turned = (mp.expm1(1j * (mp.mpf(start) + mp.mpf(step) * n) * mp.mpc(x)) for x in loss)
             exact = mp.fsum(mp.mpc(w) * e for w, e in zip(weight, turned, strict=True))
             for (re, im), bound in found:
                 off, bounded = abs(mp.mpc(float(re[n]), float(im[n])) - exact), float(bound[n])
-                small, large = step * n * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
+                small, large = (start + step * n) * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
                 assert off <= bounded <= min(1e-12 * small, 2e-12 * large)
 
 
