@@ -347,3 +347,13 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
     plain = jaxdp.epsilon_bounds(mechanism, 1e-9, relation="remove")
     assert upper - lower < 1e-6 * upper
     assert max(lower, float(plain.lower)) <= min(upper, float(plain.upper))
+
+
+def test_where_no_tilt_is_found_the_bounds_of_delta_are_vacuous_not_nan(monkeypatch):
+    """A NaN here ended a sweep: the compiled program's NaN did not agree with NumPy's."""
+    monkeypatch.setattr(contour.contour_delta, "by_numpy", 2)
+    sigma, rate, steps, eps = np.array([[9.0839, 5.001e-5, 216, 1.15482], [8.1394, 0.149547, 8, 19.9274]]).T
+    stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)
+    effort = next(effort for effort in contour._BANDED_LADDER if effort.bands)
+    lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
+    np.testing.assert_array_equal([lower, upper], [[0.0, 0.0], [1.0, 1.0]])

@@ -110,7 +110,7 @@ def _log_sum(tilts: Tilt, eps: jax.Array) -> jax.Array:
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere."""
+    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere, and where no tilt is found."""
     usable = xp.isfinite(eps) & (eps > 0)
     e = xp.where(usable, eps, 1.0)
     loose = tail_cut(spectrum, xp.asarray(-800.0))
@@ -130,7 +130,8 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
     sums = _evaluate(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
     upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + 2.3e-308, 1.0), 1.0)
-    return xp.where(usable, xp.minimum(sums.lower * xp.exp(ref), upper), 0.0), upper
+    lower = xp.minimum(sums.lower * xp.exp(ref), upper)
+    return xp.where(usable & ~xp.isnan(lower), lower, 0.0), upper
 
 
 def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
