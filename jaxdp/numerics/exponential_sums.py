@@ -95,8 +95,9 @@ def less_one_error(line: Any, step: jax.Array, count: int, start: Any = 0.0) -> 
     mass, moved = xp.sum(weight), xp.sum(weight * loss)
     tables = (55 + 5 * (inner * outer - 1).bit_length()) * t * moved
     # of the products of p and x, and of the sum of p alone: |e^{itL} - 1| is at most t |L|, and at most 2
-    sums = [(offset, sum(blocks_of(size))), (t - offset, sum(short_blocks_of(size)))]
-    return ULP * (tables + sum(1.5 * (terms + 4) * xp.minimum(t * moved, 2 * mass) for t, terms in sums))
+    products = 1.5 * (sum(blocks_of(size)) + 4) * xp.minimum(offset * moved, 2 * mass)
+    alone = 1.5 * (sum(short_blocks_of(size)) + 4) * xp.minimum((t - offset) * moved, 2 * mass)
+    return ULP * (tables + products + alone)
 
 
 def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: Any = 0.0) -> jax.Array:

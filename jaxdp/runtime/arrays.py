@@ -169,7 +169,6 @@ _HOST: dict[str, Any] = {
     "cummax": functools.partial(_host_accumulate, np.maximum),
     "set_at": _set_at,
     "exact_matmul": np.matmul,
-    "exact_einsum": np.einsum,
     "top_k": _host_top_k,
     "optimization_barrier": lambda x: x,
     "bits": lambda x: np.asarray(x, np.float64).view(np.int64),
@@ -197,7 +196,6 @@ _TRACED: dict[str, Any] = {
     "set_at": lambda x, place, value: x.at[place].set(value),
     # whatever the user's `jax_default_matmul_precision`: some settings round the factors
     "exact_matmul": lambda left, right: jnp.matmul(left, right, precision=_EXACT),
-    "exact_einsum": lambda how, *parts: jnp.einsum(how, *parts, precision=_EXACT),
     "top_k": jax.lax.top_k,
     "optimization_barrier": jax.lax.optimization_barrier,
     "bits": lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
