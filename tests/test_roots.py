@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.contour.trapezoid import PLACES, Sums, relative_to
+from jaxdp.contour.trapezoid import Sums, relative_to
 from jaxdp.numerics.roots import Evaluation, proved_ends
 
 ROOT = 2.0
@@ -28,7 +28,7 @@ def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, cei
         )
 
     with jax.enable_x64(True):
-        found = jax.jit(lambda top: proved_ends(evaluate, top, top * PLACES, max_rounds=60))(jnp.asarray(ceiling))
+        found = jax.jit(lambda top: proved_ends(evaluate, 0.0, 0.9 * top, top, most_tries=60))(jnp.asarray(ceiling))
         lower, upper, root = map(float, found)
     assert lower <= ROOT <= upper <= ceiling
     provable = 2 * error / 9 < reach

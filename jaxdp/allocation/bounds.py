@@ -11,12 +11,11 @@ from jaxdp.allocation.contour import Effort
 from jaxdp.allocation.law import Step
 from jaxdp.closed_forms import gaussian
 from jaxdp.interval import Bounds
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
-from jaxdp.shuffle import search
-from jaxdp.shuffle.search import Evaluation
 
 EFFORTS = (Effort(48, 8, 16), Effort(128, 32, 64), Effort(384, 64, 128))
 _LEAST_DELTA = 2.3e-308
@@ -68,13 +67,16 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> B
 
     def at(epsilon: Any) -> Evaluation:
         seen = contour.evaluate(Step(steps, scale, epsilon, sign), effort)
-        # infinite bounds end the search: the next effort is asked
+        # NaN ends the search: the next effort is asked
         most = 1.0 if effort == EFFORTS[-1] else 0.02
         too_wide = seen.upper - seen.lower > most + 0.2 * xp.abs(seen.estimate - log_delta)
-        return seen._replace(upper=xp.where(too_wide, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK)
+        known = xp.where(too_wide, xp.nan, seen.estimate)
+        return seen._replace(
+            upper=xp.where(too_wide, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK, estimate=known
+        )
 
     start = _guess(Step(steps, scale, cap, sign), log_delta, cap)
-    low, high = search.epsilon_bounds(at, log_delta, start, cap, inside)
+    low, high, _ = proved_ends(at, log_delta, start, cap, wanted=inside)
     low = xp.where(inside, low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
     high = xp.where(inside, high, alone[1])
     # all outputs added up: a Gaussian mechanism of mean 1 and variance T noise^2

@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
+from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
-from jaxdp.shuffle.search import Evaluation
 
 _NATS = 25.0  # by which the integrand falls before the last node
 _REST = math.log(1e-9)  # of the value: what more than one large step may contribute

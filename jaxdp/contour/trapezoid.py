@@ -27,9 +27,8 @@ from jaxdp.validate import SMALLEST
 
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
-PLACES = np.array([0.0, 0.4, 0.8, 0.96, 1.0])  # of the first round of a search
-_ROUNDS = 6  # of a search at the lesser efforts
-_ROUNDS_KINKED = 30  # and where a tested end may be far from where Newton expects it, or nothing larger follows
+_TRIES = 12  # of a search at the lesser efforts
+_TRIES_KINKED = 60  # and where a tested end may be far from where Newton expects it, or nothing larger follows
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
 _TOP_ROUNDING = 1e-11
 
@@ -306,8 +305,8 @@ def epsilon_bounds(
 
     # A long search on a smooth delta is not worth its time: a larger effort will be asked next.
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
-    rounds = _ROUNDS if effort.nodes < 10_000 and not kinked else _ROUNDS_KINKED
-    lower, upper, _ = proved_ends(at, ceiling, search * PLACES, max_rounds=rounds)
+    tries = _TRIES if effort.nodes < 10_000 and not kinked else _TRIES_KINKED
+    lower, upper, _ = proved_ends(at, 0.0, 0.9 * search, search, ceiling=ceiling, most_tries=tries)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
 
 

@@ -9,6 +9,9 @@ import jax
 
 from jaxdp.runtime.arrays import xp
 
+_NEWTON = 0.05  # residuals above it are Newton's business, below it the ends are tested
+_CLOSE = 1e-9  # ends closer than this (relative) to the root of the estimate are not improved
+
 
 class _State(NamedTuple):
     low: jax.Array
@@ -59,83 +62,88 @@ def crossing(
 
 
 class Evaluation(NamedTuple):
-    """Certified bounds of a decreasing function at a few points, and an estimate between them.
+    """Certified bounds of a decreasing function at one point, an estimate between them, and the estimate's slope.
 
-    upper <= 0 proves that the zero is not right of the point, lower > 0 that it is not left of it. middle: the
-    estimate; where only its sign is known it is infinite. slope: the derivative of middle.
+    Where only the sign of the estimate is known it is infinite. Where it is NaN a search ends on what it has.
     """
 
     upper: jax.Array
     lower: jax.Array
-    middle: jax.Array
+    estimate: jax.Array
     slope: jax.Array
 
 
 class _Search(NamedTuple):
-    points: jax.Array
-    lower: jax.Array
-    upper: jax.Array
-    left: jax.Array  # around the zero of middle
+    point: jax.Array
+    low: jax.Array  # the largest point with lower >= target
+    high: jax.Array  # the smallest point with upper <= target
+    left: jax.Array  # the estimate's root lies between left and right; -1 before 0 was looked at
     right: jax.Array
     root: jax.Array
     done: jax.Array
-    step: jax.Array
+    tries: jax.Array
+    tests: jax.Array  # tries next to the root
+    before: jax.Array  # size of the residual from which Newton came here, or infinite
 
 
 def proved_ends(
-    evaluate: Callable[[jax.Array], Evaluation], ceiling: jax.Array, first: jax.Array, *, max_rounds: int
+    evaluate: Callable[[jax.Array], Evaluation],
+    target: jax.Array | float,
+    start: jax.Array,
+    end: jax.Array,
+    *,
+    ceiling: jax.Array | None = None,
+    wanted: jax.Array | bool = True,
+    most_tries: int = 40,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(a, b, estimate) around the zero: lower > 0 was found at a (or a is 0), upper <= 0 at b (or b is ``ceiling``).
+    """(low, high, root): points tested to have lower >= target and upper <= target, and the root of the estimate.
 
-    evaluate: the function at five points at once. first: the points of the first round, increasing, from 0 to the
-    largest that is ever tried. Every later round evaluates the zero that Newton expects and two points on each side of
-    it: one as far away as the bounds differ there, one farther. NaN proves nothing.
+    low is 0 and high is ``ceiling`` (``end`` unless given) where none is found. start: a first guess in (0, end), the
+    range that is searched. wanted: False where no search is to be made.
+
+    Newton's method finds the root of the estimate; then it is left by as much as the bounds differ from it, on one side
+    and on the other.
     """
-    end = first[-1]
-
-    def inside(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-        return xp.where((x > low) & (x < high), x, 0.5 * (low + high))
 
     def advance(s: _Search) -> _Search:
-        x = s.points
+        x = s.point
         seen = evaluate(x)
-        upper = xp.minimum(s.upper, xp.min(xp.where(seen.upper <= 0, x, xp.inf)))
-        lower = xp.maximum(s.lower, xp.max(xp.where(seen.lower > 0, x, 0.0)))
-        left = xp.maximum(s.left, xp.max(xp.where((seen.middle > 0) & (x < upper), x, 0.0)))
-        right = xp.minimum(s.right, xp.min(xp.where((seen.middle <= 0) & (x > left), x, xp.inf)))
-        newton = x - seen.middle / seen.slope
-        usable = (newton >= left) & (newton <= right)
-        best = xp.argmin(xp.where(usable, xp.abs(seen.middle), xp.inf))
-        near = Evaluation(*(value[best] for value in seen))
-        root = xp.where(usable[best], newton[best], 0.5 * (left + right))
-        above, below = (near.middle - near.upper) / near.slope, (near.lower - near.middle) / near.slope
-        # Where a bound proves nothing near the zero its error is unknown: try smaller and smaller shares of the zero.
-        guessed = 0.3 * root * 4.0 ** -(s.step % 8)
-        measured = (above >= 0) & (above < root) & (below >= 0) & (below < root) & usable[best]
-        above, below = (xp.where((y >= 0) & (y < root), y, guessed) + 2e-12 * root for y in (above, below))
-        width = above + below
-        enough = (
-            measured & (xp.abs(root - x[best]) <= width) & (upper - lower <= xp.where(s.step < 5, 1.5, 5.0) * width)
-        )
-        done = enough | (upper <= 0) | (upper - lower <= 1e-13 * upper)
-        farther = 4.0 ** (1 + s.step % 5)
-        high = xp.minimum(upper, end)
-        points = xp.stack(
-            [
-                root,
-                inside(root + 1.2 * above, root, high),
-                inside(root - 1.2 * below, lower, root),
-                inside(root + farther * above, root, high),
-                inside(root - farther * below, lower, root),
-            ]
-        )
-        return _Search(points, lower, upper, left, right, root, done, s.step + 1)
+        high = xp.where(seen.upper <= target, xp.minimum(s.high, x), s.high)
+        low = xp.where(seen.lower >= target, xp.maximum(s.low, x), s.low)
+        residual = seen.estimate - target
+        left = xp.where((residual > 0) & (x < high), xp.maximum(s.left, x), s.left)
+        right = xp.where((residual <= 0) & (x > left), xp.minimum(s.right, x), s.right)
+        steep = xp.abs(seen.slope)
+        newton = x + residual / steep
+        # next to the end of its support delta falls to 0 linearly: Newton on delta itself
+        linear = x - xp.expm1(-xp.clip(residual, -30.0, 700.0)) / steep
+        nearest = xp.maximum(left, 0.0)
+        # where Newton creeps the next point is in the middle
+        quick = (xp.abs(residual) < xp.inf) & ((xp.abs(residual) < 0.5 * s.before) | (xp.abs(residual) <= _NEWTON))
+        usable = [quick & (guess >= nearest) & (guess <= right) for guess in (newton, linear)]
+        root = xp.where(usable[0], newton, xp.where(usable[1], linear, 0.5 * (nearest + right)))
+        rough = ~usable[0] | (xp.abs(residual) > _NEWTON)
+        curved = residual * residual / steep + 1e-14 * root
+        distances = 1.1 * (seen.upper - seen.estimate) / steep, 1.1 * (seen.estimate - seen.lower) / steep
+        # Where a bound proves nothing near the root its error is unknown: try smaller and smaller shares of the root.
+        known = [(distance >= 0) & (distance < root) for distance in distances]
+        guessed = 0.3 * root * 0.25 ** (s.tests % 8)
+        enough_above = known[0] & (high - root <= 2 * distances[0] + _CLOSE * root)
+        enough_below = known[1] & (root - low <= 2 * distances[1] + _CLOSE * root)
+        above, below = (xp.where(k, d, guessed) + curved for k, d in zip(known, distances, strict=True))
+        grown = 2.0 ** xp.maximum(s.tests - 4, 0)  # a failed test is followed by a wider one
+        outward = xp.where(enough_above, xp.maximum(root - grown * below, 0.5 * root), root + grown * above)
+        following = xp.minimum(xp.where(rough, root, outward), 0.5 * (root + end))
+        # where the root may be below 0: 0 itself, once
+        following = xp.where((newton <= 0) & (left < 0), 0.0, following)
+        lost = xp.isnan(seen.estimate)
+        done = (~rough & enough_above & enough_below) | lost | (high <= 0) | (s.tries + 1 >= most_tries)
+        before = xp.where(usable[0] | usable[1], xp.abs(residual), xp.inf)
+        return _Search(following, low, high, left, right, root, done, s.tries + 1, s.tests + ~rough, before)
 
-    def unfinished(s: _Search) -> jax.Array:
-        return ~s.done & (s.step < max_rounds)
-
-    nothing = xp.zeros_like(end)
-    never, none = xp.zeros(end.shape, bool), xp.asarray(0, xp.int32)
-    start = _Search(first, nothing, ceiling, nothing, end, end, never, none)
-    final = xp.while_loop(unfinished, advance, start)
-    return final.lower, final.upper, final.root
+    zero = xp.zeros_like(end)
+    top = end if ceiling is None else ceiling
+    none = xp.zeros((), xp.int32)
+    begun = _Search(start, zero, top, zero - 1, end, start, ~xp.asarray(wanted), none, none, zero + xp.inf)
+    found = xp.while_loop(lambda s: ~s.done, advance, begun)
+    return xp.minimum(found.low, found.high), found.high, found.root

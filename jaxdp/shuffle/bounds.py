@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.interval import Bounds
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import Kernel, canary, kernel
-from jaxdp.shuffle import contour, counts, law, search
+from jaxdp.shuffle import contour, counts, law
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
-from jaxdp.shuffle.search import Evaluation
 from jaxdp.validate import is_traced
 
 LEAST_DELTA = 2.3e-308
@@ -105,9 +105,11 @@ def _epsilon(
 
     def shifted(epsilon: Any) -> Evaluation:
         seen = evaluate(epsilon)
-        return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK)
+        # where there is no upper bound another sum is asked
+        known = xp.where(seen.upper < xp.inf, seen.estimate, xp.nan)
+        return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=known)
 
-    low, high = search.epsilon_bounds(shifted, log_delta, start, cap, inside)
+    low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside)
     high = xp.where(inside & (high < cap), high, largest)
     high = xp.where(target >= 1, 0.0, high)
     low = xp.where(inside, low, xp.where(target == 0, largest, 0.0))

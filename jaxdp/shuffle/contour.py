@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.special import log_one_plus, polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
-from jaxdp.shuffle.search import Evaluation
 
 NODES = 12  # beside the one on the real axis
 _REACH = 8.2  # the last node, in 1/(standard deviation of the tilted sum)

@@ -16,12 +16,12 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import deviance, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
-from jaxdp.shuffle.search import Evaluation
 from jaxdp.shuffle.two_point import tail_ratio
 
 _WIDTH = 6.5  # of the window, in tilted standard deviations on either side

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp.interval import Bounds
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log1p_excess, log_binomial_pmf, raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points
 from jaxdp.runtime.precision import canary, kernel
-from jaxdp.shuffle import search
 from jaxdp.shuffle.closed_form import reports
 from jaxdp.shuffle.law import LARGEST_EPS0
 from jaxdp.typing import Array, Real
@@ -67,7 +67,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
     return xp.maximum(trials - x + 1.0, 0.0) * odds * integral
 
 
-def evaluate(users: Any, eps0: Any, epsilon: Any) -> search.Evaluation:
+def evaluate(users: Any, eps0: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) of both directions, on a leading axis: (P, Q) with more ones, then the other."""
     trials = users - 1.0
     small, large = xp.exp(-eps0) / (1.0 + xp.exp(-eps0)), 1.0 / (1.0 + xp.exp(-eps0))
@@ -89,14 +89,14 @@ def evaluate(users: Any, eps0: Any, epsilon: Any) -> search.Evaluation:
     upper = xp.minimum(log_mass + xp.log(net + slack) + rounding, 0.0)
     lower = log_mass + xp.log(xp.maximum(net - slack, 0.0)) - rounding
     slope = -xp.exp(xp.minimum(epsilon + log_mass + xp.log(ratio + small) - upper, 600.0))
-    return search.Evaluation(upper, xp.minimum(lower, 0.0), upper, slope)
+    return Evaluation(upper, xp.minimum(lower, 0.0), upper, slope)
 
 
-def _larger(users: Any, eps0: Any, epsilon: Any) -> search.Evaluation:
+def _larger(users: Any, eps0: Any, epsilon: Any) -> Evaluation:
     """Of the direction whose delta is the larger one."""
     both = evaluate(users, eps0, epsilon)
     best = xp.argmax(both.upper)
-    return search.Evaluation(*(side[best] for side in both))._replace(lower=xp.max(both.lower))
+    return Evaluation(*(side[best] for side in both))._replace(lower=xp.max(both.lower))
 
 
 def _valid(users: Any, eps0: Any, delta: Any) -> Any:
@@ -130,7 +130,7 @@ def two_point_epsilon(users: Any, eps0: Any, delta: Any) -> Bounds:
     n, local, log_target = (xp.where(inside, x, y) for x, y in ((users, 1.0), (eps0, 1.0), (xp.log(delta), -1.0)))
     shift = 2.0 * xp.tanh(0.5 * local) / xp.sqrt(2.0 * n * xp.exp(-local))
     start = xp.minimum(shift * xp.sqrt(-2.0 * log_target), 0.9 * local)
-    low, high = search.epsilon_bounds(lambda e: _larger(n, local, e), log_target, start, local, inside)
+    low, high, _ = proved_ends(lambda e: _larger(n, local, e), log_target, start, local, wanted=inside)
     high = xp.where(inside, high, xp.where(valid, xp.where(delta >= 1, 0.0, eps0), xp.inf))
     low = xp.where(inside, low, xp.where(valid & (delta == 0), eps0, 0.0))
     return Bounds(low, high)

@@ -32,7 +32,7 @@ from jaxdp.contour.largest_loss.contour import (
 )
 from jaxdp.contour.plan import conversion, tail_cut
 from jaxdp.contour.spectrum import Spectrum
-from jaxdp.contour.trapezoid import PLACES, Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
+from jaxdp.contour.trapezoid import Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
 from jaxdp.numerics.roots import Evaluation, crossing, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
@@ -40,7 +40,7 @@ from jaxdp.runtime.arrays import xp
 
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # how often the contours are rebuilt for one epsilon
-_ROUNDS = 27  # rounds of a search on one set of contours
+_TRIES = 60  # tries of a search on one set of contours
 
 
 class Bands(NamedTuple):
@@ -168,9 +168,9 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         bands = bands_at(root)
 
         def at(eps: jax.Array) -> Evaluation:
-            return relative_to(target, xp.vmap(lambda e: _evaluate(spectrum, bands, charges, e, ref))(eps))
+            return relative_to(target, _evaluate(spectrum, bands, charges, eps, ref))
 
-        low, high, better = proved_ends(at, ceiling, ceiling * PLACES, max_rounds=_ROUNDS)
+        low, high, better = proved_ends(at, 0.0, 0.9 * ceiling, ceiling, most_tries=_TRIES)
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1
 
     def far(state) -> jax.Array:
