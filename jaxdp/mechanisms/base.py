@@ -6,18 +6,17 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
-
-if TYPE_CHECKING:
-    from jaxdp.mechanisms.finite import FinitePair
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -174,13 +173,12 @@ class Mechanism:
         """A pair of finite laws that dominates: what sampling needs."""
         raise self._undefined("finite_pair")
 
-    def inner_pair(self) -> FinitePair:
-        """One that the mechanism's pair dominates: lower bounds of the sampled mechanism are those of this one."""
-        raise self._undefined("inner_pair")
+    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
+        """A finite pair that dominates the mechanism's own, and one that it dominates; fine: of more outcomes.
 
-    def fine_pairs(self) -> tuple[FinitePair, FinitePair]:
-        """Both, of more outcomes."""
-        raise self._undefined("fine_pairs")
+        Upper bounds of the sampled mechanism are those of the first pair, lower bounds those of the second.
+        """
+        raise self._undefined("enclosing_pairs")
 
     def offers(self, name: str) -> bool:
         """Whether the record has this optional method."""
@@ -237,18 +235,12 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Mechanism, Mechanism] | None:
+    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: one that dominates its pair and one that it dominates, if both are known.
 
-        Of concrete fields, with their batch axes; both of one structure. fine: see ``refinable``.
-        reach: standard deviations of one run's loss from its mean that matter, None if unknown; any shape that
-        broadcasts with the fields. It moves nothing but the distance of the two.
+        The fields are concrete and keep their batch axes; both records have one structure. fine: see ``refinable``.
         """
         return None
-
-    def hopeless(self, runs: Number) -> Array:
-        """Where a ``bracket`` that is not fine is mostly too wide for the usual gap, of so many runs in all."""
-        return np.zeros(np.shape(runs), bool)
 
     def refinable(self, direction: str) -> bool:
         """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
@@ -449,7 +441,16 @@ class GaussianMechanism(Mechanism):
 
     def gaussian_mu(self) -> Number:
         """The Gaussian-DP parameter mu of one parameter point."""
-        raise UnsupportedMechanismError(f"{type(self).__name__} does not define gaussian_mu.")
+        raise self._undefined("gaussian_mu")
+
+    def finite_pair(self) -> FinitePair:
+        """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
+        return finite.gaussian_pair(self.gaussian_mu())
+
+    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
+        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
+        mu = self.gaussian_mu()
+        return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
 
     def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2."""

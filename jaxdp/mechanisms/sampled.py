@@ -42,15 +42,7 @@ class Bracket(Mechanism):
 
     def finite_pair(self) -> finite.FinitePair:
         """The one or the other, with outcomes of no mass where it is the shorter."""
-        base = self.mechanism
-        if isinstance(base, GaussianMechanism):
-            mu = base.gaussian_mu()
-            outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
-        elif self.fine and base.offers("fine_pairs"):
-            outer, inner = base.fine_pairs()
-        else:
-            outer, inner = base.finite_pair(), base.inner_pair()
-        return finite.either(outer, inner, self.inner > 0)
+        return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
 
 
 class FiniteLaw(Mechanism):
@@ -77,9 +69,9 @@ class FiniteLaw(Mechanism):
 class Sampled(FiniteLaw):
     """Shared by both samplers: the pairs ((1-q) P0 + q P1, P0) for remove and its swap for add.
 
-    A Gaussian base (composed of Gaussian-DP mechanisms, in general) is taken by quadrature; every other one by
-    its ``finite_pair``. Where that only dominates (Laplace, discrete Gaussian) the upper bounds are its own, and the
-    lower ones those of an ``inner_pair``, which the base dominates; a base without one has no lower bound then.
+    A base of Gaussian noise, or composed of such, is computed by quadrature, any other base by its ``finite_pair``.
+    Where that pair only dominates (Laplace, discrete Gaussian), lower bounds come from a pair that the base dominates,
+    the second of its ``enclosing_pairs``. A base without them has upper bounds only.
     """
 
     mechanism: Mechanism
@@ -131,9 +123,9 @@ class Sampled(FiniteLaw):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Sampled, Sampled] | None:
+    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
         """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
-        if not is_gaussian(self.mechanism) and not self.mechanism.offers("inner_pair"):
+        if not self.mechanism.offers("enclosing_pairs"):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
         bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
@@ -141,25 +133,19 @@ class Sampled(FiniteLaw):
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
-        """True for a Gaussian or Laplace base: its outcomes are cut into cells, of which there may be more."""
-        cut = is_gaussian(self.mechanism) or self.mechanism.offers("fine_pairs")
-        return cut and not self.needs_quadrature(direction)
+        """True for a base whose outcomes are cut into cells, of which there may be more."""
+        return self.mechanism.offers("enclosing_pairs") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
-        base = self.mechanism
-        if isinstance(base, GaussianMechanism):
-            pair = finite.gaussian_pair(base.gaussian_mu())
-        else:
-            pair = base.finite_pair()
-        return finite.sampled_part(pair, self.sampling_probability, direction)
+        return finite.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
     def check_structure(self) -> None:
         """A base mechanism whose pair is known for what the sampling needs."""
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         kind, base = type(self).__name__, type(self.mechanism).__name__
-        if not is_gaussian(self.mechanism) and not self.mechanism.offers("finite_pair"):
+        if not (is_gaussian(self.mechanism) or self.mechanism.offers("finite_pair")):
             raise UnsupportedMechanismError(
                 f"{kind} of {base} is not available: sampling needs the law of the loss itself, not only K(z). "
                 "Give the mechanism as a DiscretePair."
@@ -279,6 +265,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> None:
+    def bracket(self, fine: bool) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

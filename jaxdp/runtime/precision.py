@@ -18,7 +18,6 @@ import functools
 import inspect
 import os
 import pathlib
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -311,35 +310,20 @@ def cores() -> int:
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
-    """call(piece) for each piece, by the caller's thread and by others beside it, on the caller's device.
+    """call(piece) for each piece, in several threads, on the caller's device.
 
     Threads that want the same program wait for the first of them to compile it (jax sees to that).
     """
-    others = min(threads, len(pieces)) - 1
-    if others < 1:
+    if min(threads, len(pieces)) < 2:
         return [call(piece) for piece in pieces]
     device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(len(pieces)):
-        waiting.put(place)
-    results: list[Any] = [None] * len(pieces)
 
-    def take() -> int | None:
-        with contextlib.suppress(queue.Empty):
-            return waiting.get_nowait()
-        return None
-
-    def work() -> None:
+    def work(piece: Any, context: contextvars.Context) -> Any:
         with jax.default_device(device):
-            while (place := take()) is not None:
-                results[place] = call(pieces[place])
+            return context.run(call, piece)
 
-    with concurrent.futures.ThreadPoolExecutor(others) as pool:
-        helpers = [pool.submit(contextvars.copy_context().run, work) for _ in range(others)]
-        work()
-        for helper in helpers:
-            helper.result()
-    return results
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, pieces, [contextvars.copy_context() for _ in pieces]))
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
