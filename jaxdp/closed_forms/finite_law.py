@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxdp.domains import SMALLEST
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
@@ -53,21 +54,9 @@ def epsilon_bounds(
     """Certified (lower, upper) epsilon >= 0 at delta in [0, 1], by bisection on `delta_bounds`."""
     law = loss, log_weight, blur, infinity
     largest = xp.maximum(xp.max(xp.where(log_weight > -xp.inf, loss + blur, 0.0)), 0.0)
-
-    def halve(_: int, ends: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        lower_low, lower_high, upper_low, upper_high = ends
-        a, b = 0.5 * (lower_low + lower_high), 0.5 * (upper_low + upper_high)
-        leaks = delta_bounds(*law, a)[0] > delta
-        safe = delta_bounds(*law, b)[1] <= delta
-        return (
-            xp.where(leaks, a, lower_low),
-            xp.where(leaks, lower_high, a),
-            xp.where(safe, upper_low, b),
-            xp.where(safe, b, upper_high),
-        )
-
     zero = xp.zeros_like(largest)
-    lower, _, _, upper = xp.fori_loop(0, _HALVINGS, halve, (zero, largest, zero, largest))
+    lower, _ = bisect(lambda eps: ~(delta_bounds(*law, eps)[0] > delta), zero, largest, _HALVINGS)
+    _, upper = bisect(lambda eps: delta_bounds(*law, eps)[1] <= delta, zero, largest, _HALVINGS)
     upper = xp.where(delta_bounds(*law, zero)[1] <= delta, 0.0, upper)
     known = (delta >= 0) & (delta <= 1)
     never = delta < _at_least(infinity, loss.shape[0])
