@@ -206,11 +206,12 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
-    values = dataset[validate.choice("variable", name, tuple(names))]
+    found: str = validate.choice("variable", name, tuple(names))
+    values = dataset[found]
     for axis in kept:
         validate.choice("axis", axis, values.dims)
     single = [str(d) for d in values.dims if values.sizes[d] == 1 and d not in kept]
-    return name, values.squeeze(single), {d: values[d].values[0] for d in single}
+    return found, values.squeeze(single), {d: values[d].values[0] for d in single}
 
 
 def _lines(values: DataArray, x: str) -> list[tuple[dict[str, Any], DataArray]]:

@@ -148,7 +148,8 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     ordered = (np.diff(rows, axis=1) > 0) | (rows[:, 1:] == shape[0])
     validate.reject("steps", rows[:, 1:], ~ordered, "strictly increasing in each row")
     with np.errstate(divide="ignore"):
-        logs = isotonic.participation_steps(*map(np.log, schedule), rows.astype(np.int64))
+        kappa, noise, moved = map(np.log, schedule)
+    logs = isotonic.participation_steps(kappa, noise, moved, rows.astype(np.int64))
     return _mu(isotonic.participation_allocation, "()", list(logs))
 
 
