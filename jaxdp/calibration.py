@@ -15,24 +15,27 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.typing import Array, Real, Relation
 
-# Candidates of one call: both bracket ends at first, later pairs around the interpolated solution. Eight is also a
-# size to which batches are padded, so that fewer would cost as much.
+# Values tested in one call of a verb. Batches are padded to 8 points, so that fewer values would not be cheaper.
 _CANDIDATES = 8
+# Points through which the inverse function is interpolated, and the least relative difference of their residuals
+# log(epsilon / target): of closer points the difference is mostly rounding.
 _INTERPOLATED = 8
 _SEPARATION = 0.01
+# Width at which a bracket is closed: relative to the value; relative to the first bracket where that contains 0.
 _RELATIVE = 2e-10
 _ABSOLUTE = 1e-16
-# Distances from the interpolated solution, in widths of the bracket: whatever its error, some pair lies just outside.
+# Half-distances of the pairs of values around the interpolated solution, in widths of the bracket. The smallest pair
+# that contains the solution becomes the next bracket.
 _OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
-# A cap, not a plan: the outermost pair alone takes a third off a bracket at every call.
+# Never reached by a monotone function: the widest pair shrinks a bracket by a third in every call.
 _MAX_CALLS = 200
-# A certified bound may wobble by its certificate's gap; more than this is a function that turns round.
+# Relative rise and fall of epsilon that may come from the gap of its bounds; more means that it is not monotone.
 _WOBBLE = 0.01
-# Without a bracket the search starts between these and goes outward. The distance from 1 in the logarithm doubles at
-# every call, until the last double (or whole number) that is a power of 2.
+# First bracket of a search without one. Its ends are squared from call to call, up to the largest power of 2 that is a
+# double (for whole numbers: below which every whole number is a double).
 _START = (1.0, 4.0)
 _LARGEST, _LARGEST_WHOLE = 2.0**1022, 2.0**53
-# Nine calls reach the largest number from 1, and as many the smallest; more is a function that turns round.
+# Nine calls reach the largest number from 1, and nine the smallest; a monotone function needs no more.
 _OUTWARD_CALLS = 20
 _NEEDS_BRACKET = "bracket must be given unless make_mechanism accepts every positive number. Tried without one: {}"
 
@@ -90,8 +93,9 @@ def calibrate(
     if bracket is None:
         problem, lost = _bracketed(problem, keep_others)
     values = problem.round(_grid(problem.low, problem.high))
-    # One pair alone costs half. Its epsilon is at most the whole one: what fails it fails, and that the solution meets
-    # the target for every pair is tested. Where that is not so, or the pair has no solution, the whole is searched.
+    # The search for one dominating pair costs half of that for both. Its epsilon is at most that of both, so that a
+    # value which fails for the pair fails for both. Its solution is then tested for both; where it does not meet the
+    # target, or the pair has no solution, the search is made for both.
     for pair in problem.pairs():
         with contextlib.suppress(ValueError):
             search = _searched(pair, values, keep_others)
@@ -126,7 +130,11 @@ def _searched(problem: _Problem, values: np.ndarray, keep_others: bool) -> _Sear
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """The question, flattened: one row per element of the broadcast shape."""
+    """The calibrations to be made: one row per element of the broadcast shape.
+
+    whole: only whole values are tried. by_array: make takes arrays of values. direction: the one dominating pair that
+    is accounted for, None for all that the relation asks for.
+    """
 
     make: Callable[..., Mechanism]
     shape: tuple[int, ...]
@@ -137,7 +145,7 @@ class _Problem:
     relation: Relation | None
     whole: bool
     by_array: bool
-    direction: str | None = None  # one of the mechanism's dominating pairs (None: all that the relation asks for)
+    direction: str | None = None
 
     @classmethod
     def of(
@@ -173,17 +181,17 @@ class _Problem:
         return cls(make, shape, target, delta, low, high, relation, whole, by_array)
 
     def round(self, values: np.ndarray) -> np.ndarray:
-        """Values that the mechanism accepts, inside the bracket."""
+        """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
 
     def pairs(self) -> list[_Problem]:
-        """The same question about each pair of neighbouring data sets alone, none when there is but one."""
+        """The problem for each dominating pair alone; an empty list where there is only one pair."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
         return [dataclasses.replace(self, direction=each) for each in directions] if len(directions) > 1 else []
 
     def without(self, lost: np.ndarray) -> _Problem:
-        """The same with a target that every value meets where nothing is sought."""
+        """The problem with an infinite target, which every value meets, in the rows ``lost``."""
         return dataclasses.replace(self, target=np.where(lost, np.inf, self.target))
 
     def element(self, i: int) -> str:
@@ -203,7 +211,7 @@ class _Problem:
         return np.array([self._epsilon(_number(v)) for v in distinct], dtype=np.float64)[where].reshape(values.shape)
 
     def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Certified epsilons, shape (2, problems), of values that the caller did not choose."""
+        """Certified epsilons, shape (2, problems), of values not named by the caller: a refusal asks for a bracket."""
         values = np.stack([low, high])
         try:
             for value in [values.reshape(-1, *self.shape)] if self.by_array else map(_number, values.ravel()):
@@ -213,7 +221,7 @@ class _Problem:
         return self.evaluate(values)
 
     def evaluate_one(self, values: np.ndarray) -> np.ndarray:
-        """Certified epsilons of one value per problem, evaluated as the caller will."""
+        """Certified epsilons of one value per problem, in the batch of the caller's shape, as `jaxdp.epsilon` gives."""
         if not self.shape:
             return np.array([self._epsilon(_number(values[0]))], dtype=np.float64)
         return self._epsilon(values.reshape(self.shape)).ravel()
@@ -279,7 +287,7 @@ def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.nda
 
 
 def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarray]:
-    """The problem with brackets found by going outward from its own, and where none was found."""
+    """The problem with brackets found by going outward from its own, and the rows in which none was found."""
     low, high = problem.low, problem.high
     epsilons = problem.evaluate_new(low, high)
     largest = _LARGEST_WHOLE if problem.whole else _LARGEST
@@ -295,7 +303,7 @@ def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarr
             break
         above = np.minimum(np.minimum(high, 2.0**511) ** 2, largest)
         below = np.maximum(np.minimum(np.maximum(low, 2.0**-511) ** 2, 0.25), 1 / largest)
-        # a pair that says which way to go is left behind: the next one starts where it ends
+        # where the two epsilons tell the direction, the next bracket begins at the end of this one
         starts = np.where(down, below, np.where(up & ~flat, high, low))
         ends = np.where(up, above, np.where(down & ~flat, low, high))
         low, high, epsilons = starts, ends, problem.evaluate_new(starts, ends)
@@ -339,7 +347,7 @@ class _Search:
     def _narrow(self, values: np.ndarray, epsilons: np.ndarray) -> None:
         """Move the bracket's ends to the innermost tested pair (safe, unsafe)."""
         signed, meets = values * self._sign, epsilons <= self._problem.target
-        # the first failure beyond `safe` bounds the bracket, so a wobble leaves a tested pair, never a gap
+        # `unsafe` becomes the first failing value beyond `safe`: both ends are tested even if epsilon is not monotone
         limit = np.min(np.where(meets | (signed < self.safe * self._sign), np.inf, signed), axis=0)
         limit = np.minimum(limit, self.unsafe * self._sign)
         inside = np.where(meets & (signed < limit), signed, -np.inf)
@@ -388,7 +396,7 @@ class _Search:
 
 
 def _distinct(order: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The first few entries of each column of ``order`` whose y are apart: of close ones, mostly their noise tells."""
+    """The first `_INTERPOLATED` entries of each column of ``order`` whose y differ by more than `_SEPARATION`."""
     chosen = np.repeat(order[:1], _INTERPOLATED, axis=0)
     for column in range(order.shape[1]):
         picked: list[int] = []
@@ -411,7 +419,10 @@ def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _verified(problem: _Problem, search: _Search, lost: np.ndarray) -> np.ndarray:
-    """The safe values, each evaluated as the caller will: other batch sizes may round differently."""
+    """The safe values, tested once more in the caller's shape: the rounding depends on the size of a batch.
+
+    A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.
+    """
     values, step = search.safe, 1.0 if problem.whole else 2.0**-50
     away = np.sign(search.safe - search.unsafe)
     for _ in range(_MAX_CALLS):

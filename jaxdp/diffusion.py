@@ -88,10 +88,6 @@ def _product_error(a, b):
     return lax.stop_gradient(jnp.where(jnp.isfinite(error), error, 0.0))
 
 
-def _brownian_mu(time, sensitivity):
-    return jnp.maximum(sensitivity / jnp.sqrt(time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
-
-
 def _ou_mu(theta, rho, time, sensitivity):
     """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up.
 
@@ -136,7 +132,7 @@ class BrownianMotion(GaussianMechanism):
 
     def gaussian_mu(self) -> Array:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
-        return _brownian_mu(self.time, self.sensitivity)
+        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
 
     def lam(self) -> Array:
         """Lambda(t) = Delta^2 / (4 t) in nats: the Renyi divergence per unit of order, rounded up."""
@@ -261,14 +257,8 @@ def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real 
 
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     """
-    if radius is None:
-        return _unscaled_mse(lam, sensitivity, dimension)
-    return _rescaled_mse(lam, sensitivity, dimension, radius)
-
-
-@theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1))
-def _unscaled_mse(lam, sensitivity, dimension):
-    return dimension * sensitivity**2 / (2 * lam)
+    # the square of the largest double is infinite: no bound on |f|, and no rescaling
+    return _rescaled_mse(lam, sensitivity, dimension, np.finfo(np.float64).max if radius is None else radius)
 
 
 @theorem(lam=POSITIVE, sensitivity=POSITIVE, dimension=whole(1), radius=POSITIVE)

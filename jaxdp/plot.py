@@ -7,12 +7,14 @@ colour, there is one legend, and a title that is there stays.
 
 from __future__ import annotations
 
-import importlib
 import textwrap
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from jaxdp import validate
+from jaxdp.runtime.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -56,9 +58,8 @@ def curves(
     """
     name, values, fixed = _variable(dataset, y, x)
     dash = _dash_dimension(values, x) if dash is None else dash
-    if dash is not None and (dash not in dataset.dims or dash == x):
-        allowed = [d for d in dataset.dims if d != x]
-        raise ValueError(f"dash must be one of {', '.join(map(repr, allowed))}, got {dash!r}.")
+    if dash is not None:
+        validate.choice("dash", dash, tuple(d for d in dataset.dims if d != x))
     key, given = _key(ax), _plain(style, "lines.Line2D")
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
@@ -205,14 +206,12 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
-    if name not in names:
-        raise ValueError(f"variable must be one of {', '.join(map(repr, names))}, got {name!r}.")
-    values = dataset[name]
+    found: str = validate.choice("variable", name, tuple(names))
+    values = dataset[found]
     for axis in kept:
-        if axis not in values.dims:
-            raise ValueError(f"axis must be one of {', '.join(map(repr, values.dims))}, got {axis!r}.")
+        validate.choice("axis", axis, values.dims)
     single = [str(d) for d in values.dims if values.sizes[d] == 1 and d not in kept]
-    return name, values.squeeze(single), {d: values[d].values[0] for d in single}
+    return found, values.squeeze(single), {d: values[d].values[0] for d in single}
 
 
 def _lines(values: DataArray, x: str) -> list[tuple[dict[str, Any], DataArray]]:
@@ -331,7 +330,4 @@ def _plain(style: dict[str, Any], artist: str) -> dict[str, Any]:
 
 
 def _require(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError('plot needs matplotlib: pip install "jaxdp-accounting[plot]".') from error
+    return require(name, "plot", "plot")

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 import jaxdp
+from jaxdp import validate
 from jaxdp.cli.mechanisms import axes_of, build, chosen
 from jaxdp.cli.parser import add_command, mechanism_parsers
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_ending, check_file, make_folder, print_table
+from jaxdp.runtime.extras import require
 from jaxdp.sweep import sweep
 from jaxdp.typing import Relation
 
@@ -93,10 +95,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    try:
-        import xarray
-    except ImportError as error:
-        raise ImportError('plot needs xarray: pip install "jaxdp-accounting[sweep,plot]".') from error
+    xarray = require("xarray", "plot", "sweep,plot")
     source = arguments.dataset.rstrip("/")
     check_ending("dataset", source, _DATASETS)
     check_file("out", arguments.out, _PICTURES)
@@ -137,11 +136,7 @@ def _save(figure: Any, path: str, size: tuple[float, float] | None) -> None:
 
 
 def _figure(width: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('plot needs matplotlib: pip install "jaxdp-accounting[plot]".') from error
-    return Figure(figsize=(width, 4.8), layout="constrained")
+    return require("matplotlib.figure", "plot", "plot").Figure(figsize=(width, 4.8), layout="constrained")
 
 
 def _numeric_axes(dataset: Any) -> list[str]:
@@ -155,12 +150,9 @@ def _chosen_axes(dataset: Any, x: str | None, lines: str | None) -> tuple[str, l
     names = [] if lines is None else lines.split(",")
     numeric = _numeric_axes(dataset)
     along = next((d for d in numeric if d not in names), "") if x is None else x
-    for option, name, allowed in (
-        ("x", along, [d for d in numeric if d not in names]),
-        *(("lines", name, [str(d) for d in dataset.dims if d != along]) for name in names),
-    ):
-        if name not in allowed:
-            raise ValueError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {name!r}.")
+    validate.choice("x", along, tuple(d for d in numeric if d not in names))
+    for name in names:
+        validate.choice("lines", name, tuple(str(d) for d in dataset.dims if d != along))
     if lines is None:
         names = [str(d) for d in dataset.dims if d != along and dataset.sizes[d] <= _FEW]
     return along, names

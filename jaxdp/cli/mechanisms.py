@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import jaxdp
+from jaxdp import validate
 from jaxdp.cli.ranges import parse_range
 from jaxdp.mechanisms.shuffled import BOUNDS
 from jaxdp.runtime.progress import pieces
@@ -21,8 +23,7 @@ from jaxdp.runtime.progress import pieces
 class Option:
     """One numeric parameter: ``--name``, whole or real, with a default or required.
 
-    default: None makes the option required; "" leaves the value to the record. randomizers: those that use it, all
-    when empty.
+    default: None makes the option required; "" leaves the value to the record.
     """
 
     name: str
@@ -30,7 +31,6 @@ class Option:
     whole: bool = False
     default: str | None = None
     aliases: tuple[str, ...] = ()
-    randomizers: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -43,111 +43,103 @@ class Option:
         return (self.name, *(alias.lstrip("-").replace("-", "_") for alias in self.aliases))
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A mechanism of the command line."""
+class Maker(NamedTuple):
+    """A record, made of the values of the named options in the order of its fields."""
 
     help: str
-    options: tuple[Option, ...]
-    build: Callable[[Mapping[str, Any]], Any]
-    shuffles: bool = False
+    record: Callable[..., Any]
+    names: tuple[str, ...]
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """The record from values by option; None for those that were not given."""
+        return self.record(*(values.get(name) for name in self.names))
+
+
+_SYMMETRIC = functools.partial(jaxdp.UnaryEncoding, optimized=False)
+RANDOMIZERS = {
+    "local": Maker("any (eps0, delta0)-DP randomizer", jaxdp.LocalRandomizer, ("eps0", "delta0")),
+    "krr": Maker("k-ary randomized response", jaxdp.RandomizedResponse, ("eps0", "num_categories")),
+    "unary": Maker("optimized unary encoding, OUE", jaxdp.UnaryEncoding, ("eps0", "num_categories")),
+    "symmetric-unary": Maker("symmetric unary encoding, one-time basic RAPPOR", _SYMMETRIC, ("eps0", "num_categories")),
+    "subset": Maker("subset selection", jaxdp.SubsetSelection, ("eps0", "num_categories", "subset_size")),
+    "hashing": Maker(
+        "optimal local hashing, OLH", jaxdp.LocalHashing, ("eps0", "num_buckets", "collision_probability")
+    ),
+    "binary-hashing": Maker(
+        "binary local hashing, BLH",
+        lambda eps0, collision: jaxdp.LocalHashing(eps0, 2.0, collision),
+        ("eps0", "collision_probability"),
+    ),
+    "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, ("eps0",)),
+    "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, ("eps0",)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A mechanism of the command line: the record of its parameters, composed over steps.
+
+    record: takes the parameters in order, None where the record holds shuffled reports of a randomizer.
+    """
+
+    help: str
+    parameters: tuple[Option, ...]
+    record: Callable[..., Any] | None
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The parameters and the number of compositions."""
+        return (*self.parameters, _STEPS)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the mechanism has a randomizer and a bound."""
+        return self.record is None
+
+    def randomizers(self, option: Option) -> list[str]:
+        """The randomizers that use an option; empty where all do, or where it is no option of theirs."""
+        users = [name for name, each in RANDOMIZERS.items() if option.name in each.names] if self.shuffles else []
+        return users if len(users) < len(RANDOMIZERS) else []
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """One run of the mechanism."""
+        if self.record is None:
+            return jaxdp.Shuffled(RANDOMIZERS[values["randomizer"]].build(values), values["num_users"], values["bound"])
+        return self.record(*(values[option.name] for option in self.parameters))
+
+
+def _dpsgd(noise_multiplier: Any, sampling_probability: Any) -> Any:
+    return jaxdp.PoissonSampled(jaxdp.Gaussian(noise_multiplier), sampling_probability)
 
 
 _EPS0 = Option("eps0", "local epsilon, nats, >= 0")
 _DELTA0 = Option("delta0", "delta of the local guarantee, in [0, 1]", default="0")
 _CATEGORIES = Option("num_categories", "number of categories k >= 2", whole=True, default="2", aliases=("--k",))
 _NOISE = Option("noise_multiplier", "standard deviation over the L2 norm of one record, > 0", aliases=("--sigma",))
+_SCALE = Option("noise_multiplier", "scale over the L1 norm of one record, > 0", aliases=("--b",))
 _USERS = Option("num_users", "number of users n >= 1", whole=True, aliases=("--n",))
 _RATE = Option("sampling_probability", "Poisson sampling probability, in [0, 1]", aliases=("--q",))
 _STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
-
-
-RANDOMIZERS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
-    "local": ("any (eps0, delta0)-DP randomizer", lambda v: jaxdp.LocalRandomizer(v["eps0"], v["delta0"])),
-    "krr": ("k-ary randomized response", lambda v: jaxdp.RandomizedResponse(v["eps0"], v["num_categories"])),
-    "unary": ("optimized unary encoding, OUE", lambda v: jaxdp.UnaryEncoding(v["eps0"], v["num_categories"])),
-    "symmetric-unary": (
-        "symmetric unary encoding, one-time basic RAPPOR",
-        lambda v: jaxdp.UnaryEncoding(v["eps0"], v["num_categories"], optimized=False),
-    ),
-    "subset": (
-        "subset selection",
-        lambda v: jaxdp.SubsetSelection(v["eps0"], v["num_categories"], v.get("subset_size")),
-    ),
-    "hashing": (
-        "optimal local hashing, OLH",
-        lambda v: jaxdp.LocalHashing(v["eps0"], v.get("num_buckets"), v["collision_probability"]),
-    ),
-    "binary-hashing": (
-        "binary local hashing, BLH",
-        lambda v: jaxdp.LocalHashing(v["eps0"], 2.0, v["collision_probability"]),
-    ),
-    "hadamard": ("Hadamard response", lambda v: jaxdp.HadamardResponse(v["eps0"])),
-    "laplace": ("Laplace noise on a number in [0, 1]", lambda v: jaxdp.LocalLaplace(v["eps0"])),
-}
-"""Name on the command line: (description, record from values)."""
-
-
-def _shuffle(v: Mapping[str, Any]) -> Any:
-    return jaxdp.Shuffled(RANDOMIZERS[v["randomizer"]][1](v), v["num_users"], v["bound"])
-
-
-def _dpsgd(v: Mapping[str, Any]) -> Any:
-    return jaxdp.PoissonSampled(jaxdp.Gaussian(v["noise_multiplier"]), v["sampling_probability"])
-
-
+_SUBSET = Option("subset_size", "subset size w, 1 <= w <= k - 1 (default: that of least variance)", True, "", ("--w",))
+_BUCKETS = Option("num_buckets", "number of buckets g >= 2 (default: round(e^eps0) + 1)", True, "", ("--g",))
+_COLLISION = Option(
+    "collision_probability",
+    "least collision probability of two values under the hash family, in [0, 1]; 0 is safe for all",
+    default="0",
+)
 MECHANISMS = {
-    "gaussian": Entry("Gaussian noise", (_NOISE, _STEPS), lambda v: jaxdp.Gaussian(v["noise_multiplier"])),
-    "laplace": Entry(
-        "Laplace noise",
-        (Option("noise_multiplier", "scale over the L1 norm of one record, > 0", aliases=("--b",)), _STEPS),
-        lambda v: jaxdp.Laplace(v["noise_multiplier"]),
-    ),
-    "dpsgd": Entry("Poisson-sampled Gaussian noise, composed over steps", (_NOISE, _RATE, _STEPS), _dpsgd),
+    "gaussian": Entry("Gaussian noise", (_NOISE,), jaxdp.Gaussian),
+    "laplace": Entry("Laplace noise", (_SCALE,), jaxdp.Laplace),
+    "dpsgd": Entry("Poisson-sampled Gaussian noise, composed over steps", (_NOISE, _RATE), _dpsgd),
     "shuffle": Entry(
         "shuffled reports of num-users local randomizers",
-        (
-            _EPS0,
-            _USERS,
-            dataclasses.replace(_DELTA0, randomizers=("local",)),
-            dataclasses.replace(_CATEGORIES, randomizers=("krr", "unary", "symmetric-unary", "subset")),
-            Option(
-                "subset_size",
-                "subset size w, 1 <= w <= k - 1 (default: that of least variance)",
-                whole=True,
-                default="",
-                aliases=("--w",),
-                randomizers=("subset",),
-            ),
-            Option(
-                "num_buckets",
-                "number of buckets g >= 2 (default: round(e^eps0) + 1)",
-                whole=True,
-                default="",
-                aliases=("--g",),
-                randomizers=("hashing",),
-            ),
-            Option(
-                "collision_probability",
-                "least collision probability of two values under the hash family, in [0, 1]; 0 is safe for all",
-                default="0",
-                randomizers=("hashing", "binary-hashing"),
-            ),
-            _STEPS,
-        ),
-        _shuffle,
-        shuffles=True,
+        (_EPS0, _USERS, _DELTA0, _CATEGORIES, _SUBSET, _BUCKETS, _COLLISION),
+        None,
     ),
-    "rr": Entry(
-        "k-ary randomized response, not shuffled",
-        (_EPS0, _CATEGORIES, _STEPS),
-        lambda v: jaxdp.RandomizedResponse(v["eps0"], v["num_categories"]),
-    ),
-    "pure": Entry("any eps0-DP mechanism", (_EPS0, _STEPS), lambda v: jaxdp.PureDP(v["eps0"])),
+    "rr": Entry("k-ary randomized response, not shuffled", (_EPS0, _CATEGORIES), jaxdp.RandomizedResponse),
+    "pure": Entry("any eps0-DP mechanism", (_EPS0,), jaxdp.PureDP),
     "approximate": Entry(
-        "any (eps0, delta0)-DP mechanism",
-        (_EPS0, dataclasses.replace(_DELTA0, default=None), _STEPS),
-        lambda v: jaxdp.ApproximateDP(v["eps0"], v["delta0"]),
+        "any (eps0, delta0)-DP mechanism", (_EPS0, dataclasses.replace(_DELTA0, default=None)), jaxdp.ApproximateDP
     ),
 }
 
@@ -156,8 +148,7 @@ def build(name: str, values: Mapping[str, Any]) -> Any:
     """The record of a mechanism at the given parameter values, composed ``steps`` times; defaults fill the rest."""
     entry = MECHANISMS[name]
     values = {option.name: float(option.default) for option in entry.options if option.default} | dict(values)
-    mechanism = entry.build(values)
-    steps = values["steps"]
+    mechanism, steps = entry.build(values), values["steps"]
     return mechanism if np.all(np.asarray(steps) == 1) else jaxdp.repeat(mechanism, steps)
 
 
@@ -190,11 +181,12 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool 
     for option in entry.options:
         needed = option.default is None and not solved_for
         text = option.help + (f" (default {option.default})" if option.default else "")
-        text += f" (randomizer {', '.join(option.randomizers)})" if option.randomizers else ""
+        if users := entry.randomizers(option):
+            text += f" (randomizer {', '.join(users)})"
         names = (option.flag, *option.aliases)
         parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
     if entry.shuffles:
-        known = "; ".join(f"{name}: {text}" for name, (text, _) in RANDOMIZERS.items())
+        known = "; ".join(f"{name}: {each.help}" for name, each in RANDOMIZERS.items())
         parser.add_argument(
             "--randomizer",
             help=f"what each person runs, comma separated (default local; krr with --bound blanket). {known}",
@@ -219,11 +211,7 @@ def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
-    names = [] if text is None else text.split(",")
-    for each in names:
-        if each not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {each!r}.")
-    return names
+    return [] if text is None else [validate.choice(name, each, allowed) for each in text.split(",")]
 
 
 def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
@@ -235,11 +223,11 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
         solved = option.name == solved_for
         if solved and text is not None:
             raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
-        given = chosen(arguments).get("randomizer", [])
-        if (solved or text is not None) and option.randomizers and not set(option.randomizers) & set(given):
+        given, users = chosen(arguments).get("randomizer", []), entry.randomizers(option)
+        if (solved or text is not None) and users and not set(users) & set(given):
             raise ValueError(
                 f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
-                f"{' or '.join(option.randomizers)}."
+                f"{' or '.join(users)}."
             )
         if solved or (text is None and option.default is not None):
             continue

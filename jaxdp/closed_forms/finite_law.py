@@ -5,10 +5,9 @@ from __future__ import annotations
 import jax
 
 from jaxdp.domains import SMALLEST
+from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
-
-_HALVINGS = 64
 
 
 def delta_bounds(
@@ -50,25 +49,22 @@ def _at_least(infinity: jax.Array, terms: int) -> jax.Array:
 def epsilon_bounds(
     loss: jax.Array, log_weight: jax.Array, blur: jax.Array, infinity: jax.Array, delta: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1], by bisection on `delta_bounds`."""
+    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1], by Newton's method on `delta_bounds`."""
     law = loss, log_weight, blur, infinity
     largest = xp.maximum(xp.max(xp.where(log_weight > -xp.inf, loss + blur, 0.0)), 0.0)
-
-    def halve(_: int, ends: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        lower_low, lower_high, upper_low, upper_high = ends
-        a, b = 0.5 * (lower_low + lower_high), 0.5 * (upper_low + upper_high)
-        leaks = delta_bounds(*law, a)[0] > delta
-        safe = delta_bounds(*law, b)[1] <= delta
-        return (
-            xp.where(leaks, a, lower_low),
-            xp.where(leaks, lower_high, a),
-            xp.where(safe, upper_low, b),
-            xp.where(safe, b, upper_high),
-        )
-
     zero = xp.zeros_like(largest)
-    lower, _, _, upper = xp.fori_loop(0, _HALVINGS, halve, (zero, largest, zero, largest))
-    upper = xp.where(delta_bounds(*law, zero)[1] <= delta, 0.0, upper)
+    at_zero = delta_bounds(*law, zero)
+
+    def end(side: int) -> tuple[jax.Array, jax.Array]:
+        def excess(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+            steep = xp.sum(xp.exp(xp.where(loss > eps, log_weight + xp.minimum(eps - loss, 0.0), -xp.inf)))
+            return delta_bounds(*law, eps)[side] - delta, -steep
+
+        # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
+        top = xp.where(at_zero[side] <= delta, 0.0, largest)
+        return crossing(excess, zero, top, 0.5 * top, rtol=4 * _ULP)
+
+    (lower, _), (_, upper) = end(0), end(1)
     known = (delta >= 0) & (delta <= 1)
     never = delta < _at_least(infinity, loss.shape[0])
     lower = xp.where(known, xp.where(never, xp.inf, xp.where(delta < infinity, 0.0, lower)), 0.0)

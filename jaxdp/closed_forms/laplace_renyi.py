@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.special import log1mexp, log_one_plus
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
 
 _SERIES_BELOW = 0.5
 _SERIES_TERMS = 18
@@ -82,15 +79,3 @@ def discrete_laplace_renyi(order, rate, shift):
     # log(1 + y) for tiny y: logaddexp is log1p(exp(.)) there, no cancellation.
     inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == xp.floor(shift)) & (rate > 0) & (z > 0)
     return xp.where(inside_domain, value / z, xp.inf)
-
-
-@kernel(working_set=64, by_numpy=256)
-def _laplace(order, ratio):
-    return laplace_renyi(order, ratio)
-
-
-@canary("renyi.laplace")
-def _laplace_canary():
-    """The small-shift series and the direct form against exact digits."""
-    values = _laplace.run_unchecked(np.array([2.0, 1000.0, 1.5]), np.array([1e-6, 3.0, 1.0]))
-    return values, [9.9999966666641666692e-13, 2.9993066596040858228, 0.5128835112945085956], 1e-12

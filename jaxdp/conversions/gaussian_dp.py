@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import FINITE, PROBABILITY
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import theorem
@@ -25,17 +25,14 @@ _COVERS = ("intervals", "points")
 def _smallest_mu(epsilon, delta):
     delta = raised(delta)[0]
 
-    def halve(_, bracket):
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        covers = gaussian.delta_bounds(jnp.exp(middle), epsilon)[0] >= delta
-        return jnp.where(covers, low, middle), jnp.where(covers, middle, high)
+    def covers(log_mu):
+        return gaussian.delta_bounds(jnp.exp(log_mu), epsilon)[0] >= delta
 
     # At the largest mu x1 = eps/mu - mu/2 < -10, where delta is 1 to 1e-22. A larger end would lose digits.
     largest = jnp.log(20 + 2 * jnp.sqrt(2 * jnp.abs(epsilon)))
-    start = jnp.full_like(epsilon, _LEAST_LOG_MU), largest
+    _, log_mu = bisect(covers, jnp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
     # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
-    high = jnp.exp(jax.lax.fori_loop(0, _HALVINGS, halve, start)[1]) * (1 + 1e-13)
+    high = jnp.exp(log_mu) * (1 + 1e-13)
     covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
     # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
     least = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)

@@ -21,7 +21,7 @@ from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
 from jaxdp.conversions.rdp import log_gain, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
-from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.roots import bisect, crossing
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.precision import Kernel, kernel, require_x64
@@ -78,14 +78,8 @@ def _largest_power(curve: _Curve, logit: jax.Array) -> tuple[jax.Array, jax.Arra
         behind = _violated(orders, backward, x, p, sign) & jnp.isfinite(backward)
         return jnp.any(ahead | behind)
 
-    def halve(_: jax.Array, bracket: _Pair) -> _Pair:
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        bad = jax.vmap(broken)(middle, jnp.array([-1.0, 1.0]))
-        return jnp.where(bad, low, middle), jnp.where(bad, middle, high)
-
     start = jnp.full((2,), 1.0) * logit, jnp.full((2,), _FAR + 45.0)
-    low, high = jax.lax.fori_loop(0, _HALVINGS, halve, start)
+    low, high = bisect(lambda v: jax.vmap(broken)(v, jnp.array([-1.0, 1.0])), *start, _HALVINGS)
     return low[0], high[1]
 
 

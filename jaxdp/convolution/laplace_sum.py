@@ -17,6 +17,7 @@ from jax import lax
 from jaxdp import validate
 from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
 from jaxdp.runtime.formulas import ORDER, batched
 from jaxdp.runtime.precision import Kernel, kernel
@@ -80,18 +81,6 @@ def _cut(x, shift, weights):
     return shifted - here, jnp.where(x < shift, -jnp.expm1(log_first), jnp.exp(log_first)), log_second
 
 
-def _bisect(holds, low, high):
-    """Two points of [low, high] around the smallest x at which the monotone condition `holds` is true."""
-
-    def halve(_, bracket):
-        a, b = bracket
-        middle = 0.5 * (a + b)
-        done = holds(middle)
-        return jnp.where(done, a, middle), jnp.where(done, middle, b)
-
-    return lax.fori_loop(0, _HALVINGS, halve, (low, high))
-
-
 def _error(n, x, shift):
     """Relative error of the tails at x and x - shift, absolute error of the log densities."""
     return jnp.expm1(_TAIL_ERROR * (1.0 + n / 500.0) + _FAR_ERROR * jnp.maximum(x, jnp.abs(x - shift)))
@@ -110,7 +99,7 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
         return _cut(x, larger, weights)[0] >= epsilon - 2 * _error(n, x, larger)
 
     # The exact loss at x is at most epsilon: the bisection keeps the computed loss 2 errors below it.
-    x, _ = _bisect(early, larger / 2, _far(n, larger))
+    x, _ = bisect(early, larger / 2, _far(n, larger), _HALVINGS)
     loss, first, log_second = _cut(x, larger, weights)
     error = _error(n, x, larger)
     scaled = jnp.exp(epsilon + log_second)
@@ -142,8 +131,8 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
         return profile(x, larger, 1.0)[1] <= delta
 
     # NaN makes both comparisons false: the upper end is then not accepted, the lower end not raised.
-    _, above = _bisect(enough, larger / 2, _far(n, larger))
-    below, _ = _bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller))
+    _, above = bisect(enough, larger / 2, _far(n, larger), _HALVINGS)
+    below, _ = bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller), _HALVINGS)
     upper = jnp.where(enough(above), jnp.fmin(profile(above, larger, 1.0)[0], larger), larger)
     lower = jnp.clip(profile(below, smaller, -1.0)[0], 0.0, smaller)
     none = enough(larger / 2) | (delta >= 1)
@@ -187,8 +176,8 @@ def _window(order, shift, n, weights):
     a, b = lax.fori_loop(0, 80, third, (jnp.zeros_like(shift), width))
     peak = 0.5 * (a + b)
     least = height(peak) - _DROP
-    _, high = _bisect(lambda x: height(x) < least, peak, peak + width + 200.0)
-    low, _ = _bisect(lambda x: height(x) > least, peak - width - 200.0, peak)
+    _, high = bisect(lambda x: height(x) < least, peak, peak + width + 200.0, _HALVINGS)
+    low, _ = bisect(lambda x: height(x) > least, peak - width - 200.0, peak, _HALVINGS)
     return low, high
 
 

@@ -1,9 +1,9 @@
-"""dp_accounting in and out: its DpEvents as jaxdp mechanisms, and a drop-in PrivacyAccountant.
+"""Translation of dp_accounting's DpEvents to jaxdp mechanisms, and a PrivacyAccountant with dp_accounting's interface.
 
-Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). Both packages state noise over the norm bound
-of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that. (So does dp_accounting's PLD
-accountant. Its RDP accountant reads the noise over the sensitivity of the relation: under REPLACE_ONE it reports less
-for Gaussian, Laplace and SampledWithoutReplacement events.)
+Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). jaxdp and dp_accounting's PLD accountant divide
+the noise by the norm bound of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that
+bound. dp_accounting's RDP accountant divides it by the sensitivity of the relation: under REPLACE_ONE it reports
+smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["PrivacyAccountant", "from_dp_event", "relation_name"]
 _RELATIONS: dict[Any, Relation] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove",
     NeighboringRelation.REPLACE_ONE: "replace_one",
-    # the special record contributes nothing: the laws are those of absence, in both orders
+    # the special record contributes nothing, so that its outputs are those without the record
     NeighboringRelation.REPLACE_SPECIAL: "add_or_remove",
 }
 
 
 class _UnsupportedEvent(UnsupportedMechanismError):
-    """A translation that failed, with the event that made it fail."""
+    """No translation is known for an event, which is kept: it may lie inside the one that was given."""
 
     def __init__(self, event: Any, message: str):
         super().__init__(message)
@@ -184,7 +184,7 @@ def _laplace(event: Any, relation: Any) -> Mechanism:
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     rate = float(validate.nonnegative("noise_parameter", event.noise_parameter))
     shift = float(validate.integer("sensitivity", event.sensitivity, 0))
-    # the parameter is the decay rate: 0 is noise without end, dp_accounting's reading of it as "no privacy" is kept
+    # the parameter is the decay rate of the noise; dp_accounting reads 0 as no privacy, and so does this translation
     if rate == 0:
         return _everything(event, relation)
     return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _nothing(event, relation)
@@ -225,10 +225,10 @@ def _randomized_response(event: Any, relation: Any) -> Mechanism:
 
 
 def _response_or_uniform(p: float, k: int) -> Mechanism:
-    """The outcomes "own value" and "any other": randomized response against the uniform law.
+    """Randomized response against the uniform law, with the outcomes "own value" and "any other".
 
-    The second masses are rounded apart to multiples of 2^-53, so that the first ones are their exact complements: a
-    larger gap dominates in both orders.
+    The masses of "any other" are rounded away from each other to multiples of 2^-53, so that 1 minus them is exact. The
+    pair with the larger difference dominates in both orders.
     """
     steps = 2**53
     other = math.floor(Fraction(p) * (k - 1) / k * steps) / steps
@@ -246,7 +246,7 @@ def _composed(event: Any, relation: Any) -> Mechanism:
 
 
 def _one_query(event: Any, base: Mechanism) -> Mechanism:
-    """Queries on one and the same batch are one query: several Gaussians are a Gaussian, mu^2 adds."""
+    """All queries on one batch as one mechanism: of several Gaussians, the Gaussian whose mu^2 is the sum of theirs."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
     if any(_reveals_everything(atom) for atom, _ in atoms):
         return _everything(event, None)
@@ -273,7 +273,7 @@ def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[.
     if probability == 0 or not flatten(batch_query):
         return jaxdp.compose()
     if _reveals_everything(batch_query):
-        # everything about the batch is revealed; dp_accounting's convention is that this is not private at all
+        # the batch is revealed: by dp_accounting's convention the event is not private, whatever the probability
         return batch_query
     return record(batch_query, probability)
 
@@ -298,7 +298,7 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
 
 
 def _mixture(event: Any, relation: Any) -> Mechanism:
-    """Larger sensitivities and larger chances of them dominate: each hockey-stick divergence grows with every shift."""
+    """A mixture of Gaussians; sensitivities and their probabilities are rounded up, which dominates."""
     if relation is NeighboringRelation.REPLACE_ONE:
         raise _UnsupportedEvent(event, "MixtureOfGaussiansDpEvent has no theorem under REPLACE_ONE.")
     deviation = float(validate.nonnegative("standard_deviation", event.standard_deviation))
@@ -329,7 +329,10 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
 
 
 def _normalised(chances: np.ndarray) -> np.ndarray:
-    """Sum 1, each within half an ulp: what is missing goes to the last, what is too much is taken from the first."""
+    """The probabilities with sum exactly 1 before rounding to doubles.
+
+    What is missing is added to the last one, what is too much is taken from the first: mass moves to larger shifts.
+    """
     exact = [Fraction(float(chance)) for chance in chances]
     surplus = sum(exact) - 1
     exact[-1] -= min(surplus, Fraction(0))
@@ -354,7 +357,7 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
-    """A record is in at most one leaf, so in at most depth nodes, each of which is one Gaussian release of it."""
+    """A record is in one leaf, so in at most ``depth`` nodes of the tree, each released with Gaussian noise."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
@@ -366,7 +369,7 @@ def _tree(event: Any, relation: Any) -> Mechanism:
 
 
 _NORMALISED = 1e-9
-# Some events are of later releases of dp_accounting than others.
+# Older releases of dp_accounting lack some of these events.
 _TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
     getattr(dp_event, name): translate
     for name, translate in {

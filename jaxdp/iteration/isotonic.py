@@ -233,49 +233,42 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
 def _follow(first, second):
     """Two successive stretches of noise-only steps as one: (log of the product of kappas, log of the variance)."""
     (k1, v1), (k2, v2) = first, second
-    return k1 + k2, jnp.logaddexp(jnp.where(k2 == -jnp.inf, -jnp.inf, v1 + 2 * k2), v2)
+    return k1 + k2, np.logaddexp(np.where(k2 == -np.inf, -np.inf, v1 + 2 * k2), v2)
 
 
 def _stretches(log_k, log_v, start, stop):
     """(log kappa, log variance) of the stretches start..stop-1 of T steps, by doubling in O(T log T)."""
-    count = log_k.shape[0]
-    table = (log_k, log_v)
-    total = (jnp.zeros(start.shape, log_k.dtype), jnp.full(start.shape, -jnp.inf, log_k.dtype))
+    count = log_k.size
+    table = log_k, log_v
+    total = np.zeros(start.shape), np.full(start.shape, -np.inf)
     length, position = stop - start, start
-    for level in range(max(1, count.bit_length())):
+    for level in range(int(np.max(length, initial=0)).bit_length()):
         span = 1 << level
-        piece = tuple(part[jnp.minimum(position, count - 1)] for part in table)
         taken = (length >> level) % 2 == 1
-        total = tuple(jnp.where(taken, new, old) for new, old in zip(_follow(total, piece), total, strict=True))
-        position = position + jnp.where(taken, span, 0)
-        later = (
-            jnp.concatenate([table[0][span:], jnp.zeros(min(span, count), log_k.dtype)]),
-            jnp.concatenate([table[1][span:], jnp.full(min(span, count), -jnp.inf, log_k.dtype)]),
-        )
-        table = _follow(table, later)
+        piece = tuple(part[np.minimum(position, count - 1)] for part in table)
+        total = tuple(np.where(taken, new, old) for new, old in zip(_follow(total, piece), total, strict=True))
+        position = position + np.where(taken, span, 0)
+        nothing = np.zeros(min(span, count)), np.full(min(span, count), -np.inf)
+        table = _follow(table, tuple(np.append(part[span:], end) for part, end in zip(table, nothing, strict=True)))
     return total
 
 
-@kernel(working_set=4096)
-def participation_steps(contraction, noise_std, shift, steps):
-    """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`.
+def participation_steps(log_contraction, log_noise, log_shift, steps):
+    """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`. NumPy arrays in and out.
 
+    log_contraction, log_noise, log_shift: (T,) logarithms of kappa_j, s_j and d_j.
     steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. A participation and the
     steps up to the next one count as one step, because noise-only steps always merge into the block before them.
     """
-    count = contraction.shape[0]
-    steps = steps.astype(jnp.int32)
-    last = jnp.full((steps.shape[0], 1), count, jnp.int32)
-    following = jnp.concatenate([steps[:, 1:], last], axis=1)
-    real = steps < count
-    here = jnp.minimum(steps, count - 1)
-    log_k, log_v = jnp.log(contraction), 2 * jnp.log(noise_std)
-    begin = jnp.minimum(steps + 1, count)
-    rest_k, rest_v = _stretches(log_k, log_v, begin, jnp.maximum(following, begin))
-    step_k, step_v = _follow((log_k[here], log_v[here]), (rest_k, rest_v))
-    log_d2 = 2 * jnp.log(shift[here]) + jnp.where(rest_k == -jnp.inf, -jnp.inf, 2 * rest_k)
-    empty = -jnp.inf
-    return jnp.where(real, step_k, 0.0), jnp.where(real, step_v, empty), jnp.where(real, log_d2, empty)
+    count = log_contraction.size
+    following = np.append(steps[:, 1:], np.full((steps.shape[0], 1), count), axis=1)
+    real, here = steps < count, np.minimum(steps, count - 1)
+    begin = np.minimum(steps + 1, count)
+    with np.errstate(invalid="ignore"):  # -inf less -inf, where there is no noise
+        rest = _stretches(log_contraction, 2 * log_noise, begin, np.maximum(following, begin))
+        step_k, step_v = _follow((log_contraction[here], 2 * log_noise[here]), rest)
+        log_d2 = 2 * log_shift[here] + 2 * rest[0]
+    return np.where(real, step_k, 0.0), np.where(real, step_v, -np.inf), np.where(real, log_d2, -np.inf)
 
 
 @kernel(working_set=4096)

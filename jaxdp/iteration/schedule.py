@@ -147,8 +147,10 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     validate.reject("steps", rows, rows > shape[0], f"zero-based and at most the number of steps {shape[0]}")
     ordered = (np.diff(rows, axis=1) > 0) | (rows[:, 1:] == shape[0])
     validate.reject("steps", rows[:, 1:], ~ordered, "strictly increasing in each row")
-    logs = isotonic.participation_steps(*(a[None] for a in schedule), rows[None])
-    return _mu(isotonic.participation_allocation, "()", [a[0] for a in logs])
+    with np.errstate(divide="ignore"):
+        kappa, noise, moved = map(np.log, schedule)
+    logs = isotonic.participation_steps(kappa, noise, moved, rows.astype(np.int64))
+    return _mu(isotonic.participation_allocation, "()", list(logs))
 
 
 def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:

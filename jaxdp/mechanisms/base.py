@@ -6,18 +6,17 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
-
-if TYPE_CHECKING:
-    from jaxdp.mechanisms.finite import FinitePair
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -35,6 +34,13 @@ class UnsupportedMechanismError(ValueError):
     ...     print(error)
     no theorem is known for LocalRandomizer under relation 'add'; available: 'replace_one'.
     """
+
+
+def check_relation(relation: str) -> str:
+    """The relation itself; ValueError for a word that is none."""
+    if relation not in RELATIONS:
+        raise ValueError(f"relation must be one of {', '.join(map(repr, RELATIONS))} or None, got {relation!r}.")
+    return relation
 
 
 def static_field(**kwargs: Any) -> Any:
@@ -73,8 +79,8 @@ def record(cls: T) -> T:
 def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
     """Make a dataclass a pytree whose tree structure differs from that of every other class.
 
-    `jax.tree_util.register_dataclass` does not do: up to jax 0.10.1 at least, the structures of two such classes
-    with as many leaves compare equal, and jit may then run what it compiled for the one on the other.
+    `jax.tree_util.register_dataclass` is not used: up to jax 0.10.1 at least, the structures of two such classes with
+    equally many leaves compare equal, so that jit may run the program compiled for one class on the other.
     """
 
     def flatten_with_keys(instance: Any) -> tuple[Any, Any]:
@@ -91,7 +97,7 @@ def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
 
 
 def _lists_to_arrays(self: Any) -> None:
-    """A list of numbers is an array, not a pytree of its entries. Values are checked by the verbs."""
+    """Replace lists of numbers by arrays: a list would be a pytree of its entries. The verbs check the values."""
     for name in (each.name for each in dataclasses.fields(self)):
         value = getattr(self, name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
@@ -129,7 +135,7 @@ class Mechanism:
     it be sampled.
     The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound of one
     record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart.
-    The accountant assumes that ``log_mgf`` is accurate to ``unit_errors`` units of roundoff.
+    The accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
     domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
@@ -139,7 +145,7 @@ class Mechanism:
     equals itself only). The repr of a mechanism, evaluated in the namespace of jaxdp, is an equal one.
 
     Attributes:
-        event_ndim: trailing axes of a field that belong to one mechanism (default 0 each).
+        event_ndim: by field, how many trailing axes belong to one mechanism (default 0); all other axes are a batch.
         relations: accepted neighbouring relations, the natural one first.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
         exact: False when K belongs to a pair that only dominates: a lower bound then needs a ``bracket``.
@@ -156,10 +162,13 @@ class Mechanism:
         """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
         raise self._undefined("log_mgf")
 
-    # What follows is optional. A record that has it overrides it, and `offers` says so.
+    # The methods up to `offers` are optional: a record defines those it has, and `offers` tells which these are.
 
     def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """The finite law of the loss, in place of log_mgf: losses, log weights under the first law, error of either."""
+        """The finite law of the loss, in place of log_mgf: losses, log weights under the first law, absolute errors.
+
+        A weight of -inf marks an outcome that does not occur. The error bounds that of a loss and of its log weight.
+        """
         raise self._undefined("atoms")
 
     def lattice(self) -> tuple[Number, Number]:
@@ -167,20 +176,19 @@ class Mechanism:
         raise self._undefined("lattice")
 
     def renyi_divergence(self, order: Number) -> Number:
-        """The divergence of an order of the dominating pair, in closed form; it may be more."""
+        """An upper bound of the Renyi divergence of the dominating pair at the order, in closed form."""
         raise self._undefined("renyi_divergence")
 
     def finite_pair(self) -> FinitePair:
-        """A pair of finite laws that dominates: what sampling needs."""
+        """A pair of finite laws that dominates the mechanism's pair. A mechanism without one cannot be sampled."""
         raise self._undefined("finite_pair")
 
-    def inner_pair(self) -> FinitePair:
-        """One that the mechanism's pair dominates: lower bounds of the sampled mechanism are those of this one."""
-        raise self._undefined("inner_pair")
+    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
+        """A finite pair that dominates the mechanism's own, and one that it dominates; fine: of more outcomes.
 
-    def fine_pairs(self) -> tuple[FinitePair, FinitePair]:
-        """Both, of more outcomes."""
-        raise self._undefined("fine_pairs")
+        Upper bounds of the sampled mechanism are those of the first pair, lower bounds those of the second.
+        """
+        raise self._undefined("enclosing_pairs")
 
     def offers(self, name: str) -> bool:
         """Whether the record has this optional method."""
@@ -206,18 +214,18 @@ class Mechanism:
         return -self.max_loss() if self.symmetric else -xp.inf
 
     def simplified(self) -> Mechanism:
-        """An equal record that the accountant works on."""
+        """An equivalent record of the form that the accountant computes with."""
         return self
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """The release whose neighbouring inputs lie ``distance`` norm bounds of one record's contribution apart.
+        """The mechanism for neighbouring inputs that lie ``distance`` norm bounds of one record's contribution apart.
 
-        The record itself where its guarantee is stated for the caller's relation; records of noise override this.
+        Records of noise define it. Any other guarantee is stated for the caller's relation, whatever the distance.
         """
         return self
 
     def under(self, relation: str) -> Mechanism:
-        """The record with the relation resolved: its pairs are those of the relation. Applied once, by the verbs."""
+        """The record whose pairs are those of the relation. The verbs apply it once."""
         return self.at_distance(2.0) if relation == "replace_one" else self
 
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
@@ -237,43 +245,37 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Mechanism, Mechanism] | None:
-        """For a record that is not exact: one that dominates its pair and one that it dominates, if both are known.
+    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+        """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
 
-        Of concrete fields, with their batch axes; both of one structure. fine: see ``refinable``.
-        reach: standard deviations of one run's loss from its mean that matter, None if unknown; any shape that
-        broadcasts with the fields. It moves nothing but the distance of the two.
+        Both have the same pytree structure and keep the batch axes of the fields. fine: see ``refinable``.
         """
         return None
-
-    def hopeless(self, runs: Number) -> Array:
-        """Where a ``bracket`` that is not fine is mostly too wide for the usual gap, of so many runs in all."""
-        return np.zeros(np.shape(runs), bool)
 
     def refinable(self, direction: str) -> bool:
         """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
         return False
 
     def check_structure(self) -> None:
-        """Refuse fields of a wrong kind or shape. Called by the verbs, under a trace too: look at no numbers here."""
+        """Raise TypeError or ValueError for fields of a wrong kind or shape; values of numbers are not to be tested.
+
+        The verbs call it, under a trace too.
+        """
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
-        """By name, numbers computed from several fields, and their domains; each number of the batch shape."""
+        """Conditions on several fields: by name, a number computed from them, of the batch shape, and its domain."""
         return {}
 
     def validate(self) -> None:
-        """ValueError naming a concrete number outside its domain, here or in a mechanism inside. The verbs do this.
+        """ValueError for a concrete number outside its domain, in this record or in a mechanism inside it.
 
-        An override is called too, after these checks, where no field is traced.
+        The verbs make these checks. They also call an override, afterwards, where no field is traced.
         """
         confined(self, overridden=False)
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The dominating pairs that a relation asks for."""
-        if relation is None:
-            relation = self.relations[0]
-        if relation not in RELATIONS:
-            raise ValueError(f"relation must be one of {', '.join(map(repr, RELATIONS))} or None, got {relation!r}.")
+        relation = check_relation(self.relations[0] if relation is None else relation)
         if relation not in self.relations:
             raise UnsupportedMechanismError(
                 f"no theorem is known for {type(self).__name__} under relation {relation!r}; "
@@ -311,47 +313,33 @@ def _is_mechanism(value: Any) -> bool:
 
 
 def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
-    """The mechanism with every traced number inside its domain, and tests of where all of them were so by themselves.
+    """The mechanism with every traced number moved into its domain, and which rows were inside to begin with.
 
-    Each test is an array of booleans that broadcasts to the batch shape, or True. Concrete numbers outside are a
-    ValueError. overridden: whether an override of `validate` is called.
+    The second is a list of tests, each True or a boolean array that broadcasts to the batch shape. A concrete number
+    outside its domain is a ValueError. overridden: whether an override of `validate` is called.
     """
-    tests: list[Array | bool] = []
-    values = {each.name: getattr(mechanism, each.name) for each in _fields(mechanism) if not _is_static(each)}
-
-    def mechanisms(value: Any) -> Any:
-        if not isinstance(value, Mechanism):
-            return value
-        inside, some = confined(value)
-        tests.extend(some)
-        return inside
-
-    values = jax.tree_util.tree_map(mechanisms, values, is_leaf=_is_mechanism)
     mechanism.check_structure()
-    numbers = {}
-    for each in _fields(mechanism):
-        if not _is_static(each):
-            event = mechanism.event_ndim.get(each.name, 0)
-            numbers[each.name] = _numbers(each, values[each.name], event, tests)
-    traced = validate.is_traced(numbers)
+    tests: list[Array | bool] = []
+    numbers = {each.name: _numbers(mechanism, each, tests) for each in _numeric_fields(mechanism)}
     inside = dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
     for name, (value, domain) in inside.derived().items():
         tests.append(validate.confined(name, value, domain)[1])
         if tests[-1] is not True:
             inside = _harmless(inside, tests[-1])
-    if traced:
-        return _with_concrete(inside, values), tests
+    if validate.is_traced(numbers):
+        return _with_concrete(inside, mechanism), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
     return mechanism, []
 
 
-def _is_static(each: Any) -> bool:
-    return bool(each.metadata.get("static"))
+def _numeric_fields(mechanism: Mechanism) -> list[Any]:
+    return [each for each in _fields(mechanism) if not each.metadata.get("static")]
 
 
-def _numbers(each: Any, value: Any, event: int, tests: list[Array | bool]) -> Any:
-    """The numbers of a field as float64 arrays inside its domain; a test of each goes into ``tests``."""
+def _numbers(mechanism: Mechanism, each: Any, tests: list[Array | bool]) -> Any:
+    """A field's numbers as float64 arrays inside its domain, its mechanisms confined; the tests go into ``tests``."""
+    value, event = getattr(mechanism, each.name), mechanism.event_ndim.get(each.name, 0)
     if value is None and each.default is not None:
         validate.real_array(each.name, value)
     own = _domain(each)
@@ -359,6 +347,8 @@ def _numbers(each: Any, value: Any, event: int, tests: list[Array | bool]) -> An
 
     def number(leaf: Any) -> Any:
         if isinstance(leaf, Mechanism):
+            leaf, some = confined(leaf)
+            tests.extend(some)
             return leaf
         for domain in (own, computable):
             leaf, test = validate.confined(each.name, leaf, domain)
@@ -384,26 +374,26 @@ def _harmless(mechanism: M, test: Any) -> M:
         )
 
     with jax.numpy_rank_promotion("allow"):
-        numbers = {each.name: safe(each) for each in _fields(mechanism) if not _is_static(each)}
+        numbers = {each.name: safe(each) for each in _numeric_fields(mechanism)}
     return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
 
 
-def _with_concrete(mechanism: M, values: dict[str, Any]) -> M:
-    """The mechanism with every number that is not traced as it was given: a count of 1 may choose the route."""
-    kept = {
-        name: jax.tree_util.tree_map(
-            lambda new, old: new if validate.is_traced(new) else old,
+def _with_concrete(mechanism: M, given: M) -> M:
+    """The mechanism with its concrete numbers as they were given: a concrete count of 1 may choose a shorter route."""
+
+    def kept(name: str) -> Any:
+        return jax.tree_util.tree_map(
+            lambda new, old: new if isinstance(new, Mechanism) or validate.is_traced(new) else old,
             getattr(mechanism, name),
-            value,
+            getattr(given, name),
             is_leaf=_is_mechanism,
         )
-        for name, value in values.items()
-    }
-    return dataclasses.replace(mechanism, **kept)  # type: ignore[type-var]
+
+    return dataclasses.replace(mechanism, **{each.name: kept(each.name) for each in _numeric_fields(mechanism)})  # type: ignore[type-var]
 
 
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
-    """What two equal mechanisms have in common: classes and configuration, and every number with its shape."""
+    """A hashable key, equal for equal mechanisms: classes, configuration, and every number with its shape."""
     leaves, structure = jax.tree_util.tree_flatten(mechanism)
     return structure, *(_exact_value(leaf) for leaf in leaves)
 
@@ -422,7 +412,7 @@ def _exact_value(leaf: Any) -> Any:
 
 
 def as_text(value: object) -> str:
-    """A field as Python text that evaluates to an equal one with no names but builtins and those of jaxdp."""
+    """A field's value as Python text; evaluating it with the builtins and the names of jaxdp gives an equal value."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
         array = np.asarray(value)
         value = array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist()
@@ -449,7 +439,16 @@ class GaussianMechanism(Mechanism):
 
     def gaussian_mu(self) -> Number:
         """The Gaussian-DP parameter mu of one parameter point."""
-        raise UnsupportedMechanismError(f"{type(self).__name__} does not define gaussian_mu.")
+        raise self._undefined("gaussian_mu")
+
+    def finite_pair(self) -> FinitePair:
+        """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
+        return finite.gaussian_pair(self.gaussian_mu())
+
+    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
+        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
+        mu = self.gaussian_mu()
+        return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
 
     def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2."""

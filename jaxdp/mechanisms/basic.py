@@ -97,15 +97,12 @@ class Laplace(Mechanism):
         """A pair on a grid that dominates; used when the mechanism is sampled."""
         return finite.laplace_pair(self.noise_multiplier)
 
-    def inner_pair(self) -> finite.FinitePair:
-        """A pair on the same grid that is dominated."""
-        return finite.laplace_inner_pair(self.noise_multiplier)
-
-    def fine_pairs(self) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Both, on a finer grid."""
-        cells = finite.FINE_LAPLACE_CELLS
-        one, other = finite.laplace_pair, finite.laplace_inner_pair
-        return one(self.noise_multiplier, cells), other(self.noise_multiplier, cells)
+    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """Pairs on one grid, the first of which dominates, while the second is dominated."""
+        cells = finite.FINE_LAPLACE_CELLS if fine else finite.LAPLACE_CELLS
+        return finite.laplace_pair(self.noise_multiplier, cells), finite.laplace_inner_pair(
+            self.noise_multiplier, cells
+        )
 
     def finite_pair_is_exact(self) -> bool:
         """False: the grid only dominates."""
@@ -371,9 +368,9 @@ class DiscreteLaplace(Mechanism):
         """Exact for a shift of at most 513; beyond, the outcomes between the two modes are given up."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity)
 
-    def inner_pair(self) -> finite.FinitePair:
-        """The same outcomes, without those given up."""
-        return finite.without_leftover(self.finite_pair())
+    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """The pair, and its outcomes without those given up."""
+        return self.finite_pair(), finite.without_leftover(self.finite_pair())
 
     def finite_pair_is_exact(self) -> bool:
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""

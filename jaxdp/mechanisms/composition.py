@@ -12,11 +12,11 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import field, whole
 from jaxdp.mechanisms.base import (
-    RELATIONS,
     GaussianMechanism,
     Mechanism,
     UnsupportedMechanismError,
     as_text,
+    check_relation,
     record,
 )
 from jaxdp.mechanisms.basic import Gaussian
@@ -61,10 +61,8 @@ class Composed(Mechanism):
         return Composed(tuple(part.under(relation) for part in self.parts))
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """The pairs needed by any part; a part symmetric in (P, Q) serves every direction."""
-        relation = relation or self.natural_relation()
-        if relation not in RELATIONS:
-            raise ValueError(f"relation must be one of {', '.join(map(repr, RELATIONS))} or None, got {relation!r}.")
+        """The directions that some part needs; the pair of a symmetric part is the same in every direction."""
+        relation = check_relation(relation or self.natural_relation())
         wanted: list[str] = []
         for part in self.parts:
             wanted += [d for d in part.directions(relation) if d not in wanted]
@@ -151,7 +149,7 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:
-    """For each leaf, in pytree order, how many trailing axes belong to one mechanism."""
+    """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism."""
     dims: list[int] = []
     for each in dataclasses.fields(mechanism):  # type: ignore[arg-type]
         if each.metadata.get("static"):
@@ -184,48 +182,38 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 def spread(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
     leaves, tree = jax.tree_util.tree_flatten(mechanism)
-    size = int(np.prod(shape))
-    out = []
-    for leaf, n in zip(leaves, event_dims(mechanism), strict=True):
-        xp = jnp if validate.is_traced(leaf) else np
-        leaf = xp.asarray(leaf) if xp is jnp else np.asarray(leaf, np.float64)
-        event = leaf.shape[leaf.ndim - n :]
-        out.append(xp.broadcast_to(leaf, (*shape, *event)).reshape((size, *event)))
-    return jax.tree_util.tree_unflatten(tree, out)
+    return jax.tree_util.tree_unflatten(
+        tree, [_spread(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
+    )
+
+
+def _spread(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
+    """Numbers broadcast to ``shape`` and flattened to one batch axis, before ``event_ndim`` axes of their own."""
+    xp = jnp if validate.is_traced(numbers) else np
+    numbers = jnp.asarray(numbers) if xp is jnp else np.asarray(numbers, np.float64)
+    event = numbers.shape[numbers.ndim - event_ndim :]
+    return xp.broadcast_to(numbers, (*shape, *event)).reshape((int(np.prod(shape)), *event))
 
 
 def spread_axis(mechanism: Mechanism) -> Mechanism:
     """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
     shape = batch_shape(mechanism)
-    leaves, tree = jax.tree_util.tree_flatten(mechanism)
-    out = []
-    for leaf, n in zip(leaves, event_dims(mechanism), strict=True):
-        leaf = np.asarray(leaf, np.float64)
-        event = leaf.shape[leaf.ndim - n :]
-        out.append(np.broadcast_to(leaf, (*shape, *event)).reshape((*shape, 1, *event)))
-    return jax.tree_util.tree_unflatten(tree, out)
+    return jax.tree_util.tree_map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), spread(mechanism, shape))
 
 
-# One stack of like mechanisms: leaves (batch, count, *event), times (batch, count).
+# One stack: a record with leaves (batch, members, *event), and how often each member is run, (batch, members).
 Stack = tuple[Mechanism, Array]
 
 
 def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ...]:
-    """Stacks of like records with their counts; leading axis of every leaf the flattened batch.
+    """The mechanisms of a composition as stacks: one stack for each class and event shape, with counts.
 
-    Records of one class and one event shape are stacked, so a thousand different Gaussians are one
-    array and not a thousand terms; equal concrete records are merged into one with the summed count.
-    All Gaussian-DP mechanisms become a single one: mu^2 adds.
+    A leaf has shape (batch, members, *event), so that a thousand different Gaussians are one array and one term of the
+    program. Equal concrete records become one member with the summed count.
     """
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
-    size = int(np.prod(shape))
     for atom, times in flatten(mechanism):
-        flat = spread(atom, shape)
-        count: Any
-        if validate.is_traced(times):
-            count = jnp.broadcast_to(times, shape).reshape(size)
-        else:
-            count = np.broadcast_to(np.asarray(times, np.float64), shape).reshape(size)
+        flat, count = spread(atom, shape), _spread(times, 0, shape)
         leaves, tree = jax.tree_util.tree_flatten(flat)
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))

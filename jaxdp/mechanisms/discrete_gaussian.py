@@ -58,14 +58,10 @@ class DiscreteGaussian(Mechanism):
         """A pair on cells of integers that dominates; used when the mechanism is sampled."""
         return lattice_gaussian.discrete_gaussian_pair(self.sigma, self.sensitivity)
 
-    def inner_pair(self) -> finite.FinitePair:
-        """A pair on the same cells that is dominated."""
-        return lattice_gaussian.discrete_gaussian_inner_pair(self.sigma, self.sensitivity)
-
-    def fine_pairs(self) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Both, on more and smaller cells."""
-        one, other = lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair
-        return one(self.sigma, self.sensitivity, True), other(self.sigma, self.sensitivity, True)
+    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
+        outer, inner = lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair
+        return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
 
     def finite_pair_is_exact(self) -> bool:
         """False: far tails are split, and with a large sigma several integers are one outcome."""

@@ -29,10 +29,10 @@ LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributi
 
 
 class FinitePair(NamedTuple):
-    """A finite pair with its losses log p/q (any number where one law has no mass) and what they may be off by.
+    """Log masses over the outcomes, the losses log p/q (any number where one law has no mass), and their errors.
 
-    only_p, only_q: all of the mass that one law has where the other has none, not less than it is (its logarithm loses
-    digits).
+    blur: bound of the absolute error of each loss. only_p, only_q: the mass that one law has where the other has none,
+    rounded up; it is kept apart because its logarithm would lose digits.
     """
 
     log_p: Array
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 def with_losses(pair: Pair) -> FinitePair:
-    """The pair, its losses from its masses if it does not know them."""
+    """The pair with its losses, computed from the masses where they are not given."""
     if isinstance(pair, FinitePair):
         return FinitePair(*(xp.asarray(side) for side in pair))
     log_p, log_q = (xp.asarray(side) for side in pair)
@@ -96,7 +96,7 @@ def mixture_log_ratio(w: Array, q: Number) -> Array:
 
 
 def _mixture_blur(w: Array, blur: Array, ratio: Array, q: Number) -> Array:
-    """What `mixture_log_ratio` may be off by when w is off by `blur`; nothing is added at q = 1."""
+    """Bound of the error of `mixture_log_ratio` where w is off by at most `blur`; at q = 1 it is `blur` itself."""
     live, size = xp.isfinite(ratio), xp.where(xp.isfinite(ratio), xp.abs(ratio), 0.0)
     room = xp.log(xp.where(q > 0, q, 1e-300)) + xp.where(live, w - ratio, -xp.inf)
     share = xp.exp(xp.minimum(room, 0.0))
@@ -182,7 +182,7 @@ def _log(mass: Number) -> Array:
 
 
 def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np.bool) -> FinitePair:
-    """One of two pairs, as long as the longer one."""
+    """The second pair where ``take_second`` is true, else the first; both are filled up to the longer one's length."""
     size = max(first.loss.shape[-1], second.loss.shape[-1])
 
     def padded(side: Array, filler: float) -> Array:
@@ -197,7 +197,7 @@ def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np
 
 
 def without_leftover(pair: FinitePair) -> FinitePair:
-    """The outcomes that both laws have. It is dominated: what is left out only adds to a divergence."""
+    """The pair restricted to the outcomes that both laws have. The whole pair dominates it."""
     both = (pair.log_p > -xp.inf) & (pair.log_q > -xp.inf)
     nothing = xp.zeros(())
     log_p, log_q = (xp.where(both, side, -xp.inf) for side in (pair.log_p, pair.log_q))
@@ -205,13 +205,13 @@ def without_leftover(pair: FinitePair) -> FinitePair:
 
 
 def scaled(pair: FinitePair, lost: Number) -> FinitePair:
-    """Both laws times 1 - lost, and the mass that is lost where the other law has none."""
+    """Both laws times 1 - lost, each with the mass ``lost`` on an outcome that the other law does not have."""
     kept = log_complement(lost, 1 - lost)
     return with_leftover(pair._replace(log_p=pair.log_p + kept, log_q=pair.log_q + kept), lost, lost)
 
 
 def masses_pair(p: Array, q: Array) -> FinitePair:
-    """The pair of two vectors of masses, its own only_p and only_q not counted."""
+    """The pair of two vectors of masses; only_p and only_q are left at 0, to be set by the caller."""
     both = (p > 0) & (q > 0)
     one, other = xp.where(both, p, 1.0), xp.where(both, q, 1.0)
     gap = (one - other) / other

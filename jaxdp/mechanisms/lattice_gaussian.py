@@ -21,7 +21,7 @@ from jaxdp.typing import Array, Number
 
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12
-_RULE_ERROR = 3e-14  # of the interpolated rule, relative; 1.2e-14 measured
+_RULE_ERROR = 3e-14  # relative error of the interpolated rule; 1.2e-14 was measured
 _FAR = 600.0
 
 
@@ -36,7 +36,7 @@ def _gauss_rule(inverse_square: float) -> tuple[np.ndarray, np.ndarray]:
     return nodes, vectors[0] ** 2
 
 
-# In 1/N^2 they are analytic up to 1/49, where the rule of 7 nodes is met: degree 12 does up to 1/169.
+# Nodes and weights are analytic in 1/N^2 up to 1/49; Chebyshev interpolation of degree 12 is used up to 1/169.
 _LARGEST = 1.0 / (_SLOTS + 1) ** 2
 _PLACES = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
 _RULE = np.linalg.solve(
@@ -112,7 +112,7 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
 
 
 def _shares(nodes: Array, width: Array, above: Array, whole: Array) -> tuple[Array, Array]:
-    """Logarithms of (e^above - 1)/(e^whole - 1) and of 1 less it; above/whole = nodes/width."""
+    """Logarithms of r = (e^above - 1)/(e^whole - 1) and of 1 - r, where above/whole = nodes/width."""
     tiny = whole < 1e-9
     up, all_of_it = xp.where(tiny, 0.5, above), xp.where(tiny, 1.0, whole)
     to_right = log_expm1(up) - log_expm1(all_of_it)
@@ -157,12 +157,12 @@ def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool 
 
 
 def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
-    """Whether the masses are more than the rounding of their logarithms, and sigma^2 is a number."""
+    """True where the masses exceed the rounding of their logarithms, and sigma^2 neither underflows nor overflows."""
     return (s < LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e150)
 
 
 def _log_sum(terms: Array) -> Array:
-    """log sum exp over the last axis, also differentiable where a row has no mass."""
+    """log sum exp over the last axis; -inf, with derivative 0, for a row without mass."""
     live = xp.max(terms, axis=-1) > -xp.inf
     total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
     return xp.where(live, total, -xp.inf)

@@ -31,9 +31,10 @@ SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
 @record
 class Bracket(Mechanism):
-    """In place of a base mechanism: its finite pair, which dominates it (inner = 0), or one that it dominates (1).
+    """Stands for a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
 
-    A number and not two classes, so that both bounds are compiled once and solved in one call. fine: of more outcomes.
+    inner is a number, so that the upper and the lower bounds are rows of one batch, solved by one compiled program.
+    fine: a pair of more outcomes.
     """
 
     mechanism: Mechanism
@@ -41,16 +42,8 @@ class Bracket(Mechanism):
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
-        """The one or the other, with outcomes of no mass where it is the shorter."""
-        base = self.mechanism
-        if isinstance(base, GaussianMechanism):
-            mu = base.gaussian_mu()
-            outer, inner = finite.gaussian_pair(mu, self.fine), finite.gaussian_inner_pair(mu, self.fine)
-        elif self.fine and base.offers("fine_pairs"):
-            outer, inner = base.fine_pairs()
-        else:
-            outer, inner = base.finite_pair(), base.inner_pair()
-        return finite.either(outer, inner, self.inner > 0)
+        """The chosen pair; outcomes without mass are added to the shorter one."""
+        return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
 
 
 class FiniteLaw(Mechanism):
@@ -75,11 +68,11 @@ class FiniteLaw(Mechanism):
 
 
 class Sampled(FiniteLaw):
-    """Shared by both samplers: the pairs ((1-q) P0 + q P1, P0) for remove and its swap for add.
+    """Base class of both samplers: the pair is ((1-q) P0 + q P1, P0) for remove, and its swap for add.
 
-    A Gaussian base (composed of Gaussian-DP mechanisms, in general) is taken by quadrature; every other one by
-    its ``finite_pair``. Where that only dominates (Laplace, discrete Gaussian) the upper bounds are its own, and the
-    lower ones those of an ``inner_pair``, which the base dominates; a base without one has no lower bound then.
+    A base of Gaussian noise, or composed of such, is computed by quadrature, any other base by its ``finite_pair``.
+    Where that pair only dominates (Laplace, discrete Gaussian), lower bounds come from a pair that the base dominates,
+    the second of its ``enclosing_pairs``. A base without them has upper bounds only.
     """
 
     mechanism: Mechanism
@@ -107,15 +100,15 @@ class Sampled(FiniteLaw):
         return (REPLACE,)
 
     def unsampled(self, direction: str) -> Mechanism:
-        """The base that a direction's pair, with the relation resolved, is that of where everyone is sampled."""
+        """The mechanism at sampling probability 1: its privacy bounds that of the sampled one from above."""
         return self.mechanism
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
-        """True when the losses of this direction (any, if None) are those of a sampled Gaussian."""
+        """True when the losses of this direction (of some direction, if None) are those of a sampled Gaussian."""
         return is_gaussian(self.mechanism)
 
     def simplified(self) -> Mechanism:
-        """With composed Gaussians as the base: the one Gaussian they are."""
+        """The record with a base of composed Gaussians replaced by the one Gaussian that they are."""
         if isinstance(self.mechanism, GaussianMechanism) or not is_gaussian(self.mechanism):
             return self
         return dataclasses.replace(self, mechanism=as_gaussian(self.mechanism))  # type: ignore[type-var]
@@ -131,9 +124,9 @@ class Sampled(FiniteLaw):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> tuple[Sampled, Sampled] | None:
-        """With a base pair that dominates, and with one that is dominated; None where only the first is known."""
-        if not is_gaussian(self.mechanism) and not self.mechanism.offers("inner_pair"):
+    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+        """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
+        if not self.mechanism.offers("enclosing_pairs"):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
         bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
@@ -141,25 +134,19 @@ class Sampled(FiniteLaw):
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
-        """True for a Gaussian or Laplace base: its outcomes are cut into cells, of which there may be more."""
-        cut = is_gaussian(self.mechanism) or self.mechanism.offers("fine_pairs")
-        return cut and not self.needs_quadrature(direction)
+        """True for a base whose outcomes are cut into cells, of which there may be more."""
+        return self.mechanism.offers("enclosing_pairs") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
-        base = self.mechanism
-        if isinstance(base, GaussianMechanism):
-            pair = finite.gaussian_pair(base.gaussian_mu())
-        else:
-            pair = base.finite_pair()
-        return finite.sampled_part(pair, self.sampling_probability, direction)
+        return finite.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
     def check_structure(self) -> None:
-        """A base mechanism whose pair is known for what the sampling needs."""
+        """Raise unless the base is Gaussian noise or has a finite pair, and holds under the relation that is needed."""
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         kind, base = type(self).__name__, type(self.mechanism).__name__
-        if not is_gaussian(self.mechanism) and not self.mechanism.offers("finite_pair"):
+        if not (is_gaussian(self.mechanism) or self.mechanism.offers("finite_pair")):
             raise UnsupportedMechanismError(
                 f"{kind} of {base} is not available: sampling needs the law of the loss itself, not only K(z). "
                 "Give the mechanism as a DiscretePair."
@@ -200,12 +187,15 @@ class PoissonSampled(Sampled):
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
-        """The symmetric pair, of a base with a guarantee under replace_one."""
+        """The symmetric pair; UnsupportedMechanismError unless the base has a guarantee under replace_one."""
         self.mechanism.directions("replace_one")
         return super().replace_directions()
 
     def under(self, relation: str) -> Mechanism:
-        """The base where everyone is sampled; else the antipodal pair of Gaussian noise, or joint convexity."""
+        """The base where everyone is sampled; else the record itself, or under replace_one the bound by convexity.
+
+        For Gaussian noise under replace_one the record's pair is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
+        """
         if self.samples_everyone():
             return self.mechanism.under(relation)
         if relation != "replace_one" or all(isinstance(atom, Gaussian) for atom, _ in flatten(self.mechanism)):
@@ -213,7 +203,7 @@ class PoissonSampled(Sampled):
         return JointlyConvex(self.mechanism.under(relation), self.sampling_probability)
 
     def unsampled(self, direction: str) -> Mechanism:
-        """Under replace-one N(1) against N(-1)."""
+        """The base; under replace_one at distance 2, that is N(1) against N(-1)."""
         return self.mechanism.at_distance(2.0) if direction == REPLACE else self.mechanism
 
 
@@ -250,11 +240,11 @@ class FixedSizeSampled(Sampled):
     base_relation: ClassVar[Relation] = "replace_one"
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
-        """The replace pair of a Gaussian is a finite one."""
+        """True for Gaussian noise, except for the replace_one pair, which is computed on a grid of losses."""
         return is_gaussian(self.mechanism) and direction != REPLACE
 
     def under(self, relation: str) -> Mechanism:
-        """The same with the base two norm bounds apart; where everyone is sampled, the base under the relation."""
+        """The record with the base at distance 2; the base itself, under the relation, where everyone is sampled."""
         if self.samples_everyone():
             return self.mechanism.under(relation)
         rate = self.sampling_probability
@@ -270,7 +260,7 @@ class FixedSizeSampled(Sampled):
 
 @record
 class JointlyConvex(FixedSizeSampled):
-    """Poisson sampling under replace_one by advanced joint convexity, with the relation resolved; made by `under`.
+    """Upper bound of Poisson sampling under replace_one by advanced joint convexity. Made by `PoissonSampled.under`.
 
     The pair of Proposition 29 for the base under replace_one. It only dominates, and no lower bound is known.
     """
@@ -279,6 +269,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool, reach: Number | None = None) -> None:
+    def bracket(self, fine: bool) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

@@ -1,4 +1,4 @@
-"""From the normal form of a composed mechanism to the spectrum the Fourier kernels work on."""
+"""The spectrum (K(z), atoms, masses at infinity) of a composed mechanism, from its normal form."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _rounds(mass: Array, times: Array) -> _Masses:
 
 
 def _composed_mass(masses: list[_Masses]) -> Array:
-    """1 - prod (1 - mass)^times, rounded up; a single mass comes back unrounded: delta equal to it is recognised."""
+    """1 - prod (1 - mass)^times, rounded up; a single mass is returned exactly, so that delta may be equal to it."""
     count = sum((m[0] for m in masses), xp.zeros(()))
     single = sum((m[1] for m in masses), xp.zeros(()))
     composed = -xp.expm1(sum((m[2] for m in masses), xp.zeros(())))

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_log_g_slope, laplace_renyi_upper
 from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST
 from jaxdp.mixing.amplification import rounded_up
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
@@ -133,14 +133,7 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
         left = laplace_log_g_slope(order, part / first_scale) / first_scale
         return left >= laplace_log_g_slope(order, (shift - part) / second_scale) / second_scale
 
-    def halve(_, bracket):
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        over = steeper(middle)
-        return jnp.where(over, low, middle), jnp.where(over, middle, high)
-
-    low, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(shift), shift))
-    part = 0.5 * (low + high)
+    part = 0.5 * sum(bisect(steeper, jnp.zeros_like(shift), shift, _HALVINGS))
     value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
     limit = first_scale**2 / (first_scale**2 + second_scale**2)
     share = jnp.where(shift > SMALLEST, part / jnp.maximum(shift, SMALLEST), limit)

@@ -21,6 +21,22 @@ class _State(NamedTuple):
     step: jax.Array
 
 
+def bisect(
+    holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array, halvings: int
+) -> tuple[jax.Array, jax.Array]:
+    """(a, b) around the smallest x of [low, high] at which a condition holds that holds at every larger x; elementwise.
+
+    The interval is halved ``halvings`` times. An end that moved was tested: ``holds`` is false at a, true at b.
+    """
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        done = holds(middle)
+        return xp.where(done, ends[0], middle), xp.where(done, middle, ends[1])
+
+    return xp.fori_loop(0, halvings, halve, (low, high))
+
+
 def crossing(
     fun: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
     low: jax.Array,

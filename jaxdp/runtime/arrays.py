@@ -1,8 +1,8 @@
-"""The array functions that kernels are written in: JAX's, or NumPy's for a few points that need no compiled program.
+"""The array functions that kernels are written with: those of JAX, or of NumPy where a few points are computed at once.
 
 A kernel written with ``xp`` runs in two ways. Under a trace ``xp`` is `jax.numpy`, and the kernel becomes one compiled
-program. Inside `on_host` it is NumPy, and the same lines run at once, one point at a time: that costs some
-milliseconds a point, where compiling costs seconds. The functions that NumPy lacks stand here.
+program. Inside `on_host` it is NumPy, and the same lines run eagerly, one point at a time: some milliseconds a point,
+where compiling takes seconds. The functions that NumPy lacks are defined here.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             good = jnp.stack([*inside, *(rule.holds(**numbers) for rule in rules)]).all()
             return _unless(~good, point(**numbers), vacuous)
 
-        kernel = Kernel(one_point, (), working_set)
+        kernel = Kernel(one_point, working_set=working_set)
 
         @functools.wraps(point)
         def public(*args: Any, **kwargs: Any) -> Any:

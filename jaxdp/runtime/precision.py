@@ -1,11 +1,12 @@
-"""Where float64 and the compiler are kept honest: the x64 scope, the batching wrapper, the canary.
+"""The float64 scope, kernels in batches by NumPy or compiled, and the checks of both.
 
-Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a
-flat batch: it enters a float64 scope of its own (the user's flag is never touched). The first points that are asked for
-are answered by NumPy, because compiling takes seconds (`runtime.arrays`). After them the kernel is compiled, with the
-known-bad fusion of jaxlib 0.10.2 switched off; the batch is padded to a few sizes so that new values and new
-batch lengths do not recompile. NumPy has to pass a canary once per process, and each compiled program has to agree with
-NumPy before its first number leaves.
+Every kernel of this package is a function of ONE parameter point. `kernel` makes it a function of a flat batch. The
+call enters a float64 scope of its own and leaves the user's flag as it is. Compiling takes seconds, so the first points
+are answered by NumPy (`runtime.arrays`); after them the kernel is compiled. Batches are padded to a few sizes, so that
+new values and new batch lengths compile nothing.
+
+Two checks stand before the first number. A canary, a computation with a known answer, is run once per process. The
+first row of each compiled program is compared with NumPy's. Either failing is a `BackendError`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import functools
 import inspect
 import os
 import pathlib
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -32,27 +32,26 @@ from jaxdp.runtime.arrays import on_host
 
 
 def _whole_number(variable: str, otherwise: int) -> int:
-    """The environment's value, a whole number that is not negative."""
+    """The whole number >= 0 in an environment variable, ``otherwise`` where it is not set."""
     text = os.environ.get(variable, "").strip()
     if text and not text.isdecimal():
         raise ValueError(f"{variable} is {text!r}, must be a whole number >= 0: set it to one, or unset it.")
     return int(text or otherwise)
 
 
-# jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list of
-# fusion types cures it. The lower optimisation level and the older code generator of fusions only save compile time,
-# the latter a third for the contours, which run as fast with it; sums over users take up to 1.8 times as long, so it is
-# for large kernels alone. The user's own choice, in XLA_FLAGS, counts. A release may not know an option: where all
-# together are refused, each is probed alone.
+# Compiler options. jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list
+# of fusion types avoids that. The other two options only save compile time. The older code generator of fusions saves a
+# third for the contours, which run as fast with it, but slows sums over users by up to 1.8, so that only large kernels
+# get it. An option that the user sets in XLA_FLAGS is left alone. Where a release refuses the options, each is probed.
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
-# What the points of one call may keep alive, and their largest number: a CPU's cache, an accelerator's memory.
+# For the points computed in one call: bytes alive, and the largest number of points. CPU: its cache.
 _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
-# Points of one program, at most, that NumPy answers before it is compiled. 0: none, all are compiled.
+# Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = _whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
-_AGREEMENT = 1e-6  # relative, of a compiled program with NumPy; miscompiled sums are off by 0.1 and more
+_AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
 _kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
 
@@ -102,9 +101,9 @@ def platform() -> str:
 
 @contextlib.contextmanager
 def expecting(points: int) -> Iterator[None]:
-    """Inside, kernels choose NumPy or a program by this number of points alone, not by what they have answered before.
+    """Inside, ``points`` alone decides between NumPy and a program, not what a kernel has answered before.
 
-    The numbers are then the same in every process that answers a part of these points.
+    So all processes that share these points compute in the same way, and their numbers agree to the last bit.
     """
     token = _expected.set(points)
     try:
@@ -114,7 +113,7 @@ def expecting(points: int) -> Iterator[None]:
 
 
 def memory_maps() -> float:
-    """Share of the memory maps a Linux process may have that this one has; 0 where there is no such limit."""
+    """Number of memory maps of this process over the limit that Linux sets, 0 where there is no such limit."""
     try:
         limit = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
         return len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) / limit
@@ -123,10 +122,10 @@ def memory_maps() -> float:
 
 
 def forget_compiled() -> None:
-    """Drop what our kernels have compiled.
+    """Drop the compiled programs of all kernels; they are compiled again when they are needed.
 
-    XLA's CPU programs take about a hundred memory maps each. Past the system's limit (65530 by default) the next one
-    is a segmentation fault, so a process that has asked for many kinds of composition forgets and compiles anew.
+    A program of XLA for CPUs takes about a hundred memory maps. Beyond the system's limit (65530 by default) the next
+    program is a segmentation fault.
     """
     for one in list(_kernels):
         for compiled in list(one._jitted.values()):
@@ -138,13 +137,22 @@ class Kernel:
 
     ``kernel.point`` is the traceable one-point function; ``kernel(*args, **static)`` takes pytrees of
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
+
+    static: names of keyword arguments that fix sizes; each value is compiled once.
+    working_set: float64 numbers alive per point; it limits the points of one call.
+    large: the kernel has so many operations that compile time matters more than run time.
+    bounds: the kernel returns (lower, upper).
+    by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
+        gives it; about as many as take as long as compiling. The kernel has to be written with
+        `jaxdp.runtime.arrays.xp`.
     """
 
     def __init__(
         self,
         point: Callable,
-        static: tuple[str, ...],
-        working_set: int,
+        *,
+        static: tuple[str, ...] = (),
+        working_set: int = 4096,
         large: bool = False,
         bounds: bool = False,
         by_numpy: int | Callable[..., int] = 0,
@@ -197,7 +205,8 @@ class Kernel:
             points = self._answered[program] + size if expected is None else max(expected, size)
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
                 self._answered[program] += size
-                return _stacked([self._by_numpy(args, row, static) for row in range(size)])
+                rows = [self._by_numpy(args, row, static) for row in range(size)]
+                return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
             return self._by_programs(args, size, static, program)
 
     def _patience(self, args: Any, static: Any) -> int:
@@ -223,7 +232,7 @@ class Kernel:
         return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
 
     def _require_agreement(self, where: str, compiled: Any, exact: Any) -> None:
-        """Of a program's first row with NumPy's: bounds have to overlap, other numbers to be close."""
+        """BackendError unless a program's first row agrees with NumPy's: bounds overlap, other numbers are close."""
         first = [leaf[0] for leaf in jax.tree_util.tree_leaves(compiled)]
         other = jax.tree_util.tree_leaves(exact)
         if self.bounds:
@@ -247,27 +256,9 @@ class Kernel:
         return self.run_unchecked(*args, **static)
 
 
-def _stacked(rows: list[Any]) -> Any:
-    return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
-
-
-def kernel(
-    *,
-    static: tuple[str, ...] = (),
-    working_set: int = 4096,
-    large: bool = False,
-    bounds: bool = False,
-    by_numpy: int | Callable[..., int] = 0,
-) -> Callable[[Callable], Kernel]:
-    """Decorator: one-point function -> `Kernel`.
-
-    static: names of keyword arguments that fix sizes (each value compiles once).
-    working_set: float64 numbers alive per point, which bounds the batch that runs at once. large: so many operations
-    that compiling them sooner counts. bounds: it returns (lower, upper). by_numpy: points (of the same arguments) that
-    NumPy answers before the kernel is compiled, about as many as take as long as compiling; the kernel has to be
-    written with `jaxdp.runtime.arrays.xp`.
-    """
-    return lambda point: Kernel(point, static, working_set, large, bounds, by_numpy)
+def kernel(**options: Any) -> Callable[[Callable], Kernel]:
+    """Decorator: one-point function -> `Kernel`, which documents the options."""
+    return functools.partial(Kernel, **options)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:
@@ -276,10 +267,10 @@ def _as_float64(leaf: Any) -> np.ndarray:
 
 
 def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of what is computed at once: 1, 8, 64, ... points, at most ``largest``.
+    """(start, stop, padded size) of the calls that compute ``size`` points; padded sizes are 1, 8, 64, ... ``largest``.
 
-    sparing: two or three calls of a smaller size where that at least halves what is computed (not on an accelerator,
-    which fills with one call).
+    sparing: the next smaller size is used several times where that at least halves the points computed with padding.
+    An accelerator computes the larger size in the same time.
     """
     start = 0
     while start < size:
@@ -311,40 +302,25 @@ def cores() -> int:
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
-    """call(piece) for each piece, by the caller's thread and by others beside it, on the caller's device.
+    """call(piece) for each piece, in several threads, on the caller's device.
 
     Threads that want the same program wait for the first of them to compile it (jax sees to that).
     """
-    others = min(threads, len(pieces)) - 1
-    if others < 1:
+    if min(threads, len(pieces)) < 2:
         return [call(piece) for piece in pieces]
     device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(len(pieces)):
-        waiting.put(place)
-    results: list[Any] = [None] * len(pieces)
 
-    def take() -> int | None:
-        with contextlib.suppress(queue.Empty):
-            return waiting.get_nowait()
-        return None
-
-    def work() -> None:
+    def work(piece: Any, context: contextvars.Context) -> Any:
         with jax.default_device(device):
-            while (place := take()) is not None:
-                results[place] = call(pieces[place])
+            return context.run(call, piece)
 
-    with concurrent.futures.ThreadPoolExecutor(others) as pool:
-        helpers = [pool.submit(contextvars.copy_context().run, work) for _ in range(others)]
-        work()
-        for helper in helpers:
-            helper.result()
-    return results
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, pieces, [contextvars.copy_context() for _ in pieces]))
 
 
 _CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
 _passed: set[tuple[Any, ...]] = set()
-_checking = threading.RLock()  # of several threads one checks, the others wait
+_checking = threading.RLock()  # one thread checks while the others wait
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
@@ -375,7 +351,7 @@ def ensure_canary(module: str) -> None:
 
 
 def _require_reductions(where: str, large: bool) -> None:
-    """Check, once, that a kernel's options compile the reductions right that a release is known to get wrong."""
+    """BackendError, checked once, if reductions that some release miscompiles are wrong with the kernel's options."""
     if (where, large) in _passed:
         return
     with _checking:
@@ -418,13 +394,13 @@ def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
 
 @functools.cache
 def plain_compilation_is_sound(where: str) -> bool:
-    """Whether jit without our options passes too: what runs under a user's own trace."""
+    """Whether the reductions are right without our options too, as in a program that a user compiles."""
     computed, exact, tolerance = _check_reductions(None)
     return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
 
 
 def require_x64() -> None:
-    """RuntimeError inside a trace that would compute in float32, BackendError in one that the backend miscompiles."""
+    """For use under a user's trace: RuntimeError where x64 is off, BackendError where the backend miscompiles sums."""
     if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
         raise RuntimeError(
             "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "

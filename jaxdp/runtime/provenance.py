@@ -1,4 +1,4 @@
-"""What was accounted: verbs note their mechanism here, so that a stored number can say where it is from."""
+"""A record of the verbs that were called and their mechanisms, stored beside the numbers of a sweep or a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OBSERVED: contextvars.ContextVar[list[dict[str, str]] | None] = contextvars.Con
 
 
 def note(verb: str, mechanism: Any, relation: str) -> None:
-    """Record one call of a verb for whoever observes this context; free when nobody does."""
+    """Add one call of a verb to the list of `observe`; does nothing outside of it."""
     calls = _OBSERVED.get()
     if calls is None:
         return

@@ -32,7 +32,6 @@ from jaxdp.sources.base import (
     explicit_delta,
     implicit_epsilon,
     intersect,
-    nothing,
     wide,
 )
 
@@ -72,9 +71,6 @@ _FEW = 16  # points of more nodes than that, at most, that go one by one: a batc
 _COSTLY = 500
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
-_FINEST_DELTA = 1e-290
-_USUAL_LAW = 2e-5  # a gap that a bracket that is not fine meets also for few runs
-_AROUND = 4.0  # deviations about the place where a run's loss is when the sum is large
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
@@ -206,10 +202,7 @@ class _Between:
     sources: tuple[Source, ...]
 
     def __call__(self, params: Any, target: Any, known: tuple[Any, Any], gap: float) -> Answer:
-        depth = -np.log(np.clip(target if self.verb == "epsilon" else known[1], 1e-300, 1.0))
-        if not self.fine and self.verb == "epsilon" and gap < _USUAL_LAW and _few_runs(params, target):
-            return Answer(*nothing(self.verb, target))
-        both = _bracketed(params, self.direction, depth if self.fine else None)
+        both = _bracketed(params, self.direction, self.fine)
         if both is None:
             ((_, upper),) = intersect(self.verb, [self.sources], params, target, gap * _ROUGH)
             return Answer(np.zeros(target.shape), upper)
@@ -243,23 +236,11 @@ def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
     return np.any([np.any(mass >= 1, axis=1) for mass in masses], axis=0) | np.zeros(size, bool)
 
 
-def _few_runs(stacks: tuple[Stack, ...], delta: np.ndarray) -> bool:
-    """Whether a bracket that is not fine need not be tried (a fine one has mass at infinity: not for tiny deltas)."""
-    runs = sum(np.sum(times, axis=1) for _, times in stacks)
-    few = np.any([record.hopeless(runs) for record, _ in stacks], axis=0)
-    return bool(np.all(few & (delta > _FINEST_DELTA)))
-
-
-def _bracketed(stacks: tuple[Stack, ...], direction: str, depth: np.ndarray | None) -> tuple[Stack, ...] | None:
-    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown.
-
-    depth: -log delta of every row, for fine pairs. A sum of T losses that lies sqrt(2 depth) deviations out is one of
-    T losses sqrt(2 depth/T) deviations out, more or less.
-    """
+def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:
+    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
     made = []
     for record, times in stacks:
-        reach = None if depth is None else np.sqrt(2.0 * depth[:, None] / np.maximum(times, 1.0)) + _AROUND
-        both = (record, record) if record.is_exact(direction) else record.bracket(depth is not None, reach)
+        both = (record, record) if record.is_exact(direction) else record.bracket(fine)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)

@@ -23,11 +23,11 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
     parts = []
     for record, times in stacks:
         if isinstance(record, GaussianMechanism):
-            # 0 runs of an infinitely leaky mechanism leak nothing
+            # 0 runs cost nothing, also with an infinite mu
             parts.append((xp.where(times > 0, xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record), 0.0), times))
     if not parts:
         return xp.zeros(())
-    # in units of the largest: the square of a mu below 1e-154 is 0
+    # squares are taken in units of the largest mu, because the square of a mu below 1e-154 underflows
     unit = xp.stop_gradient(xp.max(xp.stack([xp.max(mu) for mu, _ in parts])))
     unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
     total = sum((xp.sum(xp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), xp.zeros(()))
@@ -35,7 +35,7 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
 
 
 def mu_error(stacks: tuple[Stack, ...]) -> float:
-    """Relative error of `composed_mu`: a sum of so many squares."""
+    """Bound of the relative error of `composed_mu`, which grows with the number of squares in its sum."""
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
 
@@ -53,7 +53,7 @@ def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
 
 
 def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
-    """A mu below 1e-150, the square of which underflows, has the upper bound of that and no lower one."""
+    """Bounds at mu. Below 1e-150, where mu^2 underflows: the upper bound at 1e-150, and the trivial lower bound."""
     lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, _SMALLEST), mu))
     return xp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
 

@@ -1,6 +1,6 @@
-"""Sources that need no contour: one step, one finite law, the unsampled bound, the lower one next to the supremum.
+"""Sources that need no contour: one step, one finite law, the bound without sampling, a lower bound for large losses.
 
-Each takes (verb, direction, stacks, target); of rows that are not its business it says nothing.
+Each takes (verb, direction, stacks, target), and returns bounds of the rows that it covers, the vacuous ones elsewhere.
 """
 
 from __future__ import annotations
@@ -27,16 +27,10 @@ from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 _RANKS = 64
 
 
-@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
-def _single_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
-    mu = xp.asarray(record.mechanism.gaussian_mu())
-    return single_step.epsilon_bounds(mu, record.sampling_probability, delta, direction)
-
-
-@kernel(static=("direction",), working_set=512, bounds=True, by_numpy=256)
-def _single_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
-    mu = xp.asarray(record.mechanism.gaussian_mu())
-    return single_step.delta_bounds(mu, record.sampling_probability, eps, direction)
+@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=256)
+def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
+    solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
+    return solve(xp.asarray(record.mechanism.gaussian_mu()), record.sampling_probability, target, direction)
 
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
@@ -57,7 +51,7 @@ def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
 
 
 def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Of the rows that are one sampled Gaussian step, or sample everyone."""
+    """Bounds of the rows that are one sampled Gaussian step, or in which everyone is sampled."""
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record: Any = stacks[0][0]
@@ -79,17 +73,17 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
         direction, inside = "forward", inside & (target >= 0) & isinstance(record, FixedSizeSampled)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
     some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
-    settle(rows, _single_epsilon if verb == "epsilon" else _single_delta, some, direction=direction)
+    settle(rows, _single_step, some, verb=verb, direction=direction)
     return Answer(lower, upper, settled)
 
 
 def _is_one(stacks: tuple[Stack, ...]) -> bool:
-    """Whether every row is one mechanism, repeated or not."""
+    """True when every row is one mechanism, repeated or not."""
     return len(stacks) == 1 and stacks[0][1].shape[1] == 1
 
 
 def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Of the rows that are one run of one mechanism with a finite law of the loss: the sum itself."""
+    """Bounds of the rows that are one run of one mechanism with a finite law of the loss: the sum over its atoms."""
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
@@ -104,7 +98,7 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
 
 
 def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Of the rows of delta in which nothing is run or nobody sampled."""
+    """Bounds of delta in the rows in which nothing is run or nobody is sampled."""
     lower, upper = nothing(verb, target)
     rows = np.isfinite(target) & (verb == "delta")
     for record, times in stacks:
@@ -153,14 +147,17 @@ def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
 
 @kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
-    """The same for finite laws: each loss one of its record's r + 1 largest, r = 0, 1, ..."""
+    """Lower bound of epsilon or delta from the outcomes in which every loss is among the r largest of its law.
+
+    The best of r = 1, ..., 64 is taken; the chance and the least sum of such outcomes are as in `_small_outcomes`.
+    """
     loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
     for record, times in stacks:
         atoms, log_weight, blur = xp.vmap(lambda one: one.atoms(direction))(record)
         order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
         order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
         some, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
-        # (in a law of fewer losses the last one stands for the rest)
+        # a law of fewer than 64 losses is padded with its last one, which counts only once
         live = (log_weight > -xp.inf) & (xp.arange(_RANKS) < atoms.shape[-1])
         log_weight = xp.where(live, log_weight, 0.0)
         rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(some))
@@ -183,7 +180,7 @@ def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
 
 
 def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """A lower bound that is close where nearly all of the loss's range is asked for."""
+    """A lower bound that is close where epsilon is near the largest possible loss."""
     lower, upper = nothing(verb, target)
     sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
     if direction == "reverse" and all(sampled):

@@ -1,4 +1,4 @@
-"""Truncated Poisson batches: where the cut is rare as a delta beside Poisson batches, else by their finite law."""
+"""Truncated Poisson batches: rare cuts are charged as a delta beside Poisson batches, others by the finite law."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.sources.base import Answer, Route, intersect, nothing
 from jaxdp.sources.contour import contour_route
 
-_NEGLIGIBLE = 1e-5  # of delta: epsilon moves by less than the finite law is off
+_NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost; it moves epsilon by less than the error of the finite law
 
 
 def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -26,7 +26,7 @@ def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
 @dataclasses.dataclass(frozen=True)
 class _RareCuts:
-    """Upper bounds of the rows in which all cuts together add next to nothing to delta."""
+    """Upper bounds of the rows in which all cuts together cost at most `_NEGLIGIBLE` of delta."""
 
     verb: str
     direction: str

@@ -5,19 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import os
 import pathlib
 import pickle
 import queue
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 
 from jaxdp.interval import Bounds
+from jaxdp.runtime.extras import require
 from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep.grid import Grid
 from jaxdp.sweep.store import Folder, Memory, alone
@@ -33,6 +33,9 @@ _ACCURACY = (
     "certified: an upper bound of epsilon or delta is never below the truth; target relative gap 1e-6 in epsilon, "
     "wider where double precision cannot reach it"
 )
+
+
+_Submit: TypeAlias = Callable[[Callable[[Any], Any], Any], concurrent.futures.Future[Any]]
 
 
 class Executor(Protocol):
@@ -89,22 +92,22 @@ def sweep(
         RuntimeError: a worker runs other releases.
         ImportError: xarray is missing; names the extra.
     """
-    xarray = _require("xarray")
+    xarray = require("xarray", "sweep", "sweep")
     if executor is not None and devices is not None:
         raise ValueError("devices must be None where an executor is given: its workers use their own default device.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
     grid = Grid.of(axes, batch_size)
     if path is None:
-        return _computed(fn, Memory(xarray, grid), grid, _where(executor, devices), progress)
+        return _computed(fn, Memory(xarray, grid), grid, executor, devices, progress)
     target = pathlib.Path(path)
     if target.suffix not in (".nc", ".zarr"):
         raise ValueError(f"path must end in .nc or .zarr, got {str(path)!r}.")
     identity = fingerprint(fn, *grid.axes.items(), grid.steps, *versions().items())
-    with alone(target, _require("filelock").FileLock):
+    with alone(target, require("filelock", "sweep", "sweep").FileLock):
         store = Folder(xarray, grid, target, identity)
         finished = store.finished()
-        return finished if finished is not None else _computed(fn, store, grid, _where(executor, devices), progress)
+        return finished if finished is not None else _computed(fn, store, grid, executor, devices, progress)
 
 
 _NOT_AN_EXECUTOR = (
@@ -113,21 +116,22 @@ _NOT_AN_EXECUTOR = (
 )
 
 
-def _where(executor: Executor | None, devices: Sequence[jax.Device] | None) -> _Where:
-    if executor is not None:
-        return _OnExecutor(executor)
-    return _OnDevices(devices) if devices else _Where()
-
-
-def _computed(fn: Callable[..., Any], store: Memory | Folder, grid: Grid, where: _Where, progress: bool) -> Any:
+def _computed(
+    fn: Callable[..., Any],
+    store: Memory | Folder,
+    grid: Grid,
+    executor: Executor | None,
+    devices: Sequence[jax.Device] | None,
+    progress: bool,
+) -> Any:
     """The data set, from the tiles that the store lacks."""
     todo = store.missing()
-    bar = _require("tqdm").tqdm if progress else None
+    bar = require("tqdm", "sweep", "sweep").tqdm if progress else None
     done = grid.size - sum(map(grid.length, todo))
     task = Task(fn, grid, versions(), uuid.uuid4().hex)
     calls: Calls = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(where)
+        how = stack.enter_context(_workers(executor, devices))
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
         def keep(tile: int, made: tuple[Values | None, Calls]) -> None:
@@ -140,111 +144,87 @@ def _computed(fn: Callable[..., Any], store: Memory | Folder, grid: Grid, where:
 
         try:
             if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
-                where.each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made))
+                _each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made), *how)
             # The first tile alone: it names the variables, and it compiles what the others use.
             for tiles in (todo[:1], todo[1:]):
-                where.each(dataclasses.replace(task, draft=store.draft), tiles, keep)
+                _each(dataclasses.replace(task, draft=store.draft), tiles, keep, *how)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(store.kept()) from None
     attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}
     return store.finish(attributes, calls)
 
 
-class _Where(contextlib.AbstractContextManager["_Where"]):
-    """Calls in this thread, one after the other."""
-
-    window = 1
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
-        """One call, made now."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(fn(argument))
-        return future
-
-    def each(self, fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None]) -> None:
-        """keep(argument, fn(argument)) as results come; an error cancels what has not begun."""
-        waiting: dict[concurrent.futures.Future[Any], Any] = {}
-        rest = iter(arguments)
-        try:
-            while True:
-                for argument in itertools.islice(rest, self.window - len(waiting)):
-                    waiting[self.submit(fn, argument)] = argument
-                if not waiting:
-                    return
-                finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-                for future in finished:
-                    keep(waiting.pop(future), future.result())
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            raise
-
-
-class _OnDevices(_Where):
-    """One thread for each of several devices, which take calls in turn."""
-
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self.window = len(devices)
-        self._free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
-        for device in devices:
-            self._free.put(device)
-        self._threads = concurrent.futures.ThreadPoolExecutor(len(devices))
-
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown()
-
-    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
-        """One call, on a device that is free."""
-        return self._threads.submit(self._run, fn, argument)
-
-    def _run(self, fn: Callable[[Any], Any], argument: Any) -> Any:
-        device = self._free.get()
-        try:
-            with jax.default_device(device):
-                return fn(argument)
-        finally:
-            self._free.put(device)
-
-
-class _OnExecutor(_Where):
-    """Another executor, left open."""
-
-    window = _WAITING
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def __enter__(self) -> _OnExecutor:
-        ask_all = getattr(getattr(self._executor, "_client", None), "run", None)
-        if ask_all is not None:  # dask: every worker is asked before any work
-            ask_all(require_versions, versions())
-        return self
-
-    def submit(self, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
-        """One call, on a worker."""
-        future = self._executor.submit(fn, argument)
-        if not isinstance(future, concurrent.futures.Future):
-            raise TypeError(_NOT_AN_EXECUTOR.format(type(self._executor).__name__))
-        return future
-
-    def each(self, fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None]) -> None:
-        """As everywhere; that fn cannot be sent is said with the remedy."""
-        try:
-            super().each(fn, arguments, keep)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            if "pickle" not in str(error):
-                raise
-            raise TypeError(
-                "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
-                f"executor that sends any function, such as dask's. ({error})"
-            ) from error
-
-
-def _require(name: str) -> Any:
+def _each(
+    fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None], submit: _Submit, window: int
+) -> None:
+    """keep(argument, fn(argument)) as results come, ``window`` calls at once; an error cancels what has not begun."""
+    waiting: dict[concurrent.futures.Future[Any], Any] = {}
+    rest = iter(arguments)
     try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f'sweep needs {name}: pip install "jaxdp-accounting[sweep]".') from error
+        while True:
+            for argument in itertools.islice(rest, window - len(waiting)):
+                waiting[submit(fn, argument)] = argument
+            if not waiting:
+                return
+            finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in finished:
+                keep(waiting.pop(future), future.result())
+    except BaseException:
+        for future in waiting:
+            future.cancel()
+        raise
+
+
+@contextlib.contextmanager
+def _workers(executor: Executor | None, devices: Sequence[jax.Device] | None) -> Iterator[tuple[_Submit, int]]:
+    """How a call is submitted, and how many may be unfinished: the executor, a thread per device, or this thread."""
+    if executor is not None:
+        with _on_executor(executor) as submit:
+            yield submit, _WAITING
+    elif devices:
+        free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
+        for device in devices:
+            free.put(device)
+        with concurrent.futures.ThreadPoolExecutor(len(devices)) as threads:
+            yield lambda fn, argument: threads.submit(_on_free_device, free, fn, argument), len(devices)
+    else:
+        yield _now, 1
+
+
+def _now(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_result(fn(argument))
+    return future
+
+
+def _on_free_device(free: queue.SimpleQueue[jax.Device], fn: Callable[[Any], Any], argument: Any) -> Any:
+    device = free.get()
+    try:
+        with jax.default_device(device):
+            return fn(argument)
+    finally:
+        free.put(device)
+
+
+@contextlib.contextmanager
+def _on_executor(executor: Executor) -> Iterator[_Submit]:
+    """Calls on the workers of an executor, which is left open; an error says why one cannot be sent."""
+    ask_all = getattr(getattr(executor, "_client", None), "run", None)
+    if ask_all is not None:  # dask: every worker is asked before any work
+        ask_all(require_versions, versions())
+
+    def submit(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+        future = executor.submit(fn, argument)
+        if not isinstance(future, concurrent.futures.Future):
+            raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
+        return future
+
+    try:
+        yield submit
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise TypeError(
+            "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
+            f"executor that sends any function, such as dask's. ({error})"
+        ) from error

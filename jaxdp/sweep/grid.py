@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
-# Points of a tile: enough to hide the cost of a call, few enough that a kill loses only seconds.
+# Default number of grid points of a tile: a call's overhead is small beside it, and a kill loses a few seconds of work.
 _DEFAULT_BATCH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The product of axes as rectangular tiles: ranges of the numeric axes, one value of every other axis."""
+    """The product of axes, cut into rectangular tiles: ranges of the numeric axes, one value of every other axis.
 
-    axes: dict[str, np.ndarray | list[Any]]  # arrays: numeric
-    steps: tuple[int, ...]  # length of a tile along every axis
+    axes: arrays for numeric axes, lists for others. steps: length of a tile along every axis.
+    """
+
+    axes: dict[str, np.ndarray | list[Any]]
+    steps: tuple[int, ...]
 
     @classmethod
     def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Grid:
@@ -75,7 +78,7 @@ class Grid:
         return math.prod(part.stop - part.start for part in self.region(tile))
 
     def arguments(self, tile: int) -> dict[str, Any]:
-        """Keyword arguments of a tile's call: numeric ones of length ``batch`` (last values repeated at the edge)."""
+        """Keyword arguments of a tile's call. Numeric ones have length ``batch``: the last value repeats."""
         made: dict[str, Any] = {}
         rows = {}
         for (name, values), part, step in zip(self.axes.items(), self.region(tile), self.steps, strict=True):
@@ -91,7 +94,7 @@ class Grid:
         return values.reshape(self.steps)[kept]
 
     def describe(self, tile: int) -> str:
-        """Where a tile lies, for an error's note."""
+        """The axis values of a tile, as the note of an error."""
         places = []
         for (name, values), part in zip(self.axes.items(), self.region(tile), strict=True):
             first, last = values[part.start], values[part.stop - 1]
@@ -99,7 +102,7 @@ class Grid:
         return f"in tile {tile} of {self.tiles}: {', '.join(places)}"
 
     def probes(self) -> Iterator[dict[str, Any]]:
-        """Calls that see every axis value (or its extremes, where the axis is longer than a tile) at least once."""
+        """Arguments of calls that together contain every axis value, or the extremes of axes longer than a tile."""
         first: dict[str, Any] = {name: values[0] for name, values in self.axes.items()}
         others = {name: values for name, values in self.axes.items() if name not in self.numeric}
         short = sum(len(axis) for axis in self.numeric.values()) <= self.batch

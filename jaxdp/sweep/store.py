@@ -1,4 +1,4 @@
-"""Where the tiles of a sweep are kept: in memory, or on disk as a zarr store that several workers write to."""
+"""Storage of the tiles of a sweep: in memory, or on disk in a zarr store that several workers write to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memory:
         return None
 
     def missing(self) -> list[int]:
-        """The tiles that are to be computed."""
+        """All tiles: none is computed yet."""
         return list(range(self._grid.tiles))
 
     draft = None
@@ -53,7 +53,7 @@ class Memory:
         return self._xarray.Dataset(data, _coordinates(self._grid), attributes | made_by)
 
     def kept(self) -> str:
-        """What an interrupt leaves behind."""
+        """A sentence on what is left after an interrupt."""
         return "Nothing is kept; give path= to go on from where a sweep was interrupted."
 
 
@@ -141,7 +141,7 @@ class Folder:
         return self._open(self._path)
 
     def kept(self) -> str:
-        """What an interrupt leaves behind."""
+        """A sentence on what is left after an interrupt."""
         lost = sum(map(self._grid.length, self.missing()))
         return (
             f"{self._grid.size - lost:,} of {self._grid.size:,} points are kept in {self._parts}; "
@@ -174,9 +174,10 @@ def _same_names(names: Any, values: dict[str, np.ndarray]) -> None:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
-    """Inside, no other process sweeps to this path; one that tries waits.
+    """Inside, no other process sweeps to this path; another one that tries waits.
 
-    The lock lies among the parts, which the process that finishes removes: a lock on a removed file is given back.
+    The lock is a file in the folder of parts, which the finishing process removes. A process that was waiting then
+    holds a lock on a removed file; it releases that and tries again.
     """
     folder = parts(path)
     while True:

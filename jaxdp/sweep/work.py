@@ -1,4 +1,4 @@
-"""One tile of a sweep, in this process or in a worker's: the call, its checks, and where it writes."""
+"""The computation of one tile of a sweep, in this process or on a worker: call, checks, and storage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Calls = list[dict[str, str]]
 
 
 def versions() -> dict[str, str]:
-    """Releases on which the last digits depend."""
+    """The releases of the packages on which the last digits of a result depend."""
     try:
         own = importlib.metadata.version("jaxdp-accounting")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree
@@ -35,13 +35,18 @@ def versions() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a worker needs for any tile."""
+    """A function of the number of a tile, to be sent to workers.
+
+    expected: `versions` of the process that began the sweep. identity: a text of this run alone, so that an executor
+    that remembers results does not take the call for one of an earlier run. draft: the folder that tiles are written
+    to; None: they are returned.
+    """
 
     fn: Callable[..., Any]
     grid: Grid
     expected: dict[str, str]
-    identity: str  # of this run: an executor must not take it for an earlier one
-    draft: pathlib.Path | None = None  # where the tiles are written, None: they are returned
+    identity: str
+    draft: pathlib.Path | None = None
 
     def __call__(self, tile: int) -> tuple[Values | None, Calls]:
         """The values of a tile (None where they are written) and the verbs called for it."""
@@ -59,7 +64,7 @@ class Task:
         return None, calls
 
     def probe(self, arguments: dict[str, Any]) -> Calls:
-        """The verbs called at some grid points, before a long run: an invalid value is refused at the start."""
+        """Evaluate some grid points before a long run, so that it fails at the start; returns the verbs called."""
         require_versions(self.expected)
         with provenance.observe() as calls:
             self._evaluate(arguments)
@@ -108,7 +113,7 @@ def require_versions(expected: Mapping[str, str]) -> None:
 
 
 def _takes_numbers_only(fn: Callable[..., Any], arguments: dict[str, Any]) -> bool:
-    """Whether fn fails at an array of equal grid points and not at one of them as a number."""
+    """True where fn fails on an array of equal grid points but accepts one of them as a number."""
     arrays = {name: np.full_like(a, a[0]) for name, a in arguments.items() if isinstance(a, np.ndarray)}
     try:
         fn(**{**arguments, **{name: array[0].item() for name, array in arrays.items()}})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxdp.training.dpsgd import DPSGD
     from jaxdp.training.projected import NoisyProjectedSGD
 
-# far beyond the step from which a contraction with 1 - kappa >= 1e-6 has reached its plateau
+# the largest count; a contraction with 1 - kappa >= 1e-6 reaches its limit long before
 _PLATEAU_STEPS = INT32_MAX - 1
 
 

@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.runtime.extras import require
 from jaxdp.training.noise import NoisyState
 from jaxdp.typing import Params
 
@@ -61,11 +62,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | pathlib.Path):
-        try:
-            import orbax.checkpoint as orbax
-        except ImportError as error:
-            raise ImportError('Checkpoints needs orbax: pip install "jaxdp-accounting[checkpoint]".') from error
-        self._orbax = orbax
+        self._orbax = require("orbax.checkpoint", "Checkpoints", "checkpoint")
         self._directory = pathlib.Path(directory).absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
 

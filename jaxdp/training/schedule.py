@@ -16,14 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
-from jaxdp.iteration.isotonic import allocation
+from jaxdp.iteration.isotonic import participation_allocation, participation_steps
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.typing import Number, RealField, Relation
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
 _SMALLEST = 1e-150
-# A contraction below this is reported as this: a larger contraction is a larger, still valid bound.
+# Smaller contractions are replaced by this one. mu increases in the contraction, so that the bound stays valid.
 _LOG_SMALLEST_CONTRACTION = -70.0
 
 
@@ -147,8 +147,7 @@ def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
     if limit == 0:
         return np.zeros(period)
     times = np.arange(-(-limit // period) * period).reshape(-1, period).T
-    visited = times < limit
-    return _grouped_mu(schedule, np.where(visited, times, 0), visited, period)
+    return _mu_of_rows(schedule, np.where(times < limit, times, total))
 
 
 def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
@@ -169,47 +168,17 @@ def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
     largest = np.maximum.reduceat(log_d, starts) + log_k[ends]
     shift = np.array(schedule.shift)
     shift[ends] = np.exp(largest) * _SLACK
-    moved = schedule._replace(shift=shift)
-    return _grouped_mu(moved, ends[None, :], np.ones((1, ends.size), bool), 0)[0]
+    return _mu_of_rows(schedule._replace(shift=shift), ends[None, :])[0]
 
 
-def _grouped_mu(schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int) -> np.ndarray:
-    groups = _groups(schedule, times, visited, period)
-    width = 16
-    while width < times.shape[1]:
-        width *= 2
-    missing = ((0, 0), (width - times.shape[1], 0))
+def _mu_of_rows(schedule: Steps, rows: np.ndarray) -> np.ndarray:
+    """Mu of every row of the steps in which an example takes part, filled up with the number of all steps."""
+    log_k = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
+    with np.errstate(divide="ignore"):
+        logs = participation_steps(log_k, np.log(schedule.noise_std), np.log(schedule.shift), rows)
+    missing = (1 << max(4, (rows.shape[1] - 1).bit_length())) - rows.shape[1]
     # a step with contraction 1, no noise and no shift changes nothing: few widths, few compilations
-    padded = [np.pad(a, missing, constant_values=fill) for a, fill in zip(groups, (1.0, 0.0, 0.0), strict=True)]
-    mu2 = allocation(*padded)
-    log_size = np.abs(np.cumsum(schedule.log_contraction)[-1]) + schedule.shift.shape[0] + 16
+    fillers = zip(logs, (0.0, -np.inf, -np.inf), strict=True)
+    mu2 = participation_allocation(*(np.pad(a, ((0, 0), (0, missing)), constant_values=fill) for a, fill in fillers))
+    log_size = np.abs(np.sum(schedule.log_contraction)) + schedule.shift.shape[0] + 16
     return np.sqrt(mu2) * (1 + 1e-15 * log_size) * _SLACK
-
-
-def _groups(
-    schedule: Steps, times: np.ndarray, visited: np.ndarray, period: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contraction, noise and shift of every participation: times (rows, visits) ascending, masked by visited."""
-    log_c = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
-    log_k = np.cumsum(log_c)
-    log_v = 2 * np.log(schedule.noise_std) - 2 * log_k
-    log_noise = _log_windows(log_v, times, visited, period) + 2 * log_k[times]
-    before = np.concatenate([times[:, :1], times[:, :-1]], axis=1)
-    contraction = np.where(visited, np.exp(log_k[times] - log_k[before]), 1.0)
-    noise = np.where(visited, np.exp(np.minimum(log_noise, 600.0) / 2), 0.0)
-    return contraction, noise, np.where(visited, schedule.shift[times], 0.0)
-
-
-def _log_windows(log_v: np.ndarray, times: np.ndarray, visited: np.ndarray, period: int) -> np.ndarray:
-    """Log sum of e^log_v from each time up to the next one, from the last time of a row to the end."""
-    if times.shape[0] == 1:
-        return np.logaddexp.reduceat(log_v, times[0])[None, :]
-    full = np.concatenate([log_v, np.full(-log_v.size % period + period, -np.inf)]).reshape(-1, period)
-    from_here = np.logaddexp.accumulate(full[:, ::-1], axis=1)[:, ::-1]
-    up_to = np.logaddexp.accumulate(full, axis=1)
-    # a window of one period: the rest of this block and the head of the next
-    head = np.concatenate([np.full((full.shape[0] - 1, 1), -np.inf), up_to[1:, :-1]], axis=1)
-    window = np.logaddexp(from_here[:-1], head).ravel()
-    to_end = np.logaddexp.accumulate(log_v[::-1])[::-1]
-    last = visited & ~np.concatenate([visited[:, 1:], np.zeros_like(visited[:, :1])], axis=1)
-    return np.where(last, to_end[times], window[times])

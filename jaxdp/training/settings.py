@@ -1,4 +1,4 @@
-"""Settings that are one number, or a public function of the step as optax's schedules are."""
+"""Settings: one number, or a public function of the step like the schedules of optax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Setting: TypeAlias = float | Callable[[Any], Any]
 """One number, or a function of the int32 step that returns one number and that jit can trace."""
 
 MOST_STEPS = 2**24
-"""A schedule that computes in float32 cannot tell the steps beyond apart."""
+"""Largest number of steps with a schedule: beyond it float32, in which schedules compute, does not hold all steps."""
 
 SLACK = 2.0**-20
 """Relative difference of a schedule's value in a compiled step and on the host, where it is accounted for, that
