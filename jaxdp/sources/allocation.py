@@ -37,9 +37,10 @@ class _OneEpoch:
     effort: bounds.Effort
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        solve = bounds.allocation_epsilon if self.verb == "epsilon" else bounds.allocation_delta
-        sign = np.full(target.shape, self.sign)
-        return Answer(*solve(params.num_steps, params.noise_multiplier(), sign, target, effort=self.effort))
+        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, self.sign), target
+        if self.verb == "epsilon":
+            return Answer(*bounds.allocation_epsilon(*point, *known, effort=self.effort))
+        return Answer(*bounds.allocation_delta(*point, effort=self.effort))
 
 
 def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
