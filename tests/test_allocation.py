@@ -300,9 +300,17 @@ def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
     assert lower > exact
 
 
+def low_split(made):
+    """Large steps from x = 2 on; at most one is counted."""
+    large, exponent = made.x > 2.0, made.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(made.x) - 0.5 * made.x**2
+    exponent = exponent + np.log((made.x[1] - made.x[0]) / np.sqrt(2 * np.pi))
+    low, high = (law.log_sum(np.where(some, exponent, -np.inf)) for some in (~large, large))
+    return made._replace(split=np.float64(2.0), count=2, low=low, high=high)
+
+
 def test_without_more_than_one_large_step_a_low_split_fails(monkeypatch, exact):
     made = contour.plan
-    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=np.float64(2.0)))
+    monkeypatch.setattr(contour, "plan", lambda step: low_split(made(step)))
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, effort=bounds.EFFORTS[1])
         assert lower <= exact <= upper
@@ -316,7 +324,7 @@ def test_without_what_lies_beyond_the_panels_an_early_end_fails(monkeypatch, sig
     low, high = evaluated(100, 1.0, 0.5, sign, bounds.EFFORTS[1])
     made = contour.plan
     end = np.float64(4.0 if sign > 0 else 2.5)
-    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=end, top=end))
+    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=end, top=end, count=1))
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, sign=sign, effort=bounds.EFFORTS[1])
         assert lower <= high and low <= upper
@@ -341,9 +349,9 @@ def test_rounding_is_charged_to_the_moduli_not_to_the_sum():
     """Off the saddle the sum cancels; the charge follows the moduli (T 1e4, sigma 1, epsilon 0.2)."""
     with on_host():
         step = Step(1e4, 1.0, 0.2, 1.0)
-        made = contour.plan(step)
-        at = contour._part(step, made, 0.0, made.tilts[0], SMALL)
-        lower_tilt = contour._part(step, made, 0.0, 0.6 * made.tilts[0], SMALL)
+        made, at = contour.plan(step), contour.prepare(step, SMALL).parts
+        at = at._replace(**{name: value[0] for name, value in at._asdict().items()})
+        lower_tilt = contour._part(step, made, 0, 0.6 * at.tilt, SMALL)
     loss = float(at.log_total - lower_tilt.log_total)
     assert loss < 0  # K is larger off the saddle
     # both are off the same sum by so much of it, in units of the first one's e^K

@@ -1,7 +1,7 @@
 """E[(X_1 + ... + X_T)_+] of one epoch of random allocation, certified from both sides.
 
-Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one (a contour each,
-at its own tilt) or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
+Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one, two or three (a
+contour each, at its own tilt), or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.search import Evaluation
 
 _NATS = 25.0  # by which the integrand falls before the last node
-_REST = math.log(1e-9)  # of the value: what more than one large step may contribute
+_REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
 _GRID = 256
 _TILTS = 128
-_PAYS = 1.3
+_PAYS = 1.3  # this many times the nodes for all steps justify a contour for each number of large steps
+_MOST = 4  # contours
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
@@ -48,13 +49,18 @@ class Effort(NamedTuple):
 class Plan(NamedTuple):
     """Where to cut and to tilt. No bound needs it to be right.
 
-    split, top: limits in x. tilts: for none and for one large step. rest_tilt: for more of them. log_delta: a guess.
+    x: a grid from the first panel to the last. A step is large where x lies between split and top. count: how many
+    contours there are, for 0, 1, ... large steps. tilts, low, high: a grid of c, and log M(c) of small and of large
+    steps. rest_tilt: a c for the bound of `count` or more large steps.
     """
 
     x: Any
     split: Any
     top: Any
+    count: Any
     tilts: Any
+    low: Any
+    high: Any
     rest_tilt: Any
 
 
@@ -67,7 +73,7 @@ def _best(c: Any, log_value: Any) -> Any:
     return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
 
 
-def _least_nodes(c: Any, log_moment: Any, most_loss: Any) -> Any:
+def _least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
     """The tilt that needs the fewest nodes: alias terms that fall fast, and few nats of cancellation.
 
     Returned with a number that is proportional to the nodes. log_moment: K on the grid c. The alias terms are those of
@@ -82,9 +88,15 @@ def _least_nodes(c: Any, log_moment: Any, most_loss: Any) -> Any:
     left = xp.min(xp.where(apart < 0, period, xp.inf), axis=0)
     loss = height - goal
     nodes = xp.maximum(right, left) * xp.sqrt(_NATS + loss)
-    allowed = (loss <= 1.2 + most_loss) & (c <= c[xp.argmin(height)]) & (nodes > 0)
+    allowed = (loss <= 1.2 + xp.maximum(0.0, xp.log(1e6 / steps))) & (c <= c[xp.argmin(height)]) & (nodes > 0)
     nodes = xp.where(allowed, nodes, xp.inf)
     return c[xp.argmin(nodes)], xp.min(nodes)
+
+
+def _log_ways(steps: Any) -> Any:
+    """log of the number of ways in which 0, 1, ..., _MOST of the steps may be large; -inf for more than there are."""
+    k = np.arange(float(_MOST))
+    return xp.concatenate([xp.zeros(1), xp.cumsum(xp.log(xp.maximum(steps - k, 0.0) / (k + 1)))])
 
 
 def plan(step: Step) -> Plan:
@@ -106,22 +118,28 @@ def plan(step: Step) -> Plan:
     x, exponent = exponents(top)
     most = xp.max(exponent, axis=1, keepdims=True)
     above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
-    pairs = xp.log(xp.maximum(steps - 1, 1.0) / 2)
-    rest = pairs + (steps - 2) * above[:, :1] + 2 * above - xp.log(c)[:, None]
-    enough = xp.min(rest, axis=0) <= -nats + _REST
-    two = removes & xp.any(enough)
-    place = xp.where(two, xp.argmax(enough), _GRID)
-    index = xp.arange(_GRID)
-    low = law.log_sum(xp.where(index < place, exponent, -xp.inf))
-    high = xp.where(two, law.log_sum(xp.where(two & (index < place), -xp.inf, exponent)), low)
-    most_loss = xp.maximum(0.0, xp.log(1e6 / steps))
-    moments = steps * above[:, 0], steps * low, (steps - 1) * low + high + xp.log(steps)
-    (whole, none, one), nodes = zip(*(_least_nodes(c, each, most_loss) for each in moments), strict=True)
+
+    def rest(count: Any, large: Any) -> Any:
+        ways = _log_ways(steps)[count] - xp.log(steps)
+        return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
+
+    enough = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)]) <= -nats + _REST
+    count = 2 + xp.argmax(xp.any(enough, axis=1))
+    place = xp.argmax(enough[count - 2])
+    low = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf))
     # counting large steps pays where the tilted law of all has a second peak next to the top
-    two = two & (nodes[0] > _PAYS * nodes[1])
-    place = xp.minimum(place, _GRID - 1)
-    split = xp.where(two, x[place], top)
-    return Plan(x, split, top, xp.stack([xp.where(two, none, whole), one]), _best(c, rest[:, place]))
+    pays = _least_nodes(steps, c, steps * above[:, 0])[1] > _PAYS * _least_nodes(steps, c, steps * low)[1]
+    several = removes & xp.any(enough) & pays
+    return Plan(
+        x,
+        xp.where(several, x[place], top),
+        top,
+        xp.where(several, count, 1),
+        c,
+        xp.where(several, low, above[:, 0]),
+        xp.where(several, above[:, place], -xp.inf),
+        _best(c, rest(count, above[:, place])),
+    )
 
 
 class _Part(NamedTuple):
@@ -267,9 +285,10 @@ def _chernoff(growths: Any, points: Any) -> Any:
 
 
 def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
-    """The contour of exactly ``large`` (0 or 1) steps with x between split and top, all others below the split."""
+    """The contour of exactly ``large`` steps with x between split and top, all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
+    ways = _log_ways(step.steps)[large]
     found = tail.extremes(step, c)
 
     def groups(panels: Law) -> tuple[Any, tail.Group]:
@@ -281,7 +300,7 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
 
     def total(log_moments: Any) -> Any:
         """K: of all steps."""
-        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + large * xp.log(step.steps)
+        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + ways
 
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
@@ -371,12 +390,12 @@ def _dropped(step: Step, cut: Any, top: Any) -> Any:
 
 
 def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
-    """Tilts, and logs of Chernoff bounds of E[S_+; more than one step beyond the split]/T at them (section 3)."""
+    """Tilts, and logs of bounds at them of E[S_+; at least `count` steps beyond the split]/T (section 3)."""
     panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
-    c = made.rest_tilt * _NEAR
+    c, count = made.rest_tilt * _NEAR, made.count
     low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
-    bound = (step.steps - 2) * xp.logaddexp(low, high) + 2 * high - 1 - xp.log(c)
-    bound = bound + xp.log(xp.maximum(step.steps - 1, 0.0) / 2) + 64 * ULP * step.steps
+    bound = _log_ways(step.steps)[count] + (step.steps - count) * xp.logaddexp(low, high) + count * high - 1 - xp.log(c)
+    bound = bound - xp.log(step.steps) + 64 * ULP * step.steps
     return c, xp.where(xp.isnan(bound), xp.inf, bound)
 
 
@@ -384,23 +403,23 @@ def prepare(step: Step, effort: Effort) -> Contour:
     """The contour made for the step's epsilon. `evaluate` asks it for others."""
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     made = plan(still)
-    count = xp.where(made.split < made.top, 2, 1)
-    # Loops of 0, 1 or 2 turns in place of branches: a branch of a batch computes both sides for every point.
-    nodes, tilts = xp.zeros((2, effort.nodes)), xp.zeros((2, _ABOVE.size + _BELOW.size))
-    each = dict.fromkeys(_Part._fields, xp.zeros(2)) | dict.fromkeys(("size", "angle"), nodes)
+    # Loops in place of branches: a branch of a batch computes both sides for every point.
+    nodes, tilts = xp.zeros((_MOST, effort.nodes)), xp.zeros((_MOST, _ABOVE.size + _BELOW.size))
+    each = dict.fromkeys(_Part._fields, xp.zeros(_MOST)) | dict.fromkeys(("size", "angle"), nodes)
     empty = _Part(**(each | dict.fromkeys(("points", "growths"), tilts)))
 
     def add(k: Any, parts: _Part) -> _Part:
-        one = _part(step, made, xp.where(k > 0, 1.0, 0.0), made.tilts[k], effort)
+        log_moment = _log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
+        one = _part(step, made, k, _least_nodes(still.steps, made.tilts, log_moment)[0], effort)
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
 
-    parts = xp.fori_loop(0, count, add, empty)
+    parts = xp.fori_loop(0, made.count, add, empty)
     nothing = (xp.ones(_NEAR.size), xp.full(_NEAR.size, -xp.inf))
     rest_tilts, rest = law.once_if(
-        count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
+        made.count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
     )
     splits = jumps.prepare(still)
-    return Contour(step, still.cut(), made.split, made.top, count, parts, rest_tilts, rest, splits)
+    return Contour(step, still.cut(), made.split, made.top, made.count, parts, rest_tilts, rest, splits)
 
 
 def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
