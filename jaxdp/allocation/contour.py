@@ -23,8 +23,9 @@ _NATS = 25.0  # by which the integrand falls before the last node
 _REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
 _GRID = 256
 _TILTS = 128
-_PAYS = 1.3  # this many times the nodes for all steps justify a contour for each number of large steps
+_PAYS = 1.3  # this many times the nodes justify contours for each number of large steps
 _MOST = 4  # contours
+_ROOM = 8  # points of the grid between split and top, at least
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
@@ -74,10 +75,9 @@ def _best(c: Any, log_value: Any) -> Any:
 
 
 def _least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
-    """The tilt that needs the fewest nodes: alias terms that fall fast, and few nats of cancellation.
+    """The tilt that needs the fewest nodes (few nats of cancellation, a short period), and a multiple of their number.
 
-    Returned with a number that is proportional to the nodes. log_moment: K on the grid c. The alias terms are those of
-    Chernoff at every other tilt of the grid.
+    log_moment: K on the grid. The alias terms are those of Chernoff at every other tilt of the grid.
     """
     height = log_moment - 2 * xp.log(c)
     goal = xp.min(height) - 1
@@ -124,12 +124,15 @@ def plan(step: Step) -> Plan:
         return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
 
     enough = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)]) <= -nats + _REST
-    count = 2 + xp.argmax(xp.any(enough, axis=1))
+    count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
     place = xp.argmax(enough[count - 2])
-    low = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf))
-    # counting large steps pays where the tilted law of all has a second peak next to the top
-    pays = _least_nodes(steps, c, steps * above[:, 0])[1] > _PAYS * _least_nodes(steps, c, steps * low)[1]
-    several = removes & xp.any(enough) & pays
+    low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
+    # One contour is enough where large steps matter neither to its nodes nor to the Chernoff bound.
+    (_, nodes), (_, fewest) = (_least_nodes(steps, c, steps * each) for each in (above[:, 0], low))
+    matter = (nodes > _PAYS * fewest) | (
+        xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
+    )
+    several = removes & xp.any(enough[:, :-_ROOM]) & matter
     return Plan(
         x,
         xp.where(several, x[place], top),
@@ -137,8 +140,8 @@ def plan(step: Step) -> Plan:
         xp.where(several, count, 1),
         c,
         xp.where(several, low, above[:, 0]),
-        xp.where(several, above[:, place], -xp.inf),
-        _best(c, rest(count, above[:, place])),
+        xp.where(several, high, -xp.inf),
+        _best(c, rest(count, high)),
     )
 
 

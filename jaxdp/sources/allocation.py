@@ -24,7 +24,7 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.validate import SMALLEST, is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
-_NEAR_END = 10.0  # nats above the mass at infinity: deltas below have no share in the composed one
+_NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no share in the composed one
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 
 
