@@ -90,19 +90,26 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
     def narrow(s: _Search) -> _Search:
         made = contour.prepare(Step(steps, scale, s.center, sign), effort)
 
+        last = s.turns >= _MOST_TURNS
+
         def at(epsilon: Any) -> Evaluation:
             seen = Evaluation(*(each[0] for each in contour.evaluate(made, epsilon[None], effort)))
-            return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK)
+            # too far from the center to say much: infinite bounds end the search
+            far = ~last & (seen.upper - seen.lower > 0.3 + 0.2 * xp.abs(seen.estimate - log_delta))
+            return seen._replace(upper=xp.where(far, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK)
 
         found = search.epsilon_bounds(at, log_delta, s.start, cap, inside)
         low, high = xp.maximum(s.low, found[0]), xp.minimum(s.high, found[1])
-        missed = xp.where(removes, (high == cap) & (s.center < cap), low == 0)
-        beyond = xp.where(removes, xp.minimum(1.6 * s.center, cap), 0.5 * s.center)
-        center = xp.where(missed, beyond, around(low, high, 1.0))
-        start = xp.where(missed, xp.where(removes, 1.2, 0.8) * s.center, xp.sqrt(low * high))
-        gain = high - low < 0.5 * (s.high - s.low)
-        done = (high - low <= xp.where(s.turns > 0, _ENOUGH, _NARROW) * high) | ~(gain | missed)
-        return _Search(center, xp.minimum(start, 0.9 * cap), low, high, done | (s.turns >= _MOST_TURNS), s.turns + 1)
+        near = high - low < 1e-3 * high
+        # a step of Newton's from the first epsilon that was asked for
+        seen = at(s.start)
+        root = xp.clip(s.start + (seen.estimate - log_delta) / xp.abs(seen.slope), xp.maximum(low, 0.2 * s.start), high)
+        aside = root + sign * (0.25 * xp.abs(s.center - root) + 1e-3 * root)
+        center = xp.where(near, around(low, high, 1.0), aside)
+        start = xp.where(near, xp.sqrt(low * high), root)
+        gain = ~near | (high - low < 0.5 * (s.high - s.low))
+        done = last | ~gain | (high - low <= xp.where(s.turns > 0, _ENOUGH, _NARROW) * high)
+        return _Search(xp.minimum(center, cap), xp.minimum(start, 0.9 * cap), low, high, done, s.turns + 1)
 
     low, high = xp.maximum(known.lower, 0.0), xp.minimum(known.upper, cap)
     near = high - low < 0.5 * high

@@ -475,8 +475,11 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     estimate = xp.where(sure, estimate, between)
     # moved between the closest bounds; its derivatives stay those of the contour
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
-    slope = xp.where(sure, slope, xp.where(step.steps == 2, pair.slope, known.slope))
     safe = xp.where(estimate > 0, estimate, 1.0)
+    # Elsewhere the bounds without a contour know the slope if they are close; if not, that of a normal law in epsilon.
+    normal = 2 * safe * xp.log(safe) / xp.maximum(epsilon, 0.01 * step.epsilon)
+    other = xp.where(known.upper < 2 * known.lower, known.slope, xp.where(step.steps == 2, pair.slope, normal))
+    slope = xp.where(sure, slope, other)
     return Evaluation(
         xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
         xp.where(reached & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
