@@ -518,3 +518,13 @@ def test_one_epoch_by_repeat_is_one_epoch_also_beside_rows_of_several():
     rows = jaxdp.epsilon_bounds(jaxdp.repeat(one, np.array([0, 1, 2])), 1e-6, relation="remove")
     assert (rows.lower[1], rows.upper[1]) == pytest.approx(alone, rel=1e-9)
     assert rows.upper[0] == 0 and rows.lower[2] > rows.upper[1]
+
+
+@pytest.mark.parametrize(
+    "noise, epsilon, exact", [(0.7, 2.0, 0.0342137831), (2.0, 0.3, 0.0292695006), (1.5, 1.0, 2.2376546e-3)]
+)
+def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, exact):
+    """No more large steps are counted than there are. Values of a two-dimensional sum over normal densities."""
+    found = jaxdp.delta_bounds(allocation(3, noise), epsilon, relation="remove")
+    assert found.lower <= exact * (1 + 1e-7) and found.upper >= exact * (1 - 1e-7)
+    assert found.upper - found.lower < 1e-6 * exact

@@ -124,6 +124,8 @@ def plan(step: Step) -> Plan:
         return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
 
     enough = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)]) <= -nats + _REST
+    # more large steps than there are would be negligible beyond any split
+    enough = enough & (np.arange(2.0, _MOST + 1)[:, None] <= steps)
     count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
     place = xp.argmax(enough[count - 2])
     low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
