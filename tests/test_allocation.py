@@ -35,8 +35,13 @@ def allocation(num_steps, noise, times=1):
 def evaluated(steps, noise, epsilon, sign, effort=SMALL):
     """(lower, upper) of delta by the contour alone, without a compiler."""
     with on_host():
-        seen = contour.evaluate(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
+        seen = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
     return np.exp(seen.lower), np.exp(seen.upper)
+
+
+def jump_bounds(step):
+    """Bounds of delta by sums over one large step alone."""
+    return jumps.bracket(step, jumps.prepare(step), np.array([step.epsilon]))
 
 
 def two_steps(noise, epsilon, sign):
@@ -72,7 +77,7 @@ def test_known_epsilons_lie_in_the_bounds(steps, noise, exact):
 def test_where_one_step_decides_the_bounds_are_close_without_a_contour():
     """(T 100, sigma 0.5): epsilon 6.39364 at delta 1e-6, to the digits shown."""
     with on_host():
-        below, above = (jumps.bracket(Step(100.0, 2.0, e, 1.0), np.array([e])) for e in (6.39363, 6.39366))
+        below, above = (jump_bounds(Step(100.0, 2.0, e, 1.0)) for e in (6.39363, 6.39366))
     assert below.lower > 1e-6 > above.upper
     assert below.upper / below.lower - 1 < 1e-4
 
@@ -96,7 +101,7 @@ def test_two_steps_lie_in_the_bounds(noise, epsilon, sign):
     lower, upper = evaluated(2, noise, epsilon, sign)
     assert lower <= exact * (1 + 1e-12) and upper >= exact * (1 - 1e-12)
     with on_host():
-        known = jumps.bracket(Step(2.0, 1 / noise, epsilon, sign), np.array([epsilon]))
+        known = jump_bounds(Step(2.0, 1 / noise, epsilon, sign))
     assert known.lower <= exact * (1 + 1e-12) and known.upper >= exact * (1 - 1e-12)
 
 
@@ -173,7 +178,7 @@ def test_random_points_lie_in_the_bounds():
         turned = -np.expm1(-epsilon) + np.exp(-epsilon) * exact  # "remove" at -epsilon
         with on_host():
             step = Step(*map(np.float64, (steps, 1 / noise, epsilon, -1.0)))
-            known, seen = jumps.bracket(step, np.array([epsilon])), contour.evaluate(step, SMALL)
+            known, seen = jump_bounds(step), bounds.at_own_epsilon(step, SMALL)
             add, remove = (
                 bounds.allocation_delta.point(*map(np.float64, (steps, noise, sign, sign * -epsilon)), effort=SMALL)
                 for sign in (-1.0, 1.0)
@@ -212,13 +217,19 @@ def test_delta_falls_with_epsilon_steps_and_noise():
 # ---- each error term ----
 
 
-def bracket_after(monkeypatch, change, steps=100, noise=1.0, epsilon=0.5, sign=1.0, effort=None):
+def bracket_after(monkeypatch, change, steps=100, noise=1.0, epsilon=0.5, sign=1.0, effort=SMALL):
     """The contour's bounds with parts changed, without the bounds that need no contour."""
     nothing = jumps.Bracket(np.zeros(1), np.ones(1), -np.ones(1))
-    monkeypatch.setattr(contour.jumps, "bracket", lambda step, epsilon: nothing)
-    part = contour._part
-    monkeypatch.setattr(contour, "_part", lambda *args: change(part(*args)))
-    return evaluated(steps, noise, epsilon, sign, effort or SMALL)
+    with on_host(), monkeypatch.context() as patched:
+        made = contour.prepare(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
+        patched.setattr(contour.jumps, "bracket", lambda step, splits, epsilon: nothing)
+        parts = change(made.parts, patched)
+        seen = contour.evaluate(made._replace(parts=parts), np.array([epsilon]), effort)
+    return np.exp(seen.lower[0]), np.exp(seen.upper[0])
+
+
+def unchanged(parts, patched):
+    return parts
 
 
 FEW = contour.Effort(24, 4, 8)  # 32 nodes: alias and tail are visible
@@ -232,14 +243,18 @@ def exact():
 
 
 def test_few_nodes_still_enclose(monkeypatch, exact):
-    lower, upper = bracket_after(monkeypatch, lambda part: part, effort=FEW)
+    lower, upper = bracket_after(monkeypatch, unchanged, effort=FEW)
     assert lower <= exact <= upper
 
 
 def without(*names):
-    def change(part):
-        kept = part._replace(**{name: 0.0 * getattr(part, name) for name in names})
-        return kept._replace(chernoff=np.full_like(part.chernoff, np.inf))
+    """Without these terms, and without the Chernoff bound of all of it, which would hide what they do."""
+
+    def change(parts, patched):
+        patched.setattr(contour, "_chernoff", lambda growths, points: np.inf)
+        if "alias" in names:
+            patched.setattr(contour, "_alias", lambda *args: 0.0)
+        return parts._replace(**{name: 0.0 * getattr(parts, name) for name in names if name != "alias"})
 
     return change
 
@@ -253,7 +268,7 @@ def test_a_contour_that_ends_early_is_saved_by_its_tail_alone(monkeypatch, exact
     real = tail.reach
     monkeypatch.setattr(contour.tail, "reach", lambda *args: 0.05 * real(*args))
     with monkeypatch.context() as inner:
-        lower, upper = bracket_after(inner, lambda part: part)
+        lower, upper = bracket_after(inner, unchanged)
         assert lower <= exact <= upper
     lower, upper = bracket_after(monkeypatch, without("beyond"))
     assert not lower <= exact <= upper
@@ -261,7 +276,7 @@ def test_a_contour_that_ends_early_is_saved_by_its_tail_alone(monkeypatch, exact
 
 def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
     coarse = contour.Effort(8, 16, 16)
-    lower, upper = bracket_after(monkeypatch, lambda part: part, effort=coarse)
+    lower, upper = bracket_after(monkeypatch, unchanged, effort=coarse)
     assert lower <= exact <= upper
     monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # the bound of the quadrature vanishes
     monkeypatch.setattr(law, "log_quadrature_errors", lambda step, edges, c, t: np.full((*np.shape(c), 2), -np.inf))
@@ -272,27 +287,35 @@ def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
 
 def test_without_the_steps_beyond_the_cut_the_lower_side_is_too_small_and_the_upper_fails(monkeypatch, exact):
     monkeypatch.setattr(contour, "_closed", lambda step, epsilon, cut: (np.zeros(1), np.zeros(1), np.zeros(1)))
-    _, upper = bracket_after(monkeypatch, lambda part: part, effort=bounds.EFFORTS[1])
+    _, upper = bracket_after(monkeypatch, unchanged, effort=bounds.EFFORTS[1])
     assert upper < exact
 
 
 def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
     monkeypatch.setattr(contour.tail, "reach", lambda *args, real=tail.reach: 3.0 * real(*args))  # a short period
     with monkeypatch.context() as inner:
-        lower, upper = bracket_after(inner, lambda part: part, effort=contour.Effort(48, 4, 8))
+        lower, upper = bracket_after(inner, unchanged, effort=contour.Effort(48, 4, 8))
         assert lower <= exact <= upper
     lower, _ = bracket_after(monkeypatch, without("alias"), effort=contour.Effort(48, 4, 8))
     assert lower > exact
 
 
+def low_split(made):
+    """Large steps from x = 2 on; at most one is counted."""
+    large, exponent = made.x > 2.0, made.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(made.x) - 0.5 * made.x**2
+    exponent = exponent + np.log((made.x[1] - made.x[0]) / np.sqrt(2 * np.pi))
+    low, high = (law.log_sum(np.where(some, exponent, -np.inf)) for some in (~large, large))
+    return made._replace(split=np.float64(2.0), count=2, low=low, high=high)
+
+
 def test_without_more_than_one_large_step_a_low_split_fails(monkeypatch, exact):
     made = contour.plan
-    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=np.float64(2.0)))
+    monkeypatch.setattr(contour, "plan", lambda step: low_split(made(step)))
     with monkeypatch.context() as inner:
-        lower, upper = bracket_after(inner, lambda part: part, effort=bounds.EFFORTS[1])
+        lower, upper = bracket_after(inner, unchanged, effort=bounds.EFFORTS[1])
         assert lower <= exact <= upper
-    monkeypatch.setattr(contour, "_rest", lambda step, plan, shift, effort: np.full(1, -np.inf))
-    _, upper = bracket_after(monkeypatch, lambda part: part, effort=bounds.EFFORTS[1])
+    monkeypatch.setattr(contour, "_rest", lambda step, plan, effort: (np.ones(9), np.full(9, -np.inf)))
+    _, upper = bracket_after(monkeypatch, unchanged, effort=bounds.EFFORTS[1])
     assert upper < exact
 
 
@@ -301,12 +324,12 @@ def test_without_what_lies_beyond_the_panels_an_early_end_fails(monkeypatch, sig
     low, high = evaluated(100, 1.0, 0.5, sign, bounds.EFFORTS[1])
     made = contour.plan
     end = np.float64(4.0 if sign > 0 else 2.5)
-    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=end, top=end))
+    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=end, top=end, count=1))
     with monkeypatch.context() as inner:
-        lower, upper = bracket_after(inner, lambda part: part, sign=sign, effort=bounds.EFFORTS[1])
+        lower, upper = bracket_after(inner, unchanged, sign=sign, effort=bounds.EFFORTS[1])
         assert lower <= high and low <= upper
     monkeypatch.setattr(contour, "_dropped", lambda step, cut, top: 0.0)
-    _, upper = bracket_after(monkeypatch, lambda part: part, sign=sign, effort=bounds.EFFORTS[1])
+    _, upper = bracket_after(monkeypatch, unchanged, sign=sign, effort=bounds.EFFORTS[1])
     assert upper < low
 
 
@@ -314,11 +337,11 @@ def test_without_what_lies_left_of_the_panels_a_late_start_fails(monkeypatch):
     low, high = evaluated(100, 1.0, 0.3, -1.0, bounds.EFFORTS[1])
     monkeypatch.setattr(law, "_LEFT", 2.5)
     with monkeypatch.context() as inner:
-        lower, upper = bracket_after(inner, lambda part: part, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
+        lower, upper = bracket_after(inner, unchanged, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
         assert lower <= high and low <= upper
     real = contour.log_normal_tail
     monkeypatch.setattr(contour, "log_normal_tail", lambda x: np.where(np.ndim(x) == 0, -np.inf, real(x)))
-    lower, upper = bracket_after(monkeypatch, lambda part: part, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
+    lower, upper = bracket_after(monkeypatch, unchanged, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
     assert not (lower <= high and low <= upper)
 
 
@@ -326,12 +349,13 @@ def test_rounding_is_charged_to_the_moduli_not_to_the_sum():
     """Off the saddle the sum cancels; the charge follows the moduli (T 1e4, sigma 1, epsilon 0.2)."""
     with on_host():
         step = Step(1e4, 1.0, 0.2, 1.0)
-        made = contour.plan(step)
-        at = contour._part(step, made, np.zeros(1), 0.0, made.tilts[0], SMALL)
-        lower_tilt = contour._part(step, made, np.zeros(1), 0.0, 0.6 * made.tilts[0], SMALL)
-    loss = float((at.log_total - lower_tilt.log_total)[0])
+        made, at = contour.plan(step), contour.prepare(step, SMALL).parts
+        at = at._replace(**{name: value[0] for name, value in at._asdict().items()})
+        lower_tilt = contour._part(step, made, 0, 0.6 * at.tilt, SMALL)
+    loss = float(at.log_total - lower_tilt.log_total)
     assert loss < 0  # K is larger off the saddle
-    assert lower_tilt.error[0] / lower_tilt.value[0] > at.error[0] / at.value[0]
+    # both are off the same sum by so much of it, in units of the first one's e^K
+    assert lower_tilt.error > np.exp(loss) * at.error
 
 
 def test_the_bound_of_the_modulus_is_above_the_modulus():
@@ -494,3 +518,13 @@ def test_one_epoch_by_repeat_is_one_epoch_also_beside_rows_of_several():
     rows = jaxdp.epsilon_bounds(jaxdp.repeat(one, np.array([0, 1, 2])), 1e-6, relation="remove")
     assert (rows.lower[1], rows.upper[1]) == pytest.approx(alone, rel=1e-9)
     assert rows.upper[0] == 0 and rows.lower[2] > rows.upper[1]
+
+
+@pytest.mark.parametrize(
+    "noise, epsilon, exact", [(0.7, 2.0, 0.0342137831), (2.0, 0.3, 0.0292695006), (1.5, 1.0, 2.2376546e-3)]
+)
+def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, exact):
+    """No more large steps are counted than there are. Values of a two-dimensional sum over normal densities."""
+    found = jaxdp.delta_bounds(allocation(3, noise), epsilon, relation="remove")
+    assert found.lower <= exact * (1 + 1e-7) and found.upper >= exact * (1 - 1e-7)
+    assert found.upper - found.lower < 1e-6 * exact

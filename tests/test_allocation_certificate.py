@@ -19,14 +19,15 @@ LARGE = bounds.EFFORTS[1]
 def evaluated(steps, noise, epsilon, sign):
     """(lower, upper) of delta by the contour and the jumps."""
     with on_host():
-        seen = contour.evaluate(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), LARGE)
+        seen = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), LARGE)
     return np.exp(seen.lower), np.exp(seen.upper)
 
 
 def by_jumps(steps, noise, epsilon, sign):
     """(lower, upper) of delta by sums over one large step alone."""
     with on_host():
-        known = jumps.bracket(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), np.array([epsilon]))
+        step = Step(*map(np.float64, (steps, 1 / noise, epsilon, sign)))
+        known = jumps.bracket(step, jumps.prepare(step), step.epsilon[None])
     return float(known.lower[0]), float(known.upper[0])
 
 

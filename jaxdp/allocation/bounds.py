@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,13 @@ EFFORTS = (Effort(48, 8, 16), Effort(128, 32, 64), Effort(384, 64, 128))
 _LEAST_DELTA = 2.3e-308
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
+_NARROW, _ENOUGH, _MOST_TURNS = 1e-7, 5e-7, 5
+
+
+def at_own_epsilon(step: Step, effort: Effort) -> Evaluation:
+    """Bounds of log delta at the step's own epsilon, the estimate and its slope."""
+    seen = contour.evaluate(contour.prepare(step, effort), step.epsilon[None], effort)
+    return Evaluation(*(each[0] for each in seen))
 
 
 def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> Bounds:
@@ -28,7 +35,7 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
     inside = (size <= LARGEST_EPSILON) & (steps > 1)
     # delta of the other direction at the negative: H_a = 1 - a + a H_{1/a}
     turned = xp.where(epsilon < 0, -sign, sign)
-    seen = contour.evaluate(Step(steps, scale, xp.where(inside, size, 1.0), turned), effort)
+    seen = at_own_epsilon(Step(steps, scale, xp.where(inside, size, 1.0), turned), effort)
     lower, upper = (xp.where(inside, xp.exp(side), no) for side, no in ((seen.lower, 0.0), (seen.upper, 1.0)))
     negative = xp.minimum(epsilon, 0.0)
     odds, floor = xp.exp(negative), -xp.expm1(negative)
@@ -57,26 +64,64 @@ def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
     return xp.clip(xp.where(step.sign > 0, xp.maximum(bulk, jump), bulk), 1e-6 * cap, 0.9 * cap)
 
 
-def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, effort: Effort) -> Bounds:
-    scale = 1 / noise
+class _Search(NamedTuple):
+    center: Any  # the epsilon that the next contour is made for
+    start: Any  # the first one that the contour is asked for
+    low: Any
+    high: Any
+    done: Any
+    turns: Any
+
+
+def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effort: Effort) -> Bounds:
+    scale, removes = 1 / noise, sign > 0
     target, _ = raised(delta)
     alone = gaussian.epsilon_bounds(scale, target, 4 * ULP)
     inside = (target > 0) & (target < 1) & (steps > 1) & (alone[1] > 0) & (alone[1] <= LARGEST_EPSILON)
     cap = xp.where(inside, alone[1], 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
 
-    def at(epsilon: Any) -> Evaluation:
-        seen = contour.evaluate(Step(steps, scale, epsilon, sign), effort)
-        # NaN ends the search: the next effort is asked
-        most = 1.0 if effort == EFFORTS[-1] else 0.02
-        too_wide = seen.upper - seen.lower > most + 0.2 * xp.abs(seen.estimate - log_delta)
-        known = xp.where(too_wide, xp.nan, seen.estimate)
-        return seen._replace(
-            upper=xp.where(too_wide, xp.inf, seen.upper + _SLACK), lower=seen.lower - _SLACK, estimate=known
-        )
+    def around(low: Any, high: Any, share: float) -> Any:
+        """An epsilon from which contours look at [low, high]: they look down for "remove", up for "add"."""
+        margin = share * (high - low)
+        return xp.where(removes, xp.minimum(high + margin, cap), low - xp.minimum(margin, 0.5 * low))
 
-    start = _guess(Step(steps, scale, cap, sign), log_delta, cap)
-    low, high, _ = proved_ends(at, log_delta, start, cap, wanted=inside)
+    def narrow(s: _Search) -> _Search:
+        made = contour.prepare(Step(steps, scale, s.center, sign), effort)
+
+        last = s.turns >= _MOST_TURNS
+
+        def ask(epsilon: Any) -> Evaluation:
+            return Evaluation(*(each[0] for each in contour.evaluate(made, epsilon[None], effort)))
+
+        def at(epsilon: Any) -> Evaluation:
+            seen = ask(epsilon)
+            # too far from the center to say much: NaN ends the search
+            far = ~last & (seen.upper - seen.lower > 0.3 + 0.2 * xp.abs(seen.estimate - log_delta))
+            estimate = xp.where(far, xp.nan, seen.estimate)
+            return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=estimate)
+
+        found = proved_ends(at, log_delta, s.start, cap, wanted=inside)
+        low, high = xp.maximum(s.low, found[0]), xp.minimum(s.high, found[1])
+        near = high - low < 1e-3 * high
+        # a step of Newton's from the first epsilon that was asked for
+        seen = ask(s.start)
+        root = xp.clip(s.start + (seen.estimate - log_delta) / xp.abs(seen.slope), xp.maximum(low, 0.2 * s.start), high)
+        aside = root + sign * (0.25 * xp.abs(s.center - root) + 1e-3 * root)
+        center = xp.where(near, around(low, high, 1.0), aside)
+        start = xp.where(near, xp.sqrt(low * high), root)
+        gain = ~near | (high - low < 0.5 * (s.high - s.low))
+        done = last | ~gain | (high - low <= xp.where(s.turns > 0, _ENOUGH, _NARROW) * high)
+        return _Search(xp.minimum(center, cap), xp.minimum(start, 0.9 * cap), low, high, done, s.turns + 1)
+
+    low, high = xp.maximum(known.lower, 0.0), xp.minimum(known.upper, cap)
+    near = high - low < 0.5 * high
+    guess = _guess(Step(steps, scale, cap, sign), log_delta, cap)
+    start = xp.where(near, xp.sqrt(low * high), guess)
+    center = xp.where(near, around(low, high, 1.0), around(guess, guess, 0.0) * xp.where(removes, 1.2, 0.8))
+    first = _Search(xp.minimum(center, cap), start, low, high, ~inside, xp.zeros((), xp.int32))
+    end = xp.while_loop(lambda s: ~s.done, narrow, first)
+    low, high = end.low, end.high
     low = xp.where(inside, low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
     high = xp.where(inside, high, alone[1])
     # all outputs added up: a Gaussian mechanism of mean 1 and variance T noise^2
@@ -91,9 +136,11 @@ def allocation_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort:
 
 
 @kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
-def allocation_epsilon(steps: Any, noise: Any, sign: Any, delta: Any, *, effort: Effort) -> Bounds:
-    """Bounds of epsilon of one point. sign: 1 for "remove", -1 for "add"."""
-    return _epsilon(steps, noise, sign, delta, effort)
+def allocation_epsilon(
+    steps: Any, noise: Any, sign: Any, delta: Any, low: Any = 0.0, high: Any = np.inf, *, effort: Effort
+) -> Bounds:
+    """Bounds of epsilon of one point. sign: 1 for "remove", -1 for "add". low, high: bounds known so far."""
+    return _epsilon(steps, noise, sign, delta, Bounds(low, high), effort)
 
 
 @kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=10_000)
@@ -103,9 +150,8 @@ def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort
     inside = (steps > 1) & (epsilon <= LARGEST_EPSILON)
     safe = xp.where(inside, epsilon, 1.0)
     # the one with the largest cut: the others' lie inside
-    seen = contour.profile(
-        Step(xp.maximum(steps, 2.0), scale, xp.where(sign > 0, safe[-1], safe[0]), sign), safe, effort
-    )
+    made = contour.prepare(Step(xp.maximum(steps, 2.0), scale, xp.where(sign > 0, safe[-1], safe[0]), sign), effort)
+    seen = contour.evaluate(made, safe, effort)
     alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
     least, most = (xp.log(xp.maximum(side, _LEAST_DELTA)) for side in alone)
     least = xp.where(alone[0] > _LEAST_DELTA, least - _SLACK, -xp.inf)
@@ -117,7 +163,7 @@ def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort
 def log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any) -> Any:
     """log delta at epsilon >= 0 as a differentiable function of noise and epsilon; an estimate."""
     steps = xp.stop_gradient(steps)
-    many = contour.evaluate(Step(xp.maximum(steps, 2.0), 1 / noise, epsilon, sign), EFFORTS[1]).estimate
+    many = at_own_epsilon(Step(xp.maximum(steps, 2.0), 1 / noise, epsilon, sign), EFFORTS[1]).estimate
     return xp.where(steps == 1, gaussian.smooth_delta(1 / noise, epsilon), many)
 
 

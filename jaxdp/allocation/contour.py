@@ -1,7 +1,7 @@
 """E[(X_1 + ... + X_T)_+] of one epoch of random allocation, certified from both sides.
 
-Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one (a contour each,
-at its own tilt) or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
+Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one, two or three (a
+contour each, at its own tilt), or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
-from jaxdp.numerics.roots import Evaluation
+from jaxdp.numerics.roots import Evaluation, bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 _NATS = 25.0  # by which the integrand falls before the last node
-_REST = math.log(1e-9)  # of the value: what more than one large step may contribute
+_REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
 _GRID = 256
 _TILTS = 128
+_PAYS = 1.3  # this many times the nodes justify contours for each number of large steps
+_MOST = 4  # contours
+_ROOM = 8  # points of the grid between split and top, at least
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
@@ -47,13 +50,18 @@ class Effort(NamedTuple):
 class Plan(NamedTuple):
     """Where to cut and to tilt. No bound needs it to be right.
 
-    split, top: limits in x. tilts: for none and for one large step. rest_tilt: for more of them. log_delta: a guess.
+    x: a grid from the first panel to the last. A step is large where x lies between split and top. count: how many
+    contours there are, for 0, 1, ... large steps. tilts, low, high: a grid of c, and log M(c) of small and of large
+    steps. rest_tilt: a c for the bound of `count` or more large steps.
     """
 
     x: Any
     split: Any
     top: Any
+    count: Any
     tilts: Any
+    low: Any
+    high: Any
     rest_tilt: Any
 
 
@@ -66,10 +74,10 @@ def _best(c: Any, log_value: Any) -> Any:
     return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
 
 
-def _least_nodes(c: Any, log_moment: Any, most_loss: Any) -> Any:
-    """The tilt that asks for the fewest nodes: alias terms that fall fast, and few nats of cancellation.
+def _least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
+    """The tilt that needs the fewest nodes (few nats of cancellation, a short period), and a multiple of their number.
 
-    log_moment: K on the grid c. The alias terms are those of Chernoff at every other tilt of the grid.
+    log_moment: K on the grid. The alias terms are those of Chernoff at every other tilt of the grid.
     """
     height = log_moment - 2 * xp.log(c)
     goal = xp.min(height) - 1
@@ -80,8 +88,15 @@ def _least_nodes(c: Any, log_moment: Any, most_loss: Any) -> Any:
     left = xp.min(xp.where(apart < 0, period, xp.inf), axis=0)
     loss = height - goal
     nodes = xp.maximum(right, left) * xp.sqrt(_NATS + loss)
-    allowed = (loss <= 1.2 + most_loss) & (c <= c[xp.argmin(height)]) & (nodes > 0)
-    return c[xp.argmin(xp.where(allowed, nodes, xp.inf))]
+    allowed = (loss <= 1.2 + xp.maximum(0.0, xp.log(1e6 / steps))) & (c <= c[xp.argmin(height)]) & (nodes > 0)
+    nodes = xp.where(allowed, nodes, xp.inf)
+    return c[xp.argmin(nodes)], xp.min(nodes)
+
+
+def _log_ways(steps: Any) -> Any:
+    """log of the number of ways in which 0, 1, ..., _MOST of the steps may be large; -inf for more than there are."""
+    k = np.arange(float(_MOST))
+    return xp.concatenate([xp.zeros(1), xp.cumsum(xp.log(xp.maximum(steps - k, 0.0) / (k + 1)))])
 
 
 def plan(step: Step) -> Plan:
@@ -103,35 +118,72 @@ def plan(step: Step) -> Plan:
     x, exponent = exponents(top)
     most = xp.max(exponent, axis=1, keepdims=True)
     above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
-    pairs = xp.log(xp.maximum(steps - 1, 1.0) / 2)
-    rest = pairs + (steps - 2) * above[:, :1] + 2 * above - xp.log(c)[:, None]
-    enough = xp.min(rest, axis=0) <= -nats + _REST
-    two = removes & xp.any(enough)
-    place = xp.where(two, xp.argmax(enough), _GRID)
-    index = xp.arange(_GRID)
-    low = law.log_sum(xp.where(index < place, exponent, -xp.inf))
-    high = xp.where(two, law.log_sum(xp.where(two & (index < place), -xp.inf, exponent)), low)
-    none, one = steps * low, (steps - 1) * low + high + xp.log(steps)
-    most_loss = xp.maximum(0.0, xp.log(1e6 / steps))
-    tilts = xp.stack([_least_nodes(c, each, most_loss) for each in (none, one)])
-    place = xp.minimum(place, _GRID - 1)
-    split = xp.where(two, x[place], top)
-    return Plan(x, split, top, tilts, _best(c, rest[:, place]))
+
+    def rest(count: Any, large: Any) -> Any:
+        ways = _log_ways(steps)[count] - xp.log(steps)
+        return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
+
+    enough = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)]) <= -nats + _REST
+    # more large steps than there are would be negligible beyond any split
+    enough = enough & (np.arange(2.0, _MOST + 1)[:, None] <= steps)
+    count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
+    place = xp.argmax(enough[count - 2])
+    low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
+    # One contour is enough where large steps matter neither to its nodes nor to the Chernoff bound.
+    (_, nodes), (_, fewest) = (_least_nodes(steps, c, steps * each) for each in (above[:, 0], low))
+    matter = (nodes > _PAYS * fewest) | (
+        xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
+    )
+    several = removes & xp.any(enough[:, :-_ROOM]) & matter
+    return Plan(
+        x,
+        xp.where(several, x[place], top),
+        top,
+        xp.where(several, count, 1),
+        c,
+        xp.where(several, low, above[:, 0]),
+        xp.where(several, high, -xp.inf),
+        _best(c, rest(count, high)),
+    )
 
 
 class _Part(NamedTuple):
-    """In units of e^log_total: the sum over nodes, its errors, the sum with weight 1/z; and a bound of it all.
+    """The contour of a fixed number of large steps; an epsilon shifts the sum S, which changes none of these.
 
-    One number for each epsilon that is asked for.
+    log_total: K(tilt), in whose exponential the others are measured. step: distance of the nodes. size, angle: modulus
+    of h/pi F(z)/z^2 at the nodes, halved at the first one, and the angle of F. moduli: the sum of size. error: bound of
+    the rounding of the sum over nodes for no shift. turning: its growth with the shift. beyond: bound of the nodes left
+    out. points, growths: other tilts, and upper bounds of K there less K(tilt).
     """
 
     log_total: Any
-    value: Any
+    tilt: Any
+    step: Any
+    size: Any
+    angle: Any
+    moduli: Any
     error: Any
+    turning: Any
     beyond: Any
-    alias: Any
-    crossing: Any
-    chernoff: Any
+    points: Any
+    growths: Any
+
+
+class Contour(NamedTuple):
+    """What `prepare` computes for one step; `evaluate` asks it for neighbouring epsilons.
+
+    count: how many of the parts are in use. rest_tilts, rest: Chernoff bounds of more than one large step, in logs.
+    """
+
+    step: Step
+    cut: Any
+    split: Any
+    top: Any
+    count: Any
+    parts: _Part
+    rest_tilts: Any
+    rest: Any
+    jump: jumps.Splits
 
 
 def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
@@ -200,11 +252,14 @@ def _both_transforms(
     t = h * np.arange(float(effort.nodes))
     w = _weights(panels, c, log_moments)
     x = panels.value
-    one = xp.ones(effort.nodes), xp.zeros(effort.nodes)
-    re, im = xp.lax_map(
-        lambda each: xp.cond(each[2] > 0, lambda: _transform(each[0], each[1], h, effort), lambda: one),
-        (x.reshape(2, -1), w.reshape(2, -1), powers),
-    )
+    value, w_flat = x.reshape(2, -1), w.reshape(2, -1)
+    start = xp.ones((2, effort.nodes)), xp.zeros((2, effort.nodes))
+
+    def add(k: Any, made: tuple[Any, Any]) -> tuple[Any, Any]:
+        found = _transform(value[k], w_flat[k], h, effort)
+        return tuple(xp.set_at(all_of, k, one) for all_of, one in zip(made, found, strict=True))
+
+    re, im = xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, start)
     # of a weight: its exponent and its logarithm's parts; of a power: 8 at each turn; of a sum of n terms: n units
     units = 1.5 * w[0].size + 30 + 8 * (effort.rows + effort.columns) + 4 * xp.abs(c * panels.value) + panels.x**2
     own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
@@ -229,13 +284,16 @@ def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
     return (right + xp.fmin(left, xp.where(xp.isnan(plain), xp.inf, plain))) * (1 + 1e-9)
 
 
-def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort) -> _Part:
-    """The contour of exactly ``large`` (0 or 1) steps with x between split and top, all others below the split.
+def _chernoff(growths: Any, points: Any) -> Any:
+    """Bound of E[S_+] in units of e^{K(c)}: x_+ <= e^{px}/(e p)."""
+    return xp.exp(xp.min(growths[:, :-1] - 1 - xp.log(points[:-1]), axis=1))
 
-    shift: of the sum, for each epsilon, from that at the step's own.
-    """
+
+def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
+    """The contour of exactly ``large`` steps with x between split and top, all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
+    ways = _log_ways(step.steps)[large]
     found = tail.extremes(step, c)
 
     def groups(panels: Law) -> tuple[Any, tail.Group]:
@@ -247,7 +305,7 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
 
     def total(log_moments: Any) -> Any:
         """K: of all steps."""
-        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + large * xp.log(step.steps)
+        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + ways
 
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
@@ -267,17 +325,10 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     bounds = total(_moment_bounds(step, panels, points))
     growths = bounds - log_total
 
-    def alias(period: Any, moved: Any) -> Any:
-        return _alias(step, growths - (points - c) * moved[:, None], points, c, period)
+    def long_enough(u: Any) -> Any:
+        return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-_NATS))
 
-    wanted = xp.exp(
-        tail.bisect(
-            lambda u: alias(xp.exp(u), xp.zeros(1))[0] * c - math.exp(-_NATS),
-            -xp.log(c) - 2.0,
-            -xp.log(c) + 21.0,
-            tail.COARSE,
-        )
-    )
+    wanted = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
     ratio = xp.sqrt(2 * math.pi * (effort.nodes - 1) / (t_wanted * wanted))
     last = t_wanted * xp.minimum(ratio, 1.1)
     h = last / (effort.nodes - 1)
@@ -297,23 +348,24 @@ def _part(live: Step, made: Plan, shift: Any, large: Any, c: Any, effort: Effort
     log_size, angle = log_power(phi.modulus), xp.sum(power * phi.angle, axis=0)
     half = xp.where(t == 0, 0.5, 1.0) * inverse * (h / math.pi)
     size = half * xp.exp(log_size)
-    turned = t * shift[:, None]
-    phase = angle - turned
-    cosine, sine = xp.cos(phase), xp.sin(phase)
-    value = xp.sum(size * inverse * ((c * c - t * t) * cosine + 2 * c * t * sine), axis=1)
-    crossing = xp.sum(size * (c * cosine + t * sine), axis=1)
     # |a^n - b^n| <= n |a - b| max(a, b)^(n - 1)
     most = phi.modulus + phi.error
     relative = xp.sum(xp.where(power > 0, power * phi.error / most, 0.0), axis=0)
-    relative = relative + ULP * (12 + 2 * xp.abs(angle) + 4 * xp.abs(turned) + 4 * xp.abs(log_size))
-    error = xp.sum(half * xp.exp(log_power(most)) * relative, axis=1)
-    log_total = log_total - c * shift
-    error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * xp.sum(size)
-    beyond = xp.full_like(shift, tail.integral(parts, powers, c, last) / math.pi)
-    aliases = alias(2 * math.pi / h, shift)
-    apart = (points - c)[:-1] * shift[:, None]
-    chernoff = xp.exp(xp.min(growths[:-1] - apart - 1 - xp.log(points[:-1]), axis=1))
-    return _Part(log_total, value, error, beyond, aliases, crossing, chernoff)
+    relative = relative + ULP * (12 + 2 * xp.abs(angle) + 4 * xp.abs(log_size))
+    largest = half * xp.exp(log_power(most))
+    return _Part(
+        log_total=log_total,
+        tilt=c,
+        step=h,
+        size=size,
+        angle=angle,
+        moduli=xp.sum(size),
+        error=xp.sum(largest * relative),
+        turning=4 * ULP * xp.sum(largest * t),
+        beyond=tail.integral(parts, powers, c, last) / math.pi,
+        points=points,
+        growths=growths,
+    )
 
 
 def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any, Any]:
@@ -339,74 +391,97 @@ def _dropped(step: Step, cut: Any, top: Any) -> Any:
     return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * none) * (1 + 1e-12), 0.0)
 
 
-def _rest(step: Step, made: Plan, shift: Any, effort: Effort) -> Any:
-    """log of a bound of E[S_+; more than one step beyond the split]/T (section 3), for each epsilon."""
+def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
+    """Tilts, and logs of bounds at them of E[S_+; at least `count` steps beyond the split]/T (section 3)."""
     panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
-
-    c = made.rest_tilt * _NEAR
+    c, count = made.rest_tilt * _NEAR, made.count
     low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
-    bound = (step.steps - 2) * xp.logaddexp(low, high) + 2 * high - 1 - xp.log(c)
-    pairs = xp.log(xp.maximum(step.steps - 1, 0.0) / 2)
-    least = pairs + xp.min(bound - c * shift[:, None], axis=1) + 64 * ULP * step.steps
-    return xp.where(made.split < made.top, xp.where(xp.isnan(least), xp.inf, least), -xp.inf)
+    bound = _log_ways(step.steps)[count] + (step.steps - count) * xp.logaddexp(low, high) + count * high - 1 - xp.log(c)
+    bound = bound - xp.log(step.steps) + 64 * ULP * step.steps
+    return c, xp.where(xp.isnan(bound), xp.inf, bound)
 
 
-def evaluate(step: Step, effort: Effort) -> Evaluation:
-    """Bounds of log delta at the step's epsilon, an estimate, and its slope in epsilon."""
-    return jax.tree_util.tree_map(lambda a: a[0], profile(step, step.epsilon[None], effort))
-
-
-def profile(step: Step, epsilon: Any, effort: Effort) -> Evaluation:
-    """`evaluate` at an array of epsilons >= 0, close to the step's own if the bounds are to be close."""
+def prepare(step: Step, effort: Effort) -> Contour:
+    """The contour made for the step's epsilon. `evaluate` asks it for others."""
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     made = plan(still)
-    cut = xp.max(still._replace(epsilon=xp.stop_gradient(epsilon)).cut())
+    # Loops in place of branches: a branch of a batch computes both sides for every point.
+    nodes, tilts = xp.zeros((_MOST, effort.nodes)), xp.zeros((_MOST, _ABOVE.size + _BELOW.size))
+    each = dict.fromkeys(_Part._fields, xp.zeros(_MOST)) | dict.fromkeys(("size", "angle"), nodes)
+    empty = _Part(**(each | dict.fromkeys(("points", "growths"), tilts)))
+
+    def add(k: Any, parts: _Part) -> _Part:
+        log_moment = _log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
+        one = _part(step, made, k, _least_nodes(still.steps, made.tilts, log_moment)[0], effort)
+        return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
+
+    parts = xp.fori_loop(0, made.count, add, empty)
+    nothing = (xp.ones(_NEAR.size), xp.full(_NEAR.size, -xp.inf))
+    rest_tilts, rest = law.once_if(
+        made.count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
+    )
+    splits = jumps.prepare(still)
+    return Contour(step, still.cut(), made.split, made.top, made.count, parts, rest_tilts, rest, splits)
+
+
+def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
+    """Bounds of log delta at an array of epsilons >= 0, an estimate, and its slope in epsilon.
+
+    The bounds are close where epsilon is close to the one that the contour was made for. Where the cut of the contour
+    is too small, for larger epsilons of "remove" and smaller ones of "add", they are infinite.
+    """
+    step, shape = made.step, xp.zeros_like(epsilon)
+    still = jax.tree_util.tree_map(xp.stop_gradient, step)
+    removes = step.sign > 0
+    reached = step.sign * epsilon <= step.sign * step.epsilon
     shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
-    limits = (xp.where(end == still.cut(), cut, end) for end in (made.split, made.top))
-    made = made._replace(**dict(zip(("split", "top"), limits, strict=True)))
+    t = np.arange(float(effort.nodes))
 
-    def counted(args: tuple[Any, Any]) -> _Part:
-        large, c = args
-        nothing = _Part(*[xp.zeros_like(shift)] * len(_Part._fields))
-        return xp.cond(
-            (large == 0) | (made.split < made.top),
-            lambda: _part(step, made, shift, large, c, effort),
-            lambda: nothing,
-        )
+    def add(k: Any, sums: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+        part = _Part(*(x[k] for x in made.parts))
+        c, z = part.tilt, part.step * t
+        phase = part.angle - z * shift[:, None]
+        cosine, sine = xp.cos(phase), xp.sin(phase)
+        size = part.size / (c * c + z * z)
+        value = xp.sum(size * ((c * c - z * z) * cosine + 2 * c * z * sine), axis=1)
+        crossing = xp.sum(part.size * (c * cosine + z * sine), axis=1)
+        log_total = part.log_total - c * shift
+        off = part.error + part.turning * xp.abs(shift) + part.beyond
+        off = off + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
+        growths = part.growths - (part.points - c) * shift[:, None]
+        alias = _alias(step, growths, part.points, c, 2 * math.pi / part.step)
+        least = xp.maximum(value - off - alias, 0.0)
+        unit = xp.exp(log_total + xp.where(removes, 0.0, epsilon) - xp.log(step.steps))
+        most = xp.fmin(value + off, _chernoff(growths, part.points))
+        new = value, xp.where(xp.isnan(least), 0.0, least), most, crossing
+        return tuple(total + unit * x for total, x in zip(sums, new, strict=True))
 
-    parts = xp.lax_map(counted, (np.arange(2.0), made.tilts))
-    closed, closed_error, some = _closed(step, epsilon, cut)
-    live = xp.stack([True, made.split < made.top])[:, None]
-    unit = parts.log_total + xp.where(step.sign > 0, 0.0, epsilon) - xp.log(step.steps)
-    unit = xp.where(live, xp.exp(unit), 0.0)
-
-    def total(each: Any) -> Any:
-        return xp.sum(xp.where(live, unit * each, 0.0), axis=0)
-
-    off = parts.error + parts.beyond
-    estimate = total(parts.value) + closed
-    most = xp.fmin(parts.value + off, parts.chernoff)
-    omitted = xp.exp(_rest(still, made, shift, effort)) + _dropped(still, cut, made.top)
-    upper = total(most) + closed + closed_error + omitted
-    least = xp.maximum(parts.value - off - parts.alias, 0.0)
-    lower = total(xp.where(xp.isnan(least), 0.0, least)) + closed - closed_error
-    known = jumps.bracket(still, xp.stop_gradient(epsilon))
-    sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < upper)
+    value, lower, upper, crossing = xp.fori_loop(0, made.count, add, (shape,) * 4)
+    closed, closed_error, some = _closed(step, epsilon, made.cut)
+    estimate = value + closed
+    rest = xp.exp(xp.min(made.rest - made.rest_tilts * shift[:, None], axis=1))
+    upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
+    lower = lower + closed - closed_error
+    sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
+    known = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
     pair = two_steps.bracket(still, xp.stop_gradient(epsilon))
     lower = xp.fmax(xp.fmax(lower, known.lower), pair.lower)
     upper = xp.fmin(xp.fmin(upper, known.upper), pair.upper)
-    positive = total(parts.crossing) * step.steps
     # d delta/d epsilon = -e^epsilon P(sum Y > T e^epsilon); "add": delta - P(sum Y < T e^-epsilon)
-    slope = xp.where(step.sign > 0, -xp.exp(epsilon) * (some + positive), estimate - positive * xp.exp(-epsilon))
+    positive = crossing * step.steps
+    slope = xp.where(removes, -xp.exp(epsilon) * (some + positive), estimate - positive * xp.exp(-epsilon))
     between = xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper)
     estimate = xp.where(sure, estimate, between)
     # moved between the closest bounds; its derivatives stay those of the contour
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
-    slope = xp.where(sure, slope, xp.where(step.steps == 2, pair.slope, known.slope))
     safe = xp.where(estimate > 0, estimate, 1.0)
+    # Elsewhere the bounds without a contour know the slope if they are close; if not, that of a normal law in epsilon.
+    normal = 2 * safe * xp.log(safe) / xp.maximum(epsilon, 0.01 * step.epsilon)
+    other = xp.where(known.upper < 2 * known.lower, known.slope, xp.where(step.steps == 2, pair.slope, normal))
+    slope = xp.where(sure, slope, other)
     return Evaluation(
-        xp.where(upper >= 0, xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
-        xp.where(lower > 0, xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
+        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
+        xp.where(reached & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
         xp.where(estimate > 0, xp.log(safe), -xp.inf),
         slope / safe,
     )

@@ -18,8 +18,8 @@ from jaxdp.shuffle import rounds
 CELL = 96
 Cells = tuple[tuple[int, Effort], ...]  # how many neighbouring epsilons share a contour, at which effort
 COARSE: Cells = ((12, EFFORTS[0]),)  # of the first grid
-FINE: Cells = ((CELL, EFFORTS[1]), (12, EFFORTS[1]))
-_CLOSE, _HOPELESS = 1e-4, 0.1  # of log delta
+FINE: Cells = ((CELL, EFFORTS[0]), (CELL, EFFORTS[1]), (12, EFFORTS[1]))
+_CLOSE, _MOST_GAP = 1e-4, 0.1  # gaps of log delta: asked for; from which on more contours are no use
 FIRST, POINTS = CELL, 10 * CELL  # of the grid that finds where the mass is, and of the one that is fine there
 
 
@@ -76,7 +76,7 @@ def log_profiles(
     """
     lower, upper = np.full(epsilon.size, -np.inf), np.zeros(epsilon.size)
     todo = np.arange(epsilon.size)
-    for size, effort in cells:
+    for (size, effort), following in zip(cells, (*cells[1:], None), strict=True):
         places = todo.reshape(-1, size)
         rows = places[:, 0] // epsilon.shape[1]
         shared = epsilon.ravel()[places]
@@ -85,9 +85,9 @@ def log_profiles(
         upper[places] = np.fmin(upper[places], found.upper)
         gap = found.upper - found.lower
         wide = (found.upper > least[rows, None]) & ~(gap <= _CLOSE)
-        # where the contour is not close to the epsilon that it was made for, more contours are not either
-        hopeful = gap[:, -1 if sign > 0 else 0] <= _HOPELESS
-        todo = places[np.any(wide, axis=1) & hopeful]
+        # where a contour is not close to the epsilon that it was made for, more of the same effort are not either
+        more = following is not None and following[1] == effort
+        todo = places[np.any(wide, axis=1) & ((gap[:, -1 if sign > 0 else 0] <= _MOST_GAP) | (not more))]
         if not todo.size:
             break
     return Bounds(lower.reshape(epsilon.shape), upper.reshape(epsilon.shape))

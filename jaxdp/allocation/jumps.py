@@ -34,13 +34,32 @@ class Bracket(NamedTuple):
     slope: Any
 
 
-def bracket(step: Step, epsilon: Any) -> Bracket:
-    """Bounds of delta at an array of epsilons >= 0 close to the step's own, more than one step."""
+class Splits(NamedTuple):
+    """Where x may be split, and what does not depend on the epsilon that is asked for.
+
+    log_moments (tilts, splits): upper bounds of log E[e^{sign c Y}; x <= split].
+    """
+
+    edges: Any
+    tilts: Any
+    log_moments: Any
+
+
+def prepare(step: Step) -> Splits:
+    """Splits between the left end and the cut of the step."""
+    edges = xp.linspace(step.left(), xp.minimum(step.cut(), 38.0 + step.scale), _PANELS + 1)
+    return Splits(edges, *_log_moments(step, edges))
+
+
+def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
+    """Bounds of delta at an array of epsilons >= 0 close to the step's own, more than one step.
+
+    The step's own epsilon has the largest cut.
+    """
     steps, s = step.steps, step.scale
     removes = step.sign > 0
-    cut = xp.max(step._replace(epsilon=epsilon).cut())
-    edges = xp.linspace(step.left(), xp.minimum(cut, 38.0 + s), _PANELS + 1)
-    split = edges[1:]
+    edges, c, log_moment = made
+    cut, split = step.cut(), edges[1:]
     # one step: tails, and of what is left of the split mass, mean and variance of Y
     none, one = _tails(split), _tails(split - s)
     usable = split > 0
@@ -51,7 +70,6 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     # one row for each epsilon, one column for each split
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
-    c, log_moment = _log_moments(step, edges)
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
     chernoff = _least(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
     rest = _several_steps(step, none, one)

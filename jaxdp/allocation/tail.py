@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.allocation.law import Step
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI
 from jaxdp.runtime.arrays import xp
 
@@ -31,18 +32,6 @@ class Group(NamedTuple):
     variation: Any
 
 
-def bisect(falling: Any, low: Any, high: Any, halvings: int = _HALVINGS) -> Any:
-    """The zero of a function that is positive at low."""
-
-    def halve(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = 0.5 * (ends[0] + ends[1])
-        up = falling(middle) > 0
-        return xp.where(up, middle, ends[0]), xp.where(up, ends[1], middle)
-
-    low, high = xp.fori_loop(0, halvings, halve, (low, high))
-    return 0.5 * (low + high)
-
-
 def extremes(step: Step, c: Any) -> tuple[Any, Any]:
     """Mode and antimode, in x, of the density of Y tilted by e^{cX}; inf where there is none.
 
@@ -56,10 +45,10 @@ def extremes(step: Step, c: Any) -> tuple[Any, Any]:
     bottom = (0.5 * s * s - xp.log(c * s * s)) / s  # where the slope is least, for sign = 1
     adds = step.sign < 0
     low = xp.where(adds, -s - c * s * xp.exp(step.log_ratio(-s)) - 1e-3, -s - 1e-3)
-    mode = bisect(slope, low, xp.where(adds, -s, xp.maximum(bottom, low)))
+    mode = 0.5 * sum(bisect(lambda x: ~(slope(x) > 0), low, xp.where(adds, -s, xp.maximum(bottom, low)), _HALVINGS))
     far = bottom + 4 / s
     far = xp.maximum(far, (0.5 * s * s + xp.log((xp.abs(far) + 40 + s) / (c * s))) / s + 1 / s)
-    antimode = bisect(lambda x: -slope(x), bottom, far)
+    antimode = 0.5 * sum(bisect(lambda x: ~(slope(x) < 0), bottom, far, _HALVINGS))
     two = ~adds & (slope(bottom) < 0)
     return xp.where(adds | two, mode, xp.inf), xp.where(two, antimode, xp.inf)
 
@@ -128,10 +117,10 @@ def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:
 def reach(groups: Group, powers: Any, c: Any, nats: float) -> Any:
     """The t at which the bound has fallen by so many nats from its value at 0, to a percent."""
 
-    def above(log_t: Any) -> Any:
-        return log_integrand(groups, powers, c, xp.exp(log_t)) + 2 * xp.log(c) + nats
+    def fallen(log_t: Any) -> Any:
+        return ~(log_integrand(groups, powers, c, xp.exp(log_t)) + 2 * xp.log(c) + nats > 0)
 
-    return xp.exp(bisect(above, xp.log(c) - 12.0, xp.log(c) + 25.0, COARSE))
+    return xp.exp(0.5 * sum(bisect(fallen, xp.log(c) - 12.0, xp.log(c) + 25.0, COARSE)))
 
 
 def integral(groups: Group, powers: Any, c: Any, first: Any) -> Any:

@@ -31,7 +31,8 @@ def bracket(step: Step, epsilon: Any) -> Bracket:
     """Bounds of delta at an array of epsilons >= 0 where step has two steps; elsewhere (0, 1)."""
     usable = (step.steps == 2) & (step.scale >= _LEAST_SCALE) & (step.scale <= _LARGEST_SCALE)
     nothing = Bracket(xp.zeros_like(epsilon), xp.ones_like(epsilon), -xp.ones_like(epsilon))
-    return xp.cond(usable, lambda: xp.lax_map(lambda one: _at(step._replace(epsilon=one)), epsilon), lambda: nothing)
+    each = lambda some: xp.lax_map(lambda one: _at(step._replace(epsilon=one)), some)  # noqa: E731
+    return law.once_if(usable, each, epsilon, nothing)
 
 
 def _price(step: Step, strike: Any) -> tuple[Any, Any, Any]:

@@ -24,7 +24,7 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.validate import SMALLEST, is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
-_NEAR_END = 10.0  # nats above the mass at infinity: deltas below have no share in the composed one
+_NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no share in the composed one
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 
 
@@ -37,9 +37,10 @@ class _OneEpoch:
     effort: bounds.Effort
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        solve = bounds.allocation_epsilon if self.verb == "epsilon" else bounds.allocation_delta
-        sign = np.full(target.shape, self.sign)
-        return Answer(*solve(params.num_steps, params.noise_multiplier(), sign, target, effort=self.effort))
+        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, self.sign), target
+        if self.verb == "epsilon":
+            return Answer(*bounds.allocation_epsilon(*point, *known, effort=self.effort))
+        return Answer(*bounds.allocation_delta(*point, effort=self.effort))
 
 
 def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
