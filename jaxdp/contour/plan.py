@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import jax
 
-from jaxdp.contour.spectrum import DEAD, Spectrum
+from jaxdp.contour.spectrum import Spectrum
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 
 _SMALL = (1e-2, 1.0, 0.505)  # orders from which the variance of the loss is estimated
-_POINTS = 9  # abscissae in a row of a grid of two rows
-_POINTS_UNCUT = 14  # abscissae where there is one row
+_POINTS = 10  # abscissae in a row
 _ZOOMS = 3
 _SHARPENED = 5  # how often the cut is fitted to the estimate of delta
 # Ranges of log c: for the saddle point, around the abscissa of the least Chernoff bound (for delta near 1); for the
@@ -25,7 +24,6 @@ _NEAR = (-0.7, 0.3)
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _CANCELLATION_COST = 0.25  # weight that trades one nat of cancellation against log(period)
 _CUT_NATS = 60.0
-_DYING = 5e-4  # replaces DEAD for abscissae that serve the Chernoff bound only
 _ALIAS_TARGET = -27.0  # log of the alias error aimed at, relative to delta
 
 
@@ -118,10 +116,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     Rounds: estimate the variance; zoom on the least Chernoff bound; find the saddle point, coarse and fine.
     """
     cut = tail_cut(spectrum, log_delta)
-    # Second row: abscissae too far right for a contour may still give a smaller Chernoff bound, where there is a cut.
-    shape = (1, _POINTS_UNCUT) if spectrum.direction == "reverse" else (2, _POINTS)
-    dead = xp.array([DEAD, _DYING])[: shape[0], None] * xp.ones(shape[1])
-    around = xp.array([[-9.0, -4.0], [_widest(spectrum), 4.0]])[:, : shape[0]]
+    shape = (1, _POINTS)
     # The Chernoff bound's epsilon is too large; near the supremum of the loss its saddle point lies much too far right.
     far = xp.stack([xp.asarray(_FAR[0]), 1 + (_FAR[1] - 1) * xp.exp(3 * xp.minimum(log_delta, 0.0))])
 
@@ -137,24 +132,24 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, best, eps = state
         c, zooming = xp.exp(x), i <= _ZOOMS
-        k = spectrum.rough(c.ravel(), cut, size, xp.where(zooming, dead, DEAD).ravel()).reshape(c.shape)
+        k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
         bound = rdp(c, k)
         near = _beside_least(x, bound)
         best = xp.where(zooming, 0.5 * (near[0] + near[1]), best)
         eps = xp.where(zooming, xp.min(bound), eps)
         center = 0.5 * xp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
-        ends = xp.where(i == 0, center + around, near)
+        ends = xp.where(i == 0, center + xp.array([[-9.0], [_widest(spectrum)]]), near)
         bottom = x.ravel()[xp.argmin(_saddle(c, k, level_of(eps)))]
         row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
-        return xp.where(i < _ZOOMS, _between(ends, shape[1]), _one_row(row, shape)), x, k, best, eps
+        return xp.where(i < _ZOOMS, _between(ends, _POINTS), _one_row(row, shape)), x, k, best, eps
 
     nothing = xp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, xp.zeros(shape[0]), xp.zeros(())
+    start = _first_points(shape), nothing, nothing, xp.zeros(1), xp.zeros(())
     _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, one_round, start)
-    candidates, both = xp.exp(x.ravel()), xp.exp(best)
+    candidates, least = xp.exp(x.ravel()), xp.exp(best)
     above = _above(candidates, k.ravel(), level_of(rough))
-    k_above, k_both = xp.split(spectrum.real(xp.concatenate([above, both]), cut, size), [above.size])
-    eps = xp.min(rdp(both, k_both))
+    k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
+    eps = rdp(least, k_least)[0]
     plan = _finish(spectrum, cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, size)
     return plan._replace(rdp_epsilon=eps)
 

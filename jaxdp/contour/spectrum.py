@@ -16,7 +16,6 @@ from jaxdp.sampled_gaussian.moment import real_log_m, tail_mass, tilted_line
 _SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 MASS_ROUNDING = 2.0**-42
 """By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
-DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +81,21 @@ class Spectrum:
         """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
         return self._real(c, c, cut, max(size // 2, 64), self.direction)
 
-    def rough(self, c: jax.Array, cut: jax.Array, size: int, dead: float | jax.Array = DEAD) -> jax.Array:
-        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell). dead: one or one a c."""
-        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=xp.broadcast_to(dead, c.shape))
+    def rough(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
+        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
+        return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=True)
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
         return self._real(-1 - c, c, xp.full_like(cut, xp.inf), max(size // 2, 64), _SWAPPED[self.direction])
 
     def _real(
-        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: Any = None
+        self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: bool = False
     ) -> jax.Array:
         total = xp.real(self.closed(z.astype(xp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * xp.abs(total)
         for part in self.sampled:
-            dead = None if rough is None else rough[:, None]
-            log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, dead)
+            log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, rough)
             total = total + xp.sum(xp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
         for atoms in self.discrete:
             log_m, error = discrete_log_m(z[:, None], atoms.loss, atoms.kept(cut), atoms.blur)

@@ -86,7 +86,7 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
-    fallen = log_fallen(spectrum, lines, c, plan.cut, end, effort.cover)
+    fallen = log_fallen(spectrum, lines, c, plan.cut, end)
     extra, mixing = xp.zeros(1), xp.zeros(())
     if effort.smooth:
         extra, mixing = _smoothing(end, spectrum.mu2, fallen)

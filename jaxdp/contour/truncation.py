@@ -51,15 +51,13 @@ def log_tail(
     return xp.where(xp.isfinite(far), xp.minimum(covered, plain), plain) + blur
 
 
-def log_fallen(
-    spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array, cover: int
-) -> jax.Array:
-    """log of a bound of the sampled steps' |M(c + it)|/M(c), t >= end; 0 under replace and at the least effort."""
+def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array) -> jax.Array:
+    """log of a bound of the sampled steps' |M(c + it)|/M(c), t >= end; 0 under replace."""
     total = xp.zeros(())
-    if cover <= _LEAST or spectrum.direction == "replace":
+    if spectrum.direction == "replace":
         return total
     for part, line in zip(spectrum.sampled, lines, strict=False):
-        size = line.weight.shape[-1]
+        size = line.weight.shape[-1] // 2
         each = xp.vmap(log_decay, in_axes=(None, 0, 0, None, None, None, 0, None))
         bound = each(c, part.mu, part.rate, cut, spectrum.direction, size, line.log_m, end)
         total = total + xp.sum(xp.where((part.times > 0) & (bound < 0), part.times * bound, 0.0))

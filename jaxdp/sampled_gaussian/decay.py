@@ -27,7 +27,7 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
     log_units,
 )
 
-HEIGHTS = 2.0 ** -np.arange(1.0, 13.0)  # of the strip's
+HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
 
 
 def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array:

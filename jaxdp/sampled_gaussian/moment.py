@@ -15,8 +15,6 @@ mass at infinity, and what remains is an honest, smaller integral.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from jaxdp.numerics.exponential_sums import Line
@@ -35,6 +33,7 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
     log_units,
 )
 
+_DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
@@ -114,12 +113,12 @@ def _height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direct
 
 
 def real_log_m(
-    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: Any = None
+    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: bool = False
 ) -> jax.Array:
     """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell).
 
-    c, mu, q, cut: shapes that broadcast. rough: if given, an estimate to a few percent instead of a bound, where the
-    ends carry less than this.
+    c, mu, q, cut: shapes that broadcast. rough: an estimate to a few percent instead of a bound, where the
+    integrand has died at the ends.
     """
     c, mu, q, cut = (x[..., None] for x in xp.broadcast_arrays(c, mu, q, cut))  # the last axis is that of the nodes
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
@@ -145,9 +144,9 @@ def real_log_m(
     strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
     ends = xp.sum(xp.exp(xp.minimum(at_ends - log_m + 2 * y * y, 50.0)), axis=-1, keepdims=True)
     ends = ends * (6 * y + 3 * step) / ROOT_2PI
-    if rough is not None:
+    if rough:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
-        return xp.where((strip < 0.05) & (ends < rough[..., None]), log_m, xp.inf)[..., 0]
+        return xp.where((strip < 0.05) & (ends < _DEAD), log_m, xp.inf)[..., 0]
     error = strip + ends
     if direction == "reverse":
         error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[0][..., None]
