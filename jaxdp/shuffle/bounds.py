@@ -36,13 +36,13 @@ _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
 _SLACK = 2e-13  # rounding of log(delta)
-_CLOSE = 1e-5  # distance of log delta's bounds at which an estimate needs no other sum
+_TRACED_NODES = 1024  # bring the bounds of log delta to 1e-3 of each other for groups of a hundred
 
 
 Evaluate = Callable[[Any], Evaluation]
 
 
-def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
@@ -54,7 +54,7 @@ def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bound
     good = (epsilon >= 0) & ~xp.isnan(upper) & (users >= 1)
     lower = xp.where(inside & good & ~xp.isnan(seen.lower), seen.lower, -xp.inf)
     upper = xp.where(good, upper, 0.0)
-    return Bounds(xp.minimum(lower, upper), upper)
+    return seen._replace(lower=xp.minimum(lower, upper), upper=upper)
 
 
 def from_logs(logs: Bounds) -> Bounds:
@@ -119,7 +119,8 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel
     """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any) -> Bounds:
-        return _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+        seen = _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+        return Bounds(seen.lower, seen.upper)
 
     def epsilon(made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes), made, users, delta, known)
@@ -242,15 +243,27 @@ def point(verb: str, made: Law, users: Any, target: Any, countable: bool) -> Bou
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-def estimate(made: Law, users: Any, epsilon: Any, countable: bool) -> Any:
-    """An accurate log delta, to be differentiated in the law and epsilon; not certified. countable: as for `point`."""
-    short = contour.evaluate(made, users, epsilon)
-    close = xp.stop_gradient(short.upper - short.lower) < _CLOSE
-    if countable:
-        slow = counts.evaluate(made, users, epsilon, wanted=~close)
-    else:
-        slow = contour.evaluate_long(made, users, epsilon, xp.where(close, 1.0, float(FEWEST_NODES)))
-    return xp.where(close, short.estimate, slow.estimate)
+@jax.custom_jvp
+def log_delta_by_nodes(made: Law, users: Any, epsilon: Any) -> Any:
+    """Upper bound of log delta at one traced point by the long sum alone; its derivatives are those of the estimate.
+
+    Not in the number of users. The sum over its nodes gives them too, so that no loop is differentiated.
+    """
+    return _by_nodes(made, users, epsilon).upper
+
+
+@log_delta_by_nodes.defjvp
+def _by_nodes_jvp(primals: Any, tangents: Any) -> Any:
+    made, users, epsilon = primals
+    along = tangents[0], tangents[2]
+    moved = jax.jvp(lambda law, e: contour.sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
+    seen = _by_nodes(made, users, epsilon, contour.Sum(*moved))
+    return seen.upper, seen.slope
+
+
+def _by_nodes(made: Law, users: Any, epsilon: Any, moved: contour.Sum | None = None) -> Evaluation:
+    nodes = float(FEWEST_NODES if made.first.shape[-1] > _LONG_OUTCOMES else _TRACED_NODES)
+    return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes, moved), made, users, epsilon)
 
 
 @canary("shuffled round, contour")

@@ -178,9 +178,7 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
         clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
         clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
     else:
-        clean = xp.max(
-            xp.vmap(lambda made: bounds.estimate(made, users, epsilon, blanket(mechanism) is None))(laws_at(mechanism))
-        )
+        clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws_at(mechanism)))
     local_delta = xp.asarray(_local_delta(mechanism))
     extra = approximate.additive_term(users, eps0, local_delta, epsilon, mechanism.clones())
     return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
