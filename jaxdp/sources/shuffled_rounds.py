@@ -25,10 +25,9 @@ from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
     is_two_point,
-    laws_at,
-    laws_of,
     lower_laws,
     one_round_answer,
+    upper_laws,
     worst,
 )
 from jaxdp.validate import SMALLEST
@@ -138,7 +137,7 @@ def _grids(
 
 def _widest_law(flat: Shuffled) -> Law:
     """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
-    laws = laws_of(flat)
+    laws = upper_laws(flat)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
@@ -167,7 +166,7 @@ def _log_profile(
         eps0 = np.repeat(flat.max_loss(), size)
         with np.errstate(divide="ignore"):
             return np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), laws_of(flat))
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
@@ -233,7 +232,7 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
     if record.chosen_bound() == "closed_form":
         return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
     return jnp.max(
-        jax.lax.map(lambda made: bounds.log_delta_by_nodes(made, record.num_users, epsilon), laws_at(record))
+        jax.lax.map(lambda made: bounds.log_delta_by_nodes(made, record.num_users, epsilon), upper_laws.point(record))
     )
 
 
@@ -267,7 +266,7 @@ def _traced_law(
             z, log_end = order, jnp.asarray(-jnp.inf)
         return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs, by_numbers
 
-    widest = jax.tree_util.tree_map(lambda a: a[0], laws_at(record))
+    widest = jax.tree_util.tree_map(lambda a: a[0], upper_laws.point(record))
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
     nothing = jnp.zeros(_TRACED_POINTS), jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
     grid, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (first, *nothing))
