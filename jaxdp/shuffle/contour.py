@@ -58,8 +58,8 @@ class Sum(NamedTuple):
 
     rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
     certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
-    which no other number of users exceeds. users: n. growth: derivatives of the masses where the slope is asked for in
-    another direction than epsilon's; then velocity and certain_slope are of that direction as well.
+    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
+    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
     """
 
     x: Any
@@ -412,8 +412,8 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to 64), for every law.
 
     The nodes stand where a pair of atoms recurs. Where that leaves too much, a Gaussian G of deviation s is added:
-    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved: the derivative of the sum in another
-    direction than epsilon's, for the slope in that direction.
+    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved: None, or the derivatives of the sum's
+    atoms and masses by another parameter than epsilon; the slope is then by that parameter.
     """
     s = sum_at(law, users, epsilon)
     if moved is not None:

@@ -239,17 +239,17 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
 def _traced_law(
     record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
 ) -> tuple[LossLaw, Any]:
-    """A finite law that dominates one traced round, and how it moves; the other arguments are those of `_grids`.
+    """(law, moved): a finite law that dominates one traced round, and its derivatives; other arguments: see `_grids`.
 
-    The latter: the derivatives of the log weights and of the mass at infinity by the randomizer's numbers, those of an
-    accurate delta on the grid. None unless ``slopes``.
+    moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
+    accurate delta on the grid; None unless ``slopes``.
     """
     numbers, randomizer = ravel_pytree(record.randomizer)
 
     def at(e: Any) -> tuple[Any, Any]:
         def point(numbers: Any) -> tuple[Any, Any]:
             upper = _upper_point(dataclasses.replace(record, randomizer=randomizer(numbers)), e)
-            return upper, upper
+            return upper, upper  # the value, and beside it what is differentiated
 
         if not slopes:
             return None, point(numbers)[1]
@@ -278,7 +278,7 @@ def _traced_law(
 def _traced_laws(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
 ) -> tuple[tuple[Stack, ...], list[Any]]:
-    """The stacks of one traced point, shuffled rounds replaced by finite laws, and how these move (else None)."""
+    """The stacks of one traced point, shuffled rounds replaced by laws, and of each ``moved`` or None."""
 
     def law(stack: Stack) -> tuple[LossLaw, Any]:
         record, times = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), stack)
@@ -289,7 +289,7 @@ def _traced_laws(
 
 
 def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
-    """The derivatives by the randomizer's numbers, from those by its law and those of its law."""
+    """The derivative of a number by a randomizer, from that by its law's masses and from that of these masses."""
     weights, infinity = moved
     by_numbers = weights @ by_law.log_weights + infinity * by_law.infinity
     randomizer = ravel_pytree(record.randomizer)[1](by_numbers)
@@ -301,8 +301,8 @@ def _of_traced_laws(
 ) -> Callable[..., Any]:
     """(stacks, target) -> value(laws, target) at one traced point, where the laws replace the shuffled rounds.
 
-    value is real and differentiable. place: target -> the last arguments of `_traced_laws`. The derivative by a
-    randomizer is that by the law's weights times theirs by the randomizer, so that no loop is differentiated.
+    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `_grids`. The derivative
+    by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is differentiated.
     """
 
     def plain(stacks: tuple[Stack, ...], target: Any) -> Any:
@@ -337,7 +337,7 @@ def _has_rounds(stacks: tuple[Stack, ...]) -> bool:
 def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
     """A moment of one traced point, (stacks, order) -> number, differentiable; of shuffled rounds, of dominating pairs.
 
-    Cached, so that equal moments compile once.
+    With shuffled rounds a complex moment has no derivative. Cached, so that equal moments compile once.
     """
 
     def place(order: Any) -> tuple[Any, Any, Any]:
@@ -348,16 +348,7 @@ def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...]
 
     of_rounds = _of_traced_laws(point, place)
 
-    @jax.jit
-    def of_complex(stacks: tuple[Stack, ...], order: Any) -> Any:
-        return point(_traced_laws(stacks, *place(order))[0], order)
-
-    def solve(stacks: tuple[Stack, ...], order: Any) -> Any:
-        if not _has_rounds(stacks):
-            return point(stacks, order)
-        return (of_complex if jnp.iscomplexobj(order) else of_rounds)(stacks, order)
-
-    return solve
+    return lambda stacks, order: (of_rounds if _has_rounds(stacks) else point)(stacks, order)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
