@@ -182,7 +182,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     lower, upper = (np.array(side) for side in short(made, users, target))
     terms = countable(made, users) / (_TERMS_OF_TWO_A_NODE if outcomes == 2 else _TERMS_A_NODE)
-    nodes = FEWEST_NODES
+    nodes, counted_rows = FEWEST_NODES, np.zeros(users.shape, bool)  # what is counted is closer than any other sum
 
     def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray) -> None:
         known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
@@ -191,12 +191,12 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         upper[places] = np.fmin(upper[places], more.upper)
         lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
-    while (rows := np.flatnonzero((_gaps(verb, lower, upper) > gap) & (nodes <= most))).size:
+    while (rows := np.flatnonzero((_gaps(verb, lower, upper) > gap) & ~counted_rows & (nodes <= most))).size:
         few = terms[rows] <= nodes
         if few.any():  # those of equal work together: rows of one batch take as long as the longest
             places = rows[few][np.argsort(terms[rows[few]])]
             ask(counted, places, _outcomes(made, lambda side: side[:, :4]))
-            terms[places] = np.inf
+            counted_rows[places] = True
         if not few.all():
             ask(long, rows[~few], made, np.full(rows.size - few.sum(), nodes))
         nodes *= _GROWTH
