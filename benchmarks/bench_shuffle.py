@@ -66,7 +66,7 @@ def random_points(size: int, seed: int, users: tuple[float, float]) -> dict[str,
 
 def of_theorem(randomizer: Any, n: np.ndarray, delta: np.ndarray) -> Bounds:
     """Numerical bracket of the epsilon of the privacy blanket: one pair of inputs is the worst."""
-    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(randomizer))
+    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(jaxdp.Shuffled(randomizer, n)))
     return bounds("epsilon", made, n, delta, GAP)
 
 
@@ -135,7 +135,7 @@ def named(size: int) -> Iterator[str]:
     """Table rows of the named randomizers: where 13 nodes suffice; for k-RR also all random points, and few people."""
     large, small = random_points(size, 0, (5, 9)), random_points(size, 2, (3, 5))
     for name, make in NAMED.items():
-        made = upper_laws(make(large))
+        made = upper_laws(jaxdp.Shuffled(make(large), large["n"]))
         apart = np.sum(np.where(made.first != made.second, made.base, 0.0), axis=(1, 2))
         heavy = np.flatnonzero(large["n"] * apart * (1 - apart) >= 1e4)
         heavy = heavy[: 4 if "Laplace" in name else None]

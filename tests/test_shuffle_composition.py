@@ -249,14 +249,17 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
     """Composed rounds are differentiated through these finite pairs; the verb itself compiles longer."""
     local, step = 1.0, 1e-3
 
+    @functools.partial(jax.jit, compiler_options=compiler_options("cpu"))
     def log_moment(eps0):
+        """Of one round's pair, and its slope in eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
-        made = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), jnp.asarray(jnp.nan))
-        return jax.nn.logsumexp(made.log_weights + z * made.losses)
+        nan = jnp.asarray(jnp.nan)
+        made, moved = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
+        terms = made.log_weights + z * made.losses
+        return jax.nn.logsumexp(terms), jnp.sum(jax.nn.softmax(terms) * moved[0][0])
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        run = jax.jit(lambda x: jax.jvp(log_moment, (x,), (1.0,)), compiler_options=compiler_options("cpu"))
-        (_, slope), (above, _), (below, _) = (map(float, run(x)) for x in (local, local + step, local - step))
+        (_, slope), (above, _), (below, _) = (map(float, log_moment(x)) for x in (local, local + step, local - step))
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
 
 

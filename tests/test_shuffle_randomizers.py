@@ -52,7 +52,8 @@ def test_golden_file_has_every_family():
 @pytest.mark.parametrize("family", MAKE)
 def test_golden_laws_are_enclosed(family):
     case = cases_of("law", family)
-    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(spread(MAKE[family](case), case["eps0"].shape)))
+    mechanism = jaxdp.Shuffled(MAKE[family](case), case["n"])
+    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(spread(mechanism, case["eps0"].shape)))
     lower, upper = bounds.bounds("delta", made, case["n"], case["epsilon"], 1e-6)
     error = case["rel_err"] + 1e-8
     assert (lower <= case["delta"] * (1 + error)).all() and (case["delta"] * (1 - error) <= upper).all()
@@ -217,8 +218,8 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
     epsilon = eps0 * rng.uniform(0, 1, size)
     epsilon[:4] = 0.0
     randomizer = jaxdp.SubsetSelection(eps0, k, np.floor(rng.uniform(2, k - 1)))
-    flat = spread(randomizer, (size,))
-    for made in (upper_laws(flat), lower_laws(flat)):
+    flat = spread(jaxdp.Shuffled(randomizer, n), (size,))
+    for made in (upper_laws(flat), lower_laws(flat.randomizer)):
         made = jax.tree_util.tree_map(lambda a: a[:, 0], made)
         joined = [_five(made, i) for i in range(size)]
         exact = np.array([direct_delta(*outcomes, n, e) for outcomes, e in zip(joined, epsilon, strict=True)])

@@ -79,9 +79,9 @@ class LossLaw(Mechanism):
 
         Every term is positive, so that small divergences keep their digits.
         """
-        live = self.log_weights > -xp.inf
-        loss = xp.where(live, self.losses, 0.0)
-        terms = xp.where(live & (loss != 0), self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
+        live = (self.log_weights > -xp.inf) & (self.losses != 0)
+        loss = xp.where(live, self.losses, 1.0)  # of a loss of 0 the excess has no derivative
+        terms = xp.where(live, self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
         value = xp.logaddexp(0.0, xp.logsumexp(terms)) / (order - 1)
         value = xp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), xp.maximum(self.max_loss(), 0.0))
         return xp.where(self.infinity > 0, xp.inf, value)

@@ -28,21 +28,19 @@ LEAST_DELTA = 2.3e-308
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
-_GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
-_MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
-_NODES_A_GAP = 20.0  # nodes for each factor by which the gap of 13 nodes is to fall
+_GROWTH = 8  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
-_TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
+_TERMS_OF_TWO_A_NODE = 2560.0  # more of two outcomes, so that hardly any clones need the program of the long sum
 _SLACK = 2e-13  # rounding of log(delta)
-_CLOSE = 1e-5  # distance of log delta's bounds at which an estimate needs no other sum
+_TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
 Evaluate = Callable[[Any], Evaluation]
 
 
-def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bounds:
+def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
@@ -54,7 +52,7 @@ def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Bound
     good = (epsilon >= 0) & ~xp.isnan(upper) & (users >= 1)
     lower = xp.where(inside & good & ~xp.isnan(seen.lower), seen.lower, -xp.inf)
     upper = xp.where(good, upper, 0.0)
-    return Bounds(xp.minimum(lower, upper), upper)
+    return seen._replace(lower=xp.minimum(lower, upper), upper=upper)
 
 
 def from_logs(logs: Bounds) -> Bounds:
@@ -121,7 +119,8 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel
     """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any) -> Bounds:
-        return _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+        seen = _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+        return Bounds(seen.lower, seen.upper)
 
     def epsilon(made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes), made, users, delta, known)
@@ -184,10 +183,8 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     lower, upper = (np.array(side) for side in short(made, users, target))
-    terms = countable(made, users) / _TERMS_A_NODE
-    ratio = _gaps(verb, lower, upper) / gap
-    nodes = np.clip(_NODES_A_GAP * np.where(np.isfinite(ratio), ratio, 0.0), FEWEST_NODES, _GROWTH[1] * FEWEST_NODES)
-    rows = np.flatnonzero((ratio > 1) & (most > 0))
+    terms = countable(made, users) / (_TERMS_OF_TWO_A_NODE if outcomes == 2 else _TERMS_A_NODE)
+    nodes, counted_rows = FEWEST_NODES, np.zeros(users.shape, bool)  # what is counted is closer than any other sum
 
     def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray) -> None:
         known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
@@ -196,21 +193,15 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         upper[places] = np.fmin(upper[places], more.upper)
         lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
-    while rows.size:
-        nodes[rows] = np.minimum(2.0 ** np.ceil(np.log2(nodes[rows])), most)
-        few = terms[rows] <= (_TERMS_OF_TWO / _TERMS_A_NODE if outcomes == 2 else nodes[rows])
+    while (rows := np.flatnonzero((_gaps(verb, lower, upper) > gap) & ~counted_rows & (nodes <= most))).size:
+        few = terms[rows] <= nodes
         if few.any():  # those of equal work together: rows of one batch take as long as the longest
             places = rows[few][np.argsort(terms[rows[few]])]
             ask(counted, places, _outcomes(made, lambda side: side[:, :4]))
-            terms[places] = np.inf
-        summed = rows[~few]
-        for size in np.unique(nodes[summed]):
-            places = summed[nodes[summed] == size]
-            ask(long, places, made, np.full(places.size, size))
-        rows = summed if outcomes == 2 else rows
-        ratio = _gaps(verb, lower, upper) / gap
-        rows = rows[(ratio[rows] > 1) & (nodes[rows] < most)]
-        nodes[rows] *= np.clip(_MARGIN * ratio[rows], *_GROWTH)
+            counted_rows[places] = True
+        if not few.all():
+            ask(long, rows[~few], made, np.full(rows.size - few.sum(), nodes))
+        nodes *= _GROWTH
     return Bounds(lower, upper)
 
 
@@ -244,15 +235,28 @@ def point(verb: str, made: Law, users: Any, target: Any, countable: bool) -> Bou
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-def estimate(made: Law, users: Any, epsilon: Any, countable: bool) -> Any:
-    """An accurate log delta, to be differentiated in the law and epsilon; not certified. countable: as for `point`."""
-    short = contour.evaluate(made, users, epsilon)
-    close = xp.stop_gradient(short.upper - short.lower) < _CLOSE
-    if countable:
-        slow = counts.evaluate(made, users, epsilon, wanted=~close)
-    else:
-        slow = contour.evaluate_long(made, users, epsilon, xp.where(close, 1.0, float(FEWEST_NODES)))
-    return xp.where(close, short.estimate, slow.estimate)
+@jax.custom_jvp
+def log_delta_by_nodes(made: Law, users: Any, epsilon: Any) -> Any:
+    """Upper bound of log delta at one traced point, by the long sum alone.
+
+    Its derivatives, in the law and epsilon, are those of the estimate between the bounds. They are sums over the same
+    nodes, so that no loop is differentiated.
+    """
+    return _by_nodes(made, users, epsilon).upper
+
+
+@log_delta_by_nodes.defjvp
+def _by_nodes_jvp(primals: Any, tangents: Any) -> Any:
+    made, users, epsilon = primals
+    along = tangents[0], tangents[2]
+    moved = jax.jvp(lambda law, e: contour.sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
+    seen = _by_nodes(made, users, epsilon, contour.Sum(*moved))
+    return seen.upper, seen.slope
+
+
+def _by_nodes(made: Law, users: Any, epsilon: Any, moved: contour.Sum | None = None) -> Evaluation:
+    nodes = float(FEWEST_NODES if made.first.shape[-1] > _LONG_OUTCOMES else _TRACED_NODES)
+    return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes, moved), made, users, epsilon)
 
 
 @canary("shuffled round, contour")

@@ -58,7 +58,8 @@ class Sum(NamedTuple):
 
     rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
     certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
-    which no other number of users exceeds. users: n.
+    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
+    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
     """
 
     x: Any
@@ -71,6 +72,7 @@ class Sum(NamedTuple):
     certain_slope: Any
     single: Any
     users: Any
+    growth: Any = None
 
 
 def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
@@ -85,7 +87,7 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     )  # R_x - e^eps R_x', without the subtraction
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)
-    scale = xp.maximum(xp.max(xp.abs(x)), _LEAST)
+    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), _LEAST))
     return Sum(
         x / scale,
         xp.where(live, law.base, 0.0),
@@ -183,13 +185,19 @@ def _nodes(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> _Nodes:
     phase = n * angle + variances * c * at
     cosine_n, sine_n = xp.cos(phase), xp.sin(phase)
     rounding = _UNIT * n * (off / xp.sqrt(size) + xp.abs(angle) + xp.abs(log_size))
-    value = modulus * ((c * c - at * at) * cosine_n + 2 * c * at * sine_n) * inverse
-    # d/d eps: n M'/M / z^2 with M' = -z sum velocity mass e^{zx}
-    turn = xp.exp(t.c * s.x) * s.mass * s.velocity * (unit * n)
+    ahead, aside = c * c - at * at, 2 * c * at
+    value = (ahead * cosine_n + aside * sine_n) * inverse
+    # the slope: n M'/M / z^2 with M' = sum growth (e^{zx} - 1) - z sum velocity mass e^{zx}
+    grown = xp.exp(t.c * s.x) * (unit * n)
+    turn = grown * s.mass * s.velocity
     along, across = xp.sum(turn * (1 - 2 * sine * sine), axis=-1), xp.sum(turn * double, axis=-1)
+    along, across = along * c - across * at, across * c + along * at  # times z
+    if s.growth is not None:
+        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - 2 * grown * sine * sine), axis=-1)
+        across = across - xp.sum(s.growth * grown * double, axis=-1)
     along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
-    along, across = along * c + across * at, across * c - along * at  # times c - it
-    slope = modulus * (along * cosine_n - across * sine_n)
+    slope = along * value - across * (ahead * sine_n - aside * cosine_n) * inverse
+    value, slope = modulus * value, modulus * slope
     return _Nodes(
         xp.sum(value, axis=-1),
         xp.sum(modulus * xp.minimum(rounding, 2.0), axis=-1),
@@ -400,13 +408,16 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
-def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evaluation:
+def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
     """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to 64), for every law.
 
     The nodes stand where a pair of atoms recurs. Where that leaves too much, a Gaussian G of deviation s is added:
-    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s.
+    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved: None, or the derivatives of the sum's
+    atoms and masses by another parameter than epsilon; the slope is then by that parameter.
     """
     s = sum_at(law, users, epsilon)
+    if moved is not None:
+        s = s._replace(velocity=-moved.x, growth=moved.mass, certain_slope=moved.certain)
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
@@ -430,8 +441,10 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any) -> Evalua
         tail = xp.where(smooth, _smoothed_tail(t.c, variances[i], h, last), windows.beyond)
         bounds = _charged(s, t, h, mine, tail, variances[i])
         grown = xp.exp(0.5 * variances[i] * t.c**2)
-        out.append([grown * value for value in bounds])
-    (upper, lower, estimate), (upper_2, _, estimate_2) = out
+        out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
+    (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out
     lower = xp.where(smooth, 2 * lower - upper_2, lower)
-    estimate = xp.where(smooth, (4 * estimate - estimate_2) / 3, estimate)
-    return _evaluation(s, users * t.log_moment, upper, lower, estimate, h / math.pi * sums.slope[0])
+    estimate, slope = (
+        xp.where(smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
+    )
+    return _evaluation(s, users * t.log_moment, upper, lower, estimate, slope)

@@ -72,10 +72,10 @@ class _Step(NamedTuple):
     sums: Any  # rows: net value, slope, what rounding in proportion to the steps is charged to, doubt
 
 
-def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluation:
+def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two more.
 
-    The work goes with the deviations of the numbers of reports of each outcome. wanted: False where nothing is summed.
+    The work goes with the deviations of the numbers of reports of each outcome.
     """
     s = contour.sum_at(law, users, epsilon)
     t = contour.saddle(s)
@@ -89,7 +89,7 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluati
     others = [_window(users, shares[i], pair_share + xp.sum(shares) - shares[i]) for i in range(1, falls.size)]
     missed = functools.reduce(xp.logaddexp, [w.log_missed for w in (window, *others)])
     log_missed = users * t.log_moment + s.log_factor - 1 - xp.log(t.c) + xp.minimum(missed, 0.0)
-    least = xp.where(wanted, xp.maximum(window.low, 1.0), users + 1)
+    least = xp.maximum(window.low, 1.0)
 
     # all in units of X_0, next to which the others may underflow
     falls, velocity, own = falls / s.x[0], velocity / s.x[0], s.velocity[0] / s.x[0]
@@ -166,7 +166,7 @@ def evaluate(law: Law, users: Any, epsilon: Any, wanted: Any = True) -> Evaluati
         return block + 1, *(total + part for total, part in zip(totals, more, strict=True))
 
     zero = xp.zeros_like(users + epsilon)
-    blocks = xp.where(wanted, math.prod(sizes, start=xp.ones(())), 0.0) / lanes
+    blocks = math.prod(sizes, start=xp.ones(())) / lanes
     _, net, error, slope = xp.while_loop(lambda state: state[0] < blocks, add, (zero, zero, zero, zero))
     error = error + _STEP_ROUNDING * (blocks + 30) * (xp.abs(net) + error)
     scale = users * t.log_moment + s.log_factor + xp.log(s.x[0])

@@ -142,6 +142,32 @@ def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> t
     return xp.concatenate([losses, -losses, xp.zeros(1)]), logs, infinity
 
 
+def upper_pair_slopes(grid: Any, logs: Any, made: tuple[Any, Any, Any], slopes: Any) -> tuple[Any, Any]:
+    """Derivatives of the log masses under P and of the mass at infinity of ``upper_pair(grid, logs)``.
+
+    slopes: derivatives of log delta on the grid. The masses are taken for second differences of delta: what made the
+    values convex before does not move.
+    """
+    size = grid.shape[0] - 1
+    losses, under_p, infinity = made
+    mass = under_p[size : 2 * size]
+    width = _log_widths(grid)
+    width = xp.append(xp.where(width > -xp.inf, width, xp.inf), xp.inf)
+    logs, slopes = xp.append(logs, -xp.inf), xp.append(slopes, 0.0)
+
+    def fall(cell: Any) -> Any:
+        """Derivative of minus the slope in e^epsilon of a cell, in units of the masses."""
+        one, other = (xp.exp(logs[place] - width[cell] - mass) * slopes[place] for place in (cell, cell + 1))
+        return one - other
+
+    cell = xp.arange(size)
+    turned = xp.where(mass > -xp.inf, fall(cell) - fall(cell + 1), 0.0)
+    end = infinity * slopes[-2]
+    moved = xp.concatenate([turned, turned])
+    rest = -(end + xp.sum(xp.exp(under_p[:-1]) * moved)) * xp.exp(-under_p[-1])
+    return xp.append(moved, xp.where(under_p[-1] > -xp.inf, rest, 0.0)), end
+
+
 def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
     """(z, log delta): where the Chernoff bound of a composition is least, and its delta.
 

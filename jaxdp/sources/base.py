@@ -153,24 +153,17 @@ def explicit_delta(
     return jax.jit(solve)
 
 
-def by_forward_mode(value: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A real function of (params, target), its derivative taken by forward mode, in which loops may have any length."""
-
-    def twice(params: Any, target: Any) -> tuple[Any, Any]:
-        found = value(params, target)
-        return found, found
-
-    @jax.custom_jvp
-    def solve(params: Any, target: Any) -> Any:
-        return value(params, target)
+def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[Any, Any], Any]) -> Callable:
+    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target)."""
+    solve = jax.custom_jvp(value)
 
     @solve.defjvp
     def jvp(primals: Any, tangents: Any) -> Any:
-        slopes, found = jax.jacfwd(twice, argnums=(0, 1), has_aux=True)(*primals)
-        by_params, by_target = jax.tree_util.tree_map(_finite, slopes)
+        found, by_params, by_target = with_gradient(*primals)
+        by_params, by_target = jax.tree_util.tree_map(_finite, (by_params, by_target))
         return found, _directional(by_params, tangents[0]) + by_target * tangents[1]
 
-    return jax.jit(solve)
+    return solve
 
 
 def _finite(value: Any, live: Any = True) -> Any:

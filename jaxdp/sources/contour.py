@@ -258,11 +258,15 @@ def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) 
     def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
         def run(params: Any, target: Any) -> tuple[Any, Any]:
             made = spectrum(params, direction)
-            lower, upper = solve(made, target, xp.asarray(xp.inf), efforts[0])
-            more_lower, more_upper = xp.cond(
-                upper - lower <= 1e-6 * upper,
-                lambda: (lower, upper),
-                lambda: solve(made, target, upper, efforts[1]),
+            first = lower, upper = solve(made, target, xp.asarray(xp.inf), efforts[0])
+            more_lower, more_upper = (
+                first
+                if efforts[0] == efforts[1]
+                else xp.cond(
+                    upper - lower <= 1e-6 * upper,
+                    lambda: (lower, upper),
+                    lambda: solve(made, target, upper, efforts[1]),
+                )
             )
             lower = xp.maximum(lower, more_lower) if exact else xp.zeros_like(lower)
             return lower, xp.minimum(upper, more_upper)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import Stack
@@ -18,20 +19,16 @@ from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.shuffle.two_point import two_point_directions
-from jaxdp.sources.base import Answer, Point, Route, by_forward_mode, intersect, nothing
+from jaxdp.sources.base import Answer, Point, Route, differentiated, intersect, nothing
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
-    blanket,
     is_two_point,
-    laws_at,
-    laws_of,
-    log_delta_estimate,
     lower_laws,
     one_round_answer,
+    upper_laws,
     worst,
-    worst_point,
 )
 from jaxdp.validate import SMALLEST
 
@@ -140,7 +137,7 @@ def _grids(
 
 def _widest_law(flat: Shuffled) -> Law:
     """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
-    laws = laws_of(flat)
+    laws = upper_laws(flat)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
@@ -169,7 +166,7 @@ def _log_profile(
         eps0 = np.repeat(flat.max_loss(), size)
         with np.errstate(divide="ignore"):
             return np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), laws_of(flat))
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
@@ -231,59 +228,97 @@ def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -
 
 
 def _upper_point(record: Shuffled, epsilon: Any) -> Any:
-    """Upper bound of log delta of one round at one traced epsilon."""
+    """Upper bound of log delta of one round at one traced epsilon; differentiable in the randomizer."""
     if record.chosen_bound() == "closed_form":
         return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
-    return worst_point("log_delta", laws_at(record), record.num_users, epsilon, blanket(record) is None).upper
+    return jnp.max(
+        jax.lax.map(lambda made: bounds.log_delta_by_nodes(made, record.num_users, epsilon), upper_laws.point(record))
+    )
 
 
-@jax.custom_jvp
-def _traced_profile(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any) -> tuple[Any, Any]:
-    """A grid of epsilons for one traced round, and upper bounds of log delta on it; the other arguments as of `_grids`.
+def _traced_law(
+    record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
+) -> tuple[LossLaw, Any]:
+    """(law, moved): a finite law that dominates one traced round, and its derivatives; other arguments: see `_grids`.
 
-    The derivatives are those of an accurate log delta at fixed epsilons.
+    moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
+    accurate delta on the grid; None unless ``slopes``.
     """
+    numbers, randomizer = ravel_pytree(record.randomizer)
 
-    def improved(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        grid, _ = state
-        logs = jax.lax.map(lambda e: _upper_point(record, e), grid, batch_size=_TRACED_AT_ONCE)
+    def at(e: Any) -> tuple[Any, Any]:
+        def point(numbers: Any) -> tuple[Any, Any]:
+            upper = _upper_point(dataclasses.replace(record, randomizer=randomizer(numbers)), e)
+            return upper, upper  # the value, and beside it what is differentiated
+
+        if not slopes:
+            return None, point(numbers)[1]
+        by_numbers, upper = jax.jacfwd(point, has_aux=True)(numbers)
+        return jnp.where(jnp.isfinite(by_numbers), by_numbers, 0.0), upper
+
+    def improved(i: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        grid = state[0]
+        by_numbers, logs = jax.lax.map(at, grid, batch_size=_TRACED_AT_ONCE)
         if order is None:
             z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
-        return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs
+        return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs, by_numbers
 
-    widest = jax.tree_util.tree_map(lambda a: a[0], laws_at(record))
+    widest = jax.tree_util.tree_map(lambda a: a[0], upper_laws.point(record))
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    return jax.lax.fori_loop(0, 2, improved, (first, jnp.zeros(_TRACED_POINTS)))
+    nothing = jnp.zeros(_TRACED_POINTS), jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
+    grid, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (first, *nothing))
+    losses, weights, infinity = made = rounds.upper_pair(grid, logs)
+    moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
+    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity)), moved
 
 
-@_traced_profile.defjvp
-def _traced_profile_jvp(primals: Any, tangents: Any) -> Any:
-    grid, logs = _traced_profile(*primals)
+def _traced_laws(
+    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
+) -> tuple[tuple[Stack, ...], list[Any]]:
+    """The stacks of one traced point, shuffled rounds replaced by laws, and of each ``moved`` or None."""
 
-    def slope(epsilon: Any) -> Any:
-        return jax.jvp(lambda record: log_delta_estimate(record, epsilon), primals[:1], tangents[:1])[1]
+    def law(stack: Stack) -> tuple[LossLaw, Any]:
+        record, times = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), stack)
+        return _traced_law(record, times, log_delta, epsilon, order, slopes)
 
-    slopes = jax.lax.map(slope, grid, batch_size=_TRACED_AT_ONCE)
-    return (grid, logs), (jnp.zeros_like(grid), jnp.where(jnp.isfinite(slopes), slopes, 0.0))
-
-
-def _traced_law(record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None) -> LossLaw:
-    record = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), record)
-    losses, weights, infinity = rounds.upper_pair(*_traced_profile(record, times, log_delta, epsilon, order))
-    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity))
+    made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None) for stack in stacks]
+    return tuple((one, times) for (one, _), (_, times) in zip(made, stacks, strict=True)), [moved for _, moved in made]
 
 
-def _traced_laws(stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None) -> tuple[Stack, ...]:
-    """The stacks of one traced point, shuffled rounds replaced by finite laws that dominate them."""
-    return tuple(
-        (jax.vmap(lambda r, t: _traced_law(r, t, log_delta, epsilon, order))(record, times), times)
-        if isinstance(record, Shuffled)
-        else (record, times)
-        for record, times in stacks
-    )
+def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
+    """The derivative of a number by a randomizer, from that by its law's masses and from that of these masses."""
+    weights, infinity = moved
+    by_numbers = weights @ by_law.log_weights + infinity * by_law.infinity
+    randomizer = ravel_pytree(record.randomizer)[1](by_numbers)
+    return dataclasses.replace(record, randomizer=randomizer, num_users=jnp.zeros_like(record.num_users))
+
+
+def _of_traced_laws(
+    value: Callable[[tuple[Stack, ...], Any], Any], place: Callable[[Any], tuple[Any, Any, Any]]
+) -> Callable[..., Any]:
+    """(stacks, target) -> value(laws, target) at one traced point, where the laws replace the shuffled rounds.
+
+    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `_grids`. The derivative
+    by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is differentiated.
+    """
+
+    def plain(stacks: tuple[Stack, ...], target: Any) -> Any:
+        return value(_traced_laws(stacks, *place(target))[0], target)
+
+    @jax.jit
+    def with_gradient(stacks: tuple[Stack, ...], target: Any) -> tuple[Any, Any, Any]:
+        laws, moved = _traced_laws(stacks, *place(target), True)
+        found, (by_laws, by_target) = jax.value_and_grad(value, argnums=(0, 1))(laws, target)
+        by_stacks = tuple(
+            (by_law if move is None else jax.vmap(_by_randomizer)(record, by_law, move), by_times)
+            for (record, _), (by_law, by_times), move in zip(stacks, by_laws, moved, strict=True)
+        )
+        return found, by_stacks, by_target
+
+    return differentiated(jax.jit(plain), with_gradient)
 
 
 def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
@@ -302,43 +337,43 @@ def _has_rounds(stacks: tuple[Stack, ...]) -> bool:
 def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
     """A moment of one traced point, (stacks, order) -> number, differentiable; of shuffled rounds, of dominating pairs.
 
-    The derivative of a real moment is taken forward through the loops of the rounds, as that of delta is. Cached, so
-    that equal moments compile once.
+    With shuffled rounds a complex moment has no derivative. Cached, so that equal moments compile once.
     """
 
-    def plain(stacks: tuple[Stack, ...], order: Any) -> Any:
-        nan = jnp.asarray(jnp.nan)
-        reach = jnp.where(jnp.isfinite(order), jnp.abs(order), _LARGEST_ORDER)
-        return moment.point(_traced_laws(stacks, nan, nan, reach), order, direction=direction)
+    def place(order: Any) -> tuple[Any, Any, Any]:
+        return jnp.nan, jnp.nan, jnp.where(jnp.isfinite(order), jnp.abs(order), _LARGEST_ORDER)
 
-    forward, compiled = by_forward_mode(plain), jax.jit(plain)
+    def point(stacks: tuple[Stack, ...], order: Any) -> Any:
+        return moment.point(stacks, order, direction=direction)
 
-    def solve(stacks: tuple[Stack, ...], order: Any) -> Any:
-        if not _has_rounds(stacks):
-            return moment.point(stacks, order, direction=direction)
-        return compiled(stacks, order) if jnp.iscomplexobj(order) else forward(stacks, order)
+    of_rounds = _of_traced_laws(point, place)
 
-    return solve
+    return lambda stacks, order: (of_rounds if _has_rounds(stacks) else point)(stacks, order)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are shuffled rounds."""
-
-    def traced(verb: str) -> Point:
-        def upper(params: Any, target: Any) -> Any:
-            nan = jnp.asarray(jnp.nan)
-            log_target = jnp.log(jnp.clip(target, SMALLEST, 1.0))
-            made = _traced_laws(params, *((log_target, nan) if verb == "epsilon" else (nan, jnp.maximum(target, 0.0))))
-            route = contour_route(jax.tree_util.tree_map(lambda x: x[None], made), direction)
-            return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(made, target)[1]
-
-        solve = by_forward_mode(upper)
-
-        def both(params: Any, target: Any) -> tuple[Any, Any]:
-            found = solve(params, target)
-            return jnp.zeros_like(found), found
-
-        return both
-
     epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
-    return Route(stacks, (epsilon,), (delta,), traced("epsilon"), traced("delta"))
+    return Route(stacks, (epsilon,), (delta,), _traced("epsilon", direction), _traced("delta", direction))
+
+
+@functools.cache
+def _traced(verb: str, direction: str) -> Point:
+    """The solver of one traced point; cached, so that equal configurations compile once."""
+
+    def place(target: Any) -> tuple[Any, Any, None]:
+        if verb == "delta":
+            return jnp.nan, jnp.maximum(target, 0.0), None
+        return jnp.log(jnp.clip(target, SMALLEST, 1.0)), jnp.nan, None
+
+    def upper(laws: tuple[Stack, ...], target: Any) -> Any:
+        route = contour_route(jax.tree_util.tree_map(lambda x: x[None], laws), direction)
+        return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(laws, target)[1]
+
+    of_rounds = _of_traced_laws(upper, place)
+
+    def solve(params: Any, target: Any) -> tuple[Any, Any]:
+        found = of_rounds(params, target)
+        return jnp.zeros_like(found), found
+
+    return solve

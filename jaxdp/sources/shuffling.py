@@ -29,40 +29,26 @@ _TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
-@kernel(working_set=100_000, by_numpy=64)
-def upper_laws(randomizer: KnownRandomizer) -> Law:
-    """Laws of X for the upper bound, leading axes (batch, pairs of inputs)."""
-    return randomizer.upper_laws()
-
-
-@kernel(working_set=100_000, by_numpy=64)
-def lower_laws(randomizer: KnownRandomizer) -> Law:
-    """Laws of X for the lower bound, leading axes (batch, data sets)."""
-    return randomizer.lower_laws()
-
-
 def blanket(mechanism: Shuffled) -> KnownRandomizer | None:
     """The randomizer where its privacy blanket gives the upper bound, None where the clones do."""
     known = mechanism.randomizer
     return known if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket" else None
 
 
-def laws_of(mechanism: Shuffled) -> Law:
-    """Laws of X for the upper bound, leading axes (batch, pairs of inputs); of the clones for "closed_form"."""
-    known = blanket(mechanism)
-    if known is not None:
-        return upper_laws(known)
-    made = bounds.clones_law(np.asarray(mechanism.max_loss()), bound=mechanism.clones())
-    return jax.tree_util.tree_map(lambda side: side[:, None], made)
-
-
-def laws_at(mechanism: Shuffled) -> Law:
-    """The same for one traced point: leading axis the pairs of inputs."""
+@kernel(working_set=100_000, by_numpy=4096)
+def upper_laws(mechanism: Shuffled) -> Law:
+    """Laws of X for the upper bound, a leading axis for the pairs of inputs; of the clones for "closed_form"."""
     known = blanket(mechanism)
     if known is not None:
         return known.upper_laws()
     made = law.clones(mechanism.max_loss(), mechanism.clones())
-    return jax.tree_util.tree_map(lambda side: side[None], made)
+    return jax.tree_util.tree_map(lambda side: xp.asarray(side)[None], made)
+
+
+@kernel(working_set=100_000, by_numpy=64)
+def lower_laws(randomizer: KnownRandomizer) -> Law:
+    """Laws of X for the lower bound, a leading axis for the data sets."""
+    return randomizer.lower_laws()
 
 
 def is_two_point(mechanism: Shuffled) -> np.ndarray:
@@ -110,7 +96,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
         lower = worst(verb, lower_laws(mechanism.randomizer), users, target, LOWER_GAP, LOWER_NODES).lower
     if two.size:
         lower[two] = np.maximum(lower[two], _TWO_POINT[verb](users[two], eps0[two], target[two]).lower)
-    laws = None if mechanism.chosen_bound() == "closed_form" else laws_of(mechanism)
+    laws = None if mechanism.chosen_bound() == "closed_form" else upper_laws(mechanism)
 
     def clean(aim: np.ndarray) -> np.ndarray:
         return _CLOSED_FORM[verb](eps0, users, aim) if laws is None else worst(verb, laws, users, aim, gap).upper
@@ -165,7 +151,7 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     def clean(aim: Any) -> Any:
         if mechanism.chosen_bound() == "closed_form":
             return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
-        return worst_point(verb, laws_at(mechanism), users, aim, blanket(mechanism) is None).upper
+        return worst_point(verb, upper_laws.point(mechanism), users, aim, blanket(mechanism) is None).upper
 
     upper = _upper(verb, mechanism, target, clean, leaky)
     return Bounds(xp.fmin(lower, upper), upper)
@@ -178,9 +164,8 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
         clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
         clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
     else:
-        clean = xp.max(
-            xp.vmap(lambda made: bounds.estimate(made, users, epsilon, blanket(mechanism) is None))(laws_at(mechanism))
-        )
+        laws = upper_laws.point(mechanism)
+        clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
     local_delta = xp.asarray(_local_delta(mechanism))
     extra = approximate.additive_term(users, eps0, local_delta, epsilon, mechanism.clones())
     return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
