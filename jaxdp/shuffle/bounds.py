@@ -28,11 +28,13 @@ LEAST_DELTA = 2.3e-308
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
-_GROWTH = 8  # factor from one number of nodes to the next
+_GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
+_MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
+_NODES_A_GAP = 20.0  # nodes for each factor by which the gap of 13 nodes is to fall
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
-_TERMS_OF_TWO_A_NODE = 2560.0  # more of two outcomes, so that hardly any clones need the program of the long sum
+_TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -183,8 +185,10 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     lower, upper = (np.array(side) for side in short(made, users, target))
-    terms = countable(made, users) / (_TERMS_OF_TWO_A_NODE if outcomes == 2 else _TERMS_A_NODE)
-    nodes, counted_rows = FEWEST_NODES, np.zeros(users.shape, bool)  # what is counted is closer than any other sum
+    terms = countable(made, users) / _TERMS_A_NODE
+    ratio = _gaps(verb, lower, upper) / gap
+    nodes = np.clip(_NODES_A_GAP * np.where(np.isfinite(ratio), ratio, 0.0), FEWEST_NODES, _GROWTH[1] * FEWEST_NODES)
+    rows = np.flatnonzero((ratio > 1) & (most > 0))
 
     def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray) -> None:
         known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
@@ -193,15 +197,21 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         upper[places] = np.fmin(upper[places], more.upper)
         lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
-    while (rows := np.flatnonzero((_gaps(verb, lower, upper) > gap) & ~counted_rows & (nodes <= most))).size:
-        few = terms[rows] <= nodes
+    while rows.size:
+        nodes[rows] = np.minimum(2.0 ** np.ceil(np.log2(nodes[rows])), most)
+        few = terms[rows] <= (_TERMS_OF_TWO / _TERMS_A_NODE if outcomes == 2 else nodes[rows])
         if few.any():  # those of equal work together: rows of one batch take as long as the longest
             places = rows[few][np.argsort(terms[rows[few]])]
             ask(counted, places, _outcomes(made, lambda side: side[:, :4]))
-            counted_rows[places] = True
-        if not few.all():
-            ask(long, rows[~few], made, np.full(rows.size - few.sum(), nodes))
-        nodes *= _GROWTH
+            terms[places] = np.inf
+        summed = rows[~few]
+        for size in np.unique(nodes[summed]):
+            places = summed[nodes[summed] == size]
+            ask(long, places, made, np.full(places.size, size))
+        rows = summed if outcomes == 2 else rows
+        ratio = _gaps(verb, lower, upper) / gap
+        rows = rows[(ratio[rows] > 1) & (nodes[rows] < most)]
+        nodes[rows] *= np.clip(_MARGIN * ratio[rows], *_GROWTH)
     return Bounds(lower, upper)
 
 
