@@ -21,7 +21,8 @@ EFFORTS = (Effort(48, 8, 16), Effort(128, 32, 64), Effort(384, 64, 128))
 _LEAST_DELTA = 2.3e-308
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
-_NARROW, _ENOUGH, _MOST_TURNS = 1e-7, 5e-7, 5
+_NARROW, _ENOUGH = 1e-7, 5e-7  # relative widths of epsilon at which the first contour suffices, a later one
+_MOST_TURNS = 5  # contours after the first
 
 
 def at_own_epsilon(step: Step, effort: Effort) -> Evaluation:

@@ -9,7 +9,7 @@ import jax
 
 from jaxdp.runtime.arrays import xp
 
-_NEWTON = 0.05  # residuals above it are Newton's business, below it the ends are tested
+_NEWTON = 0.05  # a larger residual asks for another step of Newton's; with a smaller one the ends are tested
 _CLOSE = 1e-9  # ends closer than this (relative) to the root of the estimate are not improved
 
 
