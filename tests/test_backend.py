@@ -25,7 +25,7 @@ from jaxdp.runtime import precision
 from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
-from jaxdp.sources import base, contour
+from jaxdp.sources import contour
 
 pytestmark = [pytest.mark.as_users_compile, pytest.mark.batches_as_for_users]
 
@@ -417,8 +417,7 @@ def test_threads_give_the_same_bounds_as_one_after_the_other(monkeypatch, compil
     sigma, steps = np.linspace(0.8, 4.0, 15)[:, None], np.round(np.logspace(2, 4, points))
     grid = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), steps)
     together = jaxdp.epsilon_bounds(grid, 1e-6, relation=relation)
-    monkeypatch.setattr(precision, "cores", lambda: 1)
-    for module in (base, contour):
+    for module in (precision, contour):
         monkeypatch.setattr(module, "cores", lambda: 1)
     alone = jaxdp.epsilon_bounds(grid, 1e-6, relation=relation)
     assert np.array_equal(together.lower, alone.lower) and np.array_equal(together.upper, alone.upper)
@@ -502,6 +501,13 @@ def _sampled(direction: str, effort=contour._SAMPLED_LADDER[0]) -> Callable[[], 
     return lambda: jax.make_jaxpr(point)(stacks, 1e-7, np.inf)
 
 
+def _comparison() -> Any:
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
+    stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
+    point = functools.partial(contour.contour_ratio.point, direction="reverse", effort=contour._COMPARED)
+    return jax.make_jaxpr(point)(stacks, 1.0, 1e-7)
+
+
 # name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
 # asks for a first number about a millisecond.
 PROGRAMS = {
@@ -511,6 +517,7 @@ PROGRAMS = {
     "sampled Gaussian, remove": (_sampled("forward"), 3700),
     "sampled Gaussian, add": (_sampled("reverse"), 4700),
     "sampled Gaussian, replace": (_sampled("replace"), 3650),
+    "sampled Gaussian, comparison": (_comparison, 3100),
     # two labels, and twice the contour: for the lowest band and for all others
     "sampled Gaussian in bands": (_sampled("forward", contour._BANDED_LADDER[4]), 8600),
 }

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.contour import trapezoid
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.sources.base import Known
+from jaxdp.sources.contour import _COMPARED, _Compared, contour_ratio
 from jaxdp.sources.simple import next_to_supremum
 
 pytestmark = pytest.mark.as_users_compile
@@ -71,6 +74,72 @@ def test_bounds_enclose_every_stored_value_and_lie_close_together(group):
         assert Fraction(lower) <= truth + slack, case["id"]
         assert Fraction(upper) >= truth - slack, case["id"]
         assert upper - lower <= GAP[group[2]] * upper, case["id"]
+
+
+def compared(effort):
+    """The comparison's bound of delta over delta itself, of every stored sampled Gaussian."""
+    ratios = []
+    for (kind, direction, _), cases in groups().items():
+        if kind == "poisson_subsampled_gaussian" and direction in ("remove", "add"):
+            names = [n for n, v in cases[0]["mechanism"].items() if n not in ("type", "pair")]
+            made = mechanism(kind, {n: np.array([c["mechanism"][n] for c in cases], float) for n in names})
+            epsilon, delta = (np.array([float(c[name]) for c in cases]) for name in ("epsilon", "delta"))
+            pair = "forward" if direction == "remove" else "reverse"
+            stacks = normal_form(made, epsilon.shape)
+            ratios += list(contour_ratio(stacks, epsilon, delta, direction=pair, effort=effort)[1])
+    return np.array(ratios)
+
+
+def test_no_comparison_takes_a_stored_delta_to_be_smaller_than_it_is():
+    few, as_used = compared(_COMPARED._replace(nodes=2)), compared(_COMPARED)
+    assert len(as_used) == 33
+    assert min(few.min(), as_used.min()) >= 1
+    assert np.median(as_used) < 1.01  # and most of them come close
+
+
+def test_a_comparison_without_the_nodes_left_out_is_noticed(monkeypatch):
+    for name in ("log_tail", "log_fallen"):
+        monkeypatch.setattr(trapezoid, name, lambda *a: xp.asarray(-1e4))
+    assert compared(_COMPARED._replace(nodes=2)).min() < 0.95
+
+
+def test_a_comparison_counts_the_mass_at_infinity():
+    mass, beyond = 1e-3, np.full(2, 50.0)
+    lossy = jaxdp.compose(
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 100),
+        jaxdp.DiscretePair([1.0, 0.0], [1 - mass, mass]),
+    )
+    delta = mass * np.array([0.9999, 1.1])
+    stacks = normal_form(lossy, beyond.shape)
+    _, (too_small, enough) = contour_ratio(stacks, beyond, delta, direction="reverse", effort=_COMPARED)
+    assert enough < 1 < too_small
+
+
+@pytest.mark.parametrize("verb", ["epsilon", "delta"])
+def test_the_add_direction_has_the_bound_of_remove_where_it_is_the_smaller_one(verb):
+    """What is answered for both is enclosed by what is answered for either alone."""
+    sigma, rate, steps = np.array([0.5, 0.8, 1.0, 2.0, 5.0]), np.array([0.3, 1e-3, 0.01, 0.1, 0.9]), 300
+    run = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps)
+    ask = jaxdp.epsilon_bounds if verb == "epsilon" else jaxdp.delta_bounds
+    target = 1e-6 if verb == "epsilon" else jaxdp.epsilon(run, 1e-6, relation="remove")
+    remove, add, both = (ask(run, target, relation=relation) for relation in ("remove", "add", "add_or_remove"))
+    assert np.array_equal(both.upper, np.maximum(remove.upper, both.lower))
+    assert np.all(both.lower <= both.upper) and np.all(add.lower <= both.upper)
+    assert np.all(np.maximum(remove.lower, add.lower) <= both.upper)
+    stacks = normal_form(run, sigma.shape)
+    known = Known(np.zeros(5), np.full(5, np.inf), remove.lower)
+    answer = _Compared(verb)(stacks, np.broadcast_to(target, 5), known, 1e-6)
+    decided = np.isfinite(answer.upper) if verb == "epsilon" else answer.upper < 1
+    assert decided.sum() >= 4 and np.all(answer.upper[decided] == remove.lower[decided])
+    assert np.all(add.lower[decided] <= remove.lower[decided])
+
+
+def test_a_comparison_with_less_than_the_add_direction_decides_nothing():
+    run = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.7, 1.0, 3.0])), 0.02), 500)
+    add = jaxdp.epsilon_bounds(run, 1e-6, relation="add")
+    known = Known(np.zeros(3), np.full(3, np.inf), add.lower * (1 - 1e-9))
+    answer = _Compared("epsilon")(normal_form(run, (3,)), np.full(3, 1e-6), known, 1e-6)
+    assert np.all(answer.upper == np.inf)
 
 
 def composition_of_1300():

@@ -198,6 +198,23 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)
 
 
+def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, size: int) -> Plan:
+    """Contour for the question whether delta(eps), eps > 0, is at most a given one; without alias bounds.
+
+    The abscissa is the leftmost of a row at which the integrand is as small as that already, else the saddle point.
+    The row stands around the abscissa of the Gaussian mechanism with this epsilon at this delta. The alias left of eps
+    is at most e^-5 of the given delta, because a delta is at most 1.
+    """
+    cut = tail_cut(spectrum, log_delta)
+    mu = 2 * eps / (xp.sqrt(-2 * log_delta) + xp.sqrt(2 * eps - 2 * log_delta))
+    candidates = xp.maximum(eps / mu**2 - 0.5, 0.2) * xp.exp(xp.linspace(-1.5, 1.2, _POINTS))
+    height = _saddle(candidates, spectrum.rough(candidates, cut, size), eps)
+    small = height <= log_delta - 1
+    c = candidates[xp.where(xp.any(small), xp.argmax(small), xp.argmin(height))]
+    none = xp.zeros(1)
+    return Plan(c, (5 - log_delta) / c, cut, eps, log_delta, none, none, none, none)
+
+
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     """The saddle point and some abscissae right of it."""
     return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])

@@ -16,7 +16,16 @@ import jax
 import numpy as np
 
 from jaxdp.contour.lattice import LatticeContour, build_lattice, lattice_sum
-from jaxdp.contour.plan import AliasBound, Plan, alias_bound, conversion, log_alias, plan_delta, plan_epsilon
+from jaxdp.contour.plan import (
+    AliasBound,
+    Plan,
+    alias_bound,
+    conversion,
+    log_alias,
+    plan_comparison,
+    plan_delta,
+    plan_epsilon,
+)
 from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.contour.truncation import log_fallen, log_tail
 from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
@@ -387,3 +396,17 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     upper = xp.where(finite & ~xp.isnan(upper), upper, edge_high)
     lower = xp.where(finite, xp.minimum(lower, upper), edge_low)
     return lower, upper
+
+
+def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) of a contour's sum over delta, 0 < delta < 1; delta(eps), eps > 0, is at most the sum.
+
+    The alias terms are not subtracted: they are nonnegative.
+    """
+    ref = xp.log(delta)
+    contour = build(spectrum, plan_comparison(spectrum, eps, ref, effort.quadrature), effort)
+    raw = contour_sum(contour, eps, ref)
+    left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
+    error = (raw.tail + raw.rounding)[0]
+    upper = (raw.total[0] + error + left_out) * (1 + 32 * _ULP)
+    return xp.where(xp.isnan(upper), 0.0, raw.total[0] - error), xp.where(xp.isnan(upper), xp.inf, upper)

@@ -65,7 +65,9 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, xp.full_like(log_m, xp.inf))
 
 
-def ratios_less_one(line: Any, step: jax.Array, count: int, start: Any = 0.0) -> tuple[jax.Array, jax.Array]:
+def ratios_less_one(
+    line: Any, step: jax.Array, count: int, start: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = start + step (0..count-1): real and imaginary part.
 
     Im L >= 0. Its error (`ratio_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as
@@ -76,7 +78,7 @@ def ratios_less_one(line: Any, step: jax.Array, count: int, start: Any = 0.0) ->
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
     none = xp.zeros_like(w_re), xp.zeros_like(w_re)
     (x, y), following = _powers_less_one(_turned_less_one(step * line.loss), inner, none)
-    (p, turn), _ = _powers_less_one(following, outer, _turned_less_one(start * line.loss))
+    (p, turn), _ = _powers_less_one(following, outer, none if start is None else _turned_less_one(start * line.loss))
     whole = 1 + p
     a, b = w_re * whole - w_im * turn, w_re * turn + w_im * whole
     x, y = x.T, y.T
@@ -85,25 +87,30 @@ def ratios_less_one(line: Any, step: jax.Array, count: int, start: Any = 0.0) ->
     return re.reshape(-1)[:count], im.reshape(-1)[:count]
 
 
-def less_one_error(line: Any, step: jax.Array, count: int, start: Any = 0.0) -> jax.Array:
+def _places(step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
+    t = step * xp.arange(count)
+    return t if start is None else start + t
+
+
+def less_one_error(line: Any, step: jax.Array, count: int, start: jax.Array | None = None) -> jax.Array:
     """By how much `ratios_less_one` may be off at its nodes by rounding, its weights and losses taken as they are."""
     inner, outer = split(count)
     size = line.loss.shape[0]
     offset = step * (xp.arange(count) % inner)
-    t = start + step * xp.arange(count)
+    t = _places(step, count, start)
     weight, loss = xp.abs(line.weight), xp.abs(line.loss)
     mass, moved = xp.sum(weight), xp.sum(weight * loss)
-    tables = (55 + 5 * (inner * outer - 1).bit_length()) * t * moved
+    tables = ((40 if start is None else 55) + 5 * (inner * outer - 1).bit_length()) * t * moved
     # of the products of p and x, and of the sum of p alone: |e^{itL} - 1| is at most t |L|, and at most 2
     products = 1.5 * (sum(blocks_of(size)) + 4) * xp.minimum(offset * moved, 2 * mass)
     alone = 1.5 * (sum(short_blocks_of(size)) + 4) * xp.minimum((t - offset) * moved, 2 * mass)
     return ULP * (tables + products + alone)
 
 
-def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: Any = 0.0) -> jax.Array:
+def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: jax.Array | None = None) -> jax.Array:
     """By how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all, the true m(c) below them."""
     count, mass = re.shape[0], xp.sum(xp.abs(line.weight))
-    t = start + step * xp.arange(count)
+    t = _places(step, count, start)
     moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
     return line.rule + moved + less_one_error(line, step, count, start) + 32 * ULP * (xp.abs(re) + xp.abs(im))
 

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.runtime.precision import cores, side_by_side
-
 Point = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -27,8 +25,16 @@ class Answer(NamedTuple):
     settled: Any = False
 
 
+class Known(NamedTuple):
+    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    largest: np.ndarray
+
+
 # (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
-Source = Callable[[Any, np.ndarray, tuple[np.ndarray, np.ndarray], float], Answer]
+Source = Callable[[Any, np.ndarray, Known, float], Answer]
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}
 
 
@@ -76,30 +82,23 @@ def intersect(
     """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
 
     A row of one pair is narrow enough where its relative gap is at most ``gap`` (or what ``allowed`` says of the
-    bounds), or where its upper bound is not above a lower bound of another pair: the larger of the pairs is sought.
+    bounds), or where its upper bound is not above a lower bound of another pair: the largest of the pairs is sought.
     """
     found = [nothing(verb, target) for _ in pairs]
     settled = [np.zeros(target.shape, bool) for _ in pairs]
-
-    def ask(job: tuple[int, Source, np.ndarray]) -> None:
-        pair, one, rows = job
-        lower, upper = found[pair]
-        some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-        answer = one(some, target[rows], (lower[rows], upper[rows]), gap)
-        upper[rows] = np.fmin(upper[rows], answer.upper)
-        lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
-        settled[pair][rows] = answer.settled
-
     for rank in range(max(map(len, pairs))):
-        floor = np.maximum.reduce([lower for lower, _ in found])
-        jobs = []
         for pair, sources in enumerate(pairs):
             lower, upper = found[pair]
-            open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > floor)
+            largest = np.maximum.reduce([lower for lower, _ in found])
+            open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > largest)
             rows = np.flatnonzero(open_rows & ~settled[pair])
             if rank < len(sources) and rows.size:
-                jobs.append((pair, sources[rank], rows))
-        side_by_side(ask, jobs, cores())
+                some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+                known = Known(lower[rows], upper[rows], largest[rows])
+                answer = sources[rank](some, target[rows], known, gap)
+                upper[rows] = np.fmin(upper[rows], answer.upper)
+                lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
+                settled[pair][rows] = answer.settled
     return found
 
 

@@ -26,12 +26,14 @@ from jaxdp.runtime.precision import canary, cores, kernel, platform, side_by_sid
 from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,
+    Known,
     Point,
     Route,
     Source,
     explicit_delta,
     implicit_epsilon,
     intersect,
+    nothing,
     wide,
 )
 
@@ -44,6 +46,8 @@ _SAMPLED_LADDER = (
     Effort(65536, 1024, 1024, True),
     Effort(262144, 4096, 4096, True),
 )
+# enough to see that the add direction has the smaller delta
+_COMPARED = Effort(16, 96, 16, False)
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 _BANDED_LADDER = (
     *_SAMPLED_LADDER[:4],
@@ -102,6 +106,14 @@ def contour_delta(
     return solve(spectrum(stacks, direction), eps, effort)
 
 
+@_contour_kernel
+def contour_ratio(
+    stacks: tuple[Stack, ...], eps: Any, delta: Any, *, direction: str, effort: Effort
+) -> tuple[Any, Any]:
+    """(lower, upper) of a sum that is not below delta(eps), over the delta given; one point, 0 < eps, 0 < delta < 1."""
+    return contour.ratio_bounds(spectrum(stacks, direction), eps, delta, effort)
+
+
 def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     if on_lattice(stacks):
         return _LATTICE_LADDER
@@ -141,13 +153,31 @@ def _sources(
 
     often = _REPEATS if verb == "epsilon" and ladder in (_SAMPLED_LADDER, _BANDED_LADDER) else 1
     contours = [_Contour(verb, direction, effort, often) for effort in ladder]
+    compared = [_Compared(verb)] if ladder is _SAMPLED_LADDER and direction == "reverse" else []
     pair: tuple[Source, ...] = (
-        plain(simple.one_finite_law), contours[0], plain(simple.next_to_supremum), *contours[1:]
+        plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
     )  # fmt: skip
     if not exact:
         refinable = any(record.refinable(direction) for record, _ in stacks)
         pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
     return (plain(simple.no_step), plain(simple.one_sampled_step), *pair, plain(simple.unsampled))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """The add direction where it is the smaller one: an upper bound that equals a lower bound of the other's."""
+
+    verb: str
+
+    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
+        lower, upper = nothing(self.verb, target)
+        eps, delta = (known.largest, target) if self.verb == "epsilon" else (target, known.largest)
+        rows = np.flatnonzero((eps > 0) & np.isfinite(eps) & (delta > 0) & (delta < 1))
+        if rows.size:
+            some = jax.tree_util.tree_map(lambda x: x[rows], params)
+            _, ratio = contour_ratio(some, eps[rows], delta[rows], direction="reverse", effort=_COMPARED)
+            upper[rows] = np.where(ratio <= 1, known.largest[rows], upper[rows])
+        return Answer(lower, upper)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +189,9 @@ class _Contour:
     effort: Effort
     often: int
 
-    def __call__(self, params: Any, target: Any, known: tuple[Any, Any], gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
-        lower, upper = (side.copy() for side in known)
+        lower, upper = known.lower.copy(), known.upper.copy()
         rows = np.arange(target.size)
         step, threads = _rows_at_once(self.effort, params)
         if self.effort.nodes > _COSTLY and rows.size <= _FEW:
@@ -201,7 +231,7 @@ class _Between:
     fine: bool
     sources: tuple[Source, ...]
 
-    def __call__(self, params: Any, target: Any, known: tuple[Any, Any], gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
         both = _bracketed(params, self.direction, self.fine)
         if both is None:
             ((_, upper),) = intersect(self.verb, [self.sources], params, target, gap * _ROUGH)
