@@ -327,7 +327,9 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
         if tests[-1] is not True:
             inside = _harmless(inside, tests[-1])
     if validate.is_traced(numbers):
-        return _with_concrete(inside, mechanism), tests
+        # concrete numbers as they were given: a concrete count of 1 may choose a shorter route
+        keep = lambda new, old: new if validate.is_traced(new) else old  # noqa: E731
+        return jax.tree_util.tree_map(keep, inside, mechanism), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
     return mechanism, []
@@ -378,20 +380,6 @@ def _harmless(mechanism: M, test: Any) -> M:
     return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
 
 
-def _with_concrete(mechanism: M, given: M) -> M:
-    """The mechanism with its concrete numbers as they were given: a concrete count of 1 may choose a shorter route."""
-
-    def kept(name: str) -> Any:
-        return jax.tree_util.tree_map(
-            lambda new, old: new if isinstance(new, Mechanism) or validate.is_traced(new) else old,
-            getattr(mechanism, name),
-            getattr(given, name),
-            is_leaf=_is_mechanism,
-        )
-
-    return dataclasses.replace(mechanism, **{each.name: kept(each.name) for each in _numeric_fields(mechanism)})  # type: ignore[type-var]
-
-
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
     """A hashable key, equal for equal mechanisms: classes, configuration, and every number with its shape."""
     leaves, structure = jax.tree_util.tree_flatten(mechanism)
@@ -430,6 +418,27 @@ def _public_name(cls: type) -> str:
         if getattr(sys.modules[".".join(parts[:depth])], cls.__qualname__, None) is cls:
             return ".".join((*parts[1:depth], cls.__qualname__))
     return cls.__qualname__
+
+
+class FiniteLaw(Mechanism):
+    """A record whose loss has a finite law in each direction, `part`."""
+
+    def part(self, direction: str) -> finite.Part:
+        """The law of the loss in one direction, with its masses at infinity."""
+        raise self._undefined("part")
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
+        """(losses, log weights under the first law, error of the losses) in one direction."""
+        return self.part(direction)[:3]
+
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
+        """Masses at infinity of the pair of a direction and of its swap."""
+        return self.part(direction)[3:]
+
+    def top_loss(self, direction: str) -> Number:
+        """The largest finite loss of a direction, rounded up."""
+        loss, log_weight, blur = self.atoms(direction)
+        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
 
 class GaussianMechanism(Mechanism):

@@ -15,6 +15,7 @@ from jaxdp.mechanisms.base import (
     FORWARD,
     REPLACE,
     REVERSE,
+    FiniteLaw,
     GaussianMechanism,
     Mechanism,
     UnsupportedMechanismError,
@@ -24,7 +25,7 @@ from jaxdp.mechanisms.base import (
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Array, Number, RealField, Relation
+from jaxdp.typing import RealField, Relation
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
@@ -44,27 +45,6 @@ class Bracket(Mechanism):
     def finite_pair(self) -> finite.FinitePair:
         """The chosen pair; outcomes without mass are added to the shorter one."""
         return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
-
-
-class FiniteLaw(Mechanism):
-    """A record whose loss has a finite law in each direction, `part`."""
-
-    def part(self, direction: str) -> finite.Part:
-        """The law of the loss in one direction, with its masses at infinity."""
-        raise self._undefined("part")
-
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) in one direction."""
-        return self.part(direction)[:3]
-
-    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
-        """Masses at infinity of the pair of a direction and of its swap."""
-        return self.part(direction)[3:]
-
-    def top_loss(self, direction: str) -> Number:
-        """The largest finite loss of a direction, rounded up."""
-        loss, log_weight, blur = self.atoms(direction)
-        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
 
 class Sampled(FiniteLaw):

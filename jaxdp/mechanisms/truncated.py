@@ -10,10 +10,10 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import Mechanism, record
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
 from jaxdp.mechanisms.composition import compose
-from jaxdp.mechanisms.sampled import FiniteLaw, PoissonSampled
+from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
