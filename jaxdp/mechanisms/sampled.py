@@ -31,8 +31,8 @@ SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
 
 @record
-class Bracket(Mechanism):
-    """Stands for a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
+class EnclosingPair(Mechanism):
+    """In place of a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
 
     inner is a number, so that the upper and the lower bounds are rows of one batch, solved by one compiled program.
     fine: a pair of more outcomes.
@@ -104,17 +104,17 @@ class Sampled(FiniteLaw):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+    def enclosing_records(self, fine: bool) -> tuple[Sampled, Sampled] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
         if not self.mechanism.offers("enclosing_pairs"):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
-        bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
+        bases = (EnclosingPair(self.mechanism, inner, fine) for inner in (none, none + 1.0))
         outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)  # type: ignore[type-var]
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
-        """True for a base whose outcomes are cut into cells, of which there may be more."""
+        """Whether fine enclosing records are closer: the base's outcomes are cut into cells, and those may be more."""
         return self.mechanism.offers("enclosing_pairs") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
@@ -249,6 +249,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool) -> None:
+    def enclosing_records(self, fine: bool) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None
