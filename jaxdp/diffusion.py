@@ -22,7 +22,7 @@ from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
-from jaxdp.typing import Array, Real
+from jaxdp.typing import Array, Real, RealField
 
 __all__ = [
     "BrownianMotion", "OUParameters", "OrnsteinUhlenbeck", "Quadrature", "brownian_lambda",
@@ -127,8 +127,8 @@ class BrownianMotion(GaussianMechanism):
     Reference: Examples 4 and 5.
     """
 
-    time: Real = field(POSITIVE)
-    sensitivity: Real = field(POSITIVE, default=1.0)
+    time: RealField = field(POSITIVE)
+    sensitivity: RealField = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Array:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
@@ -169,10 +169,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     Reference: Corollary 7.
     """
 
-    theta: Real = field(POSITIVE)
-    rho: Real = field(POSITIVE)
-    time: Real = field(POSITIVE)
-    sensitivity: Real = field(POSITIVE, default=1.0)
+    theta: RealField = field(POSITIVE)
+    rho: RealField = field(POSITIVE)
+    time: RealField = field(POSITIVE)
+    sensitivity: RealField = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Array:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""

@@ -208,8 +208,7 @@ def optimal_delta_from_rdp(
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum
-    over tests, less than 1e-6 relative above it where measured (43 orders, Gaussian, eps 0 to 20). About 40 ms a point
-    on one core. Raises ValueError, also for unequal lengths.
+    over tests (docs/limits.md: how far above it). Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(NOT_NAN, epsilon))

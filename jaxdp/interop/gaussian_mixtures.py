@@ -31,7 +31,7 @@ class GaussianMixtures(FiniteLaw):
 
     The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells; the masses of
     a cell are moved to its two ends so that both are preserved, which dominates (`jaxdp.mechanisms.finite`). There
-    are upper bounds only, of epsilon within 2e-5 (relative) where tried.
+    are upper bounds only (docs/limits.md).
     """
 
     shifts: ArrayField = field(NONNEGATIVE)

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
-_LEAST = 2.3e-308  # subnormal numbers are flushed to 0
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
-_FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
+_NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
 LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
@@ -119,7 +119,7 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     blur = xp.where(live, _mixture_blur(base, xp.where(in_p & in_q, blur, 0.0), ratio, rate), 0.0)
     under_q = xp.where(live, log_q, -xp.inf)
     # with everyone sampled the masses are those of the base; what some rounds leave out, P has under Q's outcomes
-    some_p = xp.maximum(rate * only_p * xp.where(rate < 1, 1 + 4 * ULP, 1.0), _LEAST)
+    some_p = xp.maximum(rate * only_p * xp.where(rate < 1, 1 + 4 * ULP, 1.0), SMALLEST)
     some_p = xp.where((rate > 0) & (only_p > 0), some_p, 0.0)
     only_q = xp.where(rate < 1, 0.0, only_q)
     if direction == "forward":
@@ -241,12 +241,12 @@ class _Cells(NamedTuple):
 
 def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
     """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
-    fine = mu / 2 + _FINE_REACH
+    fine = mu / 2 + _NEAR
     even = fine * xp.arange(even_cells) / even_cells
     # what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
     dense = xp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = xp.sort(xp.concatenate([even, dense]))
-    outer = fine + (_FULL_REACH - _FINE_REACH) * xp.arange(far_cells + 1) / far_cells
+    outer = fine + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
     return xp.concatenate([inner, outer])
 
 

@@ -210,8 +210,7 @@ class FixedSizeSampled(Sampled):
     Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
     round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
     symmetric pair (Corollary 31). That pair only dominates more than one round, so that there is no lower bound. For
-    Gaussian noise it is put on a grid of losses that dominates it: upper bounds within 3e-7 to 2e-6 (relative) of one
-    that it dominates, where tried (delta 1e-6 and 1e-15).
+    Gaussian noise it is put on a grid of losses that dominates it (docs/limits.md).
     """
 
     mechanism: Mechanism
