@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, field
 from jaxdp.mechanisms.base import REVERSE, FiniteLaw, record
-from jaxdp.mechanisms.finite import Part, gauss_error
+from jaxdp.mechanisms.finite import Part, at_edges, gauss_error
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
@@ -68,8 +68,7 @@ def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
     to_right = _growth(posterior, shifts, ahead) - whole
     to_left = _growth(posterior + shifts * ahead[..., None], shifts, width[:, None] * (1 - _NODES)) - whole
     right, rest = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
-    edge = xp.full(1, -xp.inf)
-    log_q = xp.logaddexp(xp.concatenate([rest, edge]), xp.concatenate([edge, right]))
+    log_q = at_edges(rest, right)
     # every exponent of the sums above, and what eight nodes miss
     size = xp.max(xp.where(live, -log_p + xp.abs(edges[:, None]) * shifts + 0.5 * shifts**2, 0.0), axis=1)
     fall = xp.max(width) * (xp.max(xp.abs(edges)) + xp.max(shifts) + 4.0)

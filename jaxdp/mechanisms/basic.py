@@ -157,8 +157,23 @@ class RandomizedResponse(NamedSetRandomizer):
         return NamedSets(xp.asarray(self.epsilon), xp.stack([one, one, others / k, zero]), third, one, zero)
 
 
+class _WorstCase(Mechanism):
+    """The worst case of a guarantee, binary randomized response: losses +-epsilon."""
+
+    epsilon: RealField
+    symmetric: ClassVar[bool] = True
+
+    def lattice(self) -> tuple[Number, Number]:
+        """(offset, spacing) of the losses +-epsilon."""
+        return xp.asarray(self.epsilon), 2.0 * self.epsilon
+
+    def max_loss(self) -> Number:
+        """The record's epsilon."""
+        return self.epsilon
+
+
 @record
-class PureDP(Mechanism):
+class PureDP(_WorstCase):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
     epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
@@ -170,27 +185,18 @@ class PureDP(Mechanism):
     """
 
     epsilon: RealField = field(NONNEGATIVE)
-    symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
 
-    def lattice(self) -> tuple[Number, Number]:
-        """(offset, spacing) of the losses +-epsilon."""
-        return xp.asarray(self.epsilon), 2.0 * self.epsilon
-
     def finite_pair(self) -> finite.FinitePair:
         """That of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
-    def max_loss(self) -> Number:
-        """The record's epsilon."""
-        return self.epsilon
-
 
 @record
-class ApproximateDP(Mechanism):
+class ApproximateDP(_WorstCase):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
     epsilon: nats, >= 0, any shape.
@@ -207,7 +213,6 @@ class ApproximateDP(Mechanism):
 
     epsilon: RealField = field(NONNEGATIVE)
     delta: RealField = field(PROBABILITY)
-    symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(1 - delta) + K of `PureDP`."""
@@ -224,14 +229,6 @@ class ApproximateDP(Mechanism):
     def reverse_infinity_mass(self) -> Number:
         """The record's delta."""
         return self.delta
-
-    def lattice(self) -> tuple[Number, Number]:
-        """(offset, spacing) of the losses +-epsilon."""
-        return xp.asarray(self.epsilon), 2.0 * self.epsilon
-
-    def max_loss(self) -> Number:
-        """The record's epsilon."""
-        return self.epsilon
 
 
 @record

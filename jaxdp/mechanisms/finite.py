@@ -267,6 +267,23 @@ def _gaussian_cells(mu: Number, many: bool) -> _Cells:
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
 
 
+def at_edges(to_left: Array, to_right: Array, own: Array | None = None) -> Array:
+    """Log masses at the edges of cells, from the parts of each cell that are moved outward to its two edges.
+
+    own: log masses that the edges have besides.
+    """
+    nothing = xp.full(1, -xp.inf)
+    parts = [xp.concatenate([to_left, nothing]), xp.concatenate([nothing, to_right])]
+    return log_sum(xp.stack(parts if own is None else [*parts, own], axis=1))
+
+
+def log_sum(terms: Array) -> Array:
+    """log sum exp over the last axis; -inf, with derivative 0, for a row without mass."""
+    live = xp.max(terms, axis=-1) > -xp.inf
+    total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
+    return xp.where(live, total, -xp.inf)
+
+
 def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
     """The outcomes and their mirror images; losses within 8 units of themselves and ``blur``."""
     pair = _rounded(*(xp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
@@ -287,8 +304,7 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     to_left = up + log_expm1(xp.maximum(whole - up, 0.0)) - log_expm1(whole)
     right = xp.logsumexp(log_density + to_right, axis=1)
     left = xp.logsumexp(log_density + to_left, axis=1)
-    edge = xp.full(1, -xp.inf)
-    log_q = xp.logaddexp(xp.concatenate([left, edge]), xp.concatenate([edge, right]))
+    log_q = at_edges(left, right)
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))
@@ -328,7 +344,7 @@ def laplace_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
     """
     log_cell, width, (below, above) = _laplace_cells(scale, cells)
     right, left = log_cell - xp.logaddexp(0.0, width), log_cell - xp.logaddexp(0.0, -width)
-    log_q = xp.logaddexp(xp.concatenate([left, above]), xp.concatenate([below, right]))
+    log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
     loss = (2 * xp.arange(cells + 1) / cells - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 
