@@ -102,18 +102,14 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tu
     return lower, upper
 
 
+@jax.custom_jvp
 def smooth_delta(mu: jax.Array, eps: jax.Array) -> jax.Array:
     """log delta as a differentiable function of mu and eps (for the implicit function theorem)."""
-    return _log_delta_smooth(mu, eps)
-
-
-@jax.custom_jvp
-def _log_delta_smooth(mu: jax.Array, eps: jax.Array) -> jax.Array:
     return log_delta(mu, eps)[0]
 
 
-@_log_delta_smooth.defjvp
-def _log_delta_smooth_jvp(primals, tangents):
+@smooth_delta.defjvp
+def _smooth_delta_jvp(primals, tangents):
     mu, eps = primals
     value, slope, _ = log_delta(mu, eps)
     by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - _LOG_ROOT_2PI - value)
