@@ -1,7 +1,7 @@
 """Execute notebooks from top to bottom, two at a time, and compare what they print with what is stored in them.
 
 Without an option the files are left as they are, and a difference is an error. ``--store`` writes the new outputs.
-A notebook that has no stored output at all is executed only.
+What a cell with the tag "processor" prints, such as the accuracy of a trained model, is not compared.
 """
 
 import argparse
@@ -22,6 +22,8 @@ NUMBER = re.compile(r"[-+]?(?<![\w.])\d+(?:,\d{3})*\.?\d*(?:e[-+]?\d+)?")
 
 def printed(cell: nbformat.NotebookNode) -> str:
     """Text that one cell printed or showed as its value; pictures and matplotlib's objects are left out."""
+    if "processor" in cell.metadata.get("tags", []):
+        return ""
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
     return "\n".join(text for text in texts if "<" not in text and not text.startswith("[Text"))
 
@@ -44,15 +46,12 @@ def run(path: pathlib.Path, store: bool) -> list[str]:
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     before = [printed(cell) for cell in cells]
-    is_stored = any(cell.outputs for cell in cells)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     print(f"{path}: {time.perf_counter() - start:.0f} s", flush=True)
     if store:
         for cell in cells:
             cell.metadata.pop("execution", None)  # times of day
         nbformat.write(notebook, path)
-        return []
-    if not is_stored:
         return []
     return [
         f"{path}: {each}" for old, cell in zip(before, cells, strict=True) for each in differences(old, printed(cell))

@@ -39,62 +39,19 @@ from jaxdp.sweep import sweep
 __version__ = "0.1.0"
 
 __all__ = [
-    "ApproximateDP",
-    "BackendError",
-    "Bounds",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
-    "DiscretePair",
-    "FiniteRandomizer",
-    "FixedSizeSampled",
-    "Gaussian",
-    "HadamardResponse",
-    "Laplace",
-    "LocalHashing",
-    "LocalLaplace",
-    "LocalRandomizer",
-    "Mechanism",
-    "NoisyIteration",
-    "PoissonSampled",
-    "PureDP",
-    "RandomAllocation",
-    "RandomizedResponse",
-    "Shuffled",
-    "SubsetSelection",
-    "UnaryEncoding",
-    "UnsupportedMechanismError",
-    "calibrate",
-    "compose",
-    "delta",
-    "delta_bounds",
-    "epsilon",
-    "epsilon_bounds",
-    "from_json",
-    "log_mgf",
-    "record",
-    "renyi",
-    "repeat",
-    "report",
-    "sweep",
-    "to_json",
-    "tradeoff",
-]
+    "ApproximateDP", "BackendError", "Bounds", "DiscreteGaussian", "DiscreteLaplace", "DiscretePair",
+    "FiniteRandomizer", "FixedSizeSampled", "Gaussian", "HadamardResponse", "Laplace", "LocalHashing",
+    "LocalLaplace", "LocalRandomizer", "Mechanism", "NoisyIteration", "PoissonSampled", "PureDP",
+    "RandomAllocation", "RandomizedResponse", "Shuffled", "SubsetSelection", "UnaryEncoding",
+    "UnsupportedMechanismError", "calibrate", "compose", "delta", "delta_bounds", "epsilon", "epsilon_bounds",
+    "from_json", "log_mgf", "record", "renyi", "repeat", "report", "sweep", "to_json", "tradeoff",
+]  # fmt: skip
 
 # Imported at first use: `import jaxdp` stays small, and the edges need extras that may be absent.
-_LAZY_MODULES = frozenset(
-    (
-        "conversions",
-        "convolution",
-        "diffusion",
-        "domains",
-        "interop",
-        "iteration",
-        "mixing",
-        "plot",
-        "shuffle",
-        "training",
-    )
-)
+_LAZY_MODULES = (
+    "conversions", "convolution", "diffusion", "domains", "interop", "iteration", "mixing", "plot", "shuffle",
+    "training",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from jaxdp import conversions as conversions

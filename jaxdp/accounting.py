@@ -14,10 +14,10 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
 from jaxdp.interval import Bounds
+from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.numerics.special import raised
-from jaxdp.runtime import provenance
 from jaxdp.runtime.precision import require_x64, x64
 from jaxdp.sources import choose_routes
 from jaxdp.sources.base import VACUOUS, Route, intersect

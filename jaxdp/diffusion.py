@@ -16,13 +16,13 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, field, whole
+from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, whole
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
-from jaxdp.typing import Array, Real
+from jaxdp.typing import Array, Real, RealField
 
 __all__ = [
     "BrownianMotion", "OUParameters", "OrnsteinUhlenbeck", "Quadrature", "brownian_lambda",
@@ -35,8 +35,8 @@ _PANELS = 512
 # Range of the integration variable u = log(s - t); its outermost panels are part of the error estimate.
 _LOG_RANGE = (-40.0, 60.0)
 # A mu below this one is replaced by it, so that a positive mu is never answered as perfect privacy (mu = 0). The verbs
-# give no lower bound from 1e-150 down.
-_SMALLEST_MU = 0.99e-150
+# give no lower bound below SMALLEST_MU.
+_LEAST_MU = 0.99 * SMALLEST_MU
 # Charge for a dozen roundings.
 _UP = 1.0 + 2.0**-49
 # Charge for the exponential of a sum of logarithms, each below 1500.
@@ -105,7 +105,7 @@ def _ou_mu(theta, rho, time, sensitivity):
     normal = (spread > 1e-290) & (pull < 1e3)
     for part in parts:
         normal = normal & (part > 1e-290) & (part < 1e290)
-    return jnp.maximum(jnp.where(normal, direct, far), _SMALLEST_MU)
+    return jnp.maximum(jnp.where(normal, direct, far), _LEAST_MU)
 
 
 @record
@@ -127,12 +127,12 @@ class BrownianMotion(GaussianMechanism):
     Reference: Examples 4 and 5.
     """
 
-    time: Real = field(POSITIVE)
-    sensitivity: Real = field(POSITIVE, default=1.0)
+    time: RealField = field(POSITIVE)
+    sensitivity: RealField = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Array:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
-        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _SMALLEST_MU)
+        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _LEAST_MU)
 
     def lam(self) -> Array:
         """Lambda(t) = Delta^2 / (4 t) in nats: the Renyi divergence per unit of order, rounded up."""
@@ -169,10 +169,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     Reference: Corollary 7.
     """
 
-    theta: Real = field(POSITIVE)
-    rho: Real = field(POSITIVE)
-    time: Real = field(POSITIVE)
-    sensitivity: Real = field(POSITIVE, default=1.0)
+    theta: RealField = field(POSITIVE)
+    rho: RealField = field(POSITIVE)
+    time: RealField = field(POSITIVE)
+    sensitivity: RealField = field(POSITIVE, default=1.0)
 
     def gaussian_mu(self) -> Array:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""

@@ -19,6 +19,9 @@ from jaxdp.typing import Array
 SMALLEST = float(np.finfo(np.float64).tiny)
 """The smallest normal number: XLA takes what is closer to 0 for 0."""
 
+SMALLEST_MU = 1e-150
+"""A positive Gaussian-DP parameter below it stands for this one: its square would underflow."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Domain:

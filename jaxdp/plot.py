@@ -97,7 +97,8 @@ def band(
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
         look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
         ax.fill_between(top[x].values, _visible(bottom.values), _visible(top.values), **look)
-    _finish(ax, dataset, x, upper, fixed, high)
+    for name, values in ((lower, low), (upper, high)):
+        _finish(ax, dataset, x, name, fixed, values)
     key.draw(ax, legend)
     return ax
 
@@ -131,6 +132,8 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     norm = colors.LogNorm(low, max(high, low * 1.001))
     look: dict[str, Any] = {"norm": norm, "shading": "nearest", "rasterized": True} | style
     mesh = ax.pcolormesh(table[x].values, table[y].values, shown, **look)
+    _scale(ax, table[x].values, "x")  # before the labels of the contour lines are placed
+    _scale(ax, table[y].values, "y")
     if min(table.shape) > 1 and high > low * 1.5:
         levels = [v for v in _levels(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
@@ -138,8 +141,6 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     _keep_apart(ax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
     bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    _scale(ax, table[x].values, "x")
-    _scale(ax, table[y].values, "y")
     ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, _title(dataset, y), upright=True))
     _head(ax, dataset, fixed)
     return ax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -46,28 +46,24 @@ Loss: TypeAlias = Callable[[Params, Example], ArrayLike]
 """loss(params, example): a scalar, of one example."""
 
 
-class RealField:
-    """A field of a record: it is written as `Real` and reads as `Number`, because a list becomes an array."""
+Read = TypeVar("Read", covariant=True)
+Written = TypeVar("Written", contravariant=True)
+
+
+class RecordField(Generic[Read, Written]):
+    """A field of a record is written as one type and reads as another, because a list becomes an array."""
 
     if TYPE_CHECKING:  # no field of a record is a descriptor; type checkers read the types of one
 
-        def __get__(self, record: object, owner: type) -> Number: ...
-        def __set__(self, record: object, value: Real) -> None: ...
+        def __get__(self, record: object, owner: type) -> Read: ...
+        def __set__(self, record: object, value: Written) -> None: ...
 
 
-class ArrayField:
-    """A `RealField` that has axes of its own (outcomes, steps), so that it reads as an array."""
+RealField: TypeAlias = RecordField[Number, Real]
+"""A number or an array of them."""
 
-    if TYPE_CHECKING:
+ArrayField: TypeAlias = RecordField[Array, Real]
+"""An array that has axes of its own (outcomes, steps)."""
 
-        def __get__(self, record: object, owner: type) -> Array: ...
-        def __set__(self, record: object, value: Real) -> None: ...
-
-
-class OptionalRealField:
-    """A `RealField` that may be None."""
-
-    if TYPE_CHECKING:
-
-        def __get__(self, record: object, owner: type) -> Number | None: ...
-        def __set__(self, record: object, value: Real | None) -> None: ...
+OptionalRealField: TypeAlias = RecordField[Number | None, Real | None]
+"""A `RealField` that may be None."""

@@ -65,7 +65,9 @@ def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
         exact = exact_profile(eps, sigma, shift, RATE)
         mechanism = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE)
         ((record, _),) = normal_form(mechanism, eps.shape)
-        above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(fine))
+        above, below = (
+            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(fine)
+        )
         upper, lower = law_delta(above, eps, direction="forward")[1], law_delta(below, eps, direction="forward")[0]
         assert np.all(lower <= exact * (1 + 2e-13)), sigma
         assert np.all(upper >= exact * (1 - 2e-13)), sigma
@@ -102,7 +104,9 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
     sigma, eps = np.array([1e-300, 1e-160, 1e-8, 1e-3]), np.zeros(4)
     for shift in (1, 2, 10**9):
         ((record, _),) = normal_form(jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE), eps.shape)
-        above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(False))
+        above, below = (
+            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(False)
+        )
         for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
             assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift
             assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift

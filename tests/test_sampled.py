@@ -166,7 +166,7 @@ def test_both_bounds_of_a_sampled_grid_are_around_its_profile_and_close(name, fi
     eps = np.array([0.01, 0.04, 0.1, 0.2])
     exact = removed(profile, eps)
     ((record, _),) = normal_form(mechanism, eps.shape)
-    above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.bracket(fine))
+    above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(fine))
     _, upper = law_delta(above, eps, direction=direction)
     lower, _ = law_delta(below, eps, direction=direction)
     assert np.all(lower <= exact * (1 + 1e-12)) and np.all(upper >= exact * (1 - 1e-12))

@@ -18,7 +18,7 @@ import xarray
 import zarr
 
 import jaxdp
-from jaxdp.runtime import provenance
+from jaxdp.mechanisms import provenance
 from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep import sweep
 

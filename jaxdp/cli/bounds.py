@@ -11,7 +11,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp.cli.mechanisms import axes_of, build, points_of, read
-from jaxdp.cli.parser import add_target_command, progress_option
+from jaxdp.cli.parser import add_target_command, progress_option, require_full
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_table, print_table
 from jaxdp.mechanisms.composition import batch_shape
@@ -67,9 +67,8 @@ def _verb(verb: str, relation: Relation | None, gap: float | None) -> _Verb:
 
 def _bounds(arguments: argparse.Namespace) -> None:
     verb, target = arguments.verb, _TARGETS[arguments.verb]
-    if getattr(arguments, target) is None or (arguments.source is None and "mechanism" not in arguments):
-        flag = "--" + target.replace("_", "-")
-        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json and {flag}; got neither in full.")
+    flag = "--" + target.replace("_", "-")
+    require_full(arguments, getattr(arguments, target) is not None, f"and {flag}")
     check_table(arguments.out)
     points = parse_range(target, getattr(arguments, target))
     evaluate = _verb(verb, arguments.relation, getattr(arguments, "gap", None))

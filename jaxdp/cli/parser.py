@@ -71,6 +71,12 @@ def add_target_command(
     command.set_defaults(run=by_file, verb=verb)
 
 
+def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> None:
+    """ValueError unless there is a mechanism, by name or in a file, and what the command needs besides."""
+    if not complete or (arguments.source is None and "mechanism" not in arguments):
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither in full.")
+
+
 def mechanism_parsers(
     command: argparse.ArgumentParser, solved_for: bool = False, required: bool = True, table: bool = True
 ) -> list[argparse.ArgumentParser]:

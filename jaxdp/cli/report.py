@@ -9,7 +9,7 @@ from typing import Any
 
 import jaxdp
 from jaxdp.cli.mechanisms import read, single
-from jaxdp.cli.parser import add_target_command, progress_option
+from jaxdp.cli.parser import add_target_command, progress_option, require_full
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_file
 
@@ -32,11 +32,8 @@ def _options(parser: argparse.ArgumentParser, prefix: str) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("delta", "epsilon") if getattr(arguments, name) is not None}
-    if (arguments.source is None and "mechanism" not in arguments) or arguments.out is None or len(given) != 1:
-        raise ValueError(
-            "give a MECHANISM (see --help), or --from FILE.json with --out FILE.html and --delta or --epsilon; got "
-            "neither in full."
-        )
+    complete = arguments.out is not None and len(given) == 1
+    require_full(arguments, complete, "with --out FILE.html and --delta or --epsilon")
     check_file("out", arguments.out, (".html", ".htm"))
     page = jaxdp.report(
         single(arguments) if arguments.source is None else read(arguments.source),

@@ -6,7 +6,7 @@ import jax
 
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
-from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
 
@@ -25,25 +25,25 @@ def delta_bounds(
     share = -xp.expm1(-xp.maximum(gap, 0.0))
     total = xp.sum(weight * share)
     # a weight is off at the size of its exponent, a gap at that of its parts: an atom at eps may fall on either side
-    heavier = 4 * _ULP * xp.where(live, xp.abs(log_weight) + xp.abs(loss) + 8, 0.0) + 2 * blur
-    moved = 2 * _ULP * (xp.abs(loss) + xp.abs(eps)) + blur
+    heavier = 4 * ULP * xp.where(live, xp.abs(log_weight) + xp.abs(loss) + 8, 0.0) + 2 * blur
+    moved = 2 * ULP * (xp.abs(loss) + xp.abs(eps)) + blur
     off = heavier * share + xp.where(gap > -moved, moved, 0.0)
     # XLA flushes subnormal numbers to zero: each term and its error are charged the smallest normal number
-    error = xp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (_ULP * total + 2 * SMALLEST)
+    error = xp.sum(weight * off) * (1 + 1e-9) + loss.shape[0] * (ULP * total + 2 * SMALLEST)
     # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
     unsure = xp.any(live & (heavier > 0.25) & (log_weight + heavier > -745.0))
     total, error = xp.where(unsure, 0.0, total), xp.where(unsure, 2.0, error)
     largest = xp.max(xp.where(live, loss + blur, -xp.inf))
-    upper = xp.where(eps >= largest, infinity, (total + error + infinity) * (1 + 8 * _ULP))
+    upper = xp.where(eps >= largest, infinity, (total + error + infinity) * (1 + 8 * ULP))
     sure = _at_least(infinity, loss.shape[0])
-    floor = -xp.expm1(xp.minimum(eps, 0.0))
-    lower = xp.where(eps >= largest, sure, (total - error + sure) * (1 - 8 * _ULP))
-    lower = xp.maximum(lower, xp.maximum(floor * (1 - 8 * _ULP), sure))
-    return xp.clip(lower, 0.0, 1.0), xp.clip(upper, xp.maximum(floor * (1 + 8 * _ULP), infinity), 1.0)
+    trivial = -xp.expm1(xp.minimum(eps, 0.0))
+    lower = xp.where(eps >= largest, sure, (total - error + sure) * (1 - 8 * ULP))
+    lower = xp.maximum(lower, xp.maximum(trivial * (1 - 8 * ULP), sure))
+    return xp.clip(lower, 0.0, 1.0), xp.clip(upper, xp.maximum(trivial * (1 + 8 * ULP), infinity), 1.0)
 
 
 def _at_least(infinity: jax.Array, terms: int) -> jax.Array:
-    return xp.where(infinity < 1e-307, 0.0, infinity * (1 - (4 * terms + 2048) * _ULP))
+    return xp.where(infinity < 1e-307, 0.0, infinity * (1 - (4 * terms + 2048) * ULP))
 
 
 def epsilon_bounds(
@@ -62,7 +62,7 @@ def epsilon_bounds(
 
         # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
         top = xp.where(at_zero[side] <= delta, 0.0, largest)
-        return crossing(excess, zero, top, 0.5 * top, rtol=4 * _ULP)
+        return crossing(excess, zero, top, 0.5 * top, rtol=4 * ULP)
 
     (lower, _), (_, upper) = end(0), end(1)
     known = (delta >= 0) & (delta <= 1)

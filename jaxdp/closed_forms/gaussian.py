@@ -59,17 +59,17 @@ def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[
     x1 = xp.maximum(xp.where(inside, eps, 0.0) / _safe_mu(mu) - _safe_mu(mu) / 2, 0.0) * (1 - 1e-12)
     value, _, error = log_delta(_safe_mu(mu), xp.where(inside, eps, 0.0), mu_error)
     lower, upper = xp.exp(value) * (1 - error), xp.exp(value) * (1 + error)
-    floor = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
+    trivial = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
-    upper = xp.minimum(xp.maximum(upper + SMALLEST, floor), 1.0)
-    lower = xp.clip(lower, floor * (1 - 8 * ULP), 1.0)
-    known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, floor, 1.0))
+    upper = xp.minimum(xp.maximum(upper + SMALLEST, trivial), 1.0)
+    lower = xp.clip(lower, trivial * (1 - 8 * ULP), 1.0)
+    known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, trivial, 1.0))
     good = ~(xp.isnan(mu) | xp.isnan(eps) | (mu < 0))
     lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, known, 0.0))
     upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
-    crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, floor)
+    crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, trivial)
     # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
-    small = floor * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + SMALLEST
+    small = trivial * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + SMALLEST
     crude = xp.minimum(crude, small)
     return lower, xp.where(inside, xp.minimum(upper, crude), upper)
 
@@ -102,18 +102,14 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tu
     return lower, upper
 
 
+@jax.custom_jvp
 def smooth_delta(mu: jax.Array, eps: jax.Array) -> jax.Array:
     """log delta as a differentiable function of mu and eps (for the implicit function theorem)."""
-    return _log_delta_smooth(mu, eps)
-
-
-@jax.custom_jvp
-def _log_delta_smooth(mu: jax.Array, eps: jax.Array) -> jax.Array:
     return log_delta(mu, eps)[0]
 
 
-@_log_delta_smooth.defjvp
-def _log_delta_smooth_jvp(primals, tangents):
+@smooth_delta.defjvp
+def _smooth_delta_jvp(primals, tangents):
     mu, eps = primals
     value, slope, _ = log_delta(mu, eps)
     by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - _LOG_ROOT_2PI - value)

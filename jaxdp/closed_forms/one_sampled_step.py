@@ -16,7 +16,7 @@ import jax
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
-from jaxdp.numerics.rounding import ULP as _ULP
+from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 
@@ -28,8 +28,8 @@ _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, forward (remove) or reverse (add)."""
     lower, upper = (_forward if direction == "forward" else _reverse)(mu, q, eps)
-    floor = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
-    lower = xp.maximum(lower * (1 - _SLACK), floor * (1 - _SLACK))
+    trivial = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
+    lower = xp.maximum(lower * (1 - _SLACK), trivial * (1 - _SLACK))
     upper = xp.where(eps < _CERTAIN, 1.0, xp.minimum(upper * (1 + _SLACK), 1.0))
     return xp.where(xp.isnan(lower), 0.0, lower), xp.where(xp.isnan(upper), 1.0, upper)
 
@@ -45,18 +45,18 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     # the argument's rounding, seen through a slope of at most 1 (XLA's log1p is 241 units off near -0.414)
     shift = 1e-15 * (1 + xp.abs(inner)) + 4e-16 / xp.maximum(xp.exp(xp.minimum(inner, 0.0)), 1e-300)
     shift = shift + xp.where(ratio < -0.25, 3e-14, 0.0)
-    floor = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
+    trivial = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
     lower, upper = q * gaussian.delta_bounds(mu, inner + shift)[0], q * gaussian.delta_bounds(mu, inner - shift)[1]
     # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
     over = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
     upper = xp.where(ratio < xp.inf, upper, q)  # a rate below 1e-295
-    return xp.where(dead, floor, lower), xp.where(dead, floor + over, upper) + SMALLEST
+    return xp.where(dead, trivial, lower), xp.where(dead, trivial + over, upper) + SMALLEST
 
 
 def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     log_rest, log_q = log_complement(q, 1 - q), xp.log(q)
     gap = -log_rest - xp.maximum(eps, _CERTAIN)
-    off = 8 * _ULP * (xp.abs(log_rest) + xp.abs(eps))
+    off = 8 * ULP * (xp.abs(log_rest) + xp.abs(eps))
 
     def at(g: jax.Array, sign: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         small = xp.log(xp.expm1(xp.clip(g, 1e-300, _LARGE)))
@@ -74,8 +74,8 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) epsilon >= 0 of one step at 0 < delta < 1."""
     top = -log_complement(q, 1 - q) * (1 + 2e-15) if direction == "reverse" else xp.asarray(xp.inf)
-    _, reach = gaussian.epsilon_bounds(mu, xp.minimum(delta, 0.5))
-    high = xp.minimum(reach + 1e-12, top)  # sampling never hurts
+    _, unsampled = gaussian.epsilon_bounds(mu, xp.minimum(delta, 0.5))
+    high = xp.minimum(unsampled + 1e-12, top)  # sampling never hurts
     high = xp.where(xp.isfinite(high), high, 0.0)
 
     def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,5 +90,5 @@ def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str
     )(xp.arange(2))
     at_zero = delta_bounds(mu, q, xp.zeros(()), direction)
     upper = xp.where(at_zero[1] <= delta, 0.0, ends[1][0])
-    upper = xp.where(xp.isfinite(reach), upper, top)
+    upper = xp.where(xp.isfinite(unsampled), upper, top)
     return xp.where(at_zero[0] <= delta, 0.0, ends[0][1]), upper

@@ -24,7 +24,8 @@ from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import bisect, crossing
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.precision import Kernel, kernel, require_x64
+from jaxdp.runtime.formulas import at_points
+from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
 
 # Halvings that give the logit of p* to 2e-10, the relative accuracy of p*.
@@ -136,7 +137,10 @@ def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
 
 
 @kernel(working_set=20000)
-def _delta_kernel(curve: _Curve, infinity: jax.Array, eps: jax.Array) -> jax.Array:
+def _delta_kernel(
+    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, eps: jax.Array
+) -> jax.Array:
+    curve = orders, forward, backward
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
@@ -153,8 +157,10 @@ def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
 
 
 @kernel(working_set=20000)
-def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax.Array:
-    orders, forward, _ = curve
+def _epsilon_kernel(
+    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, delta: jax.Array
+) -> jax.Array:
+    curve = orders, forward, backward
     room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
     excess = jnp.where(orders > 1, orders - 1, 1.0)
@@ -179,7 +185,10 @@ def _epsilon_kernel(curve: _Curve, infinity: jax.Array, delta: jax.Array) -> jax
 
 
 @kernel(working_set=20000)
-def _tradeoff_kernel(curve: _Curve, infinity: jax.Array, x: jax.Array) -> jax.Array:
+def _tradeoff_kernel(
+    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, x: jax.Array
+) -> jax.Array:
+    curve = orders, forward, backward
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
     # x is rounded up, because p* increases
@@ -208,8 +217,7 @@ def optimal_delta_from_rdp(
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum
-    over tests, less than 1e-6 relative above it where measured (43 orders, Gaussian, eps 0 to 20). About 40 ms a point
-    on one core. Raises ValueError, also for unequal lengths.
+    over tests (docs/limits.md: how far above it). Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(NOT_NAN, epsilon))
@@ -272,15 +280,6 @@ def _run(
         _, backward = renyi_curve(orders, reverse, POSITIVE, "reverse_renyi")
     scalars = named_scalars(target, infinity_mass)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
-    shape = validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
-    count, size = np.shape(orders)[-1], int(np.prod(shape))
-    traced = validate.is_traced(lead, scalars)
-    xp = jnp if traced else np
-    if traced:
-        require_x64()
-    curve = tuple(
-        xp.broadcast_to(xp.asarray(a, xp.float64), (*shape, count)).reshape(size, count) for a in lead.values()
-    )
-    goal, infinity = (xp.broadcast_to(xp.asarray(a, xp.float64), shape).reshape(size) for a in scalars.values())
-    out = jax.vmap(kernel_.point)(curve, infinity, goal) if traced else kernel_(curve, infinity, goal)
-    return out.reshape(shape)[()]
+    validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
+    goal, infinity = scalars.values()
+    return at_points(kernel_, *lead.values(), infinity, goal, own=(1, 1, 1, 0, 0))

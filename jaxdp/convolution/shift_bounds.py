@@ -111,7 +111,7 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     """Renyi bound k R_alpha(P^{*m} + s/k, P^{*m}) of a sum of n Laplace(b) noises in k = n / m groups of m.
 
     The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
-    value (m = n); groups of two remove about 80% of the excess.
+    value (m = n).
 
     order, shift, scale: as for `laplace_bound`.
     num_summands: n, whole, a multiple of group_size.

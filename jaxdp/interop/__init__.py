@@ -8,6 +8,7 @@ smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -171,14 +172,9 @@ def _reveals_everything(mechanism: Mechanism) -> bool:
     return isinstance(mechanism, jaxdp.ApproximateDP) and bool(mechanism.delta == 1)
 
 
-def _gaussian(event: Any, relation: Any) -> Mechanism:
+def _noise(record: Callable[[float], Mechanism], event: Any, relation: Any) -> Mechanism:
     noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
-    return jaxdp.Gaussian(noise) if noise > 0 else _everything(event, relation)
-
-
-def _laplace(event: Any, relation: Any) -> Mechanism:
-    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
-    return jaxdp.Laplace(noise) if noise > 0 else _everything(event, relation)
+    return record(noise) if noise > 0 else _everything(event, relation)
 
 
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
@@ -361,33 +357,28 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
-    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
     depth = int(max(steps, default=0)).bit_length()
-    if depth == 0:
-        return jaxdp.compose()
-    return jaxdp.repeat(jaxdp.Gaussian(noise), depth) if noise > 0 else _everything(event, relation)
+    each = _noise(jaxdp.Gaussian, event, relation)
+    return jaxdp.repeat(each, depth) if depth > 0 else jaxdp.compose()
 
 
 _NORMALISED = 1e-9
-# Older releases of dp_accounting lack some of these events.
-_TRANSLATIONS: dict[type, Callable[[Any, Any], Mechanism]] = {
-    getattr(dp_event, name): translate
-    for name, translate in {
-        "NoOpDpEvent": _nothing,
-        "NonPrivateDpEvent": _everything,
-        "GaussianDpEvent": _gaussian,
-        "LaplaceDpEvent": _laplace,
-        "DiscreteLaplaceDpEvent": _discrete_laplace,
-        "DiscreteGaussianDpEvent": _discrete_gaussian,
-        "EpsilonDeltaDpEvent": _epsilon_delta,
-        "RandomizedResponseDpEvent": _randomized_response,
-        "SelfComposedDpEvent": _repeated,
-        "ComposedDpEvent": _composed,
-        "PoissonSampledDpEvent": _poisson,
-        "SampledWithoutReplacementDpEvent": _without_replacement,
-        "MixtureOfGaussiansDpEvent": _mixture,
-        "TruncatedSubsampledGaussianDpEvent": _truncated,
-        "SingleEpochTreeAggregationDpEvent": _tree,
-    }.items()
-    if hasattr(dp_event, name)
+_BY_NAME: dict[str, Callable[[Any, Any], Mechanism]] = {
+    "NoOpDpEvent": _nothing,
+    "NonPrivateDpEvent": _everything,
+    "GaussianDpEvent": functools.partial(_noise, jaxdp.Gaussian),
+    "LaplaceDpEvent": functools.partial(_noise, jaxdp.Laplace),
+    "DiscreteLaplaceDpEvent": _discrete_laplace,
+    "DiscreteGaussianDpEvent": _discrete_gaussian,
+    "EpsilonDeltaDpEvent": _epsilon_delta,
+    "RandomizedResponseDpEvent": _randomized_response,
+    "SelfComposedDpEvent": _repeated,
+    "ComposedDpEvent": _composed,
+    "PoissonSampledDpEvent": _poisson,
+    "SampledWithoutReplacementDpEvent": _without_replacement,
+    "MixtureOfGaussiansDpEvent": _mixture,
+    "TruncatedSubsampledGaussianDpEvent": _truncated,
+    "SingleEpochTreeAggregationDpEvent": _tree,
 }
+# Older releases of dp_accounting lack some of these events.
+_TRANSLATIONS = {getattr(dp_event, name): each for name, each in _BY_NAME.items() if hasattr(dp_event, name)}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, field
-from jaxdp.mechanisms.base import FORWARD, REVERSE, Mechanism, record
-from jaxdp.mechanisms.finite import gauss_error
+from jaxdp.mechanisms.base import REVERSE, FiniteLaw, record
+from jaxdp.mechanisms.finite import Part, at_edges, gauss_error
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Relation
+from jaxdp.typing import Array, ArrayField, Relation
 
 LARGEST_SHIFT = 40.0  # with the cells below, the density falls by at most 2 nats in a cell
 MOST_SHIFTS = 32
@@ -24,42 +24,34 @@ _NODES, _WEIGHTS = 0.5 + 0.5 * _NODES, 0.5 * _WEIGHTS
 
 
 @record
-class GaussianMixtures(Mechanism):
+class GaussianMixtures(FiniteLaw):
     """P = sum_i probabilities_i N(shifts_i, 1) against Q = N(0, 1).
 
     shifts: in [0, 40]; probabilities: they sum to 1.
 
     The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells; the masses of
     a cell are moved to its two ends so that both are preserved, which dominates (`jaxdp.mechanisms.finite`). There
-    are upper bounds only, of epsilon within 2e-5 (relative) where tried.
+    are upper bounds only (docs/limits.md).
     """
 
-    shifts: Any = field(NONNEGATIVE)
-    probabilities: Any = field(PROBABILITY)
+    shifts: ArrayField = field(NONNEGATIVE)
+    probabilities: ArrayField = field(PROBABILITY)
     event_ndim: ClassVar[dict[str, int]] = {"shifts": 1, "probabilities": 1}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
     exact: ClassVar[bool] = False
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Any, Any, Any]:
-        """(losses, log weights under the first law, error of either) of the pair or of its swap."""
+    def part(self, direction: str) -> Part:
+        """The law of the loss of the pair, or of its swap; either law has less than 1e-290 beyond the cells."""
         loss, log_q, blur = _law(xp.asarray(self.shifts), xp.asarray(self.probabilities))
-        return (-loss, log_q, blur) if direction == REVERSE else (loss, log_q + loss, blur)
+        loss, log_weight = (-loss, log_q) if direction == REVERSE else (loss, log_q + loss)
+        return Part(loss, log_weight, blur, _TAIL, _TAIL)
 
-    def infinity_mass(self) -> Any:
-        """More than either law has beyond the cells."""
-        return _TAIL
-
-    def reverse_infinity_mass(self) -> Any:
-        """The same."""
-        return _TAIL
-
-    def top_loss(self, direction: str) -> Any:
-        """The largest loss of a direction, rounded up."""
-        loss, _, blur = self.atoms(direction)
-        return xp.max(loss + blur)
+    def masses_at_infinity(self, direction: str) -> tuple[float, float]:
+        """Those of `part`, without the law."""
+        return _TAIL, _TAIL
 
 
-def _law(shifts: Any, probabilities: Any) -> tuple[Any, Any, Any]:
+def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
     """(losses, log masses under Q, error of either) at the edges of the cells of one mixture."""
     edges = _edges(xp.max(shifts))
     live = probabilities > 0
@@ -76,15 +68,14 @@ def _law(shifts: Any, probabilities: Any) -> tuple[Any, Any, Any]:
     to_right = _growth(posterior, shifts, ahead) - whole
     to_left = _growth(posterior + shifts * ahead[..., None], shifts, width[:, None] * (1 - _NODES)) - whole
     right, rest = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
-    edge = xp.full(1, -xp.inf)
-    log_q = xp.logaddexp(xp.concatenate([rest, edge]), xp.concatenate([edge, right]))
+    log_q = at_edges(rest, right)
     # every exponent of the sums above, and what eight nodes miss
     size = xp.max(xp.where(live, -log_p + xp.abs(edges[:, None]) * shifts + 0.5 * shifts**2, 0.0), axis=1)
     fall = xp.max(width) * (xp.max(xp.abs(edges)) + xp.max(shifts) + 4.0)
     return loss, log_q, 64 * ULP * (4 + size + 0.5 * edges**2) + 4 * gauss_error(fall)
 
 
-def _edges(largest: Any) -> Any:
+def _edges(largest: Array) -> Array:
     """Cells of equal width where the mass is, wider ones beyond."""
     inner = -_NEAR + (largest + 2 * _NEAR) * xp.arange(_INNER_CELLS) / _INNER_CELLS
     outer = (_FAR - _NEAR) * xp.arange(_OUTER_CELLS) / _OUTER_CELLS
@@ -92,7 +83,7 @@ def _edges(largest: Any) -> Any:
     return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, end])
 
 
-def _growth(log_weight: Any, shifts: Any, step: Any) -> Any:
+def _growth(log_weight: Array, shifts: Array, step: Array) -> Array:
     """log sum_i weight_i (exp(shift_i step) - 1), step > 0."""
     exponent = shifts * step[..., None]
     return xp.logsumexp(xp.where(exponent > 0, log_weight + log_expm1(exponent), -xp.inf), axis=-1)

@@ -10,8 +10,8 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import FINITE, NONNEGATIVE, POSITIVE
 from jaxdp.iteration import isotonic
-from jaxdp.runtime.formulas import checked
-from jaxdp.runtime.precision import Kernel, require_x64
+from jaxdp.runtime.formulas import at_points, checked
+from jaxdp.runtime.precision import Kernel
 from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-51
@@ -42,23 +42,11 @@ def _checked_schedule(contraction, noise_std, shift):
     return [xp.broadcast_to(a, shape) for a in parts], shape
 
 
-def _mu(kernel: Kernel, result: str, schedule: list[Any], *others: Any) -> Any:
-    """sqrt of the kernel's mu^2 at every point of the leading axes, rounded up; in pieces whose blocks fit in memory.
-
-    result: axes of one point's answer, as in `jax.numpy.vectorize`.
-    """
-    if validate.is_traced(*schedule, *others):
-        require_x64()
-        signature = ",".join(["(t)"] * len(schedule) + ["()"] * len(others)) + "->" + result
-        return jnp.sqrt(jnp.vectorize(kernel.point, signature=signature)(*schedule, *others))
-    steps = schedule[0].shape[-1]
-    lead = np.broadcast_shapes(schedule[0].shape[:-1], *(np.shape(a) for a in others))
-    size = int(np.prod(lead))
-    flat: list[Any] = [np.broadcast_to(a, (*lead, steps)).reshape(size, steps) for a in schedule]
-    flat += [np.broadcast_to(a, lead).reshape(size) for a in others]
-    chunk = 1 << max(0, int(np.log2(max(1.0, _POINT_BYTES / (64 * (steps + 1))))))
-    out = np.concatenate([kernel(*(a[i : i + chunk] for a in flat)) for i in range(0, max(size, 1), chunk)])
-    return (np.sqrt(out) * _UP).reshape(lead + out.shape[1:])[()]
+def _mu(kernel: Kernel, schedule: list[Any], *others: Any) -> Any:
+    """mu at every point of the leading axes, rounded up, from a kernel of mu^2; in pieces that fit in memory."""
+    most = 1 << max(0, int(np.log2(max(1.0, _POINT_BYTES / (64 * (schedule[0].shape[-1] + 1))))))
+    mu2 = at_points(kernel, *schedule, *others, own=(1,) * len(schedule) + (0,) * len(others), most=most)
+    return jnp.sqrt(mu2) if validate.is_traced(mu2) else np.sqrt(mu2) * _UP
 
 
 def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | None = None) -> Array:
@@ -92,10 +80,10 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
     if diameter is None:
-        return _mu(isotonic.allocation, "()", schedule)
+        return _mu(isotonic.allocation, schedule)
     (reset,) = checked(diameter=(NONNEGATIVE, diameter))
     validate.broadcast(contraction=schedule[0][..., 0], diameter=reset)
-    return _mu(isotonic.restarted_mu2, "()", schedule, reset)
+    return _mu(isotonic.restarted_mu2, schedule, reset)
 
 
 def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
@@ -115,7 +103,7 @@ def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
     ValueError as `gdp_mu`.
     Assumes: as `gdp_mu`.
     """
-    return _mu(isotonic.single_participation_mu2, "(t)", _checked_schedule(contraction, noise_std, shift)[0])
+    return _mu(isotonic.single_participation_mu2, _checked_schedule(contraction, noise_std, shift)[0])
 
 
 def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Real) -> Array:
@@ -150,7 +138,7 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     with np.errstate(divide="ignore"):
         kappa, noise, moved = map(np.log, schedule)
     logs = isotonic.participation_steps(kappa, noise, moved, rows.astype(np.int64))
-    return _mu(isotonic.participation_allocation, "()", list(logs))
+    return _mu(isotonic.participation_allocation, list(logs))
 
 
 def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -18,7 +19,7 @@ from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
 
-RELATIONS = ("add", "remove", "add_or_remove", "replace_one")
+RELATIONS = ("add", "remove", "add_or_remove", "replace_one", None)
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
 FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
 T = TypeVar("T", bound=type)
@@ -34,13 +35,6 @@ class UnsupportedMechanismError(ValueError):
     ...     print(error)
     no theorem is known for LocalRandomizer under relation 'add'; available: 'replace_one'.
     """
-
-
-def check_relation(relation: str) -> str:
-    """The relation itself; ValueError for a word that is none."""
-    if relation not in RELATIONS:
-        raise ValueError(f"relation must be one of {', '.join(map(repr, RELATIONS))} or None, got {relation!r}.")
-    return relation
 
 
 def static_field(**kwargs: Any) -> Any:
@@ -101,8 +95,7 @@ def _lists_to_arrays(self: Any) -> None:
     for name in (each.name for each in dataclasses.fields(self)):
         value = getattr(self, name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
-            traced = any(isinstance(v, jax.core.Tracer) for v in jax.tree_util.tree_leaves(value))
-            numeric = xp.asarray(value) if traced else np.asarray(value)
+            numeric = xp.asarray(value) if validate.is_traced(value) else np.asarray(value)
             object.__setattr__(self, name, numeric if value != () else value)
 
 
@@ -148,7 +141,7 @@ class Mechanism:
         event_ndim: by field, how many trailing axes belong to one mechanism (default 0); all other axes are a batch.
         relations: accepted neighbouring relations, the natural one first.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
-        exact: False when K belongs to a pair that only dominates: a lower bound then needs a ``bracket``.
+        exact: False when K belongs to a pair that only dominates: a lower bound needs ``enclosing_records``.
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
@@ -245,16 +238,12 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair."""
         return self.exact
 
-    def bracket(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
 
-        Both have the same pytree structure and keep the batch axes of the fields. fine: see ``refinable``.
+        Both have the same pytree structure and keep the batch axes of the fields. fine: closer ones, at a higher cost.
         """
         return None
-
-    def refinable(self, direction: str) -> bool:
-        """Whether a fine ``bracket`` is narrower than one that is not, at a higher cost."""
-        return False
 
     def check_structure(self) -> None:
         """Raise TypeError or ValueError for fields of a wrong kind or shape; values of numbers are not to be tested.
@@ -275,7 +264,7 @@ class Mechanism:
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The dominating pairs that a relation asks for."""
-        relation = check_relation(self.relations[0] if relation is None else relation)
+        relation = validate.choice("relation", relation, RELATIONS) or self.relations[0]
         if relation not in self.relations:
             raise UnsupportedMechanismError(
                 f"no theorem is known for {type(self).__name__} under relation {relation!r}; "
@@ -300,16 +289,40 @@ class Mechanism:
     def __repr__(self) -> str:
         if not dataclasses.is_dataclass(self):
             return object.__repr__(self)  # a class that lacks the decorator
-        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in _fields(self))
+        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in fields_of(self))
         return f"{_public_name(type(self))}({', '.join(shown)})"
 
 
-def _fields(mechanism: Mechanism) -> tuple[Any, ...]:
+def fields_of(mechanism: Mechanism) -> tuple[Any, ...]:
+    """The dataclass fields of a record."""
     return dataclasses.fields(mechanism)  # type: ignore[arg-type]  # every mechanism is a record
 
 
-def _is_mechanism(value: Any) -> bool:
-    return isinstance(value, Mechanism)
+def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
+    """The record with change(field, value) for every number, mechanism and None in its numeric fields."""
+    numbers = {
+        each.name: jax.tree_util.tree_map(
+            functools.partial(change, each),
+            getattr(mechanism, each.name),
+            is_leaf=lambda value: value is None or isinstance(value, Mechanism),
+        )
+        for each in fields_of(mechanism)
+        if not each.metadata.get("static")
+    }
+    return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+
+
+def _harmless_outside(rows: Any, mechanism: M) -> M:
+    """The record with harmless numbers where ``rows`` is False."""
+
+    def harmless(each: Any, value: Any) -> Any:
+        if value is None or isinstance(value, Mechanism):
+            return value
+        own = xp.reshape(rows, xp.shape(rows) + (1,) * mechanism.event_ndim.get(each.name, 0))
+        with jax.numpy_rank_promotion("allow"):
+            return xp.where(own, value, each.metadata.get("domain", FINITE).harmless)
+
+    return _changed(mechanism, harmless)
 
 
 def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
@@ -320,76 +333,33 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
     """
     mechanism.check_structure()
     tests: list[Array | bool] = []
-    numbers = {each.name: _numbers(mechanism, each, tests) for each in _numeric_fields(mechanism)}
-    inside = dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+
+    def inside_its_domain(each: Any, value: Any) -> Any:
+        if value is None and each.default is None:
+            return None
+        if isinstance(value, Mechanism):
+            value, some = confined(value)
+            tests.extend(some)
+            return value
+        own, event = each.metadata.get("domain", FINITE), mechanism.event_ndim.get(each.name, 0)
+        for domain in (own, dataclasses.replace(COMPUTABLE, harmless=own.harmless)):
+            value, test = validate.confined(each.name, value, domain)
+            tests.append(test if test is True else xp.all(test, axis=tuple(range(-event, 0))))
+        return value
+
+    inside = _changed(mechanism, inside_its_domain)
     for name, (value, domain) in inside.derived().items():
         tests.append(validate.confined(name, value, domain)[1])
         if tests[-1] is not True:
-            inside = _harmless(inside, tests[-1])
-    if validate.is_traced(numbers):
-        return _with_concrete(inside, mechanism), tests
+            inside = _harmless_outside(tests[-1], inside)
+    if validate.is_traced(inside):
+        # a concrete number stays as it was given: a concrete count of 1 may choose a shorter route
+        return jax.tree_util.tree_map(
+            lambda new, old: new if validate.is_traced(new) else old, inside, mechanism
+        ), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
     return mechanism, []
-
-
-def _numeric_fields(mechanism: Mechanism) -> list[Any]:
-    return [each for each in _fields(mechanism) if not each.metadata.get("static")]
-
-
-def _numbers(mechanism: Mechanism, each: Any, tests: list[Array | bool]) -> Any:
-    """A field's numbers as float64 arrays inside its domain, its mechanisms confined; the tests go into ``tests``."""
-    value, event = getattr(mechanism, each.name), mechanism.event_ndim.get(each.name, 0)
-    if value is None and each.default is not None:
-        validate.real_array(each.name, value)
-    own = _domain(each)
-    computable = dataclasses.replace(COMPUTABLE, harmless=own.harmless)
-
-    def number(leaf: Any) -> Any:
-        if isinstance(leaf, Mechanism):
-            leaf, some = confined(leaf)
-            tests.extend(some)
-            return leaf
-        for domain in (own, computable):
-            leaf, test = validate.confined(each.name, leaf, domain)
-            tests.append(test if test is True else xp.all(test, axis=tuple(range(-event, 0))))
-        return leaf
-
-    return jax.tree_util.tree_map(number, value, is_leaf=_is_mechanism)
-
-
-def _domain(each: Any) -> Domain:
-    return each.metadata.get("domain", FINITE)
-
-
-def _harmless(mechanism: M, test: Any) -> M:
-    """The mechanism with harmless numbers in the rows that fail the test."""
-
-    def safe(each: Any) -> Any:
-        rows = xp.reshape(test, xp.shape(test) + (1,) * mechanism.event_ndim.get(each.name, 0))
-        return jax.tree_util.tree_map(
-            lambda leaf: leaf if isinstance(leaf, Mechanism) else xp.where(rows, leaf, _domain(each).harmless),
-            getattr(mechanism, each.name),
-            is_leaf=_is_mechanism,
-        )
-
-    with jax.numpy_rank_promotion("allow"):
-        numbers = {each.name: safe(each) for each in _numeric_fields(mechanism)}
-    return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
-
-
-def _with_concrete(mechanism: M, given: M) -> M:
-    """The mechanism with its concrete numbers as they were given: a concrete count of 1 may choose a shorter route."""
-
-    def kept(name: str) -> Any:
-        return jax.tree_util.tree_map(
-            lambda new, old: new if isinstance(new, Mechanism) or validate.is_traced(new) else old,
-            getattr(mechanism, name),
-            getattr(given, name),
-            is_leaf=_is_mechanism,
-        )
-
-    return dataclasses.replace(mechanism, **{each.name: kept(each.name) for each in _numeric_fields(mechanism)})  # type: ignore[type-var]
 
 
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
@@ -403,10 +373,8 @@ def _exact_value(leaf: Any) -> Any:
     if validate.is_traced(leaf):
         return id(leaf)
     array = np.asarray(leaf)
-    exact = array.dtype.kind in "fbV"  # V: bfloat16
-    if array.dtype.kind in "iu":
-        exact = bool(np.all(array.astype(np.float64).astype(object) == array))
-    if not exact:  # whole numbers beyond 2^53, and what is no real number
+    whole = array.dtype.kind in "iu" and np.all(array.astype(np.float64).astype(object) == array)
+    if not (whole or array.dtype.kind in "fbV"):  # V: bfloat16; whole numbers beyond 2^53, and what is no real number
         return array.shape, repr(array.tolist())
     return array.shape, (array.astype(np.float64) + 0.0).tobytes()  # + 0.0: -0.0 is 0.0
 
@@ -430,6 +398,27 @@ def _public_name(cls: type) -> str:
         if getattr(sys.modules[".".join(parts[:depth])], cls.__qualname__, None) is cls:
             return ".".join((*parts[1:depth], cls.__qualname__))
     return cls.__qualname__
+
+
+class FiniteLaw(Mechanism):
+    """A record whose loss has a finite law in each direction, `part`."""
+
+    def part(self, direction: str) -> finite.Part:
+        """The law of the loss in one direction, with its masses at infinity."""
+        raise self._undefined("part")
+
+    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
+        """(losses, log weights under the first law, error of the losses) in one direction."""
+        return self.part(direction)[:3]
+
+    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
+        """Masses at infinity of the pair of a direction and of its swap."""
+        return self.part(direction)[3:]
+
+    def top_loss(self, direction: str) -> Number:
+        """The largest finite loss of a direction, rounded up."""
+        loss, log_weight, blur = self.atoms(direction)
+        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
 
 class GaussianMechanism(Mechanism):

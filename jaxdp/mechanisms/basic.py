@@ -12,13 +12,13 @@ from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
 from jaxdp.iteration.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import FORWARD, GaussianMechanism, Mechanism, record
+from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
-from jaxdp.typing import Array, ArrayField, Number, RealField, Relation
+from jaxdp.typing import ArrayField, Number, RealField, Relation
 
 
 def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
@@ -157,8 +157,23 @@ class RandomizedResponse(NamedSetRandomizer):
         return NamedSets(xp.asarray(self.epsilon), xp.stack([one, one, others / k, zero]), third, one, zero)
 
 
+class _WorstCase(Mechanism):
+    """The worst case of a guarantee, binary randomized response: losses +-epsilon."""
+
+    epsilon: RealField
+    symmetric: ClassVar[bool] = True
+
+    def lattice(self) -> tuple[Number, Number]:
+        """(offset, spacing) of the losses +-epsilon."""
+        return xp.asarray(self.epsilon), 2.0 * self.epsilon
+
+    def max_loss(self) -> Number:
+        """The record's epsilon."""
+        return self.epsilon
+
+
 @record
-class PureDP(Mechanism):
+class PureDP(_WorstCase):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
     epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
@@ -170,27 +185,18 @@ class PureDP(Mechanism):
     """
 
     epsilon: RealField = field(NONNEGATIVE)
-    symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
 
-    def lattice(self) -> tuple[Number, Number]:
-        """(offset, spacing) of the losses +-epsilon."""
-        return xp.asarray(self.epsilon), 2.0 * self.epsilon
-
     def finite_pair(self) -> finite.FinitePair:
         """That of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
-    def max_loss(self) -> Number:
-        """The record's epsilon."""
-        return self.epsilon
-
 
 @record
-class ApproximateDP(Mechanism):
+class ApproximateDP(_WorstCase):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
     epsilon: nats, >= 0, any shape.
@@ -207,7 +213,6 @@ class ApproximateDP(Mechanism):
 
     epsilon: RealField = field(NONNEGATIVE)
     delta: RealField = field(PROBABILITY)
-    symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(1 - delta) + K of `PureDP`."""
@@ -225,17 +230,9 @@ class ApproximateDP(Mechanism):
         """The record's delta."""
         return self.delta
 
-    def lattice(self) -> tuple[Number, Number]:
-        """(offset, spacing) of the losses +-epsilon."""
-        return xp.asarray(self.epsilon), 2.0 * self.epsilon
-
-    def max_loss(self) -> Number:
-        """The record's epsilon."""
-        return self.epsilon
-
 
 @record
-class DiscretePair(Mechanism):
+class DiscretePair(FiniteLaw):
     """A mechanism given by two distributions over finitely many outcomes.
 
     p: masses of the outcomes with the record, outcomes on the last axis.
@@ -272,9 +269,9 @@ class DiscretePair(Mechanism):
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
         return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) of the pair or of its swap."""
-        return finite.plain_part(self.finite_pair(), direction)[:3]
+    def part(self, direction: str) -> finite.Part:
+        """The law of the loss of the pair, or of its swap."""
+        return finite.plain_part(self.finite_pair(), direction)
 
     def infinity_mass(self) -> Number:
         """sum of p where q = 0, plus what p misses of 1."""
@@ -283,15 +280,6 @@ class DiscretePair(Mechanism):
     def reverse_infinity_mass(self) -> Number:
         """sum of q where p = 0, plus what q misses of 1."""
         return _mass_at_infinity(self.q, self.p)
-
-    def max_loss(self) -> Number:
-        """The largest finite log p/q."""
-        loss, log_weight, blur = self.atoms()
-        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
-
-    def min_loss(self) -> Number:
-        """The smallest finite log p/q."""
-        return -DiscretePair(self.q, self.p).max_loss()
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,11 +13,12 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import field, whole
 from jaxdp.mechanisms.base import (
+    RELATIONS,
     GaussianMechanism,
     Mechanism,
     UnsupportedMechanismError,
     as_text,
-    check_relation,
+    fields_of,
     record,
 )
 from jaxdp.mechanisms.basic import Gaussian
@@ -62,7 +64,7 @@ class Composed(Mechanism):
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The directions that some part needs; the pair of a symmetric part is the same in every direction."""
-        relation = check_relation(relation or self.natural_relation())
+        relation = validate.choice("relation", relation, RELATIONS) or self.natural_relation()
         wanted: list[str] = []
         for part in self.parts:
             wanted += [d for d in part.directions(relation) if d not in wanted]
@@ -130,6 +132,20 @@ def repeat(mechanism: Mechanism, times: Real) -> Mechanism:
     return Repeated(mechanism, times)
 
 
+def everything(mechanism: Mechanism) -> Iterator[Mechanism]:
+    """The mechanism, and every one that it holds."""
+    yield mechanism
+    for each in held(mechanism):
+        yield from everything(each)
+
+
+def held(mechanism: Mechanism) -> list[Mechanism]:
+    """The mechanisms that the fields of a mechanism hold."""
+    values = [getattr(mechanism, each.name) for each in fields_of(mechanism)]
+    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return [part for part in parts if isinstance(part, Mechanism)]
+
+
 def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Number]]:
     """The atomic mechanisms with their counts."""
     if isinstance(mechanism, Repeated):
@@ -151,7 +167,7 @@ def _product(a: Any, b: Any) -> Any:
 def event_dims(mechanism: Mechanism) -> list[int]:
     """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism."""
     dims: list[int] = []
-    for each in dataclasses.fields(mechanism):  # type: ignore[arg-type]
+    for each in fields_of(mechanism):
         if each.metadata.get("static"):
             continue
         value = getattr(mechanism, each.name)

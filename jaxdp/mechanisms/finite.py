@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, log_one_plus, normal_quantiles
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
-_LEAST = 2.3e-308  # subnormal numbers are flushed to 0
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
-_FINE_REACH, _FULL_REACH = 9.0, 37.5  # standard deviations of P; the tail beyond the second is 5e-308
+_NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
 LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
@@ -119,7 +119,7 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     blur = xp.where(live, _mixture_blur(base, xp.where(in_p & in_q, blur, 0.0), ratio, rate), 0.0)
     under_q = xp.where(live, log_q, -xp.inf)
     # with everyone sampled the masses are those of the base; what some rounds leave out, P has under Q's outcomes
-    some_p = xp.maximum(rate * only_p * xp.where(rate < 1, 1 + 4 * ULP, 1.0), _LEAST)
+    some_p = xp.maximum(rate * only_p * xp.where(rate < 1, 1 + 4 * ULP, 1.0), SMALLEST)
     some_p = xp.where((rate > 0) & (only_p > 0), some_p, 0.0)
     only_q = xp.where(rate < 1, 0.0, only_q)
     if direction == "forward":
@@ -241,12 +241,12 @@ class _Cells(NamedTuple):
 
 def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
     """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
-    fine = mu / 2 + _FINE_REACH
+    fine = mu / 2 + _NEAR
     even = fine * xp.arange(even_cells) / even_cells
     # what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
     dense = xp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = xp.sort(xp.concatenate([even, dense]))
-    outer = fine + (_FULL_REACH - _FINE_REACH) * xp.arange(far_cells + 1) / far_cells
+    outer = fine + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
     return xp.concatenate([inner, outer])
 
 
@@ -265,6 +265,23 @@ def _gaussian_cells(mu: Number, many: bool) -> _Cells:
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * _GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
+
+
+def at_edges(to_left: Array, to_right: Array, own: Array | None = None) -> Array:
+    """Log masses at the edges of cells, from the parts of each cell that are moved outward to its two edges.
+
+    own: log masses that the edges have besides.
+    """
+    nothing = xp.full(1, -xp.inf)
+    parts = [xp.concatenate([to_left, nothing]), xp.concatenate([nothing, to_right])]
+    return log_sum(xp.stack(parts if own is None else [*parts, own], axis=1))
+
+
+def log_sum(terms: Array) -> Array:
+    """log sum exp over the last axis; -inf, with derivative 0, for a row without mass."""
+    live = xp.max(terms, axis=-1) > -xp.inf
+    total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
+    return xp.where(live, total, -xp.inf)
 
 
 def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
@@ -287,8 +304,7 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     to_left = up + log_expm1(xp.maximum(whole - up, 0.0)) - log_expm1(whole)
     right = xp.logsumexp(log_density + to_right, axis=1)
     left = xp.logsumexp(log_density + to_left, axis=1)
-    edge = xp.full(1, -xp.inf)
-    log_q = xp.logaddexp(xp.concatenate([left, edge]), xp.concatenate([edge, right]))
+    log_q = at_edges(left, right)
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))
@@ -328,7 +344,7 @@ def laplace_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
     """
     log_cell, width, (below, above) = _laplace_cells(scale, cells)
     right, left = log_cell - xp.logaddexp(0.0, width), log_cell - xp.logaddexp(0.0, -width)
-    log_q = xp.logaddexp(xp.concatenate([left, above]), xp.concatenate([below, right]))
+    log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
     loss = (2 * xp.arange(cells + 1) / cells - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.mechanisms.finite import LARGEST_MU, FinitePair, gauss_error, gaussian_edges, mirrored, with_leftover
+from jaxdp.mechanisms.finite import (
+    LARGEST_MU,
+    FinitePair,
+    at_edges,
+    gauss_error,
+    gaussian_edges,
+    log_sum,
+    mirrored,
+    with_leftover,
+)
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
@@ -125,10 +134,8 @@ def _shares(nodes: Array, width: Array, above: Array, whole: Array) -> tuple[Arr
 def discrete_gaussian_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> FinitePair:
     """A finite pair that dominates N_Z(s, sigma^2) against N_Z(0, sigma^2); what lies beyond 37.5 sigma is split."""
     cells = _cells(sigma, sensitivity, fine)
-    right, left = _log_sum(cells.log_inside + cells.log_share), _log_sum(cells.log_inside + cells.log_rest)
-    edge, nothing = xp.full(1, -xp.inf), xp.zeros(1)
-    both = xp.concatenate([left, edge]), xp.concatenate([edge, right])
-    log_q = _log_sum(xp.stack([cells.log_edge, *both], axis=1))
+    right, left = log_sum(cells.log_inside + cells.log_share), log_sum(cells.log_inside + cells.log_rest)
+    log_q, nothing = at_edges(left, right, cells.log_edge), xp.zeros(1)
     blur = xp.maximum(xp.concatenate([cells.blur, nothing]), xp.concatenate([nothing, cells.blur]))
     outside = xp.where(_usable(sigma, sensitivity), xp.exp(xp.minimum(cells.log_outside + 1e-12, 0.0)), 1.0)
     return with_leftover(mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
@@ -140,10 +147,10 @@ def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool 
     Of a cell across which the density falls too far for the Gauss nodes, the left end alone.
     """
     cells = _cells(sigma, sensitivity, fine)
-    log_inside = _log_sum(cells.log_inside)
+    log_inside = log_sum(cells.log_inside)
     fit = (cells.blur < 2 * _RULE_ERROR) & (xp.max(cells.above, axis=1) < _FAR) & (log_inside > -xp.inf)
     log_inside = xp.where(fit, log_inside, -xp.inf)
-    log_q = _log_sum(xp.stack([cells.log_edge[:-1], log_inside], axis=1))
+    log_q = log_sum(xp.stack([cells.log_edge[:-1], log_inside], axis=1))
     # the cell's mean likelihood ratio, relative to that of its left end
     share = xp.where(fit[:, None], xp.exp(cells.log_inside - xp.where(fit, log_q, 0.0)[:, None]), 0.0)
     excess = xp.sum(share * xp.expm1(xp.minimum(cells.above, _FAR)), axis=1)
@@ -159,13 +166,6 @@ def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool 
 def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
     """True where the masses exceed the rounding of their logarithms, and sigma^2 neither underflows nor overflows."""
     return (s < LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e150)
-
-
-def _log_sum(terms: Array) -> Array:
-    """log sum exp over the last axis; -inf, with derivative 0, for a row without mass."""
-    live = xp.max(terms, axis=-1) > -xp.inf
-    total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
-    return xp.where(live, total, -xp.inf)
 
 
 def _log_lattice_tail(start: Array, sigma: Number) -> Array:

@@ -15,6 +15,7 @@ from jaxdp.mechanisms.base import (
     FORWARD,
     REPLACE,
     REVERSE,
+    FiniteLaw,
     GaussianMechanism,
     Mechanism,
     UnsupportedMechanismError,
@@ -24,14 +25,14 @@ from jaxdp.mechanisms.base import (
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Array, Number, RealField, Relation
+from jaxdp.typing import RealField, Relation
 
 SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
 
 @record
-class Bracket(Mechanism):
-    """Stands for a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
+class EnclosingPair(Mechanism):
+    """In place of a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
 
     inner is a number, so that the upper and the lower bounds are rows of one batch, solved by one compiled program.
     fine: a pair of more outcomes.
@@ -44,27 +45,6 @@ class Bracket(Mechanism):
     def finite_pair(self) -> finite.FinitePair:
         """The chosen pair; outcomes without mass are added to the shorter one."""
         return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
-
-
-class FiniteLaw(Mechanism):
-    """A record whose loss has a finite law in each direction, `part`."""
-
-    def part(self, direction: str) -> finite.Part:
-        """The law of the loss in one direction, with its masses at infinity."""
-        raise self._undefined("part")
-
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) in one direction."""
-        return self.part(direction)[:3]
-
-    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
-        """Masses at infinity of the pair of a direction and of its swap."""
-        return self.part(direction)[3:]
-
-    def top_loss(self, direction: str) -> Number:
-        """The largest finite loss of a direction, rounded up."""
-        loss, log_weight, blur = self.atoms(direction)
-        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
 
 
 class Sampled(FiniteLaw):
@@ -124,17 +104,17 @@ class Sampled(FiniteLaw):
         """Whether the pair of every direction is exact."""
         return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
-    def bracket(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+    def enclosing_records(self, fine: bool) -> tuple[Sampled, Sampled] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
         if not self.mechanism.offers("enclosing_pairs"):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
-        bases = (Bracket(self.mechanism, inner, fine) for inner in (none, none + 1.0))
+        bases = (EnclosingPair(self.mechanism, inner, fine) for inner in (none, none + 1.0))
         outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)  # type: ignore[type-var]
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
-        """True for a base whose outcomes are cut into cells, of which there may be more."""
+        """Whether fine enclosing records are closer: the base's outcomes are cut into cells, and those may be more."""
         return self.mechanism.offers("enclosing_pairs") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
@@ -230,8 +210,7 @@ class FixedSizeSampled(Sampled):
     Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
     round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
     symmetric pair (Corollary 31). That pair only dominates more than one round, so that there is no lower bound. For
-    Gaussian noise it is put on a grid of losses that dominates it: upper bounds within 3e-7 to 2e-6 (relative) of one
-    that it dominates, where tried (delta 1e-6 and 1e-15).
+    Gaussian noise it is put on a grid of losses that dominates it (docs/limits.md).
     """
 
     mechanism: Mechanism
@@ -269,6 +248,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def bracket(self, fine: bool) -> None:
+    def enclosing_records(self, fine: bool) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

@@ -10,10 +10,10 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import Mechanism, record
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
 from jaxdp.mechanisms.composition import compose
-from jaxdp.mechanisms.sampled import FiniteLaw, PoissonSampled
+from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
@@ -67,11 +67,11 @@ class TruncatedPoisson(FiniteLaw):
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""
         made = []
-        for reach, rate, share, rest in (
+        for distance, rate, share, rest in (
             (1.0, self.sampling_probability, self.partial, self.full),
             (2.0, self.joins, self.full, self.partial),
         ):
-            pair = finite.gaussian_pair(reach / self.noise_multiplier)
+            pair = finite.gaussian_pair(distance / self.noise_multiplier)
             loss, log_weight, blur, infinity, reverse = finite.sampled_part(pair, rate, direction)
             log_share = xp.maximum(log_complement(rest, share), -1e4)
             up = share * (1 + 2 * self.error + 8 * ULP)
@@ -108,9 +108,9 @@ def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float,
     if others * rate > _LARGEST_BATCH:
         return 0.0, 1.0, rate, 0.0
     mode = min(int((others + 1) * rate), others)
-    reach = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
-    up = np.arange(mode, min(others, mode + reach), dtype=np.float64)
-    down = np.arange(mode, max(0, mode - reach), -1, dtype=np.float64)
+    most = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
+    up = np.arange(mode, min(others, mode + most), dtype=np.float64)
+    down = np.arange(mode, max(0, mode - most), -1, dtype=np.float64)
     odds = rate / (1 - rate)
     above = np.cumprod((others - up) / (up + 1) * odds)
     below = np.cumprod(down / (others - down + 1) / odds)

@@ -16,7 +16,7 @@ from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import theorem
 from jaxdp.typing import Array, Real
 
-_UP = 1.0 + 2.0**-48
+UP = 1.0 + 2.0**-48
 _DOWN = 1.0 - 2.0**-48
 
 
@@ -40,7 +40,7 @@ _VACUOUS = Guarantee(np.inf, 1.0)
 
 def rounded_up(value, positive):
     """The value rounded up; where the exact value is positive, never 0."""
-    return jnp.where(positive, jnp.maximum(value * _UP, SMALLEST), 0.0)
+    return jnp.where(positive, jnp.maximum(value * UP, SMALLEST), 0.0)
 
 
 def _raised(*numbers):

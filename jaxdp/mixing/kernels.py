@@ -9,13 +9,12 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE
-from jaxdp.mixing.amplification import Guarantee
+from jaxdp.mixing.amplification import UP, Guarantee
 from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Array, Real
 
 # Largest distance of a row sum from 1 that is put down to the rounding of whatever computed the matrix.
 _ROW_SUM_ERROR = 1e-9
-_UP = 1.0 + 2.0**-48
 
 
 def _kernel_matrix(kernel: Real) -> tuple[np.ndarray, float]:
@@ -55,7 +54,7 @@ def _largest_hockey_stick(matrix, error, level):
         with np.errstate(invalid="ignore", over="ignore"):
             scaled = np.where(matrix > 0, np.exp(level) * down * matrix, 0.0)
         worst = max(worst, np.maximum(row - scaled, 0.0).sum(axis=1).max())
-    return min(worst * (_UP + error), 1.0)
+    return min(worst * (UP + error), 1.0)
 
 
 def dobrushin_coefficient(kernel: Real) -> float:
@@ -101,7 +100,7 @@ def ultra_mixing_coefficient(kernel: Real) -> float:
     matrix, error = _kernel_matrix(kernel)
     used = matrix.max(axis=0) > 0
     smallest, largest = matrix[:, used].min(axis=0), matrix[:, used].max(axis=0)
-    return float(np.clip(np.max((largest - smallest) / largest) * _UP + 2 * error, 0.0, 1.0))
+    return float(np.clip(np.max((largest - smallest) / largest) * UP + 2 * error, 0.0, 1.0))
 
 
 def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
@@ -135,4 +134,4 @@ def pure_local_epsilon(gamma: Real) -> Array:
     """
     value = validate.probability("gamma", gamma)
     with np.errstate(divide="ignore"):
-        return (-np.log1p(-value) * _UP)[()]
+        return (-np.log1p(-value) * UP)[()]

@@ -11,8 +11,8 @@ from jaxdp import validate
 from jaxdp.accounting import delta_bounds, epsilon_bounds
 from jaxdp.conversions.profile import tradeoff_from_delta
 from jaxdp.interval import Bounds
+from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.runtime import provenance
 from jaxdp.runtime.progress import pieces
 
 _POINTS = 33  # of the privacy profile

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import html
 import inspect
 import math
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdp.mechanisms.base import Mechanism, as_text
+from jaxdp.mechanisms.base import Mechanism, as_text, fields_of
+from jaxdp.mechanisms.composition import everything, held
 from jaxdp.report.facts import Facts
 from jaxdp.report.figures import Curve, Figure
 from jaxdp.report.style import STYLE
@@ -249,13 +249,13 @@ def _description(facts: Facts) -> str:
 
 def _tree(mechanism: Mechanism) -> str:
     """The record, what it says of itself, its numbers, and the mechanisms inside it."""
-    values = [value for _, value in _fields(mechanism)]
+    values = ((each.name, getattr(mechanism, each.name)) for each in fields_of(mechanism))
     numbers = ", ".join(
         f"<code>{_safe(name)} = {_safe(_brief(value))}</code>"
-        for name, value in _fields(mechanism)
-        if value is not None and not list(_inside(value))
+        for name, value in values
+        if value is not None and not isinstance(value, (Mechanism, tuple))
     )
-    inner = "".join(_tree(each) for value in values for each in _inside(value))
+    inner = "".join(map(_tree, held(mechanism)))
     said = re.split(r"(?<=[.:])\s", _docstring(mechanism), maxsplit=1)[0].rstrip(":.")
     return (
         f"<li><b>{_safe(type(mechanism).__name__)}</b>{': ' if said else ''}{_prose(said)}"
@@ -266,25 +266,6 @@ def _tree(mechanism: Mechanism) -> str:
 def _brief(value: Any) -> str:
     array = np.asarray(value)
     return as_text(value) if array.size <= 8 else f"{array.size} numbers from {array.min():g} to {array.max():g}"
-
-
-def _fields(mechanism: Mechanism) -> Iterator[tuple[str, Any]]:
-    for each in dataclasses.fields(mechanism):  # type: ignore[arg-type]  # every mechanism is a record
-        yield each.name, getattr(mechanism, each.name)
-
-
-def _inside(value: Any) -> Iterator[Mechanism]:
-    """The mechanisms that a field holds."""
-    for each in value if isinstance(value, tuple) else (value,):
-        if isinstance(each, Mechanism):
-            yield each
-
-
-def _everything(mechanism: Mechanism) -> Iterator[Mechanism]:
-    yield mechanism
-    for _, value in _fields(mechanism):
-        for each in _inside(value):
-            yield from _everything(each)
 
 
 def _docstring(mechanism: Mechanism) -> str:
@@ -298,7 +279,7 @@ def _prose(text: str) -> str:
 
 def _assumptions(facts: Facts) -> str:
     own = {}
-    for each in _everything(facts.mechanism):
+    for each in everything(facts.mechanism):
         found = re.search(r"^Assumes[:,] ?(.*?)(?:\n\n|\Z)", _docstring(each), re.DOTALL | re.MULTILINE)
         if found:
             own[type(each).__name__] = found[1]

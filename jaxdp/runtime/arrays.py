@@ -92,14 +92,6 @@ def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, re
     return init, jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *made)
 
 
-def _host_cond(which: Any, yes: Callable, no: Callable, *args: Any) -> Any:
-    return yes(*args) if which else no(*args)
-
-
-def _host_map(fun: Callable, xs: Any) -> Any:
-    return _host_vmap(fun)(xs)
-
-
 def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     top = np.max(x, axis=axis, keepdims=True)
     shift = np.where(np.isfinite(top), top, 0.0)
@@ -153,8 +145,8 @@ _HOST: dict[str, Any] = {
     "fori_loop": _host_fori_loop,
     "while_loop": _host_while_loop,
     "scan": _host_scan,
-    "cond": _host_cond,
-    "lax_map": _host_map,
+    "cond": lambda which, yes, no, *args: yes(*args) if which else no(*args),
+    "lax_map": lambda fun, xs: _host_vmap(fun)(xs),
     "logsumexp": _host_logsumexp,
     "softplus": lambda x: np.logaddexp(x, 0.0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),

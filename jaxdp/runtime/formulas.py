@@ -110,13 +110,30 @@ def batched(function: Callable, *arrays: Any) -> Any:
     return jax.tree_util.tree_map(lambda value: xp.asarray(value).reshape(spread[0].shape)[()], values)
 
 
-def at_points(kernel: Kernel, *arguments: Any, **static: Any) -> Any:
+def at_points(
+    kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), most: int | None = None, **static: Any
+) -> Any:
     """`kernel` at the broadcast of checked arguments: one batched call and NumPy out.
 
+    own: for each argument the number of its last axes that belong to one point, 0 if not given. most: rows of one call.
     Where an argument is traced, the kernel's one-point function is traced, which masks values outside its domain.
     """
-    if validate.is_traced(arguments):
+    traced = validate.is_traced(arguments)
+    if traced:
         require_x64()
-        arrays = (jnp.asarray(argument, jnp.float64) for argument in arguments)
-        return jnp.vectorize(lambda *point: kernel.point(*point, **static))(*arrays)
-    return batched(lambda *flat: kernel(*flat, **static), *arguments)
+    xp = jnp if traced else np
+    arrays = [xp.asarray(argument, xp.float64) for argument in arguments]
+    points = [array.ndim - number for array, number in zip(arrays, own or [0] * len(arrays), strict=True)]
+    shape = np.broadcast_shapes(*(array.shape[:number] for array, number in zip(arrays, points, strict=True)))
+    flat = [
+        xp.broadcast_to(array, (*shape, *array.shape[number:])).reshape((-1, *array.shape[number:]))
+        for array, number in zip(arrays, points, strict=True)
+    ]
+    if traced:
+        with jax.numpy_rank_promotion("allow"):
+            found = jax.vmap(functools.partial(kernel.point, **static))(*flat)
+    else:
+        starts = range(0, max(flat[0].shape[0], 1), most or max(flat[0].shape[0], 1))
+        pieces = [kernel(*(array[i : i + (most or array.shape[0])] for array in flat), **static) for i in starts]
+        found = jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
+    return jax.tree_util.tree_map(lambda values: values.reshape((*shape, *values.shape[1:]))[()], found)

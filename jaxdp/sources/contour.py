@@ -18,7 +18,7 @@ from jaxdp.contour.trapezoid import Effort
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
+from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
@@ -158,7 +158,7 @@ def _sources(
         plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
     )  # fmt: skip
     if not exact:
-        refinable = any(record.refinable(direction) for record, _ in stacks)
+        refinable = any(isinstance(r, Sampled) and r.refinable(direction) for r, _ in stacks)
         pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
     return (plain(simple.no_step), plain(simple.one_sampled_step), *pair, plain(simple.unsampled))
 
@@ -224,7 +224,7 @@ def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Between:
-    """The upper bound of a pair that dominates, the lower one of a dominated pair; fine: see `Mechanism.bracket`."""
+    """The upper bound of a pair that dominates, the lower one of a dominated pair; fine: closer pairs."""
 
     verb: str
     direction: str
@@ -270,7 +270,7 @@ def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[S
     """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
     made = []
     for record, times in stacks:
-        both = (record, record) if record.is_exact(direction) else record.bracket(fine)
+        both = (record, record) if record.is_exact(direction) else record.enclosing_records(fine)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import SMALLEST_MU
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
-
-_SMALLEST = 1e-150
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
@@ -48,14 +47,14 @@ def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
 @kernel(working_set=512, large=True, bounds=True, by_numpy=256)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
-    floor = -xp.expm1(xp.where(eps < 0, eps, 0.0))
-    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), floor)
+    trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
+    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), trivial)
 
 
-def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], floor: Any = 0.0) -> tuple[Any, Any]:
+def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], trivial: Any = 0.0) -> tuple[Any, Any]:
     """Bounds at mu. Below 1e-150, where mu^2 underflows: the upper bound at 1e-150, and the trivial lower bound."""
-    lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, _SMALLEST), mu))
-    return xp.where((mu > 0) & (mu < _SMALLEST), floor * (1 - 1e-15), lower), upper
+    lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, SMALLEST_MU), mu))
+    return xp.where((mu > 0) & (mu < SMALLEST_MU), trivial * (1 - 1e-15), lower), upper
 
 
 def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:

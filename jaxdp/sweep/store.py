@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.runtime import provenance
+from jaxdp.mechanisms import provenance
 from jaxdp.sweep.grid import Grid
 from jaxdp.sweep.labels import label, variable
 

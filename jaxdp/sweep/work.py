@@ -15,7 +15,7 @@ import jaxlib
 import numpy as np
 
 from jaxdp.interval import Bounds
-from jaxdp.runtime import provenance
+from jaxdp.mechanisms import provenance
 from jaxdp.runtime.precision import expecting
 from jaxdp.sweep import store
 from jaxdp.sweep.grid import Grid

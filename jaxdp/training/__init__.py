@@ -20,24 +20,8 @@ from jaxdp.training.schedule import IteratedRelease
 from jaxdp.training.shuffled_pass import ShuffledSGD
 
 __all__ = [
-    "DPSGD",
-    "Batch",
-    "Checkpoints",
-    "ClippedSum",
-    "IteratedRelease",
-    "NoisyProjectedSGD",
-    "NoisyState",
-    "RewoundError",
-    "ShuffledSGD",
-    "StronglyConvexLoss",
-    "balls_in_bins_batch",
-    "band_rounds",
-    "bin_overflow_chance",
-    "cyclic_batch",
-    "float32_rounding",
-    "poisson_batch",
-    "refuse_rewind",
-    "reshuffled_batch",
-    "truncated_poisson_batch",
-    "truncation_delta",
-]
+    "DPSGD", "Batch", "Checkpoints", "ClippedSum", "IteratedRelease", "NoisyProjectedSGD", "NoisyState",
+    "RewoundError", "ShuffledSGD", "StronglyConvexLoss", "balls_in_bins_batch", "band_rounds",
+    "bin_overflow_chance", "cyclic_batch", "float32_rounding", "poisson_batch", "refuse_rewind", "reshuffled_batch",
+    "truncated_poisson_batch", "truncation_delta",
+]  # fmt: skip

@@ -12,6 +12,7 @@ import optax
 
 from jaxdp import domains, validate
 from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -302,7 +303,16 @@ class DPSGD:
 
         A schedule is multiplied by the smallest such factor.
         """
-        return budget.dpsgd_calibration(self, steps, epsilon, delta)
+        budget.check_budget(epsilon, delta)
+        self.after(steps)  # an error in a setting or a count is one before the search
+        unit = self.noise_multiplier if callable(self.noise_multiplier) else 1.0
+
+        def with_noise(factor: float) -> DPSGD:
+            return dataclasses.replace(self, noise_multiplier=budget.scaled(unit, factor))
+
+        return with_noise(
+            float(calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta))
+        )
 
     def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
         """The mechanism of one step without allocation."""

@@ -12,6 +12,8 @@ import numpy as np
 import optax
 
 from jaxdp import validate
+from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.basic import NoisyIteration
 from jaxdp.training import batches, budget, noise, schedule, settings
 from jaxdp.training.clipping import mean_gradient
@@ -24,6 +26,8 @@ _SIXTEEN_BIT = (
     "float32 master weights; gradients may be bfloat16."
 )
 _CHECKED_STEPS = 1024
+# The largest count; a contraction with 1 - kappa >= 1e-6 reaches its limit long before.
+_PLATEAU_STEPS = noise.INT32_MAX - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +217,31 @@ class NoisyProjectedSGD:
         answer itself is within the budget, and is at most max_steps.
         Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
         """
-        return budget.projected_steps(self, epsilon, delta, max_steps)
+        budget.check_budget(epsilon, delta)
+        # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)
+        period, constant = self.num_batches, not (callable(self.learning_rate) or callable(self.noise_std))
+        limit = self._limit(_PLATEAU_STEPS if constant else max_steps)
+        largest = limit // period if constant and self.data_steps is None else -(-limit // period)
+
+        def after(epochs: np.ndarray) -> schedule.IteratedRelease:
+            mu = [float(self.after(self._limit(int(epoch) * period)).mu) for epoch in epochs]
+            return schedule.IteratedRelease(np.array(mu))
+
+        unlimited = certified_epsilon(after(np.array([largest])), delta)[0] <= epsilon
+        epochs = largest if unlimited else budget.largest_within(after, epsilon, delta, largest - 1)
+        if epochs == largest and (constant or (self.data_steps is not None and self.data_steps <= max_steps)):
+            return float(np.inf)
+        return int(min(epochs * period, np.inf if constant else max_steps))
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
         """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
-        return budget.projected_calibration(self, int(noise.check_steps(steps)), epsilon, delta)
+        budget.check_budget(epsilon, delta)
+        current = float(self.after(int(noise.check_steps(steps))).mu)  # mu is inversely proportional to the noise
+        if current == 0:
+            return self
+        allowed = float(calibrate(schedule.IteratedRelease, epsilon=epsilon, delta=delta))
+        # the quotient, its product with the noise and the mu computed from that round by a few units
+        return dataclasses.replace(self, noise_std=budget.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
 
     def _limit(self, steps: int) -> int:
         return steps if self.data_steps is None else min(steps, self.data_steps)

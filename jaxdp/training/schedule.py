@@ -15,14 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jaxdp.domains import NONNEGATIVE_OR_INFINITE, field
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, SMALLEST_MU, field
 from jaxdp.iteration.isotonic import participation_allocation, participation_steps
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.typing import Number, RealField, Relation
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
-_SMALLEST = 1e-150
 # Smaller contractions are replaced by this one. mu increases in the contraction, so that the bound stays valid.
 _LOG_SMALLEST_CONTRACTION = -70.0
 
@@ -86,7 +85,7 @@ def cyclic_constant_mu(
     mu2 = _two_blocks(*_earlier_block(rate, period, earlier), 1.0, last_v)
     if np.isfinite(diameter):
         mu2 = np.minimum(mu2, _restarted_mu2(rate, period, earlier, last_v, diameter))
-    return np.where(visits > 0, np.maximum(ratio * np.sqrt(mu2) * _SLACK, _SMALLEST), 0.0)
+    return np.where(visits > 0, np.maximum(ratio * np.sqrt(mu2) * _SLACK, SMALLEST_MU), 0.0)
 
 
 def _earlier_block(rate: float, period: int, visits: Any) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.training import batches, clipping, noise
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
@@ -88,8 +89,5 @@ class ShuffledSGD:
         if steps is not None:
             counts = noise.check_steps(steps)
             validate.reject("steps", counts, counts > self.num_examples, f"at most one pass = {self.num_examples}")
-        # named at the root, which imports this package's floor: not importable while jaxdp itself loads
-        from jaxdp import LocalRandomizer, Shuffled
-
         local = certified_epsilon(Gaussian(self.noise_multiplier), self.local_delta, relation="replace_one")
         return Shuffled(LocalRandomizer(float(local), self.local_delta), self.num_examples)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
+
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.composition import everything
+from jaxdp.mechanisms.shuffled import Shuffled
 
 _OBSERVED: contextvars.ContextVar[list[dict[str, str]] | None] = contextvars.ContextVar("observed", default=None)
 
 
-def note(verb: str, mechanism: Any, relation: str) -> None:
+def note(verb: str, mechanism: Mechanism, relation: str) -> None:
     """Add one call of a verb to the list of `observe`; does nothing outside of it."""
     calls = _OBSERVED.get()
     if calls is None:
         return
     call = {"verb": verb, "mechanism": type(mechanism).__name__, "relation": relation}
-    rounds = list(_shuffled(mechanism))
+    rounds = [each for each in everything(mechanism) if isinstance(each, Shuffled)]
     for key, values in (
         ("bound", [each.chosen_bound() for each in rounds]),
         ("randomizer", [type(each.randomizer).__name__ for each in rounds]),
@@ -25,18 +27,6 @@ def note(verb: str, mechanism: Any, relation: str) -> None:
         if values:
             call[key] = ", ".join(dict.fromkeys(values))
     calls.append(call)
-
-
-def _shuffled(value: Any) -> Iterator[Any]:
-    """The shuffled rounds in a mechanism, wherever they stand inside compositions."""
-    if hasattr(value, "chosen_bound"):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for each in dataclasses.fields(value):
-            yield from _shuffled(getattr(value, each.name))
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _shuffled(part)
 
 
 @contextlib.contextmanager
