@@ -88,9 +88,12 @@ class Contour(NamedTuple):
 
 
 def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeContour:
-    """Evaluate K on the contour and bound what is beyond its end (a lattice's contour has no end)."""
-    if effort.lattice:
-        return build_lattice(spectrum, plan, effort.nodes)
+    """The contour; that of a lattice has no end."""
+    return build_lattice(spectrum, plan, effort.nodes) if effort.lattice else build_truncated(spectrum, plan, effort)
+
+
+def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
+    """Evaluate K on the contour and bound what is beyond its end."""
     c, step = plan.c, 2 * xp.pi / plan.period
     end = step * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
@@ -404,7 +407,7 @@ def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: E
     The alias terms are not subtracted: they are nonnegative.
     """
     ref = xp.log(delta)
-    contour = build(spectrum, plan_comparison(spectrum, eps, ref, effort.quadrature), effort)
+    contour = build_truncated(spectrum, plan_comparison(spectrum, eps, ref, effort.quadrature), effort)
     raw = contour_sum(contour, eps, ref)
     left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
     error = (raw.tail + raw.rounding)[0]
