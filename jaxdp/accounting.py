@@ -176,8 +176,8 @@ def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[
 
 def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -> np.ndarray:
     wide = spread_axis(mechanism)
-    reach = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
-    low, high = np.broadcast_to(-reach - 1.0, x.shape), np.broadcast_to(reach + 1.0, x.shape)
+    largest = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
+    low, high = np.broadcast_to(-largest - 1.0, x.shape), np.broadcast_to(largest + 1.0, x.shape)
     best = np.zeros(x.shape)
     for _ in range(3):
         eps = np.linspace(low, high, 33, axis=-1)

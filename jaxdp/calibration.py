@@ -373,11 +373,11 @@ class _Search:
             return None
         low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
         centre = self._interpolated(middle)
-        reach = np.maximum(_OFFSETS[:, None] * width, tolerance / 3)
+        offsets = np.maximum(_OFFSETS[:, None] * width, tolerance / 3)
         if self._problem.whole:
-            reach = np.maximum(reach, np.arange(len(_OFFSETS))[:, None] + 0.5)
-        spread = np.concatenate([centre + reach, centre - reach])
-        values = np.where((spread > low) & (spread < high), spread, middle)
+            offsets = np.maximum(offsets, np.arange(len(_OFFSETS))[:, None] + 0.5)
+        tested = np.concatenate([centre + offsets, centre - offsets])
+        values = np.where((tested > low) & (tested < high), tested, middle)
         values = self._problem.round(values)
         return np.where(is_open, np.clip(values, low, high), self.safe)
 

@@ -306,7 +306,7 @@ def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, 
     def run(c, mu, q, times):
         cut = xp.asarray(NO_CUT)
         line = sampled_gaussian.tilted_line(c, mu, q, cut, direction, 512)
-        frequency = times / line.spread
+        frequency = times / line.deviation
         return frequency, xp.vmap(lambda t: log_decay(c, mu, q, cut, direction, 512, line.log_m, t))(frequency)
 
     frequency, bounds = plainly(run, order, 1 / sigma, rate, np.array([0.3, 2.0, 10.0, 1000.0]))

@@ -209,7 +209,7 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
             decay = xp.minimum(decay, xp.exp(xp.stack(fallen)))
         return (
             labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay,
-            labels.spread(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
+            labels.standard_deviation(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
         )  # fmt: skip
 
     (lower, upper), log_m, error, ratio, off, decay, spread, variation, rest = plainly(run, order, *ends_of(band))

@@ -61,10 +61,10 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     fade = xp.exp(-c * spacing)
     cos_l, sin_l = xp.cos(turn), xp.sin(turn)
     second = (fade * (real * cos_l + imag * sin_l), fade * (imag * cos_l - real * sin_l))
-    reach = xp.exp(nodes.log_abs) * fold / xp.sqrt(norm)
+    moduli = xp.exp(nodes.log_abs) * fold / xp.sqrt(norm)
     slack = xp.expm1(xp.minimum(nodes.excess, 600.0))
-    own = xp.sum(reach * (slack + (48 + count / 4 + 2 * xp.abs(nodes.phase)) * _ULP))
-    errors = xp.stack([own, xp.sum(reach * t) * _ULP, xp.sum(reach) * _ULP])
+    own = xp.sum(moduli * (slack + (48 + count / 4 + 2 * xp.abs(nodes.phase)) * _ULP))
+    errors = xp.stack([own, xp.sum(moduli * t) * _ULP, xp.sum(moduli) * _ULP])
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
     units = 16 + spectrum.closed_units + 4 * xp.abs(log_m_c)
     zero = xp.zeros(())
@@ -108,8 +108,8 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     place = xp.abs(contour.offset) + xp.abs(eps) + ell
     # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
     head = contour.log_m_c_units[0] + 4 * (xp.abs(log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
-    reach = a + b + 16 * _ULP * place
-    rounding = front * (reach * (own + 8 * place * moment + mass * head) + mass * 16 * place)
+    moduli = a + b + 16 * _ULP * place
+    rounding = front * (moduli * (own + 8 * place * moment + mass * head) + mass * 16 * place)
     # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
     shift = 16 * _ULP * place
     rounding = rounding + shift * xp.exp(log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)

@@ -148,14 +148,14 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     size = xp.exp(log_abs) * half
     cosine, sine = xp.cos(phase), xp.sin(phase)
     real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
-    reach = size * xp.sqrt(norm)
+    moduli = size * xp.sqrt(norm)
     # the error of M itself (huge where M is only noise), then rounding of the sum and of the phase
     raised = xp.exp(xp.clip(log_abs + nodes.excess, -745.0, 600.0))
     slack = xp.where(nodes.excess < 1, xp.exp(log_abs) * xp.expm1(xp.minimum(nodes.excess, 1.0)), raised)
     columns, rows = split(t.shape[0])
     units = 32 + 1.5 * (sum(blocks_of(columns)) + rows) + 2 * xp.abs(phase)
-    own = xp.sum(half * xp.sqrt(norm) * slack + reach * units * _ULP, axis=-1)
-    return real, imag, xp.stack([own, xp.sum(reach * t, axis=-1) * _ULP])
+    own = xp.sum(half * xp.sqrt(norm) * slack + moduli * units * _ULP, axis=-1)
+    return real, imag, xp.stack([own, xp.sum(moduli * t, axis=-1) * _ULP])
 
 
 class Sums(NamedTuple):
@@ -390,9 +390,9 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     beyond = e >= spectrum.top
     upper = xp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
     least = -xp.expm1(xp.minimum(e, 0.0))
-    floor = xp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
+    certain = xp.maximum(least * (1 - 4 * _ULP), spectrum.infinity_low)
     lower = xp.where(beyond, spectrum.infinity_low, xp.where(xp.isnan(lower), 0.0, lower))
-    lower = xp.clip(lower, xp.minimum(floor, 1.0), 1.0)
+    lower = xp.clip(lower, xp.minimum(certain, 1.0), 1.0)
     upper = xp.clip(upper, xp.maximum(least * (1 + 8 * _ULP), spectrum.infinity), 1.0)
     edge_low = xp.where(eps == xp.inf, spectrum.infinity_low, xp.where(eps == -xp.inf, 1.0, 0.0))
     edge_high = xp.where(eps == xp.inf, xp.minimum(spectrum.infinity * (1 + 4 * _ULP), 1.0), 1.0)

@@ -82,8 +82,8 @@ def _covered(spectrum, lines, end, far, step, mu2, cover):
     log_abs = -0.5 * mu2 * left**2
     for part, line in zip(spectrum.parts, lines, strict=True):
         sizes = xp.vmap(lambda one: largest_ratios(one, end + 0.5 * width, width, cover))(line)
-        reach = sizes + 0.5 * width * line.spread[:, None]
-        bound = xp.log(xp.minimum(reach, 1.0))
+        largest = sizes + 0.5 * width * line.deviation[:, None]
+        bound = xp.log(xp.minimum(largest, 1.0))
         log_abs = log_abs + xp.sum(xp.where(part.times[:, None] > 0, part.times[:, None] * bound, 0.0), axis=0)
     share = xp.log(width + step) - 2 * xp.log(left)
     return xp.logsumexp(log_abs + share)

@@ -23,7 +23,7 @@ class Line(NamedTuple):
     error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
     rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
     drift: jax.Array  # (2,) sum |weight| times: its relative error and |loss|, the error of loss; both count t times
-    spread: jax.Array  # upper bound of the tilted standard deviation of L
+    deviation: jax.Array  # upper bound of the tilted standard deviation of L
     variation: jax.Array  # total variation of the tilted density of L (inf: not known)
 
 
@@ -59,10 +59,10 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
     mean = xp.sum(weight * loss)
-    spread = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
+    deviation = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
     drift = xp.sum(weight * xp.stack([(2 * off + error) * xp.abs(loss), blur]), axis=-1)
     nothing = xp.zeros_like(log_m)
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, spread, xp.full_like(log_m, xp.inf))
+    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, deviation, xp.full_like(log_m, xp.inf))
 
 
 def ratios_less_one(

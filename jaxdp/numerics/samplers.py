@@ -51,8 +51,8 @@ def discrete_laplace(key: jax.Array, scale: float, shape: tuple[int, ...] = (), 
 
     """
     b = float(validate.positive("scale", scale))
-    reach = _reach("scale", b * (-math.log(_TABLE_TAIL)) + 2)
-    x = np.arange(-reach, reach + 1)
+    half_width = _half_width("scale", b * (-math.log(_TABLE_TAIL)) + 2)
+    x = np.arange(-half_width, half_width + 1)
     return _from_table(key, x, np.exp(-np.abs(x) / b), shape, dtype)
 
 
@@ -64,12 +64,12 @@ def discrete_gaussian(
     Args and accuracy as `discrete_laplace`, with sigma at most about 5e4.
     """
     s = float(validate.positive("sigma", sigma))
-    reach = _reach("sigma", s * math.sqrt(-2 * math.log(_TABLE_TAIL)) + 2)
-    x = np.arange(-reach, reach + 1)
+    half_width = _half_width("sigma", s * math.sqrt(-2 * math.log(_TABLE_TAIL)) + 2)
+    x = np.arange(-half_width, half_width + 1)
     return _from_table(key, x, np.exp(-0.5 * (x / s) ** 2), shape, dtype)
 
 
-def _reach(name: str, value: float) -> int:
+def _half_width(name: str, value: float) -> int:
     if 2 * value + 1 > _LONGEST_TABLE:
         entries = f"{2 * value:.3g}"
         raise ValueError(f"{name} must be small enough for a table of {_LONGEST_TABLE} entries, got {entries}.")

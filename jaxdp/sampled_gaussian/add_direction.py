@@ -10,9 +10,9 @@ import jax
 
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.sampled_gaussian.likelihood_ratio import REACH, ROOT_2PI, gained, log_integrand, log_mixture_real
+from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, gained, log_integrand, log_mixture_real
 
-_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `REACH`: left, right
+_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `HALF_WIDTH`: left, right
 _HALVINGS = 6
 
 
@@ -24,7 +24,7 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
     """
     logit = xp.log(xp.where(q > 0, q, 1e-300)) - xp.log1p(-xp.minimum(q, 1 - ULP))
     size = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
-    reach = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
+    width = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
@@ -32,8 +32,8 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
         right = middle + c * mu * xp.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
         return xp.where(right, low, middle), xp.where(right, middle, high)
 
-    low, high = xp.fori_loop(0, 10, halve, (-reach, xp.zeros_like(c)))
-    return 0.5 * (low + high), reach * 2.0**-10
+    low, high = xp.fori_loop(0, 10, halve, (-width, xp.zeros_like(c)))
+    return 0.5 * (low + high), width * 2.0**-10
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -52,9 +52,9 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
         dead = log_integrand(mode + sides * middle, c, mu, q, "reverse") < peak - drops
         return xp.where(dead, near, middle), xp.where(dead, middle, far)
 
-    widest = (REACH + slack) * xp.ones(2)
-    _, reach = xp.fori_loop(0, _HALVINGS, halve, (xp.zeros_like(widest), widest))
-    return mode - reach[..., :1], mode + reach[..., 1:]
+    widest = (HALF_WIDTH + slack) * xp.ones(2)
+    _, distance = xp.fori_loop(0, _HALVINGS, halve, (xp.zeros_like(widest), widest))
+    return mode - distance[..., :1], mode + distance[..., 1:]
 
 
 def outside(ends, log_a, c, mu, q, log_m):
@@ -81,7 +81,7 @@ def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.A
     return 0.5 * c * x * (1 + x) * (1 + 1e-9)
 
 
-def spread_and_variation(v, step, slopes, mean, c, mu, q, log_m, error):
+def deviation_and_variation(v, step, slopes, mean, c, mu, q, log_m, error):
     """Bounds of the deviation of L = -log A around ``mean``, and of the total variation of its density, tilted to c.
 
     Cells [v_k, v_k+1]: A rises, so A^{-c} is largest and L farthest at an end. Outside, g A^{-c} is log-concave and
@@ -100,8 +100,8 @@ def spread_and_variation(v, step, slopes, mean, c, mu, q, log_m, error):
     rest = xp.maximum(far[0], xp.square(xp.log1p(-xp.minimum(q, 1 - ULP)) + mean))
     fall = xp.where(slopes > 0, 1 / xp.where(slopes > 0, slopes, 1.0), xp.inf)
     outside = beyond[0] * rest * fall[0] + beyond[1] * (2 * far[-1] * fall[1] + 4 * mu * mu * fall[1] ** 3)
-    spread = xp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
-    return spread, _variation(left, f, log_a, slopes, c, mu, q)
+    deviation = xp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
+    return deviation, _variation(left, f, log_a, slopes, c, mu, q)
 
 
 def _variation(left, f, log_a, slopes, c, mu, q):

@@ -17,7 +17,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction
 from jaxdp.sampled_gaussian.likelihood_ratio import (
-    REACH,
+    HALF_WIDTH,
     ROOT_2PI,
     exact_nodes,
     exp_or_inf,
@@ -37,8 +37,8 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array
         low, high = add_direction.interval(c[None], mu[None], q[None])
         low, cell, v = exact_nodes(low[0], high[0], size)
     else:
-        reach = (c + 1) * mu + REACH
-        low, cell, v = exact_nodes(xp.full_like(reach, -REACH), xp.minimum(reach, cut), size)
+        top = (c + 1) * mu + HALF_WIDTH
+        low, cell, v = exact_nodes(xp.full_like(top, -HALF_WIDTH), xp.minimum(top, cut), size)
     ends = xp.stack([low, low + size * cell])
     strip = _strip(ends, mu, direction)
     few = v[::_FEWER]

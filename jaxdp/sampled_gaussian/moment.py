@@ -22,7 +22,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction
 from jaxdp.sampled_gaussian.likelihood_ratio import (
-    REACH,
+    HALF_WIDTH,
     ROOT_2PI,
     exact_nodes,
     exp_or_inf,
@@ -44,8 +44,8 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, directio
     """
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
-    reach = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
-    return xp.full_like(reach, -REACH), xp.minimum(reach + REACH, cut)
+    top = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
+    return xp.full_like(top, -HALF_WIDTH), xp.minimum(top + HALF_WIDTH, cut)
 
 
 def tail_mass(mu: jax.Array, q: jax.Array, end: jax.Array) -> jax.Array:
@@ -207,15 +207,15 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
     rule = 2 * rule * (1 + error) + 1e-20
     drift = xp.sum(modulus * xp.stack([(2 * ULP * units + error) * xp.abs(loss), 1.01 * ULP * own]), axis=-1)
-    reach2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
-    spread = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * reach2 + strip_loss))
+    size2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
+    deviation = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * size2 + strip_loss))
     if direction == "reverse":
         mean_loss = xp.real(mean)
-        cells, variation = add_direction.spread_and_variation(v, step, slopes, mean_loss, c, mu, q, log_m, error)
-        spread = xp.fmin(spread, cells)
+        cells, variation = add_direction.deviation_and_variation(v, step, slopes, mean_loss, c, mu, q, log_m, error)
+        deviation = xp.fmin(deviation, cells)
     else:
         variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
-    return Line(log_m, weight, loss, error, rule, drift, spread, variation)
+    return Line(log_m, weight, loss, error, rule, drift, deviation, variation)
 
 
 def _loss_units(loss, v, mu, q, direction):

@@ -111,9 +111,9 @@ def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.nda
 
     best_back = np.zeros_like(earlier)
     best = bound(best_back)
-    for spread in (np.geomspace(1, 2**31, 64), np.linspace(0.7, 1.4, 32), np.linspace(0.98, 1.02, 32)):
-        centre = best_back if spread[0] < 1 else np.ones_like(best_back)
-        for factor in spread:
+    for factors in (np.geomspace(1, 2**31, 64), np.linspace(0.7, 1.4, 32), np.linspace(0.98, 1.02, 32)):
+        centre = best_back if factors[0] < 1 else np.ones_like(best_back)
+        for factor in factors:
             back = np.rint(centre * factor)
             value = bound(back)
             best_back, best = np.where(value < best, back, best_back), np.minimum(value, best)

@@ -370,7 +370,7 @@ def _log_ratios(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.
 def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:
     """log of the lowest band's tail: cells up to twice the variation V of its density, (V/t)^T from there on."""
     of = xp.vmap(lambda s, x, line: labels.variation(s, x, c, line))(steps.step, label, lines)
-    deviation = xp.vmap(lambda s, x, line: labels.spread(s, x, c, line))(steps.step, label, lines)
+    deviation = xp.vmap(lambda s, x, line: labels.standard_deviation(s, x, c, line))(steps.step, label, lines)
     counts = xp.where(xp.isfinite(of), steps.times, 0.0)
     i = xp.argmax(counts)
     v, power = of[i], counts[i]
@@ -379,9 +379,9 @@ def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -
     width = (far + step - end) / cover
     left = end + width * xp.arange(cover)
     sizes = xp.vmap(lambda line: largest_ratios(line, end + 0.5 * width, width, cover))(lines)
-    reach = xp.minimum(sizes + 0.5 * width * deviation[:, None], 1.0)
+    largest = xp.minimum(sizes + 0.5 * width * deviation[:, None], 1.0)
     live = (steps.times > 0)[:, None]
-    log_abs = xp.sum(xp.where(live, steps.times[:, None] * xp.log(reach), 0.0), axis=0)
+    log_abs = xp.sum(xp.where(live, steps.times[:, None] * xp.log(largest), 0.0), axis=0)
     near = xp.logsumexp(log_abs + xp.log(width + step) - 2 * xp.log(left))
     total = xp.logaddexp(near, beyond)
     return xp.where((power > 0) & xp.isfinite(total), total, xp.inf)

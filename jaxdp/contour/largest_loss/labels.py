@@ -209,10 +209,10 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
     sound = (total > 0) & (raw < 0.25)
     error = xp.where(sound, 2 * raw + 1e-20, xp.inf)
     # |e^{itL} - 1| <= t |L|; a weight is off by its units, all together by the error of their sum, a loss by its own
-    reach = xp.abs(step.line_a)
+    loss = xp.abs(step.line_a)
     own = log_units(step.nodes, step.line_a, step.mu, step.rate)
-    drift = 2 * ULP * xp.sum(size * xp.stack([units * reach, own]), axis=-1)
-    drift = xp.where(sound, drift + xp.stack([error * xp.sum(size * reach), xp.zeros_like(error)]), xp.inf)
+    drift = 2 * ULP * xp.sum(size * xp.stack([units * loss, own]), axis=-1)
+    drift = xp.where(sound, drift + xp.stack([error * xp.sum(size * loss), xp.zeros_like(error)]), xp.inf)
     rule = 2 * (strip + rest) * (1 + error) + 1e-20
     return SoftLine(log_m, weight, step.line_a, error, rule, drift, log_edge, rest)
 
@@ -245,7 +245,7 @@ def log_fallen(step: Step, label: Label, c: jax.Array, line: SoftLine, end: jax.
     return xp.fmin(xp.log(xp.min(xp.where(xp.isnan(each), xp.inf, each)) + line.rest), 1.0)
 
 
-def spread(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
+def standard_deviation(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
     """Upper bound of the tilted deviation of L around its mean, cell by cell on the axis."""
     mean = xp.real(xp.sum(line.weight * line.loss))
     log_a = xp.append(log_mixture_real((_LOW * step.mu - step.mu**2 / 2), step.rate), step.log_a_end)
