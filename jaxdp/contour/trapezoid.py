@@ -412,4 +412,4 @@ def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: E
     left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
     error = (raw.tail + raw.rounding)[0]
     upper = (raw.total[0] + error + left_out) * (1 + 32 * _ULP)
-    return xp.where(xp.isnan(upper), 0.0, raw.total[0] - error), xp.where(xp.isnan(upper), xp.inf, upper)
+    return xp.fmax(raw.total[0] - error, 0.0), xp.where(xp.isnan(upper), xp.inf, upper)
