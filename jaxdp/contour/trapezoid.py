@@ -28,11 +28,11 @@ from jaxdp.contour.plan import (
 )
 from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
 from jaxdp.contour.truncation import log_fallen, log_tail
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.validate import SMALLEST
 
 _SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing

@@ -14,9 +14,9 @@ import statistics
 import jax
 import numpy as np
 
+from jaxdp.domains import SMALLEST
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
-from jaxdp.validate import SMALLEST
 
 _SMALLEST_BITS = int(np.float64(SMALLEST).view(np.int64))
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)

@@ -33,6 +33,7 @@ from jaxdp.contour.largest_loss.contour import (
 from jaxdp.contour.plan import conversion, tail_cut
 from jaxdp.contour.spectrum import Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
+from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import Evaluation, crossing, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
@@ -129,7 +130,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     ref = xp.clip(_log_sum(tilts, e), -745.0, 0.0)
     bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
     sums = _evaluate(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
-    upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + 2.3e-308, 1.0), 1.0)
+    upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + SMALLEST, 1.0), 1.0)
     lower = xp.minimum(sums.lower * xp.exp(ref), upper)
     return xp.where(usable & ~xp.isnan(lower), lower, 0.0), upper
 
