@@ -38,7 +38,7 @@ class Domain:
     array([False,  True, False])
     """
 
-    contains: Callable[[Any], Array]
+    contains: Callable[..., Array]
     allowed: str
     harmless: float = 1.0
     remedy: str = ""

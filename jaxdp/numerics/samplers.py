@@ -9,24 +9,25 @@ jax.random is a counter-based generator, not a cryptographic one.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxdp import validate
+from jaxdp.typing import Number
 
 _TABLE_TAIL = 2.0**-70
 _LONGEST_TABLE = 2**20
 
 
-def gaussian(key: jax.Array, std: Any, shape: tuple[int, ...] = (), *, dtype: Any) -> jax.Array:
+def gaussian(key: jax.Array, std: Number, shape: tuple[int, ...] = (), *, dtype: DTypeLike) -> jax.Array:
     """Samples of N(0, std^2), shape `shape`, in the given floating dtype; std broadcasts."""
     return jax.random.normal(key, shape, dtype) * jnp.asarray(std, dtype)
 
 
-def laplace(key: jax.Array, scale: Any, shape: tuple[int, ...] = (), *, dtype: Any) -> jax.Array:
+def laplace(key: jax.Array, scale: Number, shape: tuple[int, ...] = (), *, dtype: DTypeLike) -> jax.Array:
     """Samples of the Laplace law of the given scale (variance 2 scale^2); scale broadcasts.
 
     The difference of two exponentials: unlike the logarithm of one signed uniform it is fine-grained around 0.
@@ -36,7 +37,9 @@ def laplace(key: jax.Array, scale: Any, shape: tuple[int, ...] = (), *, dtype: A
     return draw * jnp.asarray(scale, dtype)
 
 
-def discrete_laplace(key: jax.Array, scale: float, shape: tuple[int, ...] = (), *, dtype: Any = jnp.int32) -> jax.Array:
+def discrete_laplace(
+    key: jax.Array, scale: float, shape: tuple[int, ...] = (), *, dtype: DTypeLike = jnp.int32
+) -> jax.Array:
     """Samples of P(x) ~ exp(-|x| / scale) on the integers, by a table of integer thresholds.
 
     Args:
@@ -57,7 +60,7 @@ def discrete_laplace(key: jax.Array, scale: float, shape: tuple[int, ...] = (), 
 
 
 def discrete_gaussian(
-    key: jax.Array, sigma: float, shape: tuple[int, ...] = (), *, dtype: Any = jnp.int32
+    key: jax.Array, sigma: float, shape: tuple[int, ...] = (), *, dtype: DTypeLike = jnp.int32
 ) -> jax.Array:
     """Samples of N_Z(0, sigma^2), P(x) ~ exp(-x^2 / (2 sigma^2)) on the integers, by a table of integer thresholds.
 
@@ -110,7 +113,7 @@ def _thresholds(weights: np.ndarray) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(high), jnp.asarray(low)
 
 
-def ornstein_uhlenbeck(key: jax.Array, value: jax.Array, *, theta: Any, rho: Any, time: Any) -> jax.Array:
+def ornstein_uhlenbeck(key: jax.Array, value: jax.Array, *, theta: Number, rho: Number, time: Number) -> jax.Array:
     """Exact sample at `time` of dX = -theta X dt + sqrt(2) rho dW from X_0 = value, in the dtype of value.
 
     N(e^{-theta t} value, (rho^2 / theta)(1 - e^{-2 theta t})) per coordinate; no time steps.
@@ -121,7 +124,7 @@ def ornstein_uhlenbeck(key: jax.Array, value: jax.Array, *, theta: Any, rho: Any
     return jnp.exp(-rate * moment) * value + std * jax.random.normal(key, jnp.shape(value), dtype)
 
 
-def brownian(key: jax.Array, value: jax.Array, *, time: Any) -> jax.Array:
+def brownian(key: jax.Array, value: jax.Array, *, time: Number) -> jax.Array:
     """Exact sample of N(value, 2 time) per coordinate, in the dtype of value."""
     dtype = jnp.asarray(value).dtype
     return value + jnp.sqrt(2 * jnp.asarray(time, dtype)) * jax.random.normal(key, jnp.shape(value), dtype)
