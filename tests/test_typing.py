@@ -55,6 +55,5 @@ def annotations():
 
 def test_no_public_signature_says_any():
     found = {name for name, types in annotations() if any(re.search(r"\bAny\b", str(each)) for each in types)}
-    # as in the standard library, what a field specifier returns has the type of the field; abs() of either kind of
-    # array, which domains are written with, has no type
-    assert found == {"field", "Domain"}
+    # as in the standard library, what a field specifier returns has the type of the field
+    assert found == {"field"}
