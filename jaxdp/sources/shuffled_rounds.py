@@ -18,13 +18,11 @@ from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
-from jaxdp.shuffle.two_point import two_point_directions
 from jaxdp.sources.base import Answer, Point, Route, differentiated, intersect, nothing
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
-    is_two_point,
     lower_laws,
     one_round_answer,
     upper_laws,
@@ -34,7 +32,7 @@ from jaxdp.validate import SMALLEST
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
-_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-7, 8192)
+_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-6, 2048)
 _LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
@@ -195,33 +193,15 @@ def _leaks(randomizer: Any, array: Any) -> Any:
 
 
 def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
-    size, two = grid.shape[1], is_two_point(flat)
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    sides = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
-
-    def put(rows: np.ndarray, solve: Callable[..., Any]) -> None:
-        places = np.flatnonzero(np.repeat(rows, size))
-        found = solve(places // size, users[places], epsilon[places]) if places.size else ()
-        for side, more in zip(sides, found, strict=False):
-            side.lower[places], side.upper[places] = more
-
-    def two_point(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> tuple[Bounds, Bounds]:
-        return two_point_directions(n, np.asarray(flat.max_loss())[rows], e)
-
-    def homogeneous(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> list[Bounds]:
-        laws = lower_laws(flat.randomizer)
-        base = np.where(laws.base > 0, laws.base, np.inf)
-        one = _chosen(laws, np.sum((laws.first - laws.second) ** 2 / base, axis=-1))
-        one = jax.tree_util.tree_map(lambda a: a[rows], one)
-        forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
-        orders = [one] if (forward == back).all() else [one, one.swapped()]
-        found = [bounds.bounds("log_delta", order, n, e, LOWER_GAP, LOWER_NODES) for order in orders]
-        return [found[0], found[-1]]
-
-    put(two, two_point)
-    put(~two, homogeneous)
-    reshaped = (Bounds(side.lower.reshape(grid.shape), side.upper.reshape(grid.shape)) for side in sides)
-    return rounds.by_rows(rounds.lower_pair, grid, z, *reshaped)
+    laws, size = lower_laws(flat), grid.shape[1]
+    one = _chosen(laws, np.sum((laws.first - laws.second) ** 2 / np.where(laws.base > 0, laws.base, np.inf), axis=-1))
+    one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
+    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+    sides = []
+    for order in [one] if (forward == back).all() else [one, one.swapped()]:
+        found = bounds.bounds("log_delta", order, np.repeat(flat.num_users, size), grid.ravel(), LOWER_GAP, LOWER_NODES)
+        sides.append(Bounds(*(side.reshape(grid.shape) for side in found)))
+    return rounds.by_rows(rounds.lower_pair, grid, z, sides[0], sides[-1])
 
 
 # ---- composition, one traced point ----
