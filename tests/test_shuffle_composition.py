@@ -262,7 +262,7 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
         """Of one round's pair, and its slope in eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
         nan = jnp.asarray(jnp.nan)
-        made, moved = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
+        made, moved, _ = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
         terms = made.log_weights + z * made.losses
         return jax.nn.logsumexp(terms), jnp.sum(jax.nn.softmax(terms) * moved[0][0])
 
@@ -275,10 +275,29 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
 def test_traced_composed_rounds_of_a_small_group_are_near_the_eager_ones():
     """The 13 nodes of one sum alone gave 8.9 in place of 0.275, and no slope."""
 
-    def epsilon(x):
-        return jaxdp.epsilon(jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), 10), 1e-6)
+    def bounds_of(x):
+        return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), 10), 1e-6)
+
+    def upper_and_lower(x):
+        found = bounds_of(x)
+        return found.upper, found.lower
 
     with jax.enable_x64(True):
-        value, slope = map(float, jax.jit(jax.value_and_grad(epsilon), compiler_options=compiler_options("cpu"))(1.0))
-    assert value == pytest.approx(epsilon(1.0), rel=1e-3)
-    assert slope == pytest.approx((epsilon(1.001) - epsilon(0.999)) / 2e-3, rel=3e-3)
+        run = jax.jit(jax.value_and_grad(upper_and_lower, has_aux=True), compiler_options=compiler_options("cpu"))
+        (upper, lower), slope = jax.tree_util.tree_map(float, run(1.0))
+    eager = bounds_of(1.0)
+    assert upper == pytest.approx(eager.upper, rel=1e-3) and lower == pytest.approx(eager.lower, rel=1e-3)
+    assert lower <= eager.upper and eager.lower <= upper
+    assert slope == pytest.approx((bounds_of(1.001).upper - bounds_of(0.999).upper) / 2e-3, rel=3e-3)
+
+
+@pytest.mark.thorough
+def test_traced_composed_rounds_by_the_closed_form_cost_the_sum_of_their_largest_losses_and_not_below_the_truth():
+    def verb(x):
+        return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1e4, "closed_form"), 3), 1e-6)
+
+    with jax.enable_x64(True):
+        traced = jax.jit(verb, compiler_options=compiler_options("cpu"))(1.0)
+    eager = verb(1.0)
+    assert float(traced.upper) == pytest.approx(eager.upper, rel=1e-12)
+    assert 0.9 * eager.lower <= float(traced.lower) <= eager.upper

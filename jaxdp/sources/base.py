@@ -154,14 +154,18 @@ def explicit_delta(
 
 
 def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[Any, Any], Any]) -> Callable:
-    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target)."""
+    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target).
+
+    Where the value has several numbers all of them get the same derivative.
+    """
     solve = jax.custom_jvp(value)
 
     @solve.defjvp
     def jvp(primals: Any, tangents: Any) -> Any:
         found, by_params, by_target = with_gradient(*primals)
         by_params, by_target = jax.tree_util.tree_map(_finite, (by_params, by_target))
-        return found, _directional(by_params, tangents[0]) + by_target * tangents[1]
+        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
+        return found, jax.tree_util.tree_map(lambda _: tangent, found)
 
     return solve
 

@@ -123,10 +123,14 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 # ---- the same for one traced point ----
 
 
+def exact_source(mechanism: Shuffled) -> str:
+    """Which source of `bounds.point` the laws of `lower_laws` have."""
+    return "nodes" if isinstance(mechanism.randomizer, KnownRandomizer) else "two"
+
+
 def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     users = mechanism.num_users
-    exact = "nodes" if isinstance(mechanism.randomizer, KnownRandomizer) else "two"
-    lower = worst_point(verb, lower_laws.point(mechanism), users, target, exact).lower
+    lower = worst_point(verb, lower_laws.point(mechanism), users, target, exact_source(mechanism)).lower
 
     def clean(aim: Any) -> Any:
         if mechanism.chosen_bound() == "closed_form":
