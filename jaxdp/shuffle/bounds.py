@@ -133,26 +133,18 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel
 # Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
 # batch take as many steps as the longest.
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
-long_log_delta, long_epsilon = _pair(contour.evaluate_long, 20_000)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
-two_log_delta, two_epsilon = _pair(two_point.evaluate, 4096)
+_LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
+_KERNELS = {
+    "log_delta": {"13 nodes": contour_log_delta, "nodes": _LONG[0], "counts": counts_log_delta, "two": _TWO[0]},
+    "epsilon": {"13 nodes": contour_epsilon, "nodes": _LONG[1], "counts": counts_epsilon, "two": _TWO[1]},
+}
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
 def clones_law(eps0: Any, *, bound: str) -> Law:
     """`law.clones`, batched."""
     return law.clones(eps0, bound)
-
-
-_KERNELS = {
-    "log_delta": {
-        "13 nodes": contour_log_delta,
-        "nodes": long_log_delta,
-        "counts": counts_log_delta,
-        "two": two_log_delta,
-    },
-    "epsilon": {"13 nodes": contour_epsilon, "nodes": long_epsilon, "counts": counts_epsilon, "two": two_epsilon},
-}
 
 
 def countable(made: Law, users: np.ndarray) -> np.ndarray:

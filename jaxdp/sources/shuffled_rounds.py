@@ -18,7 +18,7 @@ from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law, stacked
-from jaxdp.sources.base import VACUOUS, Answer, Point, Route, differentiated, intersect, nothing
+from jaxdp.sources.base import VACUOUS, Answer, Point, Route, differentiated, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
@@ -48,21 +48,12 @@ class _Rounds:
     direction: str
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        single = np.all([np.sum(times, axis=1) == 1 for _, times in params], axis=0) & (len(params) == 1)
-        lower, upper = nothing(self.verb, target)
-        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
-            if rows.size:
-                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
-                lower[rows], upper[rows] = solve(some, target[rows], gap)
-        return Answer(lower, upper, True)
+        def alone(record: Shuffled, target: Any) -> tuple[Any, Any]:
+            return one_round_answer(self.verb, record, target, None, gap)[:2]
 
-    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
-        record, times = params[0]
-        place = np.argmax(times == 1, axis=1)
-        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
-        return one_round_answer(self.verb, flat, target, None, gap)[:2]
+        return one_or_composed(self.verb, params, target, True, alone, functools.partial(self._composed, gap))
 
-    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
+    def _composed(self, gap: float, params: Any, target: Any) -> tuple[Any, Any]:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
