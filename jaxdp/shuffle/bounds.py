@@ -77,10 +77,10 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
 
     def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         z, odds = state
-        spread = xp.maximum(deviation(odds), 1e-300)
-        share = xp.log(spread) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
+        sigma = xp.maximum(deviation(odds), 1e-300)
+        share = xp.log(sigma) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
         z = xp.sqrt(xp.maximum(2 * share, 1e-6))
-        return z, xp.minimum(1 + z * spread, xp.exp(0.9 * cap))
+        return z, xp.minimum(1 + z * sigma, xp.exp(0.9 * cap))
 
     _, odds = xp.fori_loop(0, 8, step, (xp.ones_like(delta), xp.ones_like(delta)))
     return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
@@ -158,8 +158,8 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     plain = ((made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)).all(1) & (made.base[:, 4:] == 0).all(1)
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
-    spread = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
-    terms = np.prod(np.where(shares > 0, 13 * spread + 4 + np.minimum(spread**2, 12), 1.0), axis=1)
+    deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
+    terms = np.prod(np.where(shares > 0, 13 * deviations + 4 + np.minimum(deviations**2, 12), 1.0), axis=1)
     return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
 
 

@@ -32,8 +32,8 @@ def clones_closed_form_point(eps0, num_users, delta):
     positive = xp.where(delta > 0, delta, 0.5)
     condition = eps0 <= xp.log(num_users / (16.0 * xp.log(2.0 / positive)))
     ratio = xp.exp(xp.minimum(eps0, 700.0)) / num_users
-    spread = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
-    value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * spread)
+    term = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
+    value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * term)
     return _guarded(value, condition, eps0, num_users, delta)
 
 

@@ -55,10 +55,10 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
         following = s - excess / xp.where(slope < 0, slope, -1.0)
         return xp.where((slope < 0) & (excess < 0), xp.clip(following, 0.0, s), s)
 
-    reach = xp.fori_loop(0, tightenings, newton, start)
-    reach = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), reach)
-    s = reach * (_POINTS + 1.0) / 2.0
-    integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * reach / 2.0
+    end = xp.fori_loop(0, tightenings, newton, start)
+    end = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), end)
+    s = end * (_POINTS + 1.0) / 2.0
+    integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * end / 2.0
     return xp.maximum(trials - x + 1.0, 0.0) * odds * integral
 
 

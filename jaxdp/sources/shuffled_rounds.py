@@ -107,8 +107,8 @@ def _grids(
     found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
     first = []
     for flat, t in found:
-        reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
-        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
+        orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
+        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
     deepest = -800.0 if order is None else -np.inf
     logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
