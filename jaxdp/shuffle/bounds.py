@@ -216,7 +216,9 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         rows[counted] = False
         summed = np.flatnonzero(rows)
         ask("nodes", summed, made, np.full(summed.size, float(nodes)))
-        nodes = min(_GROWTH * nodes, most) if nodes < most and rows.any() else 0
+        # no step that would leave less than its double to the last one
+        following = _GROWTH * nodes if 2 * _GROWTH * nodes < most else most
+        nodes = following if nodes < most and rows.any() else 0
     return Bounds(lower, upper)
 
 
