@@ -87,8 +87,8 @@ ALIAS = "right + xp.where(subtract, remainder, plain)"
 # term: (constants that make it visible, function, its text, the text without the term, variance of the counts)
 TERMS = {
     "peaks of the tail": ({}, "_peaks", TAIL, "near + floor", 2000),
-    "near part of the tail": ({"_REACH": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
-    "alias on the right": ({"_REACH": 18.0}, "_alias", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
+    "near part of the tail": ({"LAST_NODE": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
+    "alias on the right": ({"LAST_NODE": 18.0}, "_alias", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
 }
 
 
@@ -283,7 +283,7 @@ def nodes_in_high_precision(eps0, users, epsilon, c, deviation, atoms):
         x = [2 * (a - e) / (r * (a + 1)), -2 * (a * e - 1) / (r * (a + 1))]
         scale = max(map(abs, x))
         x = [one / scale for one in x]
-        h = mpmath.mpf(contour._REACH / (contour.NODES * deviation))
+        h = mpmath.mpf(contour.LAST_NODE / (contour.NODES * deviation))
         total = mpmath.mpf(0)
         for j in range(contour.NODES + 1):
             z = mpmath.mpc(c, h * j)
@@ -330,7 +330,7 @@ def profile_of(masses, x):
 @pytest.mark.parametrize("charged", [True, False])
 def test_a_chord_that_lowers_a_value_is_charged_for_its_rounding(charged):
     """Upper bounds of log delta one rounding above the truth, which is a straight line: no chord may go below it."""
-    lower = rounds._chorded if charged else without(rounds, "_chorded", (" + _CHARGE * (8 + size_of)", ""))
+    lower = rounds.chorded if charged else without(rounds, "chorded", (" + _CHARGE * (8 + size_of)", ""))
     failures = 0
     with mpmath.workdps(50), on_host():
         for grid, _, exact in profiles():
@@ -341,13 +341,13 @@ def test_a_chord_that_lowers_a_value_is_charged_for_its_rounding(charged):
 
 @pytest.mark.parametrize("charged", [True, False])
 def test_upper_masses_are_charged_for_the_rounding_of_the_slopes(charged):
-    masses = rounds._log_masses
+    masses = rounds.masses_of_falls
     if not charged:
-        masses = without(rounds, "_log_masses", ("return xp.logaddexp(mass, charge)", "return mass"))
+        masses = without(rounds, "masses_of_falls", ("return xp.logaddexp(mass, charge)", "return mass"))
     failures = 0
     with mpmath.workdps(50), on_host():
         for grid, x, exact in profiles(seed=1, count=40):
-            falls = np.maximum.accumulate(rounds._log_falls(grid, log_values(exact))[::-1])[::-1]
+            falls = np.maximum.accumulate(rounds.log_falls(grid, log_values(exact))[::-1])[::-1]
             found = profile_of([mpmath.exp(mpmath.mpf(float(m))) for m in masses(falls)], x)
             failures += any(f < v for f, v in zip(found, exact[:-1], strict=True))
     assert failures == 0 if charged else failures > 3
@@ -357,7 +357,9 @@ def test_upper_masses_are_charged_for_the_rounding_of_the_slopes(charged):
 def test_lower_masses_are_charged_for_the_rounding_of_the_slopes(charged, monkeypatch):
     """The margins of the values are larger, so they are taken away: then the charge alone keeps the profile below."""
     monkeypatch.setattr(rounds, "ULP", 0.0)
-    masses = rounds._below if charged else without(rounds, "_below", (" + _CHARGE * (slope + following)", ""))
+    masses = (
+        rounds.masses_below if charged else without(rounds, "masses_below", (" + _CHARGE * (slope + following)", ""))
+    )
     failures = 0
     with mpmath.workdps(50), on_host():
         for grid, x, exact in profiles(seed=2, count=24):

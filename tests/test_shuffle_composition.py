@@ -13,8 +13,7 @@ import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import spread
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.shuffle import bounds, rounds
-from jaxdp.shuffle.two_point import two_point_directions
+from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.sources import shuffled_rounds as route
 
 ROUNDING = 1e-12  # of a sum of a few thousand products here
@@ -23,15 +22,15 @@ USERS, EPS0 = np.array(POINTS, float).T
 LOG_DELTAS = (-14.0, -140.0)
 
 
-def profile(law, epsilon):
-    """delta(epsilon) of a law (losses, log weights under P, infinity), rows of epsilons."""
-    losses, logs, infinity = law
+def profile(pair, epsilon):
+    """delta(epsilon) of a pair (losses, log weights under P, infinity), rows of epsilons."""
+    losses, logs, infinity = pair
     share = -np.expm1(np.minimum(epsilon[:, :, None] - losses[:, None, :], 0.0))
     return infinity[:, None] + np.sum(np.exp(logs)[:, None, :] * share, axis=2)
 
 
-def swapped(law):
-    losses, logs, infinity = law
+def swapped(pair):
+    losses, logs, infinity = pair
     return -losses, logs - losses, infinity
 
 
@@ -46,6 +45,15 @@ def grid_of(log_delta):
     ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
     nothing = np.full(USERS.size, np.nan)
     return route._grids(ones, np.full(USERS.size, log_delta), nothing)[0]
+
+
+def two_point_orders(users, eps0, epsilon):
+    """Bounds of log delta of two-point randomized response, shuffled, in both orders."""
+    with jax.enable_x64(True):
+        laws = jax.tree_util.tree_map(np.asarray, jax.vmap(law.two_point)(eps0))
+    for order in (0, 1):
+        one = jax.tree_util.tree_map(lambda a, i=order: a[:, i], laws)
+        yield bounds.bounds("log_delta", one, users, epsilon, 1e-9)
 
 
 def upper_pair(grid, delta):
@@ -85,23 +93,23 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     grid, weights, tilt = grid_of(log_delta)
-    law = route._lower_law(flat, grid, weights, tilt)
-    sides = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel())
+    made = route._lower_law(flat, grid, weights, tilt)
+    sides = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel()))
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
-    inner = two_point_directions(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel())
-    assert (np.sum(np.exp(law[1]), axis=1) <= 1 + ROUNDING).all()
+    inner = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel()))
+    assert (np.sum(np.exp(made[1]), axis=1) <= 1 + ROUNDING).all()
 
     def below(first, second):
         """Rows in which the law is below the round whose orders are these."""
         good = np.ones(USERS.size, bool)
-        for one, place in ((law, first), (swapped(law), second)):
+        for one, place in ((made, first), (swapped(made), second)):
             for points, truth in ((grid, sides[place]), (between, inner[place])):
                 most = np.exp(truth.upper.reshape(grid.shape)) * (1 + ROUNDING) + 1e-300
                 good &= (profile(one, points) <= most).all(axis=1)
         return good
 
     assert (below(0, 1) | below(1, 0)).all()  # either order of the two inputs may be taken
-    share = profile(law, grid)[:, 0] / np.exp(sides[0].lower.reshape(grid.shape)[:, 0])
+    share = profile(made, grid)[:, 0] / np.exp(sides[0].lower.reshape(grid.shape)[:, 0])
     assert (np.sort(share)[2:] >= 0.98).all()  # not vacuous for most of the points
 
 
@@ -111,9 +119,9 @@ def test_a_lower_pair_from_wide_bounds_still_is_a_law_below_the_truth():
     truth = (1 - grid) ** 3 * 0.2
     rng = np.random.default_rng(1)
     wide = Bounds(truth * (1 - 0.01 * rng.uniform(size=grid.shape)), truth * (1 + 0.01 * rng.uniform(size=grid.shape)))
-    law = lower_pair(grid, wide, wide)
-    assert np.sum(np.exp(law[1])) <= 1 + ROUNDING
-    assert (profile(law, grid) <= truth * (1 + ROUNDING)).all()
+    made = lower_pair(grid, wide, wide)
+    assert np.sum(np.exp(made[1])) <= 1 + ROUNDING
+    assert (profile(made, grid) <= truth * (1 + ROUNDING)).all()
 
 
 def test_the_lower_pair_needs_its_lowering(monkeypatch):
@@ -254,7 +262,7 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
         """Of one round's pair, and its slope in eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
         nan = jnp.asarray(jnp.nan)
-        made, moved = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
+        made, moved, _ = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
         terms = made.log_weights + z * made.losses
         return jax.nn.logsumexp(terms), jnp.sum(jax.nn.softmax(terms) * moved[0][0])
 
@@ -267,10 +275,29 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
 def test_traced_composed_rounds_of_a_small_group_are_near_the_eager_ones():
     """The 13 nodes of one sum alone gave 8.9 in place of 0.275, and no slope."""
 
-    def epsilon(x):
-        return jaxdp.epsilon(jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), 10), 1e-6)
+    def bounds_of(x):
+        return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), 10), 1e-6)
+
+    def upper_and_lower(x):
+        found = bounds_of(x)
+        return found.upper, found.lower
 
     with jax.enable_x64(True):
-        value, slope = map(float, jax.jit(jax.value_and_grad(epsilon), compiler_options=compiler_options("cpu"))(1.0))
-    assert value == pytest.approx(epsilon(1.0), rel=1e-3)
-    assert slope == pytest.approx((epsilon(1.001) - epsilon(0.999)) / 2e-3, rel=3e-3)
+        run = jax.jit(jax.value_and_grad(upper_and_lower, has_aux=True), compiler_options=compiler_options("cpu"))
+        (upper, lower), slope = jax.tree_util.tree_map(float, run(1.0))
+    eager = bounds_of(1.0)
+    assert upper == pytest.approx(eager.upper, rel=1e-3) and lower == pytest.approx(eager.lower, rel=1e-3)
+    assert lower <= eager.upper and eager.lower <= upper
+    assert slope == pytest.approx((bounds_of(1.001).upper - bounds_of(0.999).upper) / 2e-3, rel=3e-3)
+
+
+@pytest.mark.thorough
+def test_traced_composed_rounds_by_the_closed_form_cost_the_sum_of_their_largest_losses_and_not_below_the_truth():
+    def verb(x):
+        return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(x), 1e4, "closed_form"), 3), 1e-6)
+
+    with jax.enable_x64(True):
+        traced = jax.jit(verb, compiler_options=compiler_options("cpu"))(1.0)
+    eager = verb(1.0)
+    assert float(traced.upper) == pytest.approx(eager.upper, rel=1e-12)
+    assert 0.9 * eager.lower <= float(traced.lower) <= eager.upper

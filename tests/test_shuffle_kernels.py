@@ -16,7 +16,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.special import log_binomial_pmf
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law, two_point
-from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
+from jaxdp.sources.shuffling import lower_laws, worst
 
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
 DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
@@ -29,9 +29,16 @@ def pair(verb, bound):
     return lambda users, eps0, target: bounds.clones_bounds(verb, eps0, users, target, bound, gap)
 
 
+def two_point_response(verb):
+    """Bounds of two-point randomized response, shuffled, of its two orders the larger."""
+    return lambda users, eps0, target: worst(
+        verb, lower_laws(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0, 0 * eps0), users)), users, target, GAP
+    )
+
+
 KERNELS = {
     **{bound: (pair("epsilon", bound), pair("delta", bound)) for bound in ("clones", "stronger")},
-    "2rr": (two_point_epsilon, two_point_delta),
+    "2rr": (two_point_response("epsilon"), two_point_response("delta")),
 }
 
 

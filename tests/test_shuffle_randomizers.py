@@ -219,7 +219,7 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
     epsilon[:4] = 0.0
     randomizer = jaxdp.SubsetSelection(eps0, k, np.floor(rng.uniform(2, k - 1)))
     flat = spread(jaxdp.Shuffled(randomizer, n), (size,))
-    for made in (upper_laws(flat), lower_laws(flat.randomizer)):
+    for made in (upper_laws(flat), lower_laws(flat)):
         made = jax.tree_util.tree_map(lambda a: a[:, 0], made)
         joined = [_five(made, i) for i in range(size)]
         exact = np.array([direct_delta(*outcomes, n, e) for outcomes, e in zip(joined, epsilon, strict=True)])

@@ -13,7 +13,7 @@ from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import law
-from jaxdp.shuffle.law import Law, NamedSets
+from jaxdp.shuffle.law import Law, NamedSets, stacked
 from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
 
 _LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
@@ -39,10 +39,6 @@ class KnownRandomizer(Mechanism):
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define lower_laws.")
 
 
-def _stack(*laws: Law) -> Law:
-    return Law(*(xp.stack([xp.asarray(part) for part in parts]) for parts in zip(*laws, strict=True)))
-
-
 class NamedSetRandomizer(KnownRandomizer):
     """A randomizer whose report names a set of inputs, those e^epsilon times as likely to send it as the others.
 
@@ -57,13 +53,13 @@ class NamedSetRandomizer(KnownRandomizer):
 
     def upper_laws(self) -> Law:
         """One law: all pairs of inputs have the same."""
-        return _stack(self.named_sets().blanket())
+        return stacked(self.named_sets().blanket())
 
     def lower_laws(self) -> Law:
         """All others hold a third input (where there is one), the other input, or the person's own."""
         sets = self.named_sets()
         same = sets.homogeneous(False)
-        return _stack(sets.homogeneous(True), same, same.swapped())
+        return stacked(sets.homogeneous(True), same, same.swapped())
 
     def finite_pair(self) -> finite.FinitePair:
         """The three losses epsilon, -epsilon and 0 with their masses."""
@@ -263,12 +259,12 @@ class LocalLaplace(KnownRandomizer):
 
     def upper_laws(self) -> Law:
         """One law: the inputs 0 and 1."""
-        return _stack(law.laplace_blanket(xp.asarray(self.epsilon), _LAPLACE_CELLS))
+        return stacked(law.laplace_blanket(xp.asarray(self.epsilon), _LAPLACE_CELLS))
 
     def lower_laws(self) -> Law:
         """The inputs 0 and 1, in both orders, where all others hold 1."""
         one = law.laplace_homogeneous(xp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
-        return _stack(one, one.swapped())
+        return stacked(one, one.swapped())
 
     def finite_pair(self) -> finite.FinitePair:
         """That of Laplace noise of scale 1/epsilon."""

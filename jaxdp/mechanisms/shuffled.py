@@ -59,11 +59,11 @@ class LossLaw(Mechanism):
         return self.losses, self.log_weights, xp.zeros_like(self.losses)
 
     def infinity_mass(self) -> Number:
-        """As given."""
+        """The mass under P of an infinite loss."""
         return self.infinity
 
     def reverse_infinity_mass(self) -> Number:
-        """The same."""
+        """That of the swapped pair: the same, because the pair is symmetric."""
         return self.infinity
 
     def max_loss(self) -> Number:
@@ -121,9 +121,10 @@ class Shuffled(Mechanism):
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
     outputs, not on who reports); nothing else is seen.
 
-    Accuracy: the numerical error of upper bounds of epsilon is meant to be below 1e-6 (relative). At random points with
-    n r (1-r) >= 1e4, where r is the mass of the outcomes that tell the two inputs apart, it was at most 2e-6. In
-    smaller groups with named randomizers it can be larger (benchmarks/results/shuffle.md).
+    Accuracy: at 150 random points for each of five randomizers (any, k-ary response, OUE, OLH, subset selection; n 1e3
+    to 1e9, epsilon 0.1 to 8, k 2 to 1000, delta 1e-12 to 1e-5) the upper bound of epsilon was certified to be at most
+    1e-6 (relative) above the value of its theorem. It can be farther above for n below 1000, for delta below 1e-12 and
+    for `LocalLaplace` (2e-6).
     """
 
     randomizer: LocalRandomizer | KnownRandomizer

@@ -1,7 +1,7 @@
 """Privacy amplification by shuffling: the theorems by name. Records and verbs: `jaxdp.Shuffled`."""
 
 from jaxdp.shuffle.approximate import approximate_ldp
-from jaxdp.shuffle.closed_form import clones_epsilon_closed_form, krr_epsilon_closed_form
+from jaxdp.shuffle.closed_form import clones_epsilon_closed_form, krr_epsilon_closed_form, lower_bound_epsilon
 from jaxdp.shuffle.comparison import (
     blanket_bennett,
     blanket_hoeffding,
@@ -11,7 +11,6 @@ from jaxdp.shuffle.comparison import (
 )
 from jaxdp.shuffle.inverse import local_epsilon_for, num_users_for
 from jaxdp.shuffle.noisy_sgd import noisy_sgd_one_pass_epsilon
-from jaxdp.shuffle.two_point import lower_bound_epsilon
 
 __all__ = [
     "approximate_ldp",

@@ -1,7 +1,8 @@
-"""Certified delta(eps) and eps(delta) of batches of shuffled rounds: cheapest source first, all answers intersected.
+"""Certified delta(epsilon) and epsilon(delta) of batches of shuffled rounds, cheapest source first.
 
-A row is one law of X and a number of users. Sources: 13 nodes of the contour, the sum over clone counts (laws of two
-outcomes from `law.clones`), the contour with as many nodes as it takes.
+A row is one law of X and a number of users. A law of two outcomes and no rest has one source, the tail of a binomial
+(`two_point`). All others have three, whose answers are intersected: 13 nodes of the contour, the sum over the counts of
+the outcomes (`counts`), and the contour with more nodes. Proofs: notebooks/proofs/shuffle.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import Kernel, canary, kernel
-from jaxdp.shuffle import contour, counts, law
+from jaxdp.shuffle import contour, counts, law, two_point
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.validate import is_traced
 
@@ -28,13 +29,11 @@ LEAST_DELTA = 2.3e-308
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
-_GROWTH = (3.0, 8.0)  # least and largest factor from one number of nodes to the next
-_MARGIN = 1.3  # on the number of nodes that is expected to bring the asked gap
-_NODES_A_GAP = 20.0  # nodes for each factor by which the gap of 13 nodes is to fall
+_GROWTH = 8  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
-_COMMON_OUTCOMES, _FEW_ROWS = 8, 512
+_COMMON_OUTCOMES, _FEW_ROWS = 8, 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
-_TERMS_OF_TWO = 327680.0  # laws of two outcomes with fewer terms are never given to the contour again
+_NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -78,10 +77,10 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
 
     def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         z, odds = state
-        spread = xp.maximum(deviation(odds), 1e-300)
-        share = xp.log(spread) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
+        sigma = xp.maximum(deviation(odds), 1e-300)
+        share = xp.log(sigma) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
         z = xp.sqrt(xp.maximum(2 * share, 1e-6))
-        return z, xp.minimum(1 + z * spread, xp.exp(0.9 * cap))
+        return z, xp.minimum(1 + z * sigma, xp.exp(0.9 * cap))
 
     _, odds = xp.fori_loop(0, 8, step, (xp.ones_like(delta), xp.ones_like(delta)))
     return xp.clip(xp.log(odds), 1e-9 * cap, 0.9 * cap)
@@ -134,20 +133,18 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel
 # Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
 # batch take as many steps as the longest.
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
-long_log_delta, long_epsilon = _pair(contour.evaluate_long, 20_000)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
+_LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
+_KERNELS = {
+    "log_delta": {"13 nodes": contour_log_delta, "nodes": _LONG[0], "counts": counts_log_delta, "two": _TWO[0]},
+    "epsilon": {"13 nodes": contour_epsilon, "nodes": _LONG[1], "counts": counts_epsilon, "two": _TWO[1]},
+}
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
 def clones_law(eps0: Any, *, bound: str) -> Law:
     """`law.clones`, batched."""
     return law.clones(eps0, bound)
-
-
-_KERNELS = {
-    "log_delta": (contour_log_delta, long_log_delta, counts_log_delta),
-    "epsilon": (contour_epsilon, long_epsilon, counts_epsilon),
-}
 
 
 def countable(made: Law, users: np.ndarray) -> np.ndarray:
@@ -161,9 +158,17 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     plain = ((made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)).all(1) & (made.base[:, 4:] == 0).all(1)
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
-    spread = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
-    terms = np.prod(np.where(shares > 0, 13 * spread + 4 + np.minimum(spread**2, 12), 1.0), axis=1)
+    deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
+    terms = np.prod(np.where(shares > 0, 13 * deviations + 4 + np.minimum(deviations**2, 12), 1.0), axis=1)
     return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
+
+
+def _two_outcomes(made: Law) -> tuple[np.ndarray, Law]:
+    """Rows whose law has two outcomes and no rest; and of all rows the two outcomes of largest base."""
+    live = (made.first > 0) | (made.second > 0)
+    two = (live.sum(1) == 2) & ((made.base > 0) == live).all(1) & (made.rest == 0)
+    order = np.argsort(-made.base, axis=1, kind="stable")[:, :2]
+    return two, _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
 
 
 def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
@@ -178,40 +183,42 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     """
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most))
-    short, long, counted = _KERNELS[verb]
-    outcomes = made.first.shape[-1]
+    kernels, outcomes = _KERNELS[verb], made.first.shape[-1]
+    lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
+
+    def ask(name: str, places: np.ndarray, made: Law, *last: np.ndarray) -> None:
+        if places.size:
+            known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
+            more = kernels[name](*jax.tree_util.tree_map(lambda a: a[places], (made, users, target)), *known, *last)
+            upper[places] = np.fmin(upper[places], more.upper)
+            lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
+
+    def wide() -> np.ndarray:
+        return _gaps(verb, lower, upper) > gap
+
+    two, reduced = _two_outcomes(made)
+    ask("two", np.flatnonzero(two), reduced)
     missing = _COMMON_OUTCOMES - outcomes
-    if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:  # to share a program with other laws
+    if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:
         made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
+    ask("13 nodes", np.flatnonzero(~two), made)
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
-    lower, upper = (np.array(side) for side in short(made, users, target))
-    terms = countable(made, users) / _TERMS_A_NODE
-    ratio = _gaps(verb, lower, upper) / gap
-    nodes = np.clip(_NODES_A_GAP * np.where(np.isfinite(ratio), ratio, 0.0), FEWEST_NODES, _GROWTH[1] * FEWEST_NODES)
-    rows = np.flatnonzero((ratio > 1) & (most > 0))
-
-    def ask(solve: Callable[..., Bounds], places: np.ndarray, made: Law, *last: np.ndarray) -> None:
-        known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
-        some = jax.tree_util.tree_map(lambda a: a[places], (made, users, target))
-        more = solve(*some, *known, *last)
-        upper[places] = np.fmin(upper[places], more.upper)
-        lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
-
-    while rows.size:
-        nodes[rows] = np.minimum(2.0 ** np.ceil(np.log2(nodes[rows])), most)
-        few = terms[rows] <= (_TERMS_OF_TWO / _TERMS_A_NODE if outcomes == 2 else nodes[rows])
-        if few.any():  # those of equal work together: rows of one batch take as long as the longest
-            places = rows[few][np.argsort(terms[rows[few]])]
-            ask(counted, places, _outcomes(made, lambda side: side[:, :4]))
-            terms[places] = np.inf
-        summed = rows[~few]
-        for size in np.unique(nodes[summed]):
-            places = summed[nodes[summed] == size]
-            ask(long, places, made, np.full(places.size, size))
-        rows = summed if outcomes == 2 else rows
-        ratio = _gaps(verb, lower, upper) / gap
-        rows = rows[(ratio[rows] > 1) & (nodes[rows] < most)]
-        nodes[rows] *= np.clip(_MARGIN * ratio[rows], *_GROWTH)
+    terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)
+    nodes = min(FEWEST_NODES, most)
+    rows = ~two & (nodes > 0)
+    while nodes:
+        rows &= wide()
+        counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else nodes)))
+        # those of equal work together: the rows of one batch take as long as the longest
+        counted = counted[np.argsort(terms[counted])]
+        ask("counts", counted, _outcomes(made, lambda side: side[:, :4]))
+        terms[counted] = np.inf
+        rows[counted] = False
+        summed = np.flatnonzero(rows)
+        ask("nodes", summed, made, np.full(summed.size, float(nodes)))
+        # no step that would leave less than its double to the last one
+        following = _GROWTH * nodes if 2 * _GROWTH * nodes < most else most
+        nodes = following if nodes < most and rows.any() else 0
     return Bounds(lower, upper)
 
 
@@ -227,22 +234,30 @@ def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap
     return bounds(verb, clones_law(eps0, bound=bound), users, target, gap)
 
 
-def point(verb: str, made: Law, users: Any, target: Any, countable: bool) -> Bounds:
+def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" (verb) of a law at one traced point.
 
-    countable: whether the law is that of clones, which `counts` may sum.
+    source: "two" alone for a law of two outcomes and no rest; after the 13 nodes "counts" for that of clones, "nodes"
+    for any other.
     """
     if verb == "delta":
-        return from_logs(point("log_delta", made, users, target, countable))
-    short, long, counted = _KERNELS[verb]
-    first = short.point(made, users, target)
+        return from_logs(point("log_delta", made, users, target, source))
+    kernels = _KERNELS[verb]
+    if source == "two":
+        return kernels["two"].point(made, users, target)
+    first = kernels["13 nodes"].point(made, users, target)
     known = (first,) if verb == "epsilon" else ()
-    second = (
-        counted.point(made, users, target, *known)
-        if countable
-        else long.point(made, users, target, *known, float(FEWEST_NODES))
-    )
+    nodes = (float(FEWEST_NODES),) if source == "nodes" else ()
+    second = kernels[source].point(made, users, target, *known, *nodes)
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
+
+
+@kernel(working_set=8192, large=True, by_numpy=64)
+def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
+    """Lower bound of epsilon of two-point randomized response, shuffled: of its two orders the larger."""
+    valid = (eps0 >= 0) & (users >= 1) & (users == xp.floor(users)) & (users < xp.inf)
+    found = xp.vmap(lambda made: point("epsilon", made, users, delta, "two").lower)(law.two_point(eps0))
+    return xp.where(valid, xp.max(found), 0.0)
 
 
 @jax.custom_jvp

@@ -9,6 +9,7 @@ from jaxdp import validate
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points, checked, whole
 from jaxdp.runtime.precision import kernel
+from jaxdp.shuffle.bounds import least_epsilon
 from jaxdp.typing import Array, Real
 from jaxdp.validate import SMALLEST
 
@@ -31,8 +32,8 @@ def clones_closed_form_point(eps0, num_users, delta):
     positive = xp.where(delta > 0, delta, 0.5)
     condition = eps0 <= xp.log(num_users / (16.0 * xp.log(2.0 / positive)))
     ratio = xp.exp(xp.minimum(eps0, 700.0)) / num_users
-    spread = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
-    value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * spread)
+    term = xp.sqrt(ratio * xp.log(4.0 / positive)) + ratio
+    value = xp.log1p(xp.tanh(0.5 * eps0) * 8.0 * term)
     return _guarded(value, condition, eps0, num_users, delta)
 
 
@@ -134,3 +135,32 @@ def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
     """
     local, users, target, kinds = reports(eps0=eps0, n=n, delta=delta, k=(whole(2), k))
     return at_points(krr_closed_form_point, local, kinds, users, target)
+
+
+def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
+    """Lower bound of epsilon at delta that no theorem for all eps0-DP local randomizers can go below.
+
+    The exact epsilon of n shuffled two-point randomized responses (the larger of the two directions).
+
+    Args:
+        eps0: local epsilon in nats, >= 0.
+        n: number of reports, whole, >= 1.
+        delta: in [0, 1].
+
+    Returns:
+        Epsilon in nats of the broadcast shape, float64, rounded down by less than 1e-6 relative. Under a trace an
+        invalid argument gives 0.
+
+    Raises:
+        ValueError: an argument outside its range, shapes that do not broadcast.
+
+    Reference:
+        Feldman, McMillan, Talwar 2021, Appendix G.
+
+    Example:
+        >>> from jaxdp import shuffle
+        >>> print(f"{shuffle.lower_bound_epsilon(1.0, 1000, 1e-6):.4f}")
+        0.1266
+
+    """
+    return at_points(least_epsilon, *reports(eps0=eps0, n=n, delta=delta))

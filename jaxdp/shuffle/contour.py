@@ -21,7 +21,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
 
 NODES = 12  # beside the one on the real axis
-_REACH = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
+LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
 _ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
 _UNIT = 1e-15  # nine units of rounding of one node's phase and modulus
 _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `_peaks`
@@ -132,9 +132,9 @@ def _tilt(s: Sum, c: Any) -> Tilt:
 
 def saddle(s: Sum) -> Tilt:
     """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
-    spread = s.users * xp.sum(s.mass * s.x * s.x)
+    square = s.users * xp.sum(s.mass * s.x * s.x)
     drift = -s.users * s.mean
-    start = (drift + xp.sqrt(drift * drift + 8 * spread)) / (2 * spread)
+    start = (drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square)
 
     def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         c, _, count = state
@@ -400,7 +400,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) with 13 nodes; close where users x rest x (1 - rest) is large."""
     s = sum_at(law, users, epsilon)
     t = saddle(s)
-    h = _REACH / (NODES * t.deviation)
+    h = LAST_NODE / (NODES * t.deviation)
     plain = xp.zeros(1)
     sums = jax.tree_util.tree_map(lambda a: a[0], _nodes(s, t, h, xp.arange(NODES + 1.0), plain))
     tail = _peaks(s, t, h, (NODES + 1) * h)

@@ -58,6 +58,18 @@ def clones(eps0: Any, bound: str) -> Law:
     )
 
 
+def stacked(*laws: Law) -> Law:
+    """The laws on a new leading axis."""
+    return Law(*(xp.stack([xp.asarray(part) for part in parts]) for parts in zip(*laws, strict=True)))
+
+
+def two_point(eps0: Any) -> Law:
+    """Two-point randomized response of one person, all others hold the other value: both orders, on a leading axis."""
+    one = clones(eps0, "clones")
+    one = one._replace(base=one.second, rest=xp.zeros_like(one.rest))
+    return stacked(one, one.swapped())
+
+
 # Which of (x, x', x0) a report names.
 _NAMED = np.array([[a, b, c] for c in (0, 1) for a, b in ((1, 0), (0, 1), (0, 0), (1, 1))], bool)
 

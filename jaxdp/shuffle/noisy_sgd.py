@@ -80,8 +80,8 @@ def noisy_sgd_one_pass_epsilon(
         with np.errstate(over="ignore", under="ignore"):
             mu = np.maximum(scale / noise * 2.0, _LEAST_MU)
         eps0, delta0 = _splits(mu, users, target)
-        spread = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
-        n, local, extra, aim = (array.reshape(-1) for array in spread)
+        every = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
+        n, local, extra, aim = (array.reshape(-1) for array in every)
         found = epsilon_upper(lambda d: clones_bounds("epsilon", local, n, d, bound).upper, n, local, extra, aim, bound)
         return found.reshape(eps0.shape).min(axis=1)
 

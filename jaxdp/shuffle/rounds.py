@@ -34,7 +34,7 @@ _CHARGE = 16 * ULP  # relative, of a slope or a chord, for each unit of the loga
 
 
 def by_rows(point: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """A function of this file for every row of a batch, by NumPy: milliseconds a row, and nothing to compile."""
+    """Apply a function of this module to each row of a batch with NumPy: a row takes milliseconds, nothing compiles."""
     size = jax.tree_util.tree_leaves(args)[0].shape[0]
     with on_host():
         made = [point(*jax.tree_util.tree_map(lambda x, i=i: x[i], args), **static) for i in range(size)]
@@ -51,11 +51,11 @@ def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any
     deviation = xp.sqrt(xp.sum(xp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
     cap = xp.max(xp.where(law.first > 0, law.loss, -xp.inf))
     cap = xp.where(xp.isfinite(cap), cap, _UNBOUNDED)
-    reach = xp.maximum(xp.minimum((_DEEPEST + 2 * order * deviation) * deviation, cap), 1e-6 * cap)
+    even_end = xp.maximum(xp.minimum((_DEEPEST + 2 * order * deviation) * deviation, cap), 1e-6 * cap)
     far, edge = int(_FAR * points), int(_EDGE * points)
-    even = reach * xp.linspace(0.0, 1.0, points - far - edge)
-    beyond = reach * (cap / xp.where(reach > 0, reach, 1.0)) ** xp.asarray(np.linspace(0.0, 1.0, far + 1)[1:])
-    end = cap - reach * xp.asarray(np.geomspace(0.3, 1e-5, edge))
+    even = even_end * xp.linspace(0.0, 1.0, points - far - edge)
+    beyond = even_end * (cap / xp.where(even_end > 0, even_end, 1.0)) ** xp.asarray(np.linspace(0.0, 1.0, far + 1)[1:])
+    end = cap - even_end * xp.asarray(np.geomspace(0.3, 1e-5, edge))
     return xp.sort(xp.concatenate([even, beyond[:-1], xp.maximum(end, 0.0), xp.reshape(cap, (1,))]))
 
 
@@ -65,7 +65,7 @@ def _log_widths(grid: Any) -> Any:
     return xp.where(step > 0, grid[:-1] + log_expm1(xp.where(step > 0, step, 1.0)), -xp.inf)
 
 
-def _log_falls(grid: Any, logs: Any) -> Any:
+def log_falls(grid: Any, logs: Any) -> Any:
     """Log of minus the slope in e^epsilon of nonincreasing values, cell by cell; -inf where they do not fall."""
     width = _log_widths(grid)
     rise = logs[1:] - xp.where(logs[:-1] > -xp.inf, logs[:-1], 0.0)
@@ -73,7 +73,7 @@ def _log_falls(grid: Any, logs: Any) -> Any:
     return xp.where(falls, logs[:-1] + log1mexp(xp.where(falls, rise, -1.0)) - xp.where(falls, width, 0.0), -xp.inf)
 
 
-def _chorded(grid: Any, logs: Any) -> Any:
+def chorded(grid: Any, logs: Any) -> Any:
     """The values lowered to chords of others: nearly convex in e^epsilon, and no lower than the convex hull."""
     size = grid.shape[0]
     place = xp.arange(size)
@@ -95,7 +95,7 @@ def _chorded(grid: Any, logs: Any) -> Any:
     return xp.fori_loop(0, spans.shape[0], lower, logs)
 
 
-def _log_masses(falls: Any) -> Any:
+def masses_of_falls(falls: Any) -> Any:
     """Log masses under Q at the right ends of cells from nonincreasing falls, raised by the errors of both slopes."""
     following = xp.concatenate([falls[1:], xp.full(1, -xp.inf)])
     live = falls > following
@@ -109,9 +109,9 @@ def log_upper_masses(grid: Any, logs: Any) -> Any:
 
     What is beyond the last point is not among them: its delta is to become mass at infinity.
     """
-    logs = _chorded(grid, xp.cummin(logs))
+    logs = chorded(grid, xp.cummin(logs))
     # nowhere smaller and convex: seen from the right end, each slope is at least as steep as all on its right
-    return _log_masses(xp.cummax(_log_falls(grid, xp.cummin(logs))[::-1])[::-1])
+    return masses_of_falls(xp.cummax(log_falls(grid, xp.cummin(logs))[::-1])[::-1])
 
 
 def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
@@ -198,7 +198,7 @@ def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS)
     The error of a chord goes with the mass in its cell times its squared width: steps go with the density to the power
     -1/3. Farther away they grow slowly, because a chord there overshoots by e^(z width).
     """
-    logs = _chorded(grid, xp.cummin(logs))
+    logs = chorded(grid, xp.cummin(logs))
     log_end = xp.where(log_end < _LEAST_LOG, -xp.inf, log_end)
     end = xp.min(xp.where(logs <= log_end, grid, grid[-1]))
     ends = xp.minimum(grid, end)
@@ -222,7 +222,7 @@ def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS)
 
 def log_weights(grid: Any, first: Any, logs: Any, z: Any) -> Any:
     """z epsilon + log delta on a grid, less the largest of them, from upper bounds of log delta on the first grid."""
-    weights = xp.interp(grid, first, xp.maximum(_chorded(first, xp.cummin(logs)), -1e300)) + z * grid
+    weights = xp.interp(grid, first, xp.maximum(chorded(first, xp.cummin(logs)), -1e300)) + z * grid
     return weights - xp.max(weights)
 
 
@@ -234,7 +234,7 @@ def _values(logs: Any, sign: float) -> Any:
     return xp.where(live, xp.maximum(xp.exp(safe) * (1 + sign * 4 * ULP * (2 + xp.abs(safe))), least), 0.0)
 
 
-def _below(grid: Any, delta: Bounds) -> Any:
+def masses_below(grid: Any, delta: Bounds) -> Any:
     """Masses under Q at the right ends of cells whose profile is nowhere above the true one.
 
     delta: bounds of log delta.
@@ -283,9 +283,9 @@ def _hull_slopes(grid: Any, value: Any) -> Any:
 
 
 def _within_one(losses: Any, sides: list[Any]) -> list[Any]:
-    """The masses under Q without so many of the smallest losses that a law of total mass 1 has them.
+    """The masses under Q, lowered at the smallest losses until the law of the loss has a total mass of at most 1.
 
-    Under P: the sum of mass e^loss of one side and of the mass of the other. Less mass is a smaller profile.
+    Its mass under P is the sum of mass e^loss over one side and of mass over the other. Less mass lowers the profile.
     """
     total = [xp.sum(mass) for mass in sides]
     room = (1 - xp.maximum(*(xp.sum(mass * xp.expm1(losses)) for mass in sides))) * (1 - 1e-12)
@@ -300,7 +300,7 @@ def log_lower_masses(grid: Any, delta: Bounds, turned: Bounds) -> Any:
     delta: bounds of log delta; turned: of that of the swapped pair.
     """
     losses = grid[1:]
-    sides = _within_one(losses, [_below(grid, each) for each in (delta, turned)])
+    sides = _within_one(losses, [masses_below(grid, each) for each in (delta, turned)])
     at_zero = [xp.sum(mass * xp.expm1(losses)) for mass in sides]  # equal for a pair
     least = xp.minimum(*at_zero) * (1 - 1e-12)
     shares = [xp.where(total > 0, least / xp.where(total > 0, total, 1.0), 0.0) for total in at_zero]

@@ -19,7 +19,7 @@ from jaxdp.mechanisms.composition import Stack, spread
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, nothing
+from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.validate import SMALLEST, is_traced
 
@@ -93,26 +93,16 @@ class _Epochs:
     direction: str
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        lower, upper = nothing(self.verb, target)
-        single = np.zeros(target.shape, bool)
-        if len(params) == 1:
-            record, times = params[0]
-            single = (np.sum(times, axis=1) == 1) & np.all((record.times == 1) | (times == 0), axis=1)
-        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
-            if rows.size:
-                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
-                lower[rows], upper[rows] = solve(some, target[rows], gap)
-        return Answer(lower, upper, True)
-
-    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
         record, times = params[0]
-        place = np.argmax(times == 1, axis=1)
-        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
-        sources = _one_epoch(self.verb, _SIGNS[self.direction])
-        (found,) = intersect(self.verb, [sources], flat, target, gap)
-        return found
+        once = np.all((record.times == 1) | (times == 0), axis=1) if len(params) == 1 else False
 
-    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
+        def alone(flat: RandomAllocation, target: Any) -> tuple[Any, Any]:
+            (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, gap)
+            return found
+
+        return one_or_composed(self.verb, params, target, once, alone, functools.partial(self._composed, gap))
+
+    def _composed(self, gap: float, params: Any, target: Any) -> tuple[Any, Any]:
         above, below = enclosing(params, self.direction, **{"delta" if self.verb == "epsilon" else "epsilon": target})
 
         def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:

@@ -102,6 +102,25 @@ def intersect(
     return found
 
 
+def one_or_composed(
+    verb: str, stacks: Any, target: np.ndarray, one: Any, alone: Callable[..., Any], composed: Callable[..., Any]
+) -> Answer:
+    """The answer of each row of stacks: by ``alone`` where ``one`` says that it is one mechanism, else by ``composed``.
+
+    alone, composed: (record or stacks, target) -> (lower, upper). Rows of several stacks are never one mechanism.
+    """
+    (record, times), *more = stacks
+    single = one & (np.sum(times, axis=1) == 1) & (not more)
+    lower, upper = nothing(verb, target)
+    first, rest = np.flatnonzero(single), np.flatnonzero(~single)
+    if first.size:
+        place = np.argmax(times[first] == 1, axis=1)
+        lower[first], upper[first] = alone(jax.tree_util.tree_map(lambda x: x[first, place], record), target[first])
+    if rest.size:
+        lower[rest], upper[rest] = composed(jax.tree_util.tree_map(lambda x: x[rest], stacks), target[rest])
+    return Answer(lower, upper, True)
+
+
 def implicit_epsilon(
     bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
 ) -> Point:
@@ -153,14 +172,18 @@ def explicit_delta(
 
 
 def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[Any, Any], Any]) -> Callable:
-    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target)."""
+    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target).
+
+    Where the value has several numbers all of them get the same derivative.
+    """
     solve = jax.custom_jvp(value)
 
     @solve.defjvp
     def jvp(primals: Any, tangents: Any) -> Any:
         found, by_params, by_target = with_gradient(*primals)
         by_params, by_target = jax.tree_util.tree_map(_finite, (by_params, by_target))
-        return found, _directional(by_params, tangents[0]) + by_target * tangents[1]
+        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
+        return found, jax.tree_util.tree_map(lambda _: tangent, found)
 
     return solve
 

@@ -17,24 +17,23 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
-from jaxdp.shuffle.law import LARGEST_EPS0, Law
-from jaxdp.shuffle.two_point import two_point_directions
-from jaxdp.sources.base import Answer, Point, Route, differentiated, intersect, nothing
+from jaxdp.shuffle.law import LARGEST_EPS0, Law, stacked
+from jaxdp.sources.base import VACUOUS, Answer, Point, Route, differentiated, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
     LOWER_NODES,
-    is_two_point,
+    exact_source,
     lower_laws,
     one_round_answer,
     upper_laws,
     worst,
 )
-from jaxdp.validate import SMALLEST
+from jaxdp.validate import SMALLEST, is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
-_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-7, 8192)
+_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-6, 2048)
 _LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
@@ -49,21 +48,12 @@ class _Rounds:
     direction: str
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        single = np.all([np.sum(times, axis=1) == 1 for _, times in params], axis=0) & (len(params) == 1)
-        lower, upper = nothing(self.verb, target)
-        for rows, solve in ((np.flatnonzero(single), self._single), (np.flatnonzero(~single), self._composed)):
-            if rows.size:
-                some = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], params)
-                lower[rows], upper[rows] = solve(some, target[rows], gap)
-        return Answer(lower, upper, True)
+        def alone(record: Shuffled, target: Any) -> tuple[Any, Any]:
+            return one_round_answer(self.verb, record, target, None, gap)[:2]
 
-    def _single(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
-        record, times = params[0]
-        place = np.argmax(times == 1, axis=1)
-        flat = jax.tree_util.tree_map(lambda x: x[np.arange(target.size), place], record)
-        return one_round_answer(self.verb, flat, target, None, gap)[:2]
+        return one_or_composed(self.verb, params, target, True, alone, functools.partial(self._composed, gap))
 
-    def _composed(self, params: Any, target: Any, gap: float) -> tuple[Any, Any]:
+    def _composed(self, gap: float, params: Any, target: Any) -> tuple[Any, Any]:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
@@ -75,19 +65,21 @@ class _Rounds:
             (found,) = intersect(self.verb, [sources], stacks, target, gap)
             return found
 
-        upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], self._without_loss_beyond(params, target))
+        upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], _without_loss_beyond(self.verb, params, target))
         return np.fmin(side(_lower_law, max(gap, LOWER_GAP))[0], upper), upper
 
-    def _without_loss_beyond(self, params: Any, target: np.ndarray) -> np.ndarray:
-        """Rounds of pure local randomizers alone cost at most the sum of their largest losses."""
-        largest = np.zeros(target.shape)
-        for record, times in params:
-            if not isinstance(record, Shuffled):
-                return nothing(self.verb, target)[1]
-            each = np.where(_leaks(record.randomizer, np), np.inf, record.max_loss())
-            largest = largest + np.sum(np.where(times > 0, times * each, 0.0), axis=1)
-        largest = largest * (1 + 1e-12)
-        return largest if self.verb == "epsilon" else np.where(target >= largest, 0.0, 1.0)
+
+def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
+    """Upper bound from the sum of all largest losses, of compositions of rounds of pure local randomizers alone."""
+    array = jnp if is_traced(stacks, target) else np
+    largest = array.zeros(np.shape(target))
+    for record, times in stacks:
+        if not isinstance(record, Shuffled):
+            return array.full(np.shape(target), VACUOUS[verb])
+        each = array.where(_leaks(record.randomizer, array), np.inf, record.max_loss())
+        largest = largest + array.sum(array.where(times > 0, times * each, 0.0), axis=-1)
+    largest = largest * (1 + 1e-12)
+    return largest if verb == "epsilon" else array.where(target >= largest, 0.0, 1.0)
 
 
 def _flat(record: Shuffled) -> Any:
@@ -115,8 +107,8 @@ def _grids(
     found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
     first = []
     for flat, t in found:
-        reach = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
-        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, reach))
+        orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
+        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
     deepest = -800.0 if order is None else -np.inf
     logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
@@ -144,6 +136,11 @@ def _widest_law(flat: Shuffled) -> Law:
 def _chosen(laws: Law, score: np.ndarray) -> Law:
     best = np.argmax(score, axis=-1)
     return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
+
+
+def _chi_square(laws: Law) -> Any:
+    array = jnp if is_traced(laws) else np
+    return array.sum((laws.first - laws.second) ** 2 / array.where(laws.base > 0, laws.base, np.inf), axis=-1)
 
 
 def _log_profile(
@@ -195,33 +192,15 @@ def _leaks(randomizer: Any, array: Any) -> Any:
 
 
 def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
-    size, two = grid.shape[1], is_two_point(flat)
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
-    sides = [Bounds(np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)) for _ in range(2)]
-
-    def put(rows: np.ndarray, solve: Callable[..., Any]) -> None:
-        places = np.flatnonzero(np.repeat(rows, size))
-        found = solve(places // size, users[places], epsilon[places]) if places.size else ()
-        for side, more in zip(sides, found, strict=False):
-            side.lower[places], side.upper[places] = more
-
-    def two_point(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> tuple[Bounds, Bounds]:
-        return two_point_directions(n, np.asarray(flat.max_loss())[rows], e)
-
-    def homogeneous(rows: np.ndarray, n: np.ndarray, e: np.ndarray) -> list[Bounds]:
-        laws = lower_laws(flat.randomizer)
-        base = np.where(laws.base > 0, laws.base, np.inf)
-        one = _chosen(laws, np.sum((laws.first - laws.second) ** 2 / base, axis=-1))
-        one = jax.tree_util.tree_map(lambda a: a[rows], one)
-        forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
-        orders = [one] if (forward == back).all() else [one, one.swapped()]
-        found = [bounds.bounds("log_delta", order, n, e, LOWER_GAP, LOWER_NODES) for order in orders]
-        return [found[0], found[-1]]
-
-    put(two, two_point)
-    put(~two, homogeneous)
-    reshaped = (Bounds(side.lower.reshape(grid.shape), side.upper.reshape(grid.shape)) for side in sides)
-    return rounds.by_rows(rounds.lower_pair, grid, z, *reshaped)
+    laws, size = lower_laws(flat), grid.shape[1]
+    one = _chosen(laws, _chi_square(laws))
+    one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
+    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+    sides = []
+    for order in [one] if (forward == back).all() else [one, one.swapped()]:
+        found = bounds.bounds("log_delta", order, np.repeat(flat.num_users, size), grid.ravel(), LOWER_GAP, LOWER_NODES)
+        sides.append(Bounds(*(side.reshape(grid.shape) for side in found)))
+    return rounds.by_rows(rounds.lower_pair, grid, z, sides[0], sides[-1])
 
 
 # ---- composition, one traced point ----
@@ -238,8 +217,10 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
 
 def _traced_law(
     record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
-) -> tuple[LossLaw, Any]:
-    """(law, moved): a finite law that dominates one traced round, and its derivatives; other arguments: see `_grids`.
+) -> tuple[LossLaw, Any, tuple[Any, Any]]:
+    """(law, moved, (grid, z)): a finite law that dominates one traced round, its derivatives, its grid and its tilt.
+
+    Other arguments: see `_grids`.
 
     moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
     accurate delta on the grid; None unless ``slopes``.
@@ -256,7 +237,7 @@ def _traced_law(
         by_numbers, upper = jax.jacfwd(point, has_aux=True)(numbers)
         return jnp.where(jnp.isfinite(by_numbers), by_numbers, 0.0), upper
 
-    def improved(i: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def improved(i: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         grid = state[0]
         by_numbers, logs = jax.lax.map(at, grid, batch_size=_TRACED_AT_ONCE)
         if order is None:
@@ -264,28 +245,64 @@ def _traced_law(
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
             z, log_end = order, jnp.asarray(-jnp.inf)
-        return jnp.where(i == 0, rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS), grid), logs, by_numbers
+        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
+        return jnp.where(i == 0, finer, grid), z, logs, by_numbers
 
     widest = jax.tree_util.tree_map(lambda a: a[0], upper_laws.point(record))
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
-    nothing = jnp.zeros(_TRACED_POINTS), jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
-    grid, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (first, *nothing))
+    start = first, jnp.zeros(()), jnp.zeros(_TRACED_POINTS)
+    slope = jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
+    grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
     losses, weights, infinity = made = rounds.upper_pair(grid, logs)
     moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
-    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity)), moved
+    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity)), moved, (grid, z)
+
+
+def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
+    """`_lower_law` of one traced round."""
+    laws = lower_laws.point(record)
+    best = jnp.argmax(_chi_square(laws))
+    one = jax.tree_util.tree_map(lambda a: a[best], laws)
+    exact = exact_source(record)
+
+    def order(made: Law) -> Bounds:
+        def point(e: Any) -> Bounds:
+            return bounds.point("log_delta", made, record.num_users, e, exact)
+
+        return jax.lax.map(point, grid, batch_size=_TRACED_AT_ONCE)
+
+    found = jax.lax.map(order, stacked(one, one.swapped()))
+    return LossLaw(*rounds.lower_pair(grid, z, *(Bounds(*(side[i] for side in found)) for i in range(2))))
 
 
 def _traced_laws(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
-) -> tuple[tuple[Stack, ...], list[Any]]:
-    """The stacks of one traced point, shuffled rounds replaced by laws, and of each ``moved`` or None."""
+) -> tuple[tuple[Stack, ...], list[Any], list[Any]]:
+    """The stacks of one traced point, shuffled rounds replaced by laws; of each ``moved`` and (grid, z), or None."""
 
-    def law(stack: Stack) -> tuple[LossLaw, Any]:
-        record, times = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), stack)
+    def law(stack: Stack) -> tuple[LossLaw, Any, tuple[Any, Any]]:
+        record, times = _as_floats(stack)
         return _traced_law(record, times, log_delta, epsilon, order, slopes)
 
-    made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None) for stack in stacks]
-    return tuple((one, times) for (one, _), (_, times) in zip(made, stacks, strict=True)), [moved for _, moved in made]
+    made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
+    laws, moved, grids = map(list, zip(*made, strict=True))
+    return tuple((one, times) for one, (_, times) in zip(laws, stacks, strict=True)), moved, grids
+
+
+def _traced_lower_laws(stacks: tuple[Stack, ...], grids: list[Any]) -> tuple[Stack, ...]:
+    """The stacks of one traced point, shuffled rounds replaced by laws that they dominate."""
+
+    def law(each: tuple[Any, tuple[Any, Any]]) -> LossLaw:
+        return _traced_lower_law(_as_floats(each[0]), *each[1])
+
+    return tuple(
+        (record if place is None else jax.lax.map(law, (record, place)), times)
+        for (record, times), place in zip(stacks, grids, strict=True)
+    )
+
+
+def _as_floats(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), tree)
 
 
 def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
@@ -297,26 +314,34 @@ def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
 
 
 def _of_traced_laws(
-    value: Callable[[tuple[Stack, ...], Any], Any], place: Callable[[Any], tuple[Any, Any, Any]]
+    value: Callable[[tuple[Stack, ...], Any], Any],
+    place: Callable[[Any], tuple[Any, Any, Any]],
+    below: Callable[[tuple[Stack, ...], Any], Any] | None = None,
 ) -> Callable[..., Any]:
     """(stacks, target) -> value(laws, target) at one traced point, where the laws replace the shuffled rounds.
 
-    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `_grids`. The derivative
-    by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is differentiated.
+    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `_grids`. below: None, or
+    what is asked of laws that the rounds dominate: then (below, value), with the derivative of the latter. The
+    derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is
+    differentiated.
     """
 
+    def with_lower(stacks: tuple[Stack, ...], grids: list[Any], target: Any, found: Any) -> Any:
+        return (below(_traced_lower_laws(stacks, grids), target), found) if below else found
+
     def plain(stacks: tuple[Stack, ...], target: Any) -> Any:
-        return value(_traced_laws(stacks, *place(target))[0], target)
+        laws, _, grids = _traced_laws(stacks, *place(target))
+        return with_lower(stacks, grids, target, value(laws, target))
 
     @jax.jit
     def with_gradient(stacks: tuple[Stack, ...], target: Any) -> tuple[Any, Any, Any]:
-        laws, moved = _traced_laws(stacks, *place(target), True)
+        laws, moved, grids = _traced_laws(stacks, *place(target), True)
         found, (by_laws, by_target) = jax.value_and_grad(value, argnums=(0, 1))(laws, target)
         by_stacks = tuple(
             (by_law if move is None else jax.vmap(_by_randomizer)(record, by_law, move), by_times)
             for (record, _), (by_law, by_times), move in zip(stacks, by_laws, moved, strict=True)
         )
-        return found, by_stacks, by_target
+        return with_lower(stacks, grids, target, found), by_stacks, by_target
 
     return differentiated(jax.jit(plain), with_gradient)
 
@@ -366,14 +391,15 @@ def _traced(verb: str, direction: str) -> Point:
             return jnp.nan, jnp.maximum(target, 0.0), None
         return jnp.log(jnp.clip(target, SMALLEST, 1.0)), jnp.nan, None
 
-    def upper(laws: tuple[Stack, ...], target: Any) -> Any:
+    def side(i: int, laws: tuple[Stack, ...], target: Any) -> Any:
         route = contour_route(jax.tree_util.tree_map(lambda x: x[None], laws), direction)
-        return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(laws, target)[1]
+        return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(laws, target)[i]
 
-    of_rounds = _of_traced_laws(upper, place)
+    of_rounds = _of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 
     def solve(params: Any, target: Any) -> tuple[Any, Any]:
-        found = of_rounds(params, target)
-        return jnp.zeros_like(found), found
+        lower, upper = of_rounds(params, target)
+        upper = jnp.minimum(upper, _without_loss_beyond(verb, params, target))
+        return jnp.minimum(lower, upper), upper
 
     return solve

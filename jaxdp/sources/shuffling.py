@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.interval import Bounds
-from jaxdp.mechanisms.basic import RandomizedResponse
 from jaxdp.mechanisms.composition import spread
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import Shuffled
@@ -19,13 +18,11 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
-from jaxdp.shuffle.two_point import two_point_delta, two_point_epsilon
 from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
 LOWER_NODES = bounds.FEWEST_NODES
-_TWO_POINT = {"delta": two_point_delta, "epsilon": two_point_epsilon}
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
@@ -46,17 +43,10 @@ def upper_laws(mechanism: Shuffled) -> Law:
 
 
 @kernel(working_set=100_000, by_numpy=64)
-def lower_laws(randomizer: KnownRandomizer) -> Law:
+def lower_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the lower bound, a leading axis for the data sets."""
-    return randomizer.lower_laws()
-
-
-def is_two_point(mechanism: Shuffled) -> np.ndarray:
-    """Rows whose lower bound is that of two-point randomized response; flat concrete fields."""
-    randomizer, size = mechanism.randomizer, np.shape(mechanism.num_users)
-    if isinstance(randomizer, RandomizedResponse):
-        return np.asarray(randomizer.num_categories == 2)
-    return np.full(size, not isinstance(randomizer, KnownRandomizer))
+    randomizer = mechanism.randomizer
+    return randomizer.lower_laws() if isinstance(randomizer, KnownRandomizer) else law.two_point(mechanism.max_loss())
 
 
 def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = bounds.MOST_NODES) -> Bounds:
@@ -68,9 +58,9 @@ def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = b
     return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
 
 
-def worst_point(verb: str, laws: Law, users: Any, target: Any, countable: bool) -> Bounds:
-    """The largest bounds of "delta", "log_delta" or "epsilon" (verb) over laws, at one traced point."""
-    found = xp.vmap(lambda made: bounds.point(verb, made, users, target, countable))(laws)
+def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> Bounds:
+    """The largest bounds of "delta" or "epsilon" (verb) over laws, at one traced point; source: see `bounds.point`."""
+    found = xp.vmap(lambda made: bounds.point(verb, made, users, target, source))(laws)
     return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
@@ -91,11 +81,7 @@ def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: 
 def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
     """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
     users, eps0 = np.asarray(mechanism.num_users), np.asarray(mechanism.max_loss())
-    lower, two = np.zeros(target.shape), np.flatnonzero(is_two_point(mechanism))
-    if isinstance(mechanism.randomizer, KnownRandomizer):
-        lower = worst(verb, lower_laws(mechanism.randomizer), users, target, LOWER_GAP, LOWER_NODES).lower
-    if two.size:
-        lower[two] = np.maximum(lower[two], _TWO_POINT[verb](users[two], eps0[two], target[two]).lower)
+    lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
     laws = None if mechanism.chosen_bound() == "closed_form" else upper_laws(mechanism)
 
     def clean(aim: np.ndarray) -> np.ndarray:
@@ -137,21 +123,20 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 # ---- the same for one traced point ----
 
 
-def lower_point(verb: str, mechanism: Shuffled, target: Any) -> Any:
-    """The lower bound of some data set."""
-    randomizer, users = mechanism.randomizer, mechanism.num_users
-    if isinstance(randomizer, KnownRandomizer):
-        return worst_point(verb, randomizer.lower_laws(), users, target, False).lower
-    return _TWO_POINT[verb].point(users, randomizer.max_loss(), target).lower
+def exact_source(mechanism: Shuffled) -> str:
+    """Which source of `bounds.point` the laws of `lower_laws` have."""
+    return "nodes" if isinstance(mechanism.randomizer, KnownRandomizer) else "two"
 
 
 def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
-    users, lower = mechanism.num_users, lower_point(verb, mechanism, target)
+    users = mechanism.num_users
+    lower = worst_point(verb, lower_laws.point(mechanism), users, target, exact_source(mechanism)).lower
 
     def clean(aim: Any) -> Any:
         if mechanism.chosen_bound() == "closed_form":
             return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
-        return worst_point(verb, upper_laws.point(mechanism), users, aim, blanket(mechanism) is None).upper
+        source = "nodes" if blanket(mechanism) else "counts"
+        return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
 
     upper = _upper(verb, mechanism, target, clean, leaky)
     return Bounds(xp.fmin(lower, upper), upper)
