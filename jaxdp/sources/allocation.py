@@ -39,7 +39,7 @@ class _OneEpoch:
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
         point = params.num_steps, params.noise_multiplier(), np.full(target.shape, self.sign), target
         if self.verb == "epsilon":
-            return Answer(*bounds.allocation_epsilon(*point, *known, effort=self.effort))
+            return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=self.effort))
         return Answer(*bounds.allocation_delta(*point, effort=self.effort))
 
 
