@@ -413,8 +413,8 @@ def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
 def _dropped(step: Step, cut: Any, top: Any) -> Any:
     """Bound of the part of delta from steps between top and cut, where the panels end before the cut (section 3)."""
     one, none = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
-    spread = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
-    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * spread)
+    deviation = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
+    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
     return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * none) * (1 + 1e-12), 0.0)
 
 
