@@ -7,26 +7,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.allocation import contour
-from jaxdp.allocation.contour import Effort
+from jaxdp.allocation.contour import Effort, Evaluation
 from jaxdp.allocation.law import Step
 from jaxdp.closed_forms import gaussian
 from jaxdp.interval import Bounds
-from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 
-EFFORTS = (Effort(48, 8, 16), Effort(128, 32, 64), Effort(384, 64, 128))
+EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))
 _LEAST_DELTA = 2.3e-308
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
-_NARROW, _ENOUGH = 1e-7, 5e-7  # relative widths of epsilon at which the first contour suffices, a later one
-_MOST_TURNS = 5  # contours after the first
+_NARROW = 1e-7  # relative width of epsilon at which a search ends
+_MOST_CONTOURS = 4  # of a search
+_MARGIN = 0.05  # relative, of a contour's epsilon
+_NEAR = 2.0  # nats of delta from a contour's epsilon to the root
+_NEWTON_STEPS = 3
+_STEP = 1e-4  # relative step of the difference quotient that is the slope for Newton's method
+# Tested points around the root: in multiples of what the bounds and the root are off by, and of the root.
+_OFF = np.array([1.05, 2.0, 6.0])
+_SHARES = np.concatenate([1 - 10.0 ** np.arange(-7, 0), [0.6], 1 + 10.0 ** np.arange(-7, 0), [1.4]])
 
 
 def at_own_epsilon(step: Step, effort: Effort) -> Evaluation:
-    """Bounds of log delta at the step's own epsilon, the estimate and its slope."""
+    """Bounds of log delta at the step's own epsilon, and the estimate."""
     seen = contour.evaluate(contour.prepare(step, effort), step.epsilon[None], effort)
     return Evaluation(*(each[0] for each in seen))
 
@@ -50,81 +56,83 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
 
 
 def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
-    """Epsilon where the sum is normal, or one step decides: whichever is larger."""
+    """Epsilon by a normal law of the sum, corrected for skewness or by Chernoff's bound, or by one step alone."""
     s = step.scale
-    spread = xp.sqrt(xp.expm1(xp.minimum(s * s, 50.0)) / step.steps)
+    square = xp.exp(xp.minimum(s * s, 50.0))
+    deviation = xp.sqrt((square - 1) / step.steps)
 
-    def z_of(_: Any, z: Any) -> Any:
-        share = xp.log(spread) - log_delta - 0.919 - xp.log1p(0.8 * z + z * z)
-        return xp.sqrt(xp.maximum(2 * share, 1e-6))
+    def newton(_: Any, z: Any) -> Any:
+        """For z deviations: E[(x - z)_+] of a normal x is about its density at z over 1 + 1.25 z + 0.7 z^2."""
+        rest = 1 + 1.25 * z + 0.7 * z * z
+        off = 0.5 * z * z + xp.log(rest) + 0.919 + log_delta - xp.log(deviation)
+        return xp.maximum(z - off / (z + (1.25 + 1.4 * z) / rest), 0.001)
 
-    z = xp.fori_loop(0, 6, z_of, xp.ones_like(s))
+    z = xp.fori_loop(0, 6, newton, xp.ones_like(s))
+    skewed = (square + 2) * deviation / 6
     tail = xp.sqrt(xp.maximum(-2 * log_delta - 2 * xp.log(1 + xp.sqrt(xp.maximum(-2 * log_delta, 0.0))), 0.01))
     jump = s * (tail + 0.5 * s) - xp.log(step.steps)
-    bulk = xp.where(step.sign > 0, xp.log1p(z * spread), -xp.log(xp.maximum(1 - z * spread, 0.1)))
-    return xp.clip(xp.where(step.sign > 0, xp.maximum(bulk, jump), bulk), 1e-6 * cap, 0.9 * cap)
+    remove = xp.maximum(xp.log1p((z + xp.maximum(z * z - 1, 0.0) * skewed) * deviation), jump)
+    # "add": the sum that Chernoff's bound makes as rare as z deviations of a normal law
+    c = xp.exp(xp.linspace(xp.log(0.02 / step.steps), cap + 5.0, 96))
+    x = xp.linspace(step.left(), 9.5, 256)
+    law = xp.exp(-0.5 * x * x - c[:, None] * xp.exp(step.log_ratio(x))) * ((x[1] - x[0]) / np.sqrt(2 * np.pi))
+    add = -xp.log(xp.max((-0.5 * z * z / step.steps - xp.log(xp.sum(law, axis=1))) / c))
+    return xp.clip(xp.where(step.sign > 0, remove, add), 1e-6 * cap, 0.9 * cap)
 
 
 class _Search(NamedTuple):
-    center: Any  # the epsilon that the next contour is made for
-    start: Any  # the first one that the contour is asked for
+    start: Any  # the epsilon from which Newton's method starts
     low: Any
     high: Any
     done: Any
-    turns: Any
+    contours: Any
 
 
 def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effort: Effort) -> Bounds:
-    scale, removes = 1 / noise, sign > 0
+    scale = 1 / noise
     target, _ = raised(delta)
     alone = gaussian.epsilon_bounds(scale, target, 4 * ULP)
     inside = (target > 0) & (target < 1) & (steps > 1) & (alone[1] > 0) & (alone[1] <= LARGEST_EPSILON)
     cap = xp.where(inside, alone[1], 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
 
-    def around(low: Any, high: Any, share: float) -> Any:
-        """An epsilon from which contours look at [low, high]: they look down for "remove", up for "add"."""
-        margin = share * (high - low)
-        return xp.where(removes, xp.minimum(high + margin, cap), low - xp.minimum(margin, 0.5 * low))
-
     def narrow(s: _Search) -> _Search:
-        made = contour.prepare(Step(steps, scale, s.center, sign), effort)
+        # A contour answers for epsilons on one side of its own, below for "remove", above for "add", as well as there.
+        margin = xp.minimum(_MARGIN * s.start, s.high - s.low)
+        center = xp.where(sign > 0, s.start + margin, xp.maximum(s.start - margin, 0.0))
+        made = contour.prepare(Step(steps, scale, center, sign), effort)
 
-        last = s.turns >= _MOST_TURNS
+        def newton(_: Any, found: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            x = xp.where(sign > 0, xp.minimum(found[0], center), xp.maximum(found[0], center))
+            step = -sign * (_STEP * x + 1e-9 * cap)
+            seen = contour.evaluate(made, xp.stack([x, x + step]), effort)
+            steep = xp.abs((seen.estimate[1] - seen.estimate[0]) / step)
+            move = (seen.estimate[0] - log_delta) / steep
+            root = xp.clip(xp.where(xp.isfinite(move), x + move, x), 0.0, 0.5 * (x + cap))
+            # of the bounds there, and of the root: quadratic convergence, and a slope that is a little off
+            off = xp.stack([seen.lower[0] - seen.estimate[0], seen.upper[0] - seen.estimate[0]]) / steep
+            more = 1e-13 * x + xp.abs(move) * (_STEP + xp.abs(move) / x)
+            return root, off + more * np.array([-1.0, 1.0]), steep
 
-        def ask(epsilon: Any) -> Evaluation:
-            return Evaluation(*(each[0] for each in contour.evaluate(made, epsilon[None], effort)))
-
-        def at(epsilon: Any) -> Evaluation:
-            seen = ask(epsilon)
-            # too far from the center to say much: NaN ends the search
-            far = ~last & (seen.upper - seen.lower > 0.3 + 0.2 * xp.abs(seen.estimate - log_delta))
-            estimate = xp.where(far, xp.nan, seen.estimate)
-            return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=estimate)
-
-        found = proved_ends(at, log_delta, s.start, cap, wanted=inside)
-        low, high = xp.maximum(s.low, found[0]), xp.minimum(s.high, found[1])
-        near = high - low < 1e-3 * high
-        # a step of Newton's from the first epsilon that was asked for
-        seen = ask(s.start)
-        root = xp.clip(s.start + (seen.estimate - log_delta) / xp.abs(seen.slope), xp.maximum(low, 0.2 * s.start), high)
-        aside = root + sign * (0.25 * xp.abs(s.center - root) + 1e-3 * root)
-        center = xp.where(near, around(low, high, 1.0), aside)
-        start = xp.where(near, xp.sqrt(low * high), root)
-        gain = ~near | (high - low < 0.5 * (s.high - s.low))
-        done = last | ~gain | (high - low <= xp.where(s.turns > 0, _ENOUGH, _NARROW) * high)
-        return _Search(xp.minimum(center, cap), xp.minimum(start, 0.9 * cap), low, high, done, s.turns + 1)
+        start = s.start, xp.stack([-cap, cap]), xp.zeros_like(cap)
+        root, off, steep = xp.fori_loop(0, _NEWTON_STEPS, newton, start)
+        tested = xp.concatenate([xp.zeros(1), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
+        tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
+        seen = contour.evaluate(made, tested, effort)
+        low = xp.maximum(s.low, xp.max(xp.where(seen.lower - _SLACK >= log_delta, tested, 0.0)))
+        high = xp.minimum(s.high, xp.min(xp.where(seen.upper + _SLACK <= log_delta, tested, cap)))
+        # another contour would be closer only where delta there is far from delta here
+        near = (sign * (center - root) >= 0) & (steep * xp.abs(center - root) <= _NEAR)
+        done = near | (high - low <= _NARROW * high) | (s.contours + 1 >= _MOST_CONTOURS)
+        return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)
 
     low, high = xp.maximum(known.lower, 0.0), xp.minimum(known.upper, cap)
-    near = high - low < 0.5 * high
     guess = _guess(Step(steps, scale, cap, sign), log_delta, cap)
-    start = xp.where(near, xp.sqrt(low * high), guess)
-    center = xp.where(near, around(low, high, 1.0), around(guess, guess, 0.0) * xp.where(removes, 1.2, 0.8))
-    first = _Search(xp.minimum(center, cap), start, low, high, ~inside, xp.zeros((), xp.int32))
+    start = xp.where(high - low < 0.5 * high, xp.sqrt(low * high), guess)
+    first = _Search(start, low, high, ~inside, xp.zeros((), xp.int32))
     end = xp.while_loop(lambda s: ~s.done, narrow, first)
-    low, high = end.low, end.high
-    low = xp.where(inside, low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
-    high = xp.where(inside, high, alone[1])
+    low = xp.where(inside, end.low, xp.where((steps == 1) | (target == 0) | (target >= 1), alone[0], 0.0))
+    high = xp.where(inside, end.high, alone[1])
     # all outputs added up: a Gaussian mechanism of mean 1 and variance T noise^2
     together = gaussian.epsilon_bounds(scale / xp.sqrt(steps), target, 8 * ULP)[0]
     return Bounds(xp.minimum(xp.maximum(low, together), high), high)

@@ -14,37 +14,47 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
-from jaxdp.numerics.roots import Evaluation, bisect
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
-_NATS = 25.0  # by which the integrand falls before the last node
+_NATS = 20.0  # by which the integrand falls before the last node
 _REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
 _GRID = 256
-_TILTS = 128
+_TILTS = 96
 _PAYS = 1.3  # this many times the nodes justify contours for each number of large steps
 _MOST = 4  # contours
+_LOOKS = 4  # at delta, each with less of the law
 _ROOM = 8  # points of the grid between split and top, at least
 _FAR = 38.0  # beyond it the normal law has no mass in double precision
-_ABOVE = np.array([0.05, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # tilts, in deviations of the tilted sum
-_BELOW = np.array([0.98, 0.94, 0.88, 0.8, 0.7, 0.55, 0.4, 0.25, 0.1, 0.02, 0.0])  # tilts, in units of the contour's
-_NEEDED, _LEAST_SHARE = 40.0, 0.3  # nats of the largest integrand to which the quadrature is to be close
+_ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])  # tilts, in deviations of the tilted sum
+_BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])  # tilts, in units of the contour's
+_NEEDED, _LEAST_SHARE = 40.0, 0.1  # nats of the largest integrand to which the quadrature is to be close
 _LEAST, _SLACK = 1e-300, 64 * ULP
 _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
 
 
 class Effort(NamedTuple):
-    """Static sizes: panels on each side of the split, nodes of the contour as a product."""
+    """Static sizes: panels on each side of the split; at most `blocks` times rows * columns nodes of a contour."""
 
     panels: int
     rows: int
     columns: int
+    blocks: int = 1
 
     @property
     def nodes(self) -> int:
-        """Nodes of the contour."""
-        return self.rows * self.columns
+        """The largest number of nodes of a contour."""
+        return self.rows * self.columns * self.blocks
+
+
+class Evaluation(NamedTuple):
+    """Bounds of log delta, and an estimate between them."""
+
+    lower: Any
+    upper: Any
+    estimate: Any
 
 
 class Plan(NamedTuple):
@@ -110,11 +120,16 @@ def plan(step: Step) -> Plan:
         x = xp.linspace(step.left(), top, _GRID)
         return x, c[:, None] * step.value(x) - 0.5 * x * x + xp.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
 
-    whole = law.log_sum(exponents(xp.minimum(cut, _FAR + xp.where(removes, s, 0.0)))[1])
-    log_delta = xp.min(steps * whole - xp.log(c)) - xp.log(steps) - 2.0
     single = xp.where(removes, log_normal_tail(cut - s), -xp.inf)
-    nats = xp.maximum(-xp.maximum(log_delta, single), 0.0)
-    top = xp.minimum(cut, xp.sqrt(2 * (nats + 30 + xp.log(steps))) + xp.where(removes, s, 0.0))
+
+    def see(_: Any, seen: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Nats of delta by Chernoff's bound of the steps below a top, and a top for them."""
+        log_delta = xp.min(steps * law.log_sum(exponents(seen[1])[1]) - xp.log(c)) - xp.log(steps) - 2.0
+        nats = xp.maximum(-xp.maximum(log_delta, single), 0.0)
+        return nats, xp.minimum(cut, xp.sqrt(2 * (nats + 30 + xp.log(steps))) + xp.where(removes, s, 0.0))
+
+    first = xp.minimum(cut, _FAR + xp.where(removes, s, 0.0))
+    nats, top = xp.fori_loop(0, _LOOKS, see, (xp.zeros_like(s), first))
     x, exponent = exponents(top)
     most = xp.max(exponent, axis=1, keepdims=True)
     above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
@@ -123,7 +138,8 @@ def plan(step: Step) -> Plan:
         ways = _log_ways(steps)[count] - xp.log(steps)
         return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
 
-    enough = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)]) <= -nats + _REST
+    negligible = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)])
+    enough = xp.minimum(negligible, jumps.log_several_steps(step, x)) <= -nats + _REST
     # more large steps than there are would be negligible beyond any split
     enough = enough & (np.arange(2.0, _MOST + 1)[:, None] <= steps)
     count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
@@ -150,15 +166,16 @@ def plan(step: Step) -> Plan:
 class _Part(NamedTuple):
     """The contour of a fixed number of large steps; an epsilon shifts the sum S, which changes none of these.
 
-    log_total: K(tilt), in whose exponential the others are measured. step: distance of the nodes. size, angle: modulus
-    of h/pi F(z)/z^2 at the nodes, halved at the first one, and the angle of F. moduli: the sum of size. error: bound of
-    the rounding of the sum over nodes for no shift. turning: its growth with the shift. beyond: bound of the nodes left
-    out. points, growths: other tilts, and upper bounds of K there less K(tilt).
+    log_total: K(tilt), in whose exponential the others are measured. step, nodes: distance and number of the nodes.
+    size, angle: modulus of h/pi F(z)/z^2 at the nodes, halved at the first one, and the angle of F. moduli: the sum of
+    size. error: bound of the rounding of the sum over nodes for no shift. turning: its growth with the shift. beyond:
+    bound of the nodes left out. points, growths: other tilts, and upper bounds of K there less K(tilt).
     """
 
     log_total: Any
     tilt: Any
     step: Any
+    nodes: Any
     size: Any
     angle: Any
     moduli: Any
@@ -219,14 +236,6 @@ def _weights(panels: Law, c: Any, log_moments: Any) -> Any:
     return xp.exp(panels.log_mass + c * panels.value - shift[:, None, None])
 
 
-class _Transform(NamedTuple):
-    """phi at the nodes: |phi|, its angle, and a bound of its error."""
-
-    modulus: Any
-    angle: Any
-    error: Any
-
-
 def _powers(angle: Any, count: int) -> Any:
     """cos and sin of j angle, j = 0 .. count - 1, along a first axis: each from the one before."""
     a, b = xp.cos(angle), xp.sin(angle)
@@ -237,37 +246,59 @@ def _powers(angle: Any, count: int) -> Any:
     return xp.scan(turn, (xp.ones_like(a), xp.zeros_like(a)), None, length=count)[1]
 
 
-def _transform(x: Any, w: Any, h: Any, effort: Effort) -> tuple[Any, Any]:
-    """phi(jh) = sum w e^{ijhx} for j = 0, 1, ...: two factors for each node, joined by matrix products."""
-    c, d = (each.T for each in _powers(h * x, effort.columns))
-    a, b = (w * each for each in _powers(h * effort.columns * x, effort.rows))
-    dot = xp.exact_matmul
-    return (dot(a, c) - dot(b, d)).ravel(), (dot(b, c) + dot(a, d)).ravel()
+def _blocks(nodes: Any, effort: Effort) -> Any:
+    """Number of blocks that hold so many nodes, or the largest."""
+    some = xp.ceil(nodes / (effort.rows * effort.columns) - 1e-6)
+    return xp.asarray(xp.clip(xp.where(some > 0, some, 1e9), 1, effort.blocks), np.int32)
+
+
+def _transform(x: Any, w: Any, h: Any, blocks: Any, effort: Effort) -> Any:
+    """Real and imaginary parts of phi(jh) = sum w e^{ijhx}, j = 0, 1, ..., for so many blocks of nodes; 0 beyond.
+
+    e^{ijhx} is a product: of a power for the block, one for the row and one for the column. Matrix products join them.
+    """
+    rows, columns = effort.rows, effort.columns
+    right = xp.concatenate(_powers(h * x, columns)).T
+    a, b = _powers(h * columns * x, rows)
+    turn = h * (rows * columns) * x
+    cosine, sine = xp.cos(turn), xp.sin(turn)
+
+    def block(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        made, u, v = state
+        both = xp.exact_matmul(xp.concatenate([a * u - b * v, a * v + b * u]), right)
+        re = both[:rows, :columns] - both[rows:, columns:]
+        im = both[rows:, :columns] + both[:rows, columns:]
+        return xp.set_at(made, k, xp.stack([re, im])), u * cosine - v * sine, u * sine + v * cosine
+
+    nothing = xp.zeros((effort.blocks, 2, rows, columns))
+    made = xp.fori_loop(0, blocks, block, (nothing, w, 0 * w))[0]
+    return xp.moveaxis(made, 1, 0).reshape(2, -1)
 
 
 def _both_transforms(
-    step: Step, panels: Law, powers: Any, c: Any, log_moments: Any, h: Any, effort: Effort
-) -> _Transform:
-    """Of both intervals; 1 of one that no step is in."""
+    step: Step, panels: Law, powers: Any, c: Any, log_moments: Any, h: Any, last: Any, effort: Effort
+) -> tuple[Any, Any, Any]:
+    """|phi| at the nodes, its angle and a bound of its error, for both intervals; 1 for one that no step is in."""
     t = h * np.arange(float(effort.nodes))
     w = _weights(panels, c, log_moments)
     x = panels.value
     value, w_flat = x.reshape(2, -1), w.reshape(2, -1)
-    start = xp.ones((2, effort.nodes)), xp.zeros((2, effort.nodes))
+    one = xp.stack([xp.ones(effort.nodes), xp.zeros(effort.nodes)])
+    blocks = _blocks(last / h + 1, effort)
 
-    def add(k: Any, made: tuple[Any, Any]) -> tuple[Any, Any]:
-        found = _transform(value[k], w_flat[k], h, effort)
-        return tuple(xp.set_at(all_of, k, one) for all_of, one in zip(made, found, strict=True))
+    def add(k: Any, made: Any) -> Any:
+        return xp.set_at(made, k, _transform(value[k], w_flat[k], h, blocks, effort))
 
-    re, im = xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, start)
+    re, im = xp.moveaxis(xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, xp.stack([one, one])), 1, 0)
     # of a weight: its exponent and its logarithm's parts; of a power: 8 at each turn; of a sum of n terms: n units
-    units = 1.5 * w[0].size + 30 + 8 * (effort.rows + effort.columns) + 4 * xp.abs(c * panels.value) + panels.x**2
+    turns = effort.rows + effort.columns + effort.blocks
+    units = 1.5 * w[0].size + 30 + 8 * turns + 4 * xp.abs(c * panels.value) + panels.x**2
     own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
     moved = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
-    missed = xp.exp(_log_errors(step, panels, c, t[-1]) - log_moments)
+    missed = xp.exp(_log_errors(step, panels, c, last) - log_moments)
     angle = xp.arctan2(im, re)
     error = (own + missed)[:, None] + (c + t) * moved[:, None] + 4 * ULP * xp.abs(angle)
-    return _Transform(xp.sqrt(re * re + im * im), angle, error)
+    return xp.sqrt(re * re + im * im), angle, error
 
 
 def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
@@ -329,34 +360,34 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
         return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-_NATS))
 
     wanted = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
-    ratio = xp.sqrt(2 * math.pi * (effort.nodes - 1) / (t_wanted * wanted))
-    last = t_wanted * xp.minimum(ratio, 1.1)
-    h = last / (effort.nodes - 1)
+    used = xp.stop_gradient(_blocks(t_wanted * wanted / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
+    last = t_wanted * xp.minimum(xp.sqrt(2 * math.pi * (used - 1) / (t_wanted * wanted)), 1.1)
+    h = last / (used - 1)
     # differentiable in the step's numbers; where nodes and panels lie is not
     step = live
     panels = law.on_panels(step, panels.edges)
     moments = law.log_moments(panels, c)
     log_total = total(moments)
-    phi = _both_transforms(step, panels, powers, c, moments, h, effort)
+    modulus, angle, error = _both_transforms(step, panels, powers, c, moments, h, last, effort)
     t = h * np.arange(float(effort.nodes))
-    inverse = 1 / (c * c + t * t)
     power = powers[:, None]
 
     def log_power(modulus: Any) -> Any:
         return xp.sum(xp.where(power > 0, power * xp.log(xp.maximum(modulus, 1e-300)), 0.0), axis=0)
 
-    log_size, angle = log_power(phi.modulus), xp.sum(power * phi.angle, axis=0)
-    half = xp.where(t == 0, 0.5, 1.0) * inverse * (h / math.pi)
+    log_size, angle = log_power(modulus), xp.sum(power * angle, axis=0)
+    half = xp.where(t <= (1 + 1e-9) * last, xp.where(t == 0, 0.5, 1.0) / (c * c + t * t), 0.0) * (h / math.pi)
     size = half * xp.exp(log_size)
     # |a^n - b^n| <= n |a - b| max(a, b)^(n - 1)
-    most = phi.modulus + phi.error
-    relative = xp.sum(xp.where(power > 0, power * phi.error / most, 0.0), axis=0)
+    most = modulus + error
+    relative = xp.sum(xp.where(power > 0, power * error / most, 0.0), axis=0)
     relative = relative + ULP * (12 + 2 * xp.abs(angle) + 4 * xp.abs(log_size))
     largest = half * xp.exp(log_power(most))
     return _Part(
         log_total=log_total,
         tilt=c,
         step=h,
+        nodes=used,
         size=size,
         angle=angle,
         moduli=xp.sum(size),
@@ -368,26 +399,22 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     )
 
 
-def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any, Any]:
-    """(value, error, probability) of the steps beyond the cut: their part of delta, and how likely there are some.
-
-    notebooks/proofs/allocation.md, section 2; "remove" only.
-    """
+def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
+    """(value, error) of the part of delta from steps beyond the cut (section 2); "remove" only."""
     odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
     one, none = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))
     log_below = xp.log1p(-xp.minimum(none, 0.5))
     others = -xp.expm1((step.steps - 1) * log_below)
     terms = xp.stack([one + 0 * odds, -odds * none, -others * excess, others * odds * none, -others * one + 0 * odds])
     error = 16 * ULP * (4 + cut * cut + epsilon) * xp.sum(xp.abs(terms), axis=0)
-    some = -xp.expm1(step.steps * log_below) + 0 * odds
-    return tuple(xp.where(step.sign > 0, xp.stack([xp.sum(terms, axis=0), error, some]), 0.0))
+    return tuple(xp.where(step.sign > 0, xp.stack([xp.sum(terms, axis=0), error]), 0.0))
 
 
 def _dropped(step: Step, cut: Any, top: Any) -> Any:
     """Bound of the part of delta from steps between top and cut, where the panels end before the cut (section 3)."""
     one, none = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
-    spread = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
-    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * spread)
+    deviation = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
+    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
     return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * none) * (1 + 1e-12), 0.0)
 
 
@@ -397,8 +424,8 @@ def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
     c, count = made.rest_tilt * _NEAR, made.count
     low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
     bound = _log_ways(step.steps)[count] + (step.steps - count) * xp.logaddexp(low, high) + count * high - 1 - xp.log(c)
-    bound = bound - xp.log(step.steps) + 64 * ULP * step.steps
-    return c, xp.where(xp.isnan(bound), xp.inf, bound)
+    bound = xp.append(bound - xp.log(step.steps) + 64 * ULP * step.steps, jumps.log_several_steps(step, made.split))
+    return xp.append(c, 0.0), xp.where(xp.isnan(bound), xp.inf, bound)
 
 
 def prepare(step: Step, effort: Effort) -> Contour:
@@ -416,7 +443,7 @@ def prepare(step: Step, effort: Effort) -> Contour:
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
 
     parts = xp.fori_loop(0, made.count, add, empty)
-    nothing = (xp.ones(_NEAR.size), xp.full(_NEAR.size, -xp.inf))
+    nothing = (xp.ones(_NEAR.size + 1), xp.full(_NEAR.size + 1, -xp.inf))
     rest_tilts, rest = law.once_if(
         made.count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
     )
@@ -425,7 +452,7 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
 
 def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
-    """Bounds of log delta at an array of epsilons >= 0, an estimate, and its slope in epsilon.
+    """Bounds of log delta at an array of epsilons >= 0, and an estimate.
 
     The bounds are close where epsilon is close to the one that the contour was made for. Where the cut of the contour
     is too small, for larger epsilons of "remove" and smaller ones of "add", they are infinite.
@@ -435,16 +462,20 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     removes = step.sign > 0
     reached = step.sign * epsilon <= step.sign * step.epsilon
     shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
-    t = np.arange(float(effort.nodes))
+    block = effort.rows * effort.columns
 
-    def add(k: Any, sums: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    def add(k: Any, sums: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         part = _Part(*(x[k] for x in made.parts))
-        c, z = part.tilt, part.step * t
-        phase = part.angle - z * shift[:, None]
-        cosine, sine = xp.cos(phase), xp.sin(phase)
-        size = part.size / (c * c + z * z)
-        value = xp.sum(size * ((c * c - z * z) * cosine + 2 * c * z * sine), axis=1)
-        crossing = xp.sum(part.size * (c * cosine + z * sine), axis=1)
+        c = part.tilt
+        sizes, angles = part.size.reshape(-1, block), part.angle.reshape(-1, block)
+
+        def some(j: Any, total: Any) -> Any:
+            z = part.step * (block * j + np.arange(float(block)))
+            phase = angles[j] - z * shift[:, None]
+            each = (c * c - z * z) * xp.cos(phase) + 2 * c * z * xp.sin(phase)
+            return total + xp.sum(sizes[j] / (c * c + z * z) * each, axis=1)
+
+        value = xp.fori_loop(0, _blocks(part.nodes, effort), some, shape)
         log_total = part.log_total - c * shift
         off = part.error + part.turning * xp.abs(shift) + part.beyond
         off = off + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
@@ -453,35 +484,24 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         least = xp.maximum(value - off - alias, 0.0)
         unit = xp.exp(log_total + xp.where(removes, 0.0, epsilon) - xp.log(step.steps))
         most = xp.fmin(value + off, _chernoff(growths, part.points))
-        new = value, xp.where(xp.isnan(least), 0.0, least), most, crossing
+        new = value, xp.where(xp.isnan(least), 0.0, least), most
         return tuple(total + unit * x for total, x in zip(sums, new, strict=True))
 
-    value, lower, upper, crossing = xp.fori_loop(0, made.count, add, (shape,) * 4)
-    closed, closed_error, some = _closed(step, epsilon, made.cut)
+    value, lower, upper = xp.fori_loop(0, made.count, add, (shape,) * 3)
+    closed, closed_error = _closed(step, epsilon, made.cut)
     estimate = value + closed
     rest = xp.exp(xp.min(made.rest - made.rest_tilts * shift[:, None], axis=1))
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
     sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    known = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
-    pair = two_steps.bracket(still, xp.stop_gradient(epsilon))
-    lower = xp.fmax(xp.fmax(lower, known.lower), pair.lower)
-    upper = xp.fmin(xp.fmin(upper, known.upper), pair.upper)
-    # d delta/d epsilon = -e^epsilon P(sum Y > T e^epsilon); "add": delta - P(sum Y < T e^-epsilon)
-    positive = crossing * step.steps
-    slope = xp.where(removes, -xp.exp(epsilon) * (some + positive), estimate - positive * xp.exp(-epsilon))
-    between = xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper)
-    estimate = xp.where(sure, estimate, between)
+    places = xp.stop_gradient(epsilon)
+    for other in (jumps.bracket(still, made.jump, places), two_steps.bracket(still, places)):
+        lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
+    estimate = xp.where(sure, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
     # moved between the closest bounds; its derivatives stay those of the contour
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
-    safe = xp.where(estimate > 0, estimate, 1.0)
-    # Elsewhere the bounds without a contour know the slope if they are close; if not, that of a normal law in epsilon.
-    normal = 2 * safe * xp.log(safe) / xp.maximum(epsilon, 0.01 * step.epsilon)
-    other = xp.where(known.upper < 2 * known.lower, known.slope, xp.where(step.steps == 2, pair.slope, normal))
-    slope = xp.where(sure, slope, other)
     return Evaluation(
-        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
         xp.where(reached & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
-        xp.where(estimate > 0, xp.log(safe), -xp.inf),
-        slope / safe,
+        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
+        xp.where(estimate > 0, xp.log(xp.where(estimate > 0, estimate, 1.0)), -xp.inf),
     )

@@ -18,7 +18,7 @@ from jaxdp.shuffle import rounds
 CELL = 96
 Cells = tuple[tuple[int, Effort], ...]  # how many neighbouring epsilons share a contour, at which effort
 COARSE: Cells = ((12, EFFORTS[0]),)  # of the first grid
-FINE: Cells = ((CELL, EFFORTS[0]), (CELL, EFFORTS[1]), (12, EFFORTS[1]))
+FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)))
 _CLOSE, _MOST_GAP = 1e-4, 0.1  # gaps of log delta: asked for; from which on more contours are no use
 FIRST, POINTS = CELL, 10 * CELL  # of the grid that finds where the mass is, and of the one that is fine there
 

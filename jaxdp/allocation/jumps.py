@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.allocation import law
 from jaxdp.allocation.law import Step
+from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
 from jaxdp.runtime.arrays import xp
@@ -24,14 +25,6 @@ _CHARGE = 1e-12  # of every sum of moduli: hundreds of units of rounding times s
 
 def _tails(x: Any) -> Any:
     return xp.exp(log_normal_tail(x))
-
-
-class Bracket(NamedTuple):
-    """Bounds of delta, and a guess of its slope in epsilon."""
-
-    lower: Any
-    upper: Any
-    slope: Any
 
 
 class Splits(NamedTuple):
@@ -51,7 +44,7 @@ def prepare(step: Step) -> Splits:
     return Splits(edges, *_log_moments(step, edges))
 
 
-def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
+def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     """Bounds of delta at an array of epsilons >= 0 close to the step's own, more than one step.
 
     The step's own epsilon has the largest cut.
@@ -61,7 +54,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
     edges, c, log_moment = made
     cut, split = step.cut(), edges[1:]
     # one step: tails, and of what is left of the split mass, mean and variance of Y
-    none, one = _tails(split), _tails(split - s)
+    none = _tails(split)
     usable = split > 0
     below = xp.where(usable, 1 - none, 1.0)
     mean = _tails(s - split) / below
@@ -72,7 +65,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
     total = steps * odds
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
     chernoff = _least(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
-    rest = _several_steps(step, none, one)
+    rest = xp.exp(log_several_steps(step, split))
     # exactly one step beyond the split; the others sum to about the mean
     others = (steps - 1) * mean
     log_below = xp.log1p(-xp.minimum(none, 1 - 1e-12))
@@ -98,8 +91,6 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
     most = xp.exp(chernoff) + rest + one_step
     upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf), axis=1)
-    there = (xp.log(xp.maximum(total - others[-1], 1e-3 * total)) + 0.5 * s * s) / s
-    slope = -(odds * steps * _tails(there))[:, 0]
     # "add": all below a split that keeps the mean below the threshold
     fewer = xp.exp(steps * log_below)
     least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
@@ -107,13 +98,13 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bracket:
     high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * _tails(edges[-1]), 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)
-    slope = xp.where(removes, slope, -upper / xp.maximum(epsilon, 1e-300))
-    return Bracket(xp.where(xp.isnan(lower), 0.0, lower), upper, slope)
+    return Bounds(xp.where(xp.isnan(lower), 0.0, lower), upper)
 
 
-def _several_steps(step: Step, none: Any, one: Any) -> Any:
-    """Bound of what more than one step beyond a split contributes to delta; none, one: normal tails at the split."""
-    return (step.steps - 1) * none * (one + 0.5 * none * _spread(step))
+def log_several_steps(step: Step, split: Any) -> Any:
+    """log of a bound of what more than one step beyond the split contributes to delta of "remove"."""
+    none, one = log_normal_tail(split), log_normal_tail(split - step.scale)
+    return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _spread(step))) + 1e-9
 
 
 def _largest_density(u: Any, s: Any, y: Any) -> Any:

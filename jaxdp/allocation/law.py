@@ -18,7 +18,7 @@ from jaxdp.runtime.arrays import xp
 
 NODES = 16  # of each Gauss panel
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)
-_RADII = np.array([1.6, 2.0, 2.6, 3.4, 4.5, 6.0, 9.0, 14.0])  # of the Bernstein ellipses that are tried
+_RADII = np.array([1.0, 1.6, 2.0, 2.6, 3.4, 4.5, 6.0, 9.0, 14.0])  # of the Bernstein ellipses that are tried
 _LEFT = 9.5  # how far left of the bulk the panels begin, in deviations
 
 
@@ -122,7 +122,8 @@ def log_panel_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
     below = xp.where(turn < 0.5 * math.pi, -low_y * xp.cos(turn), high_y)
     real = xp.where(step.sign > 0, high_y, below)
     grown = c * (real - step.sign * (1 + step.threshold())) + t * high_y * sine
-    factor = xp.log(8 * radius / (radius - 1)) - 2 * NODES * xp.log(radius)
+    # radius 1: the sum and the integral themselves
+    factor = np.log(np.where(_RADII > 1, 8 * _RADII / np.maximum(_RADII - 1, 1e-3), 4.0)) - 2 * NODES * np.log(_RADII)
     bound = xp.min(grown - 0.5 * (near**2 - high**2) - LOG_SQRT_2PI + factor, axis=-1)
     half = half[..., 0]
     return xp.where(half > 0, bound + xp.log(xp.where(half > 0, half, 1.0)), -xp.inf)

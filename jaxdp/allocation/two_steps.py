@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from jaxdp.allocation import law
-from jaxdp.allocation.jumps import Bracket
 from jaxdp.allocation.law import Step
+from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
 from jaxdp.runtime.arrays import xp
@@ -27,21 +27,21 @@ def _tails(x: Any) -> Any:
     return xp.exp(log_normal_tail(x))
 
 
-def bracket(step: Step, epsilon: Any) -> Bracket:
+def bracket(step: Step, epsilon: Any) -> Bounds:
     """Bounds of delta at an array of epsilons >= 0 where step has two steps; elsewhere (0, 1)."""
     usable = (step.steps == 2) & (step.scale >= _LEAST_SCALE) & (step.scale <= _LARGEST_SCALE)
-    nothing = Bracket(xp.zeros_like(epsilon), xp.ones_like(epsilon), -xp.ones_like(epsilon))
+    nothing = Bounds(xp.zeros_like(epsilon), xp.ones_like(epsilon))
     each = lambda some: xp.lax_map(lambda one: _at(step._replace(epsilon=one)), some)  # noqa: E731
     return law.once_if(usable, each, epsilon, nothing)
 
 
-def _price(step: Step, strike: Any) -> tuple[Any, Any, Any]:
-    """(value, error, slope in the strike) of E[(sign (Y - strike))_+]."""
+def _price(step: Step, strike: Any) -> tuple[Any, Any]:
+    """(value, error) of E[(sign (Y - strike))_+]."""
     s = step.scale
     d = (xp.log(strike) + 0.5 * s * s) / s
     none, one = _tails(step.sign * d), _tails(step.sign * (d - s))
     value = step.sign * (one - strike * none)
-    return value, 64 * ULP * (4 + d * d + s * s) * (one + strike * none), -step.sign * none
+    return value, 64 * ULP * (4 + d * d + s * s) * (one + strike * none)
 
 
 def _log_density(step: Step, y: Any) -> Any:
@@ -49,7 +49,7 @@ def _log_density(step: Step, y: Any) -> Any:
     return -0.5 * u * u - LOG_SQRT_2PI - xp.log(step.scale * y)
 
 
-def _at(step: Step) -> Bracket:
+def _at(step: Step) -> Bounds:
     s, removes = step.scale, step.sign > 0
     odds = xp.exp(step.sign * step.epsilon)
     total, cut = 2 * odds, step.cut()
@@ -64,7 +64,7 @@ def _at(step: Step) -> Bracket:
     blur = _BLUR * (total + mean)
     # the price rises with Y for "remove" and falls for "add"
     least, most = (xp.maximum(total - mean - step.sign * side * blur, 1e-300) for side in (-1.0, 1.0))
-    (low, low_error, _), (high, high_error, turn) = _price(step, least), _price(step, most)
+    (low, low_error), (high, high_error) = _price(step, least), _price(step, most)
     ends = xp.exp(step.log_ratio(edges))
     first = xp.maximum(total - ends[1:] - blur, 1e-300)
     last = xp.maximum(total - ends[:-1] + blur, 1e-300)
@@ -82,11 +82,9 @@ def _at(step: Step) -> Bracket:
     far = xp.where(removes, one + none, total * none)  # the price is at most Y + 1, or the total
     upper = upper * (1 + _SUMMED) + xp.where(top == cut, xp.where(removes, beyond + error, 0.0), far)
     strike = xp.where(removes, xp.maximum(total - ends[0] - blur[0], 1e-300), total)
-    left, left_error, _ = _price(step, strike)
+    left, left_error = _price(step, strike)
     upper = upper + _tails(-edges[0]) * (left + left_error) * (1 + _SLACK)
     share = 0.5 * xp.where(removes, 1.0, xp.exp(step.epsilon))
     lower, upper = share * lower * (1 - 16 * ULP), share * upper * (1 + 16 * ULP) + 1e-307
-    chance = xp.sum(mass * xp.abs(turn)) + xp.where(removes, none, 0.0)
-    slope = xp.where(removes, -odds * chance, upper - chance)
     good = (lower <= upper) & (upper <= 1)
-    return Bracket(xp.where(good, lower, 0.0), xp.where(good, upper, 1.0), xp.where(good, slope, -1.0))
+    return Bounds(xp.where(good, lower, 0.0), xp.where(good, upper, 1.0))
