@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, whole
-from jaxdp.domains import SMALLEST as SMALLEST
 from jaxdp.typing import Array
 
 LOCAL = "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta)."

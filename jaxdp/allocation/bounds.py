@@ -45,9 +45,9 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
     seen = at_own_epsilon(Step(steps, scale, xp.where(inside, size, 1.0), turned), effort)
     lower, upper = (xp.where(inside, xp.exp(side), no) for side, no in ((seen.lower, 0.0), (seen.upper, 1.0)))
     negative = xp.minimum(epsilon, 0.0)
-    odds, floor = xp.exp(negative), -xp.expm1(negative)
-    lower = xp.where(epsilon < 0, (floor + odds * lower) * (1 - 8 * ULP), lower)
-    upper = xp.where(epsilon < 0, (floor + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, _LEAST_DELTA))
+    odds, trivial = xp.exp(negative), -xp.expm1(negative)
+    lower = xp.where(epsilon < 0, (trivial + odds * lower) * (1 - 8 * ULP), lower)
+    upper = xp.where(epsilon < 0, (trivial + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, _LEAST_DELTA))
     alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
     upper = xp.fmin(upper, alone[1])  # a person who takes part in a known step leaks no less
     lower = xp.where(steps == 1, alone[0], xp.where(xp.isnan(lower), 0.0, lower))

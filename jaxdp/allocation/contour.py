@@ -14,20 +14,12 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
+from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
-_NATS = 20.0  # by which the integrand falls before the last node
-_REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
-_GRID = 256
-_TILTS = 96
-_PAYS = 1.3  # this many times the nodes justify contours for each number of large steps
-_MOST = 4  # contours
-_LOOKS = 4  # at delta, each with less of the law
-_ROOM = 8  # points of the grid between split and top, at least
-_FAR = 38.0  # beyond it the normal law has no mass in double precision
 _ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])  # tilts, in units of the contour's
 _NEEDED, _LEAST_SHARE = 40.0, 0.1  # nats of the largest integrand to which the quadrature is to be close
@@ -55,112 +47,6 @@ class Evaluation(NamedTuple):
     lower: Any
     upper: Any
     estimate: Any
-
-
-class Plan(NamedTuple):
-    """Where to cut and to tilt. No bound needs it to be right.
-
-    x: a grid from the first panel to the last. A step is large where x lies between split and top. count: how many
-    contours there are, for 0, 1, ... large steps. tilts, low, high: a grid of c, and log M(c) of small and of large
-    steps. rest_tilt: a c for the bound of `count` or more large steps.
-    """
-
-    x: Any
-    split: Any
-    top: Any
-    count: Any
-    tilts: Any
-    low: Any
-    high: Any
-    rest_tilt: Any
-
-
-def _best(c: Any, log_value: Any) -> Any:
-    """The place of the minimum in log c, by a parabola through three points of a grid."""
-    i = xp.clip(xp.argmin(log_value), 1, c.shape[0] - 2)
-    left, middle, right = (log_value[i + k] for k in (-1, 0, 1))
-    bend = left - 2 * middle + right
-    move = xp.where(bend > 0, 0.5 * (left - right) / xp.where(bend > 0, bend, 1.0), 0.0)
-    return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
-
-
-def _least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
-    """The tilt that needs the fewest nodes (few nats of cancellation, a short period), and a multiple of their number.
-
-    log_moment: K on the grid. The alias terms are those of Chernoff at every other tilt of the grid.
-    """
-    height = log_moment - 2 * xp.log(c)
-    goal = xp.min(height) - 1
-    apart = c[:, None] - c[None, :]
-    needed = log_moment - 1 - xp.log(c) - (goal + xp.log(c[xp.argmin(height)])) + _NATS
-    period = needed[:, None] / xp.where(apart == 0, 1.0, xp.abs(apart))
-    right = xp.min(xp.where(apart > 0, period, xp.inf), axis=0)
-    left = xp.min(xp.where(apart < 0, period, xp.inf), axis=0)
-    loss = height - goal
-    nodes = xp.maximum(right, left) * xp.sqrt(_NATS + loss)
-    allowed = (loss <= 1.2 + xp.maximum(0.0, xp.log(1e6 / steps))) & (c <= c[xp.argmin(height)]) & (nodes > 0)
-    nodes = xp.where(allowed, nodes, xp.inf)
-    return c[xp.argmin(nodes)], xp.min(nodes)
-
-
-def _log_ways(steps: Any) -> Any:
-    """log of the number of ways in which 0, 1, ..., _MOST of the steps may be large; -inf for more than there are."""
-    k = np.arange(float(_MOST))
-    return xp.concatenate([xp.zeros(1), xp.cumsum(xp.log(xp.maximum(steps - k, 0.0) / (k + 1)))])
-
-
-def plan(step: Step) -> Plan:
-    """From sums over a plain grid."""
-    steps, s, removes = step.steps, step.scale, step.sign > 0
-    cut = step.cut()
-    theta = 1 + step.threshold()
-    c = xp.exp(xp.linspace(xp.log(0.02 / (steps * theta)), xp.log(200 / (xp.minimum(s, 1.0) * theta)), _TILTS))
-
-    def exponents(top: Any) -> tuple[Any, Any]:
-        x = xp.linspace(step.left(), top, _GRID)
-        return x, c[:, None] * step.value(x) - 0.5 * x * x + xp.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
-
-    single = xp.where(removes, log_normal_tail(cut - s), -xp.inf)
-
-    def see(_: Any, seen: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Nats of delta by Chernoff's bound of the steps below a top, and a top for them."""
-        log_delta = xp.min(steps * law.log_sum(exponents(seen[1])[1]) - xp.log(c)) - xp.log(steps) - 2.0
-        nats = xp.maximum(-xp.maximum(log_delta, single), 0.0)
-        return nats, xp.minimum(cut, xp.sqrt(2 * (nats + 30 + xp.log(steps))) + xp.where(removes, s, 0.0))
-
-    first = xp.minimum(cut, _FAR + xp.where(removes, s, 0.0))
-    nats, top = xp.fori_loop(0, _LOOKS, see, (xp.zeros_like(s), first))
-    x, exponent = exponents(top)
-    most = xp.max(exponent, axis=1, keepdims=True)
-    above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
-
-    def rest(count: Any, large: Any) -> Any:
-        ways = _log_ways(steps)[count] - xp.log(steps)
-        return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
-
-    negligible = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, _MOST + 1)])
-    enough = xp.minimum(negligible, jumps.log_several_steps(step, x)) <= -nats + _REST
-    # more large steps than there are would be negligible beyond any split
-    enough = enough & (np.arange(2.0, _MOST + 1)[:, None] <= steps)
-    count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
-    place = xp.argmax(enough[count - 2])
-    low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
-    # One contour is enough where large steps matter neither to its nodes nor to the Chernoff bound.
-    (_, nodes), (_, fewest) = (_least_nodes(steps, c, steps * each) for each in (above[:, 0], low))
-    matter = (nodes > _PAYS * fewest) | (
-        xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
-    )
-    several = removes & xp.any(enough[:, :-_ROOM]) & matter
-    return Plan(
-        x,
-        xp.where(several, x[place], top),
-        top,
-        xp.where(several, count, 1),
-        c,
-        xp.where(several, low, above[:, 0]),
-        xp.where(several, high, -xp.inf),
-        _best(c, rest(count, high)),
-    )
 
 
 class _Part(NamedTuple):
@@ -324,7 +210,7 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     """The contour of exactly ``large`` steps with x between split and top, all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
-    ways = _log_ways(step.steps)[large]
+    ways = log_ways(step.steps)[large]
     found = tail.extremes(step, c)
 
     def groups(panels: Law) -> tuple[Any, tail.Group]:
@@ -341,7 +227,7 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
         moments, parts = groups(panels)
-        return panels, moments, parts, tail.reach(parts, powers, c, _NATS)
+        return panels, moments, parts, tail.fallen_at(parts, powers, c, NATS)
 
     # panels for an oscillation that is found with panels for none
     _, (panels, moments, parts, t_wanted) = xp.scan(
@@ -357,7 +243,7 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     growths = bounds - log_total
 
     def long_enough(u: Any) -> Any:
-        return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-_NATS))
+        return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-NATS))
 
     wanted = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
     used = xp.stop_gradient(_blocks(t_wanted * wanted / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
@@ -423,7 +309,7 @@ def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
     panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
     c, count = made.rest_tilt * _NEAR, made.count
     low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
-    bound = _log_ways(step.steps)[count] + (step.steps - count) * xp.logaddexp(low, high) + count * high - 1 - xp.log(c)
+    bound = log_ways(step.steps)[count] + (step.steps - count) * xp.logaddexp(low, high) + count * high - 1 - xp.log(c)
     bound = xp.append(bound - xp.log(step.steps) + 64 * ULP * step.steps, jumps.log_several_steps(step, made.split))
     return xp.append(c, 0.0), xp.where(xp.isnan(bound), xp.inf, bound)
 
@@ -433,13 +319,13 @@ def prepare(step: Step, effort: Effort) -> Contour:
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     made = plan(still)
     # Loops in place of branches: a branch of a batch computes both sides for every point.
-    nodes, tilts = xp.zeros((_MOST, effort.nodes)), xp.zeros((_MOST, _ABOVE.size + _BELOW.size))
-    each = dict.fromkeys(_Part._fields, xp.zeros(_MOST)) | dict.fromkeys(("size", "angle"), nodes)
+    nodes, tilts = xp.zeros((MOST, effort.nodes)), xp.zeros((MOST, _ABOVE.size + _BELOW.size))
+    each = dict.fromkeys(_Part._fields, xp.zeros(MOST)) | dict.fromkeys(("size", "angle"), nodes)
     empty = _Part(**(each | dict.fromkeys(("points", "growths"), tilts)))
 
     def add(k: Any, parts: _Part) -> _Part:
-        log_moment = _log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
-        one = _part(step, made, k, _least_nodes(still.steps, made.tilts, log_moment)[0], effort)
+        log_moment = log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
+        one = _part(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
 
     parts = xp.fori_loop(0, made.count, add, empty)

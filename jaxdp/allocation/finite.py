@@ -29,16 +29,18 @@ def first_grid(steps: Any, noise: Any, total: Any, runs: Any) -> Any:
     total: -log delta of the composition. runs: how many epochs it has.
     """
     s = 1 / noise
-    spread = xp.sqrt(xp.expm1(xp.minimum(s * s, 50.0)) / steps)
+    deviation = xp.sqrt(xp.expm1(xp.minimum(s * s, 50.0)) / steps)
     nats = xp.sqrt(2 * (total + 25.0))
-    cap = xp.maximum(s * s / 2 + s * nats - xp.log(steps), 0.0) + 1.5 * xp.log1p(nats * spread)
-    spread = xp.minimum(spread, 0.25 * cap)
+    cap = xp.maximum(s * s / 2 + s * nats - xp.log(steps), 0.0) + 1.5 * xp.log1p(nats * deviation)
+    deviation = xp.minimum(deviation, 0.25 * cap)
     third = FIRST // 3
-    quantiles = xp.abs(normal_quantiles(third, 3.0) + xp.sqrt(2 * total / xp.maximum(runs, 1.0))) * spread
+    quantiles = xp.abs(normal_quantiles(third, 3.0) + xp.sqrt(2 * total / xp.maximum(runs, 1.0))) * deviation
     # an epsilon that one epoch alone may have: larger losses are as rare as delta
-    once = xp.maximum(xp.sqrt(2 * total) * (spread + s) + s * s / 2 - xp.log(steps), 1.2 * xp.sqrt(2 * total) * spread)
+    once = xp.maximum(
+        xp.sqrt(2 * total) * (deviation + s) + s * s / 2 - xp.log(steps), 1.2 * xp.sqrt(2 * total) * deviation
+    )
     even = xp.minimum(once, cap) * np.linspace(0.0, 1.0, third)
-    far = spread * 0.05 * (cap / (0.05 * spread)) ** np.linspace(0.0, 1.0, FIRST - 2 * third)
+    far = deviation * 0.05 * (cap / (0.05 * deviation)) ** np.linspace(0.0, 1.0, FIRST - 2 * third)
     return xp.minimum(xp.sort(xp.concatenate([quantiles, even, far])), cap)
 
 

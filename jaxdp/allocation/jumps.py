@@ -104,7 +104,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 def log_several_steps(step: Step, split: Any) -> Any:
     """log of a bound of what more than one step beyond the split contributes to delta of "remove"."""
     none, one = log_normal_tail(split), log_normal_tail(split - step.scale)
-    return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _spread(step))) + 1e-9
+    return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _excess(step))) + 1e-9
 
 
 def _largest_density(u: Any, s: Any, y: Any) -> Any:
@@ -131,6 +131,6 @@ def _least(log_bound: Any, c: Any, place: Any) -> Any:
     return xp.min(log_bound - c * place[..., None, :], axis=-2)
 
 
-def _spread(step: Step) -> Any:
+def _excess(step: Step) -> Any:
     """Bound of E[(sum Y - T)_+]."""
     return xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps * xp.expm1(xp.minimum(step.scale**2, 600.0))))

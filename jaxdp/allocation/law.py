@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Panels of intervals of x: edges (..., n + 1), nodes (..., n, NODES) with X, its rounding, log mass."""
+    """Intervals of x cut into n panels: their edges (..., n + 1), and at each node (..., n, NODES) x, X, log mass."""
 
     edges: Any
     x: Any

@@ -114,7 +114,7 @@ def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:
     return xp.sum(powers * xp.log(xp.clip(size, 1e-300, 1.0)), axis=-1) - xp.log(c * c + t * t)
 
 
-def reach(groups: Group, powers: Any, c: Any, nats: float) -> Any:
+def fallen_at(groups: Group, powers: Any, c: Any, nats: float) -> Any:
     """The t at which the bound has fallen by so many nats from its value at 0, to a percent."""
 
     def fallen(log_t: Any) -> Any:

@@ -134,5 +134,5 @@ class RandomAllocation(Mechanism):
         return z * (z + 1) * (self.times / self.noise_multiplier() ** 2 / 2)
 
     def renyi_divergence(self, order: Number) -> Number:
-        """Of the same pair."""
+        """The divergence of the pair of `log_mgf`."""
         return order * self.times / self.noise_multiplier() ** 2 / 2

@@ -195,15 +195,15 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
         ) from None
 
 
-def spread(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
+def flat_rows(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
     leaves, tree = jax.tree_util.tree_flatten(mechanism)
     return jax.tree_util.tree_unflatten(
-        tree, [_spread(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
+        tree, [_flat_rows(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
     )
 
 
-def _spread(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
+def _flat_rows(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
     """Numbers broadcast to ``shape`` and flattened to one batch axis, before ``event_ndim`` axes of their own."""
     xp = jnp if validate.is_traced(numbers) else np
     numbers = jnp.asarray(numbers) if xp is jnp else np.asarray(numbers, np.float64)
@@ -214,7 +214,7 @@ def _spread(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
 def spread_axis(mechanism: Mechanism) -> Mechanism:
     """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
     shape = batch_shape(mechanism)
-    return jax.tree_util.tree_map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), spread(mechanism, shape))
+    return jax.tree_util.tree_map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
 
 
 # One stack: a record with leaves (batch, members, *event), and how often each member is run, (batch, members).
@@ -229,7 +229,7 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     """
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
     for atom, times in flatten(mechanism):
-        flat, count = spread(atom, shape), _spread(times, 0, shape)
+        flat, count = flat_rows(atom, shape), _flat_rows(times, 0, shape)
         leaves, tree = jax.tree_util.tree_flatten(flat)
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdp import validate
+from jaxdp.domains import SMALLEST
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points, checked, whole
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle.bounds import least_epsilon
 from jaxdp.typing import Array, Real
-from jaxdp.validate import SMALLEST
 
 
 def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Callable, Real]) -> list[Any]:

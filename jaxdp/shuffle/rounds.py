@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log1mexp, log_expm1
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.shuffle.law import Law
-from jaxdp.validate import SMALLEST
 
 POINTS, MANY = 384, 3456  # of a grid: for composition, for one moment
 _DEEPEST = 40.0  # standard deviations of the loss that the first grid covers evenly: delta is below 1e-308 there

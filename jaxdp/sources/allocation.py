@@ -12,16 +12,17 @@ import numpy as np
 
 from jaxdp.allocation import bounds, finite
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.allocation import DirectedLaw, RandomAllocation
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import Stack, spread
+from jaxdp.mechanisms.composition import Stack, flat_rows
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
 from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
-from jaxdp.validate import SMALLEST, is_traced
+from jaxdp.validate import is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
 _NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no share in the composed one
@@ -50,7 +51,7 @@ def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
 def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
     """The route of one epoch in which everybody takes part once."""
     sign = _SIGNS[direction]
-    return Route(spread(mechanism, shape), _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
+    return Route(flat_rows(mechanism, shape), _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
@@ -29,7 +30,7 @@ from jaxdp.sources.shuffling import (
     upper_laws,
     worst,
 )
-from jaxdp.validate import SMALLEST, is_traced
+from jaxdp.validate import is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.interval import Bounds
-from jaxdp.mechanisms.composition import spread
+from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.runtime.arrays import xp
@@ -113,7 +113,7 @@ def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
-    flat: Any = spread(mechanism, shape)
+    flat: Any = flat_rows(mechanism, shape)
     local_delta = _local_delta(flat)
     leaky = is_traced(local_delta) or bool(np.any(np.asarray(local_delta) > 0))
     epsilon, delta = (functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta"))
