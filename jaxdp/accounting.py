@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY
+from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
@@ -311,8 +311,8 @@ def _evaluate(
     """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
     # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
-    subnormal = (verb == "epsilon") & (flat > 0) & (flat < validate.SMALLEST)
-    flat = np.where(subnormal, validate.SMALLEST, flat)
+    subnormal = (verb == "epsilon") & (flat > 0) & (flat < SMALLEST)
+    flat = np.where(subnormal, SMALLEST, flat)
     first, inverse = _distinct(routes[0].params, flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]

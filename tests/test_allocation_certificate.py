@@ -149,7 +149,7 @@ def test_the_lower_pair_lies_below_the_profile_only_when_it_is_lowered(monkeypat
         slope = rounds._hull_slopes(grid, value)
         return np.maximum(np.append(slope[1:], 0.0) - slope, 0.0)
 
-    monkeypatch.setattr(rounds, "_below", chords)
+    monkeypatch.setattr(rounds, "masses_below", chords)
     with on_host():
         chord = [profile_of(finite.lower_pair(grid, forward, backward), point) for point in points]
     assert np.any(chord > truth.upper)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from jaxdp.interval import Bounds
-from jaxdp.mechanisms.composition import spread
+from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.sources import shuffled_rounds as route
@@ -35,7 +35,7 @@ def swapped(pair):
 
 
 def rows_of(mechanism):
-    return spread(mechanism, np.shape(mechanism.num_users))
+    return flat_rows(mechanism, np.shape(mechanism.num_users))
 
 
 @functools.cache

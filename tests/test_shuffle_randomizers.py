@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.mechanisms.composition import spread
+from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.shuffle import bounds
 from jaxdp.sources import shuffling as route
 from jaxdp.sources.shuffling import lower_laws, upper_laws
@@ -53,7 +53,7 @@ def test_golden_file_has_every_family():
 def test_golden_laws_are_enclosed(family):
     case = cases_of("law", family)
     mechanism = jaxdp.Shuffled(MAKE[family](case), case["n"])
-    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(spread(mechanism, case["eps0"].shape)))
+    made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(flat_rows(mechanism, case["eps0"].shape)))
     lower, upper = bounds.bounds("delta", made, case["n"], case["epsilon"], 1e-6)
     error = case["rel_err"] + 1e-8
     assert (lower <= case["delta"] * (1 + error)).all() and (case["delta"] * (1 - error) <= upper).all()
@@ -218,7 +218,7 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
     epsilon = eps0 * rng.uniform(0, 1, size)
     epsilon[:4] = 0.0
     randomizer = jaxdp.SubsetSelection(eps0, k, np.floor(rng.uniform(2, k - 1)))
-    flat = spread(jaxdp.Shuffled(randomizer, n), (size,))
+    flat = flat_rows(jaxdp.Shuffled(randomizer, n), (size,))
     for made in (upper_laws(flat), lower_laws(flat)):
         made = jax.tree_util.tree_map(lambda a: a[:, 0], made)
         joined = [_five(made, i) for i in range(size)]
