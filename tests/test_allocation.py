@@ -293,7 +293,9 @@ def test_without_the_steps_beyond_the_cut_the_lower_side_is_too_small_and_the_up
 
 
 def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
-    monkeypatch.setattr(contour.tail, "fallen_at", lambda *args, real=tail.fallen_at: 3.0 * real(*args))  # a short period
+    monkeypatch.setattr(
+        contour.tail, "fallen_at", lambda *args, real=tail.fallen_at: 3.0 * real(*args)
+    )  # a short period
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, effort=contour.Effort(48, 4, 8))
         assert lower <= exact <= upper

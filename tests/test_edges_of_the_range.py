@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.domains import SMALLEST
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.validate import SMALLEST
 
 # exact epsilon at delta 1e-310
 BELOW_NORMAL = [
