@@ -39,7 +39,7 @@ from jaxdp.sources.base import (
 
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
 _SAMPLED_LADDER = (
-    Effort(128, 128, 64, False),
+    Effort(128, 96, 48, False),
     Effort(512, 256, 128, False),
     Effort(2048, 512, 256, False),
     Effort(16384, 512, 512, False),
