@@ -86,7 +86,7 @@ def calibrate(
     if validate.is_traced(epsilon, delta, bracket):
         raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
     keep_others = validate.choice("unreachable", unreachable, ("raise", "nan")) == "nan"
-    problem = _Problem.of(make_mechanism, epsilon, delta, bracket, relation)
+    problem = Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     if 0 in problem.shape:
         return np.empty(problem.shape)
     lost = np.zeros(problem.target.shape, bool)
@@ -106,7 +106,7 @@ def calibrate(
     return _verified(problem, search, lost | search.lost)
 
 
-def _searched(problem: _Problem, values: np.ndarray, keep_others: bool) -> _Search:
+def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Search:
     """The search from the first candidates until every bracket is closed; ValueError where there is nothing to find."""
     epsilons = problem.evaluate(values)
     lost = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
@@ -129,7 +129,7 @@ def _searched(problem: _Problem, values: np.ndarray, keep_others: bool) -> _Sear
 
 
 @dataclasses.dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The calibrations to be made: one row per element of the broadcast shape.
 
     whole: only whole values are tried. by_array: make takes arrays of values. direction: the one dominating pair that
@@ -155,7 +155,8 @@ class _Problem:
         delta: Real,
         bracket: tuple[Real, Real] | None,
         relation: Relation | None,
-    ) -> _Problem:
+    ) -> Problem:
+        """The problem of a call of `calibrate`."""
         target = validate.real_array("epsilon", epsilon)
         validate.reject("epsilon", target, ~(target >= 0), ">= 0")
         delta = validate.probability("delta", delta)
@@ -184,13 +185,13 @@ class _Problem:
         """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
 
-    def pairs(self) -> list[_Problem]:
+    def pairs(self) -> list[Problem]:
         """The problem for each dominating pair alone; an empty list where there is only one pair."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
         return [dataclasses.replace(self, direction=each) for each in directions] if len(directions) > 1 else []
 
-    def without(self, lost: np.ndarray) -> _Problem:
+    def without(self, lost: np.ndarray) -> Problem:
         """The problem with an infinite target, which every value meets, in the rows ``lost``."""
         return dataclasses.replace(self, target=np.where(lost, np.inf, self.target))
 
@@ -286,7 +287,7 @@ def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.nda
     return grid
 
 
-def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarray]:
+def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray]:
     """The problem with brackets found by going outward from its own, and the rows in which none was found."""
     low, high = problem.low, problem.high
     epsilons = problem.evaluate_new(low, high)
@@ -317,7 +318,7 @@ def _bracketed(problem: _Problem, keep_others: bool) -> tuple[_Problem, np.ndarr
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost
 
 
-def _require_monotone(problem: _Problem, epsilons: np.ndarray, sought: np.ndarray) -> None:
+def _require_monotone(problem: Problem, epsilons: np.ndarray, sought: np.ndarray) -> None:
     """ValueError where epsilons over equally ordered values rise and fall."""
     with np.errstate(invalid="ignore"):
         steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
@@ -333,7 +334,7 @@ def _require_monotone(problem: _Problem, epsilons: np.ndarray, sought: np.ndarra
 class _Search:
     """A shrinking bracket per problem: `safe` was tested and meets the target, `unsafe` was tested and does not."""
 
-    def __init__(self, problem: _Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
+    def __init__(self, problem: Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
         self._problem, self.lost = problem, lost
         self._values, self._epsilons = values, epsilons
         rising = epsilons[-1] >= epsilons[0]
@@ -418,7 +419,7 @@ def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return table[0]
 
 
-def _verified(problem: _Problem, search: _Search, lost: np.ndarray) -> np.ndarray:
+def _verified(problem: Problem, search: _Search, lost: np.ndarray) -> np.ndarray:
     """The safe values, tested once more in the caller's shape: the rounding depends on the size of a batch.
 
     A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.

@@ -76,7 +76,7 @@ def from_json(text: str) -> Mechanism:
 def _encoded(name: str, value: Any) -> Any:
     if isinstance(value, Mechanism):
         cls = type(value)
-        if _records().get(cls.__name__) is not cls:
+        if records_by_name().get(cls.__name__) is not cls:
             raise TypeError(
                 f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
                 "Keep the parameters of your own mechanisms in a file of your own."
@@ -140,9 +140,9 @@ def _number(name: str, value: Any) -> Any:
 
 def _record(name: str, content: dict[str, Any]) -> Mechanism:
     kind = content.get("class")
-    cls = _records().get(kind) if isinstance(kind, str) else None
+    cls = records_by_name().get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(_records()))}.")
+        raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(records_by_name()))}.")
     fields = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
     given = {key: value for key, value in content.items() if key != "class"}
     unknown, missing = sorted(set(given) - set(fields)), sorted(set(fields) - set(given))
@@ -154,7 +154,7 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
     return cls(**values)
 
 
-def _records() -> dict[str, type[Mechanism]]:
+def records_by_name() -> dict[str, type[Mechanism]]:
     """All public records of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)

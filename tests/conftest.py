@@ -24,7 +24,7 @@ gc.set_threshold(100_000, 50, 100)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
 
-OPTIONS = precision._CPU_OPTIONS
+OPTIONS = precision.CPU_OPTIONS
 # To split a program for threads to compile takes a sixth longer in all.
 QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 
@@ -105,7 +105,7 @@ def kernels_are_compiled_quickly(request):
 @pytest.fixture
 def compiled_as_for_users():
     """The options that users get for one test of a file whose other tests are compiled quickly."""
-    before = precision._CPU_OPTIONS
+    before = precision.CPU_OPTIONS
     _compile_with(OPTIONS)
     yield
     _compile_with(before)
@@ -114,7 +114,7 @@ def compiled_as_for_users():
 @pytest.fixture
 def compiled_quickly():
     """Without optimisation for one test of a file whose other tests are compiled as for users."""
-    before = precision._CPU_OPTIONS
+    before = precision.CPU_OPTIONS
     _compile_with(QUICK_OPTIONS)
     yield
     _compile_with(before)
@@ -124,18 +124,18 @@ SET_ASIDE = weakref.WeakKeyDictionary()  # of each kernel: what it has compiled 
 
 
 def _compile_with(options):
-    if precision._CPU_OPTIONS != options:
-        precision._CPU_OPTIONS = options
+    if precision.CPU_OPTIONS != options:
+        precision.CPU_OPTIONS = options
         jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of what is not ours
         precision.compiler_options.cache_clear()
-        for one in list(precision._kernels):
+        for one in list(precision.all_kernels):
             one._jitted, SET_ASIDE[one] = SET_ASIDE.get(one, {}), one._jitted
 
 
 @pytest.fixture(autouse=True)
 def the_first_points_are_numpys(monkeypatch):
     """In every test as in a new process, whatever tests before it have asked for."""
-    for one in precision._kernels:
+    for one in precision.all_kernels:
         monkeypatch.setattr(one, "_answered", collections.Counter())
 
 
@@ -166,4 +166,4 @@ def one_batch_size(request, monkeypatch):
         return [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
 
     if request.node.get_closest_marker("batches_as_for_users") is None:
-        monkeypatch.setattr(precision, "_pieces", pieces)
+        monkeypatch.setattr(precision, "pieces_of", pieces)

@@ -281,13 +281,13 @@ def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
     assert lower <= exact <= upper
     monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # the bound of the quadrature vanishes
     monkeypatch.setattr(law, "log_quadrature_errors", lambda step, edges, c, t: np.full((*np.shape(c), 2), -np.inf))
-    monkeypatch.setattr(law, "_POINTS", law._POINTS * (1 + 1e-6))  # a rule that is a little off
+    monkeypatch.setattr(law, "POINTS", law.POINTS * (1 + 1e-6))  # a rule that is a little off
     lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
     assert not lower <= exact <= upper
 
 
 def test_without_the_steps_beyond_the_cut_the_lower_side_is_too_small_and_the_upper_fails(monkeypatch, exact):
-    monkeypatch.setattr(contour, "_closed", lambda step, epsilon, cut: (np.zeros(1), np.zeros(1)))
+    monkeypatch.setattr(contour, "beyond_the_cut", lambda step, epsilon, cut: (np.zeros(1), np.zeros(1)))
     _, upper = bracket_after(monkeypatch, unchanged, effort=bounds.EFFORTS[1])
     assert upper < exact
 
@@ -354,7 +354,7 @@ def test_rounding_is_charged_to_the_moduli_not_to_the_sum():
         step = Step(1e4, 1.0, 0.2, 1.0)
         made, at = contour.plan(step), contour.prepare(step, SMALL).parts
         at = at._replace(**{name: value[0] for name, value in at._asdict().items()})
-        lower_tilt = contour._part(step, made, 0, 0.6 * at.tilt, SMALL)
+        lower_tilt = contour.contour_of(step, made, 0, 0.6 * at.tilt, SMALL)
     loss = float(at.log_total - lower_tilt.log_total)
     assert loss < 0  # K is larger off the saddle
     # both are off the same sum by so much of it, in units of the first one's e^K

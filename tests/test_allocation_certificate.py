@@ -50,7 +50,7 @@ def test_jumps_enclose_where_each_term_is_tested():
 @pytest.mark.parametrize("point", [(10, 1.0, 0.5, 1.0), (10, 1.0, 0.5, -1.0)])
 def test_without_the_chernoff_bound_of_small_steps_the_upper_jump_bound_fails(monkeypatch, point):
     low, _ = evaluated(*point)
-    monkeypatch.setattr(jumps, "_least", no_moments)
+    monkeypatch.setattr(jumps, "least_over_tilts", no_moments)
     assert by_jumps(*point)[1] < low
 
 
@@ -65,12 +65,12 @@ def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
     """Without small steps the bound has room for it; it has none without the curvature as well."""
     point = (3, 1.0, 1.0, 1.0)
     low, _ = evaluated(*point)
-    least = jumps._least
+    least = jumps.least_over_tilts
     # the bound of no large step is asked for with one place for each epsilon, that beyond the parabola with more axes
     no_small = lambda log_bound, c, place: least(log_bound, c, place) - (np.inf if np.ndim(place) == 2 else 0)  # noqa: E731
-    monkeypatch.setattr(jumps, "_least", no_small)
+    monkeypatch.setattr(jumps, "least_over_tilts", no_small)
     assert by_jumps(*point)[1] >= low
-    monkeypatch.setattr(jumps, "_least", no_moments)
+    monkeypatch.setattr(jumps, "least_over_tilts", no_moments)
     monkeypatch.setattr(jumps, "_largest_density", lambda u, s, y: 0.0 * y)
     assert by_jumps(*point)[1] < low
 
@@ -81,8 +81,8 @@ def test_lower_jump_bounds_need_the_chance_of_no_large_step(monkeypatch, steps, 
     point = (steps, noise, epsilon, -1.0)
     _, high = evaluated(*point)
     assert by_jumps(*point)[0] <= high
-    tails = jumps._tails
-    monkeypatch.setattr(jumps, "_tails", lambda x: 0.0 * tails(x))
+    tails = jumps.normal_tails
+    monkeypatch.setattr(jumps, "normal_tails", lambda x: 0.0 * tails(x))
     assert by_jumps(*point)[0] > high
 
 
@@ -95,7 +95,7 @@ def test_without_its_rounding_the_part_beyond_the_cut_is_above_the_truth():
         with on_host():
             step = Step(*map(np.float64, (steps, 1 / noise, epsilon, 1.0)))
             cut = float(step.cut())
-            value, error = contour._closed(step, np.array([epsilon]), cut)
+            value, error = contour.beyond_the_cut(step, np.array([epsilon]), cut)
         exact = closed_in_high_precision(steps, noise, epsilon, cut)
         assert value[0] - error[0] <= exact <= value[0] + error[0]
         above.append(value[0] > exact)
@@ -146,7 +146,7 @@ def test_the_lower_pair_lies_below_the_profile_only_when_it_is_lowered(monkeypat
 
     def chords(grid, delta):
         value = np.exp(delta.lower)
-        slope = rounds._hull_slopes(grid, value)
+        slope = rounds.hull_slopes(grid, value)
         return np.maximum(np.append(slope[1:], 0.0) - slope, 0.0)
 
     monkeypatch.setattr(rounds, "masses_below", chords)
@@ -210,13 +210,13 @@ def test_two_steps_have_one_epsilon():
 
 def test_two_steps_need_both_terms_of_the_curvature(monkeypatch):
     """Without densities the upper bound is Jensen's, too small; with a tenth more the lower bound is too large."""
-    exact, density = two_steps_exactly(1.0, 0.5, 1.0), two_steps._log_density
+    exact, density = two_steps_exactly(1.0, 0.5, 1.0), two_steps.log_density
     step = Step(*map(np.float64, (2, 1.0, 0.5, 1.0)))
-    monkeypatch.setattr(two_steps, "_log_density", lambda step, y: density(step, y) - np.inf)
+    monkeypatch.setattr(two_steps, "log_density", lambda step, y: density(step, y) - np.inf)
     with on_host():
         assert two_steps.bracket(step, np.array([0.5])).upper[0] < exact
-        monkeypatch.setattr(two_steps, "_log_density", lambda step, y: density(step, y) + np.log(1.1))
-        assert two_steps._at(step).lower > exact
+        monkeypatch.setattr(two_steps, "log_density", lambda step, y: density(step, y) + np.log(1.1))
+        assert two_steps.bounds_at(step).lower > exact
         monkeypatch.undo()
         assert two_steps.bracket(step, np.array([0.5])).upper[0] >= exact
 

@@ -50,7 +50,7 @@ def by_numpy(monkeypatch):
 def fresh_canaries(monkeypatch):
     """Every canary still to be run, and nothing registered by a test left behind."""
     monkeypatch.setattr(precision, "_passed", set())
-    monkeypatch.setattr(precision, "_CANARIES", list(precision._CANARIES))
+    monkeypatch.setattr(precision, "CANARIES", list(precision.CANARIES))
     return monkeypatch
 
 
@@ -107,7 +107,7 @@ def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, mo
 
 def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(precision, "_CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
+    monkeypatch.setattr(precision, "CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
 
 
@@ -145,7 +145,7 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
 
 @pytest.mark.parametrize("large", [False, True])
 def test_our_compilation_passes_also_where_the_plain_one_does_not(large):
-    computed, exact, tolerance = precision._check_reductions(compiler_options(platform(), large))
+    computed, exact, tolerance = precision.check_reductions(compiler_options(platform(), large))
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
@@ -469,7 +469,7 @@ def test_memory_maps_are_a_share_of_the_limit():
 def test_a_batch_is_computed_in_few_pieces_of_few_sizes_with_little_padding():
     for size in range(1, 1300):
         for sparing in (True, False):
-            pieces = list(precision._pieces(size, 512, sparing))
+            pieces = list(precision.pieces_of(size, 512, sparing))
             assert [p[0] for p in pieces] == [0, *(p[1] for p in pieces[:-1])] and pieces[-1][1] == size
             assert all(stop - start <= padded and padded in (1, 8, 64, 512) for start, stop, padded in pieces)
             assert sum(p[2] for p in pieces) <= (2 if sparing else 8) * size
@@ -493,7 +493,7 @@ def _equations(jaxpr) -> int:
     return own + sum(_equations(inner) for inner in _inner(jaxpr))
 
 
-def _sampled(direction: str, effort=contour._SAMPLED_LADDER[0]) -> Callable[[], Any]:
+def _sampled(direction: str, effort=contour.SAMPLED_LADDER[0]) -> Callable[[], Any]:
     """What a contour's program consists of: K on the axis to plan and to bound, on the line, the tail, the search."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
@@ -504,7 +504,7 @@ def _sampled(direction: str, effort=contour._SAMPLED_LADDER[0]) -> Callable[[], 
 def _comparison() -> Any:
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
-    point = functools.partial(contour.contour_ratio.point, direction="reverse", effort=contour._COMPARED)
+    point = functools.partial(contour.contour_ratio.point, direction="reverse", effort=contour.COMPARED)
     return jax.make_jaxpr(point)(stacks, 1.0, 1e-7)
 
 
@@ -519,7 +519,7 @@ PROGRAMS = {
     "sampled Gaussian, replace": (_sampled("replace"), 3650),
     "sampled Gaussian, comparison": (_comparison, 3250),
     # two labels, and twice the contour: for the lowest band and for all others
-    "sampled Gaussian in bands": (_sampled("forward", contour._BANDED_LADDER[4]), 8600),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 8600),
 }
 
 
@@ -546,7 +546,7 @@ FIRST_CALLS = {
 @pytest.mark.parametrize("name", FIRST_CALLS)
 def test_a_first_call_waits_for_no_compiler(name, by_numpy):
     """A person's first number is there after milliseconds: NumPy gives it."""
-    before = {one: one.traces for one in precision._kernels}
+    before = {one: one.traces for one in precision.all_kernels}
     FIRST_CALLS[name]()
     assert [one.__name__ for one, count in before.items() if one.traces > count] == []
 
@@ -567,11 +567,11 @@ def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compilin
 def test_a_bad_number_of_points_in_the_environment_is_one_sentence(monkeypatch, text):
     monkeypatch.setenv("JAXDP_COMPILE_AFTER", text)
     with pytest.raises(ValueError, match=f"JAXDP_COMPILE_AFTER is '{text}', must be a whole number >= 0"):
-        precision._whole_number("JAXDP_COMPILE_AFTER", 7)
+        precision.whole_number("JAXDP_COMPILE_AFTER", 7)
     monkeypatch.setenv("JAXDP_COMPILE_AFTER", " 12 ")
-    assert precision._whole_number("JAXDP_COMPILE_AFTER", 7) == 12
+    assert precision.whole_number("JAXDP_COMPILE_AFTER", 7) == 12
     monkeypatch.delenv("JAXDP_COMPILE_AFTER")
-    assert precision._whole_number("JAXDP_COMPILE_AFTER", 7) == 7
+    assert precision.whole_number("JAXDP_COMPILE_AFTER", 7) == 7
 
 
 def test_a_program_that_disagrees_with_numpy_returns_no_number():

@@ -299,8 +299,8 @@ def test_ends_of_a_bracket_of_whole_numbers_may_be_fractions():
 )
 def test_brackets_around_zero_and_over_all_magnitudes_are_closed(make, epsilon, bracket, expected, monkeypatch):
     calls = []
-    evaluate = calibration._Problem.evaluate
-    monkeypatch.setattr(calibration._Problem, "evaluate", lambda *a: (calls.append(1), evaluate(*a))[1])
+    evaluate = calibration.Problem.evaluate
+    monkeypatch.setattr(calibration.Problem, "evaluate", lambda *a: (calls.append(1), evaluate(*a))[1])
     value = calibrate(make, epsilon=epsilon, delta=0.0, bracket=bracket)
     assert value == pytest.approx(expected, rel=NEAR, abs=1e-15 if expected == 0 else 0)
     assert len(calls) < 80

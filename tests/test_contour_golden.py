@@ -15,7 +15,7 @@ from jaxdp.contour import trapezoid
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.sources.base import Known
-from jaxdp.sources.contour import _COMPARED, _Compared, contour_ratio
+from jaxdp.sources.contour import COMPARED, Compared, contour_ratio
 from jaxdp.sources.simple import next_to_supremum
 
 pytestmark = pytest.mark.as_users_compile
@@ -91,7 +91,7 @@ def compared(effort):
 
 
 def test_no_comparison_takes_a_stored_delta_to_be_smaller_than_it_is():
-    few, as_used = compared(_COMPARED._replace(nodes=2)), compared(_COMPARED)
+    few, as_used = compared(COMPARED._replace(nodes=2)), compared(COMPARED)
     assert len(as_used) == 33
     assert min(few.min(), as_used.min()) >= 1
     assert np.median(as_used) < 1.01  # and most of them come close
@@ -100,7 +100,7 @@ def test_no_comparison_takes_a_stored_delta_to_be_smaller_than_it_is():
 def test_a_comparison_without_the_nodes_left_out_is_noticed(monkeypatch):
     for name in ("log_tail", "log_fallen"):
         monkeypatch.setattr(trapezoid, name, lambda *a: xp.asarray(-1e4))
-    assert compared(_COMPARED._replace(nodes=2)).min() < 0.95
+    assert compared(COMPARED._replace(nodes=2)).min() < 0.95
 
 
 def test_a_comparison_counts_the_mass_at_infinity():
@@ -111,7 +111,7 @@ def test_a_comparison_counts_the_mass_at_infinity():
     )
     delta = mass * np.array([0.9999, 1.1])
     stacks = normal_form(lossy, beyond.shape)
-    _, (too_small, enough) = contour_ratio(stacks, beyond, delta, direction="reverse", effort=_COMPARED)
+    _, (too_small, enough) = contour_ratio(stacks, beyond, delta, direction="reverse", effort=COMPARED)
     assert enough < 1 < too_small
 
 
@@ -128,7 +128,7 @@ def test_the_add_direction_has_the_bound_of_remove_where_it_is_the_smaller_one(v
     assert np.all(np.maximum(remove.lower, add.lower) <= both.upper)
     stacks = normal_form(run, sigma.shape)
     known = Known(np.zeros(5), np.full(5, np.inf), remove.lower)
-    answer = _Compared(verb)(stacks, np.broadcast_to(target, 5), known, 1e-6)
+    answer = Compared(verb)(stacks, np.broadcast_to(target, 5), known, 1e-6)
     decided = np.isfinite(answer.upper) if verb == "epsilon" else answer.upper < 1
     assert decided.sum() >= 4 and np.all(answer.upper[decided] == remove.lower[decided])
     assert np.all(add.lower[decided] <= remove.lower[decided])
@@ -139,7 +139,7 @@ def test_a_comparison_of_what_no_contour_can_sum_decides_nothing():
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), (3,))
     for epsilon, delta in ((1e-3, 1e-300), (600.0, 0.9), (30.0, 1e-12)):
         lower, upper = contour_ratio(
-            stacks, np.full(3, epsilon), np.full(3, delta), direction="reverse", effort=_COMPARED
+            stacks, np.full(3, epsilon), np.full(3, delta), direction="reverse", effort=COMPARED
         )
         assert np.all((lower >= 0) & (lower <= upper))
 
@@ -148,7 +148,7 @@ def test_a_comparison_with_less_than_the_add_direction_decides_nothing():
     run = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.7, 1.0, 3.0])), 0.02), 500)
     add = jaxdp.epsilon_bounds(run, 1e-6, relation="add")
     known = Known(np.zeros(3), np.full(3, np.inf), add.lower * (1 - 1e-9))
-    answer = _Compared("epsilon")(normal_form(run, (3,)), np.full(3, 1e-6), known, 1e-6)
+    answer = Compared("epsilon")(normal_form(run, (3,)), np.full(3, 1e-6), known, 1e-6)
     assert np.all(answer.upper == np.inf)
 
 

@@ -45,7 +45,7 @@ def falls(bounds):
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
     grow = np.geomspace(1, 1.5, POINTS)
     with pytest.MonkeyPatch.context() as patch:  # three efforts: bands take minutes for so many points
-        patch.setattr(contour, "_BANDED_LADDER", contour._BANDED_LADDER[:3])
+        patch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:3])
         assert falls(solve(sigma * grow, rate, times, delta))
         assert falls(solve(sigma, rate, times, delta * grow**10))
         assert falls(solve(sigma, rate * grow[::-1], times, delta))
@@ -70,7 +70,7 @@ def test_a_rate_of_one_is_the_gaussian_and_a_rate_or_count_of_zero_releases_noth
 
 def test_extreme_noise_and_delta_give_valid_numbers(monkeypatch):
     # without noise no effort gets a lower bound: the least and one with bands stand for all
-    monkeypatch.setattr(contour, "_BANDED_LADDER", contour._BANDED_LADDER[:5:4])
+    monkeypatch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:5:4])
     sigma = np.array([1e6, 1e6, 1e-3, 1e-3, 1, 1, 1, 1.0])
     delta = np.array([1e-6, 1e-15, 1e-6, 1e-15, 0, 1, 1e-300, 0.5])
     bounds = solve(sigma, 0.01, 100, delta, gap=1e-2)
@@ -177,7 +177,7 @@ def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_su
 
 def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
-    effort = contour._SAMPLED_LADDER[2]  # the least that suffices
+    effort = contour.SAMPLED_LADDER[2]  # the least that suffices
     (lower,), (upper,) = contour.contour_epsilon(
         normal_form(mechanism, (1,)), np.array([1e-7]), np.array([np.inf]), direction="reverse", effort=effort
     )

@@ -96,7 +96,7 @@ def bracket_by(nodes, size):
         steps = band_contour.make_steps(spectrum, xp.asarray(CUT), size)
         pieces = pieces_of(steps, *ends)
         above = c * xp.array([1.05, 1.3, 2.0, 4.0])
-        k_above = xp.vmap(lambda x: band_contour._log_moment(spectrum, steps, pieces, x)[0])(above)
+        k_above = xp.vmap(lambda x: band_contour.log_moment(spectrum, steps, pieces, x)[0])(above)
         nothing = xp.zeros(1)
         plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing)
         contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
@@ -104,7 +104,7 @@ def bracket_by(nodes, size):
         tilts = band_contour.Tilt(c[None], xp.full((1,), xp.inf))
         masses = jax.tree_util.tree_map(lambda x: x[None], band_contour.masses_of(steps, pieces))
         one = bands.Bands(tilts, contours, masses)
-        sums = bands._evaluate(spectrum, one, xp.zeros(()), eps, xp.zeros(()))
+        sums = bands.band_sums(spectrum, one, xp.zeros(()), eps, xp.zeros(()))
         return sums.lower, sums.upper
 
     return run
@@ -291,7 +291,7 @@ def test_bound_of_the_label_holds_at_every_angle_used():
     x, angle = random.uniform(-4.0, 4.0, 20_000), random.uniform(-0.7, 0.7, 20_000)
     modulus = np.exp(2 * np.sinh(x) * np.cos(angle))
     whole = np.abs(1 + np.exp(2 * np.sinh(x + 1j * angle)))
-    assert (np.log(np.maximum(1, modulus) / whole) <= labels._MODULUS).all()
+    assert (np.log(np.maximum(1, modulus) / whole) <= labels.MODULUS).all()
     assert (whole < modulus).any()  # without the constant it would not hold
 
 
@@ -313,7 +313,7 @@ def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
-    effort = next(effort for effort in contour._BANDED_LADDER if effort.bands >= 8)
+    effort = next(effort for effort in contour.BANDED_LADDER if effort.bands >= 8)
     half = slice(None, None, 2)  # epsilon takes seven times as long as delta
     some = jax.tree_util.tree_map(lambda x: x[half], two)
     nothing = np.full(3, np.inf)
@@ -354,6 +354,6 @@ def test_where_no_tilt_is_found_the_bounds_of_delta_are_vacuous_not_nan(monkeypa
     monkeypatch.setattr(contour.contour_delta, "by_numpy", 2)
     sigma, rate, steps, eps = np.array([[9.0839, 5.001e-5, 216, 1.15482], [8.1394, 0.149547, 8, 19.9274]]).T
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)
-    effort = next(effort for effort in contour._BANDED_LADDER if effort.bands)
+    effort = next(effort for effort in contour.BANDED_LADDER if effort.bands)
     lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
     np.testing.assert_array_equal([lower, upper], [[0.0, 0.0], [1.0, 1.0]])

@@ -81,7 +81,7 @@ def test_discrete_tables_hold_the_law_to_their_stated_error():
     x = np.arange(-120, 121)
     law = np.exp(-abs(x) / 2.0)
     law /= law.sum()
-    high, low = samplers._thresholds(np.exp(-abs(x) / 2.0))
+    high, low = samplers.thresholds_of(np.exp(-abs(x) / 2.0))
     cumulative = np.asarray(high, np.float64) * 2.0**-32 + np.asarray(low, np.float64) * 2.0**-64
     assert np.abs(cumulative - np.cumsum(law)[:-1]).max() < 1e-15
 

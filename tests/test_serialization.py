@@ -33,7 +33,7 @@ ALL = (*(example for example, _ in EXAMPLES.values()), *MORE)
 
 
 def test_every_public_record_is_known_by_a_name_of_its_own():
-    known = serialization._records()
+    known = serialization.records_by_name()
     assert set(EXAMPLES) <= set(known.values()) and set(INTERNAL) <= set(known.values())
     assert len({cls.__name__ for cls in known.values()}) == len(known)
 

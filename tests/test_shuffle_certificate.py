@@ -86,9 +86,9 @@ TAIL = "near + floor + peaks"
 ALIAS = "right + xp.where(subtract, remainder, plain)"
 # term: (constants that make it visible, function, its text, the text without the term, variance of the counts)
 TERMS = {
-    "peaks of the tail": ({}, "_peaks", TAIL, "near + floor", 2000),
-    "near part of the tail": ({"LAST_NODE": 3.0}, "_peaks", TAIL, "floor + peaks", 3000),
-    "alias on the right": ({"LAST_NODE": 18.0}, "_alias", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
+    "peaks of the tail": ({}, "peak_bounds", TAIL, "near + floor", 2000),
+    "near part of the tail": ({"LAST_NODE": 3.0}, "peak_bounds", TAIL, "floor + peaks", 3000),
+    "alias on the right": ({"LAST_NODE": 18.0}, "alias_bounds", ALIAS, "xp.where(subtract, remainder, plain)", 3000),
 }
 
 
@@ -114,12 +114,12 @@ def small_groups(seed=0, count=40):
 def test_the_alias_on_the_left_is_what_all_outcomes_say_and_is_needed(left, monkeypatch):
     """A period that no sum exceeds: then the right alias is 0, and sums below minus one period make up the left one."""
     if not left:
-        monkeypatch.setattr(contour, "_alias", without(contour, "_alias", (ALIAS, "right")))
+        monkeypatch.setattr(contour, "alias_bounds", without(contour, "alias_bounds", (ALIAS, "right")))
     failures = 0
     with on_host():
         for s, t in small_groups():
             period = s.users * s.x.max() * (1 + 1e-9)
-            found = contour._alias(s, t, period, np.float64(0.0))
+            found = contour.alias_bounds(s, t, period, np.float64(0.0))
             values, mass = outcomes(s)
             turns = np.arange(1, 200)[:, None]
             terms = (
@@ -139,9 +139,9 @@ def test_the_tail_of_the_smoothed_sum_is_needed(charged):
             h = 2 * np.pi / (30 * t.deviation)
             nodes = 32
             variance = np.float64((0.8 / (nodes * h)) ** 2)
-            (sums,) = zip(*contour._nodes(s, t, h, np.arange(float(nodes)), np.array([variance])), strict=True)
-            tail = contour._smoothed_tail(t.c, variance, h, nodes * h) if charged else 0.0
-            upper, lower, _ = contour._charged(s, t, h, contour._Nodes(*sums), tail, variance)
+            (sums,) = zip(*contour.nodes_of(s, t, h, np.arange(float(nodes)), np.array([variance])), strict=True)
+            tail = contour.smoothed_tail(t.c, variance, h, nodes * h) if charged else 0.0
+            upper, lower, _ = contour.charged_for_rounding(s, t, h, contour.Nodes(*sums), tail, variance)
             values, mass = outcomes(s)
             deviation = np.sqrt(variance)
             smoothed = values * stats.norm.cdf(values / deviation) + deviation * stats.norm.pdf(values / deviation)
@@ -179,7 +179,7 @@ def three_atoms(seed=3, count=1500):
 
 @functools.cache
 def sums_beyond_the_first_node():
-    """Arguments of `contour._peaks`, and the sum of |phi|^n h/|z|^2 that it bounds."""
+    """Arguments of `contour.peak_bounds`, and the sum of |phi|^n h/|z|^2 that it bounds."""
     found = []
     for s, t, h, first in three_atoms():
         at = first + h * np.arange(6000.0)  # what is farther only adds to the sum
@@ -191,7 +191,7 @@ def sums_beyond_the_first_node():
 @pytest.mark.parametrize("charged", [True, False])
 def test_nodes_far_from_every_recurrence_must_be_charged(charged):
     """The sum beyond the first node, added up, against its bound with and without ``floor``."""
-    bound = contour._peaks if charged else without(contour, "_peaks", (TAIL, "near + peaks"))
+    bound = contour.peak_bounds if charged else without(contour, "peak_bounds", (TAIL, "near + peaks"))
     with on_host():
         failures = sum(total > bound(*arguments) for arguments, total in sums_beyond_the_first_node())
     assert failures == 0 if charged else failures > 10
@@ -221,8 +221,8 @@ def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms,
         return contour.evaluate_long(law.clones(a, "clones"), n, e, 512.0)
 
     if not pairs_of_atoms:
-        windows = contour._windows
-        monkeypatch.setattr(contour, "_windows", lambda *given: windows(*given)._replace(beyond=jnp.zeros(())))
+        windows = contour.windows_of
+        monkeypatch.setattr(contour, "windows_of", lambda *given: windows(*given)._replace(beyond=jnp.zeros(())))
     failures = sum(wrong(evaluated(long, *where), *where))
     assert failures == 0 if pairs_of_atoms else failures > 10
 
@@ -242,7 +242,7 @@ def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("_windows", "between + recurring", "between"),
+        ("windows_of", "between + recurring", "between"),
         ("_later", "plain[:, None] * kept + ", ""),
         ("_later", "+ 1 / xp.maximum(until, 0.1)", ""),
     ],

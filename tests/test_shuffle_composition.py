@@ -44,7 +44,7 @@ def grid_of(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
     nothing = np.full(USERS.size, np.nan)
-    return route._grids(ones, np.full(USERS.size, log_delta), nothing)[0]
+    return route.grids_of(ones, np.full(USERS.size, log_delta), nothing)[0]
 
 
 def two_point_orders(users, eps0, epsilon):
@@ -93,7 +93,7 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     grid, weights, tilt = grid_of(log_delta)
-    made = route._lower_law(flat, grid, weights, tilt)
+    made = route.lower_law_of(flat, grid, weights, tilt)
     sides = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel()))
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
     inner = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel()))
@@ -262,7 +262,7 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
         """Of one round's pair, and its slope in eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
         nan = jnp.asarray(jnp.nan)
-        made, moved, _ = route._traced_law(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
+        made, moved, _ = route.traced_law_of(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
         terms = made.log_weights + z * made.losses
         return jax.nn.logsumexp(terms), jnp.sum(jax.nn.softmax(terms) * moved[0][0])
 

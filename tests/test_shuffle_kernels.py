@@ -327,5 +327,5 @@ def test_two_point_bounds_charge_the_rounding_of_the_parameters():
             for n, k, e in zip(*(map(mpmath.mpf, column) for column in (users, counts, local)), strict=True)
         ]  # fmt: skip
         error = np.array([abs(float(mpmath.mpf(float(a)) - b)) for a, b in zip(log_mass, exact, strict=True)])
-    charged = two_point._ROUNDING + two_point._OF_PARAMETERS * np.abs(counts - users * rare)
+    charged = two_point.ROUNDING_ERROR + two_point.PARAMETER_ERROR * np.abs(counts - users * rare)
     assert (error <= charged).all() and error.max() > 1e-9

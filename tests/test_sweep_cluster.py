@@ -33,13 +33,13 @@ def shuffled(eps0, users):
 
 def compile_with(options):
     """In another process, with the options of this one: with others the last bit may be another."""
-    precision._CPU_OPTIONS = options
+    precision.CPU_OPTIONS = options
 
 
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("spawn")
-    given = dict(initializer=compile_with, initargs=(precision._CPU_OPTIONS,))
+    given = dict(initializer=compile_with, initargs=(precision.CPU_OPTIONS,))
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context, **given) as pool:
         yield pool
 
@@ -52,7 +52,7 @@ def cluster():
         ) as local,
         distributed.Client(local) as client,
     ):
-        client.register_worker_callbacks(functools.partial(compile_with, precision._CPU_OPTIONS))
+        client.register_worker_callbacks(functools.partial(compile_with, precision.CPU_OPTIONS))
         yield client
 
 

@@ -173,14 +173,16 @@ def test_rounding_is_charged_to_every_step_also_where_the_example_is_absent():
 
 def test_the_float32_step_is_below_the_stated_one_and_the_noise_above():
     for value in (0.1, 0.7, 1 / 3, 2 / 3, 1e-3, 0.5):
-        assert np.float64(projected._float32(value, -np.inf)) <= value <= np.float64(projected._float32(value, np.inf))
-    assert projected._float32(0.5, np.inf) == 0.5
+        assert (
+            np.float64(projected.as_float32(value, -np.inf)) <= value <= np.float64(projected.as_float32(value, np.inf))
+        )
+    assert projected.as_float32(0.5, np.inf) == 0.5
 
 
 def test_a_step_at_the_limit_is_not_rounded_into_one_that_expands():
     rate = 2 / 3
     settings = (StronglyConvexLoss(1.0, np.nextafter(2 / rate, 0), 0.0), rate, 0.3, 1, 10)
-    taken = float(projected._float32(NoisyProjectedSGD(*settings).learning_rate, -np.inf))
+    taken = float(projected.as_float32(NoisyProjectedSGD(*settings).learning_rate, -np.inf))
     assert taken * settings[0].smoothness <= 2.0
 
 

@@ -102,7 +102,7 @@ def compiled():
 def test_privacy_spent_at_a_new_count_traces_and_compiles_nothing(compiled, noise):
     sgd = DPSGD(1.0, noise, 0.01, num_examples=100)
     state = sgd.privatize(KEY).init(jnp.zeros(2))
-    programs = lambda: (len(compiled), sum(kernel.traces for kernel in precision._kernels))  # noqa: E731
+    programs = lambda: (len(compiled), sum(kernel.traces for kernel in precision.all_kernels))  # noqa: E731
     sgd.privacy_spent(state._replace(count=jnp.int32(700)), 1e-5)
     before = programs()
     spent = [sgd.privacy_spent(state._replace(count=jnp.int32(t)), 1e-5) for t in (1, 30, 1000, 1400, 1600, 20_000)]

@@ -206,7 +206,7 @@ def _chernoff(growths: Any, points: Any) -> Any:
     return xp.exp(xp.min(growths[:, :-1] - 1 - xp.log(points[:-1]), axis=1))
 
 
-def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
+def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     """The contour of exactly ``large`` steps with x between split and top, all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
@@ -285,7 +285,7 @@ def _part(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
     )
 
 
-def _closed(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
+def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
     """(value, error) of the part of delta from steps beyond the cut (section 2); "remove" only."""
     odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
     one, none = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))
@@ -325,7 +325,7 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
     def add(k: Any, parts: _Part) -> _Part:
         log_moment = log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
-        one = _part(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
+        one = contour_of(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
 
     parts = xp.fori_loop(0, made.count, add, empty)
@@ -374,7 +374,7 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         return tuple(total + unit * x for total, x in zip(sums, new, strict=True))
 
     value, lower, upper = xp.fori_loop(0, made.count, add, (shape,) * 3)
-    closed, closed_error = _closed(step, epsilon, made.cut)
+    closed, closed_error = beyond_the_cut(step, epsilon, made.cut)
     estimate = value + closed
     rest = xp.exp(xp.min(made.rest - made.rest_tilts * shift[:, None], axis=1))
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)

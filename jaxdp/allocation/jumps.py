@@ -23,7 +23,8 @@ _SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7])
 _CHARGE = 1e-12  # of every sum of moduli: hundreds of units of rounding times squares of x
 
 
-def _tails(x: Any) -> Any:
+def normal_tails(x: Any) -> Any:
+    """P(N(0, 1) > x)."""
     return xp.exp(log_normal_tail(x))
 
 
@@ -54,17 +55,17 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     edges, c, log_moment = made
     cut, split = step.cut(), edges[1:]
     # one step: tails, and of what is left of the split mass, mean and variance of Y
-    none = _tails(split)
+    none = normal_tails(split)
     usable = split > 0
     below = xp.where(usable, 1 - none, 1.0)
-    mean = _tails(s - split) / below
+    mean = normal_tails(s - split) / below
     square = xp.exp(xp.minimum(s * s, 600.0))
-    variance = xp.maximum(square * _tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
+    variance = xp.maximum(square * normal_tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
     # one row for each epsilon, one column for each split
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
-    chernoff = _least(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
+    chernoff = least_over_tilts(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
     rest = xp.exp(log_several_steps(step, split))
     # exactly one step beyond the split; the others sum to about the mean
     others = (steps - 1) * mean
@@ -75,7 +76,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
         """E[(Y + v - total)_+; x > split] and the sum of the moduli that it is the difference of."""
         gap = xp.maximum(total - v, 1e-300)
         x = xp.maximum((xp.log(gap) + 0.5 * s * s) / s, split)
-        here, there = _tails(x - s), (v - total) * _tails(x)
+        here, there = normal_tails(x - s), (v - total) * normal_tails(x)
         return here + there, (here + xp.abs(there)) * (1 + x * x) * _CHARGE
 
     value, error = decided(others)
@@ -86,7 +87,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     ahead = xp.maximum(total - places, 1e-300)
     u = (xp.log(ahead) + 0.5 * s * s) / s
     bend = _largest_density(u, s, ahead)
-    far = xp.exp(_least((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * none
+    far = xp.exp(least_over_tilts((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * none
     curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + none * far, axis=0)
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
     most = xp.exp(chernoff) + rest + one_step
@@ -95,7 +96,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     fewer = xp.exp(steps * log_below)
     least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
     low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0), axis=1)
-    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * _tails(edges[-1]), 0.0)
+    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * normal_tails(edges[-1]), 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)
     return Bounds(xp.where(xp.isnan(lower), 0.0, lower), upper)
@@ -126,7 +127,7 @@ def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:
     return c[:, None], found + (c * shift)[:, None]
 
 
-def _least(log_bound: Any, c: Any, place: Any) -> Any:
+def least_over_tilts(log_bound: Any, c: Any, place: Any) -> Any:
     """The least over the tilts of log_bound - c place."""
     return xp.min(log_bound - c * place[..., None, :], axis=-2)
 

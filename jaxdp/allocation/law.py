@@ -17,7 +17,7 @@ from jaxdp.numerics.special import LOG_SQRT_2PI
 from jaxdp.runtime.arrays import xp
 
 NODES = 16  # of each Gauss panel
-_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)
+POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)
 _RADII = np.array([1.0, 1.6, 2.0, 2.6, 3.4, 4.5, 6.0, 9.0, 14.0])  # of the Bernstein ellipses that are tried
 _LEFT = 9.5  # how far left of the bulk the panels begin, in deviations
 
@@ -81,7 +81,7 @@ class Law(NamedTuple):
 def on_panels(step: Step, edges: Any) -> Law:
     """The law between the edges; panels may be empty."""
     middle, half = 0.5 * (edges[..., 1:] + edges[..., :-1]), 0.5 * (edges[..., 1:] - edges[..., :-1])
-    x = middle[..., None] + half[..., None] * _POINTS
+    x = middle[..., None] + half[..., None] * POINTS
     weight = half[..., None] * _WEIGHTS
     log_mass = xp.log(xp.where(weight > 0, weight, 1.0)) - 0.5 * x * x - LOG_SQRT_2PI
     return Law(edges, x, step.value(x), step.blur(x), xp.where(weight > 0, log_mass, -xp.inf))

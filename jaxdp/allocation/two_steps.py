@@ -31,7 +31,7 @@ def bracket(step: Step, epsilon: Any) -> Bounds:
     """Bounds of delta at an array of epsilons >= 0 where step has two steps; elsewhere (0, 1)."""
     usable = (step.steps == 2) & (step.scale >= _LEAST_SCALE) & (step.scale <= _LARGEST_SCALE)
     nothing = Bounds(xp.zeros_like(epsilon), xp.ones_like(epsilon))
-    each = lambda some: xp.lax_map(lambda one: _at(step._replace(epsilon=one)), some)  # noqa: E731
+    each = lambda some: xp.lax_map(lambda one: bounds_at(step._replace(epsilon=one)), some)  # noqa: E731
     return law.once_if(usable, each, epsilon, nothing)
 
 
@@ -44,12 +44,14 @@ def _price(step: Step, strike: Any) -> tuple[Any, Any]:
     return value, 64 * ULP * (4 + d * d + s * s) * (one + strike * none)
 
 
-def _log_density(step: Step, y: Any) -> Any:
+def log_density(step: Step, y: Any) -> Any:
+    """log of the density of Y at y."""
     u = (xp.log(y) + 0.5 * step.scale**2) / step.scale
     return -0.5 * u * u - LOG_SQRT_2PI - xp.log(step.scale * y)
 
 
-def _at(step: Step) -> Bounds:
+def bounds_at(step: Step) -> Bounds:
+    """Bounds of delta at the step's own epsilon."""
     s, removes = step.scale, step.sign > 0
     odds = xp.exp(step.sign * step.epsilon)
     total, cut = 2 * odds, step.cut()
@@ -69,7 +71,7 @@ def _at(step: Step) -> Bounds:
     first = xp.maximum(total - ends[1:] - blur, 1e-300)
     last = xp.maximum(total - ends[:-1] + blur, 1e-300)
     mode = xp.exp(-1.5 * s * s)
-    heights = [xp.exp(_log_density(step, each)) for each in (first, last, xp.clip(mode, first, last))]
+    heights = [xp.exp(log_density(step, each)) for each in (first, last, xp.clip(mode, first, last))]
     flat = xp.minimum(heights[0], heights[1]) * (1 - _SLACK)
     steep = xp.maximum(xp.maximum(heights[0], heights[1]), heights[2]) * (1 + _SLACK)
     lower = xp.sum(mass * xp.maximum(low - low_error + 0.5 * variance * (1 - _SLACK) * flat, 0.0))

@@ -83,7 +83,7 @@ def _from_table(key, outcomes, weights, shape, dtype):
     """Inverse of the distribution function at 64 random bits, held as two 32-bit words (works with x64 off)."""
     if not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"dtype must be an integer type, got {dtype!r}.")
-    high, low = _thresholds(weights)
+    high, low = thresholds_of(weights)
     words = jax.random.bits(key, (*shape, 2), jnp.uint32)
     start = jnp.zeros(shape, jnp.int32)
     count = len(outcomes)
@@ -100,7 +100,7 @@ def _from_table(key, outcomes, weights, shape, dtype):
     return jnp.asarray(outcomes, dtype)[index]
 
 
-def _thresholds(weights: np.ndarray) -> tuple[jax.Array, jax.Array]:
+def thresholds_of(weights: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """P(X <= x_i) in units of 2^-64 for all but the last outcome, as (high word, low word)."""
     # Whole numbers of Python: float64 sums would lose the tail's digits next to 1.
     exact = [int(w * 2.0**80) for w in weights]

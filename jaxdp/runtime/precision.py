@@ -31,7 +31,7 @@ import numpy as np
 from jaxdp.runtime.arrays import on_host
 
 
-def _whole_number(variable: str, otherwise: int) -> int:
+def whole_number(variable: str, otherwise: int) -> int:
     """The whole number >= 0 in an environment variable, ``otherwise`` where it is not set."""
     text = os.environ.get(variable, "").strip()
     if text and not text.isdecimal():
@@ -45,14 +45,14 @@ def _whole_number(variable: str, otherwise: int) -> int:
 # get it. An option that the user sets in XLA_FLAGS is left alone. Where a release refuses the options, each is probed.
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
-_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
+CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 # For the points computed in one call: bytes alive, and the largest number of points. CPU: its cache.
 _BATCH = {"cpu": (192 * 2**20, 2**13)}
 _ON_ACCELERATOR = (2**32, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
-_COMPILE_AFTER = _whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
+_COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 _AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
-_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
+all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
 
 
@@ -74,7 +74,7 @@ def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
-    wanted = {name: value for name, value in _CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
+    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
     wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
     if not _is_known(wanted):
         wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
@@ -127,7 +127,7 @@ def forget_compiled() -> None:
     A program of XLA for CPUs takes about a hundred memory maps. Beyond the system's limit (65530 by default) the next
     program is a segmentation fault.
     """
-    for one in list(_kernels):
+    for one in list(all_kernels):
         for compiled in list(one._jitted.values()):
             compiled.clear_cache()
 
@@ -171,7 +171,7 @@ class Kernel:
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
         self._answered: collections.Counter[Any] = collections.Counter()
-        _kernels.add(self)
+        all_kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
         _require_reductions(where, self.large)
@@ -220,7 +220,7 @@ class Kernel:
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
         pieces = []
-        for start, stop, padded in _pieces(size, self._chunk(where), where == "cpu"):
+        for start, stop, padded in pieces_of(size, self._chunk(where), where == "cpu"):
             piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
@@ -266,7 +266,7 @@ def _as_float64(leaf: Any) -> np.ndarray:
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def _pieces(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
+def pieces_of(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
     """(start, stop, padded size) of the calls that compute ``size`` points; padded sizes are 1, 8, 64, ... ``largest``.
 
     sparing: the next smaller size is used several times where that at least halves the points computed with padding.
@@ -318,7 +318,7 @@ def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) ->
         return list(pool.map(work, pieces, [contextvars.copy_context() for _ in pieces]))
 
 
-_CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
+CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
 _passed: set[tuple[Any, ...]] = set()
 _checking = threading.RLock()  # one thread checks while the others wait
 
@@ -330,7 +330,7 @@ def canary(name: str) -> Callable[[Callable], Callable]:
     """
 
     def register(check: Callable) -> Callable:
-        _CANARIES.append((name, check))
+        CANARIES.append((name, check))
         return check
 
     return register
@@ -344,7 +344,7 @@ def ensure_canary(module: str) -> None:
     with _checking:
         if (where, module) in _passed:
             return
-        for name, check in list(_CANARIES):
+        for name, check in list(CANARIES):
             if check.__module__ == module:
                 _require(name, where, *check())
         _passed.add((where, module))
@@ -356,7 +356,7 @@ def _require_reductions(where: str, large: bool) -> None:
         return
     with _checking:
         if (where, large) not in _passed:
-            _require("reductions of log1p and expm1", where, *_check_reductions(compiler_options(where, large)))
+            _require("reductions of log1p and expm1", where, *check_reductions(compiler_options(where, large)))
             _passed.add((where, large))
 
 
@@ -384,7 +384,8 @@ _REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
 )
 
 
-def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
+def check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
+    """(computed, exact, tolerance) of sums that known releases miscompile."""
     s = np.linspace(0.01, 0.9, 512 * 16).reshape(512, 16)
     with x64(), jax.core.eval_context():
         compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
@@ -395,7 +396,7 @@ def _check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
 @functools.cache
 def plain_compilation_is_sound(where: str) -> bool:
     """Whether the reductions are right without our options too, as in a program that a user compiles."""
-    computed, exact, tolerance = _check_reductions(None)
+    computed, exact, tolerance = check_reductions(None)
     return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
 
 

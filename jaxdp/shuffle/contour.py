@@ -24,7 +24,7 @@ NODES = 12  # beside the one on the real axis
 LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
 _ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
 _UNIT = 1e-15  # nine units of rounding of one node's phase and modulus
-_X0 = 0.125  # how close to a multiple of pi counts as a peak, see `_peaks`
+_X0 = 0.125  # how close to a multiple of pi counts as a peak, see `peak_bounds`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
 _FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
 _BLOCK = 64
@@ -151,7 +151,7 @@ def saddle(s: Sum) -> Tilt:
     return _tilt(s, xp.stop_gradient(c))
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """Sums over nodes t = h j of Re[phi^n g / z^2], of its error and modulus, and of the slope's integrand."""
 
     value: Any
@@ -160,7 +160,7 @@ class _Nodes(NamedTuple):
     slope: Any
 
 
-def _nodes(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> _Nodes:
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
     half = 0.5 * s.x * at[:, None]
@@ -198,7 +198,7 @@ def _nodes(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> _Nodes:
     along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
     slope = along * value - across * (ahead * sine_n - aside * cosine_n) * inverse
     value, slope = modulus * value, modulus * slope
-    return _Nodes(
+    return Nodes(
         xp.sum(value, axis=-1),
         xp.sum(modulus * xp.minimum(rounding, 2.0), axis=-1),
         xp.sum(modulus, axis=-1),
@@ -217,7 +217,8 @@ class _Alias(NamedTuple):
 _STEPS = np.array([0.5, 1.0])
 
 
-def _alias(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
+def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
+    """What the terms j = 1, 2, ... of Poisson summation may amount to, on both sides."""
     deviation = xp.sqrt(t.deviation**2 + variance)
     n, c = s.users, t.c
     log_total = n * t.log_moment + 0.5 * variance * c * c
@@ -250,7 +251,7 @@ def _atoms(s: Sum, t: Tilt) -> tuple[Any, Any]:
     return xp.where(weights > 0, xp.append(s.x, 0.0), 0.0), weights
 
 
-def _peaks(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
+def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     """Bound of sum_{jh >= first} h |phi|^n/|z|^2 from three atoms: the two outermost and the heaviest other.
 
     inf where its conditions do not hold (notebooks/proofs/shuffle.md, section 7).
@@ -301,7 +302,7 @@ class _Windows(NamedTuple):
     beyond: Any
 
 
-def _windows(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
+def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     """The windows of the pair of heavy atoms that leaves the least (notebooks/proofs/shuffle.md, section 7)."""
     x, w = _atoms(s, t)
     w, places = xp.top_k(w, min(5, w.shape[0]))
@@ -378,9 +379,9 @@ def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, s
     return Evaluation(high, low, middle, rate)
 
 
-def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) -> tuple[Any, Any, Any]:
+def charged_for_rounding(s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any) -> tuple[Any, Any, Any]:
     """(upper, lower, estimate) of E[(S + G)_+] e^-K for one variance of G; rounding is charged to the sum of moduli."""
-    alias = _alias(s, t, 2 * math.pi / h, variance)
+    alias = alias_bounds(s, t, 2 * math.pi / h, variance)
     value = h / math.pi * sums.value
     size = xp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
     share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + xp.abs(s.log_factor))
@@ -390,7 +391,7 @@ def _charged(s: Sum, t: Tilt, h: Any, sums: _Nodes, tail: Any, variance: Any) ->
     return exact + beyond + error, exact - beyond - alias.bound - error, exact
 
 
-def _smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
+def smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
     """Bound of sum_{jh >= first} h |phi|^n e^{-variance (jh)^2/2}/|z|^2, for every law."""
     fall = xp.maximum(0.5 * variance, _LEAST)
     return h * xp.exp(-fall * first**2) / ((c**2 + first**2) * -xp.expm1(-2 * fall * h * first))
@@ -402,9 +403,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
     plain = xp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], _nodes(s, t, h, xp.arange(NODES + 1.0), plain))
-    tail = _peaks(s, t, h, (NODES + 1) * h)
-    bounds = _charged(s, t, h, sums, tail, xp.zeros(()))
+    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain))
+    tail = peak_bounds(s, t, h, (NODES + 1) * h)
+    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
     return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
@@ -421,25 +422,25 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
-    windows = _windows(s, t, h, blocks * _BLOCK)
+    windows = windows_of(s, t, h, blocks * _BLOCK)
     last = blocks * _BLOCK * h
     width = 8.5 / last
     smooth = ~(windows.beyond / math.pi <= 0.6 * width**2 / t.deviation)
     windows = windows._replace(half=xp.where(smooth, xp.inf, windows.half))
     variances = xp.where(smooth, width**2, 0.0) * xp.array([1.0, 4.0])
 
-    def add(state: tuple[Any, _Nodes]) -> tuple[Any, _Nodes]:
+    def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
         block, total = state
         place = _window_nodes(windows, block * _BLOCK + xp.arange(float(_BLOCK)))
-        return block + 1, jax.tree_util.tree_map(xp.add, total, _nodes(s, t, h, place, variances))
+        return block + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
 
-    nothing = _Nodes(*(xp.zeros(2) for _ in range(4)))
+    nothing = Nodes(*(xp.zeros(2) for _ in range(4)))
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))
     out = []
     for i in range(2):
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        tail = xp.where(smooth, _smoothed_tail(t.c, variances[i], h, last), windows.beyond)
-        bounds = _charged(s, t, h, mine, tail, variances[i])
+        tail = xp.where(smooth, smoothed_tail(t.c, variances[i], h, last), windows.beyond)
+        bounds = charged_for_rounding(s, t, h, mine, tail, variances[i])
         grown = xp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
     (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out

@@ -264,12 +264,12 @@ def masses_below(grid: Any, delta: Bounds) -> Any:
     # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
     beside = xp.concatenate([value[1:] < 0, xp.full(1, False)])
     value = xp.where(beside, 0.0, xp.maximum(value, 0.0))
-    slope = xp.minimum(_hull_slopes(grid, value), 0.0)
+    slope = xp.minimum(hull_slopes(grid, value), 0.0)
     following = xp.concatenate([slope[1:], xp.zeros(1)])
     return xp.maximum(following - slope + _CHARGE * (slope + following), 0.0)
 
 
-def _hull_slopes(grid: Any, value: Any) -> Any:
+def hull_slopes(grid: Any, value: Any) -> Any:
     """Slopes in e^epsilon, cell by cell, of the largest convex function below the values.
 
     The largest over the points left of the cell of the least slope from there to a point right of it.

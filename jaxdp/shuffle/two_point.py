@@ -24,8 +24,8 @@ from jaxdp.shuffle.law import Law
 
 _NODES = 64
 _EXPONENT = 38.0
-_ROUNDING = 1e-11  # of a log probability whose parameters are exact; 9e-13 measured
-_OF_PARAMETERS = 16 * ULP  # relative, of w, 1 - w and their products with the number of users
+ROUNDING_ERROR = 1e-11  # of a log probability whose parameters are exact; 9e-13 measured
+PARAMETER_ERROR = 16 * ULP  # relative, of w, 1 - w and their products with the number of users
 _TERM_ROUNDING = 2e-12
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
 
@@ -75,7 +75,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     ratio = tail_ratio(least, trials, w / others)
     gain, loss = w * x, -s.mean
     # d log P[Bin(N, w) = k] = (k - N w) (dw/w - d(1-w)/(1-w)), to first order
-    rounding = _ROUNDING + _OF_PARAMETERS * xp.abs(least - 1.0 - trials * w)
+    rounding = ROUNDING_ERROR + PARAMETER_ERROR * xp.abs(least - 1.0 - trials * w)
     slack = _TERM_ROUNDING * (gain + loss * ratio)
     net = xp.maximum(gain - loss * ratio, 0.0)
     scale = s.log_factor + xp.log(users) + log_mass

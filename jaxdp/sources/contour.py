@@ -38,7 +38,7 @@ from jaxdp.sources.base import (
 )
 
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
-_SAMPLED_LADDER = (
+SAMPLED_LADDER = (
     Effort(128, 96, 48, False),
     Effort(512, 256, 128, False),
     Effort(2048, 512, 256, False),
@@ -47,24 +47,24 @@ _SAMPLED_LADDER = (
     Effort(262144, 4096, 4096, True),
 )
 # enough to see that the add direction has the smaller delta
-_COMPARED = Effort(16, 96, 16, False)
+COMPARED = Effort(16, 96, 16, False)
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
-_BANDED_LADDER = (
-    *_SAMPLED_LADDER[:4],
+BANDED_LADDER = (
+    *SAMPLED_LADDER[:4],
     Effort(1024, 1024, 256, False, bands=4),
     Effort(1024, 2048, 256, False, bands=8),
     Effort(8192, 4096, 512, False, bands=14),
     Effort(65536, 4096, 512, False, bands=14),
 )
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
-_GAUSSIAN_LADDER = (
+GAUSSIAN_LADDER = (
     Effort(128, 1, 1, False),
     Effort(1024, 1, 1, False),
     Effort(16384, 1, 1, True),
     Effort(262144, 1, 1, True),
 )
-_PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
-_LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
+PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
+LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
@@ -116,23 +116,23 @@ def contour_ratio(
 
 def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     if on_lattice(stacks):
-        return _LATTICE_LADDER
+        return LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
         finite = any(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
         banded = direction == "forward" and sampled <= _MOST_BANDED and not finite
-        return _BANDED_LADDER if banded else _SAMPLED_LADDER
+        return BANDED_LADDER if banded else SAMPLED_LADDER
     if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
-        return _GAUSSIAN_LADDER
-    return _PLAIN_LADDER
+        return GAUSSIAN_LADDER
+    return PLAIN_LADDER
 
 
 def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of one dominating pair."""
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
-    quadrature = ladder in (_SAMPLED_LADDER, _BANDED_LADDER)
-    traced = (_SAMPLED_LADDER[2], _SAMPLED_LADDER[4]) if quadrature else (ladder[1], ladder[-2])
+    quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
+    traced = (SAMPLED_LADDER[2], SAMPLED_LADDER[4]) if quadrature else (ladder[1], ladder[-2])
     attained = functools.partial(_attained, direction=direction)
     return Route(
         stacks,
@@ -151,9 +151,9 @@ def _sources(
     def plain(answer: Callable[..., Answer]) -> Source:
         return lambda params, target, known, gap: answer(verb, direction, params, target)
 
-    often = _REPEATS if verb == "epsilon" and ladder in (_SAMPLED_LADDER, _BANDED_LADDER) else 1
+    often = _REPEATS if verb == "epsilon" and ladder in (SAMPLED_LADDER, BANDED_LADDER) else 1
     contours = [_Contour(verb, direction, effort, often) for effort in ladder]
-    compared = [_Compared(verb)] if ladder is _SAMPLED_LADDER and direction == "reverse" else []
+    compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
     pair: tuple[Source, ...] = (
         plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
     )  # fmt: skip
@@ -164,18 +164,19 @@ def _sources(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Compared:
+class Compared:
     """The add direction where it is the smaller one: an upper bound that equals a lower bound of the other's."""
 
     verb: str
 
     def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
+        """The upper bound where the comparison decides, else nothing."""
         lower, upper = nothing(self.verb, target)
         eps, delta = (known.largest, target) if self.verb == "epsilon" else (target, known.largest)
         rows = np.flatnonzero((eps > 0) & np.isfinite(eps) & (delta > 0) & (delta < 1))
         if rows.size:
             some = jax.tree_util.tree_map(lambda x: x[rows], params)
-            _, ratio = contour_ratio(some, eps[rows], delta[rows], direction="reverse", effort=_COMPARED)
+            _, ratio = contour_ratio(some, eps[rows], delta[rows], direction="reverse", effort=COMPARED)
             upper[rows] = np.where(ratio <= 1, known.largest[rows], upper[rows])
         return Answer(lower, upper)
 
@@ -314,7 +315,7 @@ def _canary() -> tuple[Any, Any, float]:
     """One DP-SGD epsilon, exact to 20 digits."""
     stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
     points = stacks, np.array([1e-8]), np.array([np.inf])
-    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=_SAMPLED_LADDER[0])
+    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=SAMPLED_LADDER[0])
     return upper, np.array([27.81331522523486904152]), 1e-8
 
 
@@ -324,5 +325,5 @@ def _lattice_canary() -> tuple[Any, Any, float]:
     local = np.array([[np.log(0.55) - np.log(0.45)]])
     stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
     points = stacks, np.array([0.007786793109874420442849]), np.array([np.inf])
-    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=_LATTICE_LADDER[0])
+    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=LATTICE_LADDER[0])
     return upper, np.array([20.0]), 1e-9

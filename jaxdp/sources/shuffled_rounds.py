@@ -58,7 +58,7 @@ class _Rounds:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
-        grids = _grids(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
+        grids = grids_of(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
         def side(make: Callable[..., Any], gap: float) -> tuple[Any, Any]:
             stacks = _replaced(params, grids, make)
@@ -67,7 +67,7 @@ class _Rounds:
             return found
 
         upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], _without_loss_beyond(self.verb, params, target))
-        return np.fmin(side(_lower_law, max(gap, LOWER_GAP))[0], upper), upper
+        return np.fmin(side(lower_law_of, max(gap, LOWER_GAP))[0], upper), upper
 
 
 def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
@@ -97,7 +97,7 @@ def _replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., A
     return tuple((law(*stack) if isinstance(stack[0], Shuffled) else stack[0], stack[1]) for stack in stacks)
 
 
-def _grids(
+def grids_of(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
 ) -> list[tuple[np.ndarray, ...]]:
     """Grids of epsilon for the shuffled rounds of the stacks, one row a round, their weights, and their tilts.
@@ -192,7 +192,8 @@ def _leaks(randomizer: Any, array: Any) -> Any:
     return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
 
 
-def _lower_law(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
+def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
+    """A finite law that the round of every row dominates."""
     laws, size = lower_laws(flat), grid.shape[1]
     one = _chosen(laws, _chi_square(laws))
     one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
@@ -216,12 +217,12 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
     )
 
 
-def _traced_law(
+def traced_law_of(
     record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
 ) -> tuple[LossLaw, Any, tuple[Any, Any]]:
     """(law, moved, (grid, z)): a finite law that dominates one traced round, its derivatives, its grid and its tilt.
 
-    Other arguments: see `_grids`.
+    Other arguments: see `grids_of`.
 
     moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
     accurate delta on the grid; None unless ``slopes``.
@@ -260,7 +261,7 @@ def _traced_law(
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
-    """`_lower_law` of one traced round."""
+    """`lower_law_of` of one traced round."""
     laws = lower_laws.point(record)
     best = jnp.argmax(_chi_square(laws))
     one = jax.tree_util.tree_map(lambda a: a[best], laws)
@@ -283,7 +284,7 @@ def _traced_laws(
 
     def law(stack: Stack) -> tuple[LossLaw, Any, tuple[Any, Any]]:
         record, times = _as_floats(stack)
-        return _traced_law(record, times, log_delta, epsilon, order, slopes)
+        return traced_law_of(record, times, log_delta, epsilon, order, slopes)
 
     made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
     laws, moved, grids = map(list, zip(*made, strict=True))
@@ -321,8 +322,8 @@ def _of_traced_laws(
 ) -> Callable[..., Any]:
     """(stacks, target) -> value(laws, target) at one traced point, where the laws replace the shuffled rounds.
 
-    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `_grids`. below: None, or
-    what is asked of laws that the rounds dominate: then (below, value), with the derivative of the latter. The
+    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `grids_of`. below: None,
+    or what is asked of laws that the rounds dominate: then (below, value), with the derivative of the latter. The
     derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is
     differentiated.
     """
@@ -351,7 +352,7 @@ def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
     """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
     if not _has_rounds(stacks):
         return stacks
-    grids = _grids(stacks, None, None, np.where(np.isfinite(order), order, _LARGEST_ORDER), rounds.MANY)
+    grids = grids_of(stacks, None, None, np.where(np.isfinite(order), order, _LARGEST_ORDER), rounds.MANY)
     return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
 
 

@@ -301,7 +301,7 @@ class NoisyProjectedSGD:
         validate.reject("learning_rate", rate, ~((rate > 0) & (rate <= 2 / beta)), allowed)
         validate.reject("noise_std", std, ~(np.isfinite(std) & (std > 0)), "finite and > 0")
         # training takes the float32 step below the stated one, which may contract less
-        taken = rate if callable(self.learning_rate) else np.full(count, float(_float32(rate[0], -np.inf)))
+        taken = rate if callable(self.learning_rate) else np.full(count, float(as_float32(rate[0], -np.inf)))
         gap = np.minimum(taken * rho, 2 - rate * beta - 1e-15)
         log_k = np.log1p(-np.clip(gap, 0.0, 1 - 1e-16)) * (1 - 1e-15)
         return schedule.Steps(log_k, rate * std, 2 * rate * self.loss.lipschitz / self.batch_size)
@@ -322,10 +322,10 @@ def float32_rounding(dimension: int, radius: float) -> float:
 
 
 def _at(value: Any, count: jax.Array, towards: float) -> Any:
-    return jnp.float32(value(count)) if callable(value) else _float32(value, towards)
+    return jnp.float32(value(count)) if callable(value) else as_float32(value, towards)
 
 
-def _float32(value: float, towards: float) -> np.float32:
+def as_float32(value: float, towards: float) -> np.float32:
     """The float32 next to a number on the given side: smaller steps, larger noise than stated, never the reverse."""
     nearest, exact = np.float32(value), np.float64(value)  # a Python number would be rounded before it is compared
     wrong = np.float64(nearest) > exact if towards < 0 else np.float64(nearest) < exact

@@ -67,7 +67,8 @@ def _left_alias(masses: Masses, spectrum: Spectrum, c, p, eps: jax.Array, ref: j
     return xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0)), upper * _OUTWARD
 
 
-def _evaluate(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
+def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
+    """Bounds of e^-ref delta(eps): the sums over the contours of all bands, with their errors."""
     tilts, contours, masses = bands
     raw: Raw = xp.vmap(lambda one: Raw(*(x[0] if x.ndim else x for x in contour_sum(one, eps, ref))))(contours)
     plan = contours.plan
@@ -129,7 +130,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     edges = label_edges(steps, e, cut, effort.bands)
     ref = xp.clip(_log_sum(tilts, e), -745.0, 0.0)
     bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
-    sums = _evaluate(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
+    sums = band_sums(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
     upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + SMALLEST, 1.0), 1.0)
     lower = xp.minimum(sums.lower * xp.exp(ref), upper)
     return xp.where(usable & ~xp.isnan(lower), lower, 0.0), upper
@@ -169,7 +170,7 @@ def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tupl
         bands = bands_at(root)
 
         def at(eps: jax.Array) -> Evaluation:
-            return relative_to(target, _evaluate(spectrum, bands, charges, eps, ref))
+            return relative_to(target, band_sums(spectrum, bands, charges, eps, ref))
 
         low, high, better = proved_ends(at, 0.0, 0.9 * ceiling, ceiling, most_tries=_TRIES)
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1

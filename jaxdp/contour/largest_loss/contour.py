@@ -105,7 +105,7 @@ def _log1p_exp(x: jax.Array) -> jax.Array:
     return xp.where(x > 30, x, xp.log1p(xp.exp(xp.minimum(x, 30.0))))
 
 
-def _log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def log_moment(spectrum: Spectrum, steps: Steps, pieces: Pieces, c: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(upper bound of log M_j(c), largest share of an end)."""
     closed = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
     closed = closed + spectrum.closed_units * _ULP + 4 * _ULP * xp.abs(closed)
@@ -174,7 +174,7 @@ def _tilt(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> T
     def zoom(_: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x = xp.linspace(state[0], state[1], _POINTS)
         c = xp.exp(x)
-        value, rest = xp.vmap(lambda one: _log_moment(spectrum, steps, pieces, one))(c)
+        value, rest = xp.vmap(lambda one: log_moment(spectrum, steps, pieces, one))(c)
         best = xp.argmin(xp.where(rest < _DEAD, value - c * eps + conversion(c), xp.inf))
         return x[xp.maximum(best - 1, 0)], x[xp.minimum(best + 1, _POINTS - 1)], c[best], value[best]
 
@@ -211,7 +211,7 @@ def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) ->
     # zooms; then the candidates and what is right of them
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         c = state[0]
-        k = xp.vmap(lambda x: _log_moment(spectrum, steps, pieces, x)[0])(c)
+        k = xp.vmap(lambda x: log_moment(spectrum, steps, pieces, x)[0])(c)
         near = xp.argmin(saddle(c, k))
         ends = xp.log(c[xp.maximum(near - 1, 0)]), xp.log(c[xp.minimum(near + 1, c.size - 1)])
         best = xp.where(tilt.c * eps < 0.5, xp.exp(0.5 * (ends[0] + ends[1])), tilt.c)

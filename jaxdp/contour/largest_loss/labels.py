@@ -30,7 +30,7 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
 
 WIDTH = 0.3
 _TURN = 0.7  # largest angle, in units of the label's width, at which the strip ends
-_MODULUS = 0.4263  # log 1.5316: |1 + e^zeta| >= max(1, |e^zeta|)/1.5316 up to that angle
+MODULUS = 0.4263  # log 1.5316: |1 + e^zeta| >= max(1, |e^zeta|)/1.5316 up to that angle
 _LOW = -10.5
 NEVER = 1e4  # an edge no outcome comes near
 
@@ -143,11 +143,11 @@ def make_labels(step: Step, low: jax.Array, high: jax.Array) -> tuple[Label, Lab
 
     def below(which: int, edge: jax.Array) -> Label:
         on_axis, on_line = under[which]
-        bounds = _MODULUS + _falling(v - half, edge), _MODULUS + _falling(ends, edge)
+        bounds = MODULUS + _falling(v - half, edge), MODULUS + _falling(ends, edge)
         return Label(xp.real(on_axis), on_line, *bounds, edge)
 
     first, second = below(0, low), below(1, high)
-    constant = _MODULUS + 0.05
+    constant = MODULUS + 0.05
     within = Label(
         xp.real(between[0]),
         between[1],
