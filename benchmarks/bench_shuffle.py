@@ -3,16 +3,19 @@
 Run `python benchmarks/bench_shuffle.py`; it writes benchmarks/results/shuffle.md. `--quick`: few points, printed only.
 The process keeps to one core, set before jax starts, and time is `time.process_time`: compiler threads count too.
 The baselines are what a user would write: the sum over clone counts with scipy.stats.binom, inverted by brentq, over
-all counts and over those within ten standard deviations.
+all counts and over those within ten standard deviations; with `--apple FOLDER`, a checkout of
+github.com/apple/ml-shuffling-amplification, also the code of Feldman, McMillan and Talwar.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import pathlib
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -166,8 +169,14 @@ def baseline_epsilon(users: float, eps0: float, delta: float, deviations: float 
         return optimize.brentq(excess, 0.0, eps0 * (1 - 1e-9), rtol=1e-6)
 
 
-def against_baseline(size: int) -> list[str]:
-    """SciPy's two sums and ours at n = 1e6, alone and in a batch."""
+def apple_epsilon(folder: pathlib.Path, users: int, eps0: float, delta: float) -> float:
+    """Its own accuracy: steps of 100 counts, ten halvings from its closed form."""
+    sys.path.insert(0, str(folder))
+    return importlib.import_module("computeamplification").numericalanalysis(users, eps0, delta, 10, 100, True)
+
+
+def against_baseline(size: int, apple: pathlib.Path | None) -> list[str]:
+    """The baselines and ours at n = 1e6, alone and in a batch."""
     rng = np.random.default_rng(3)
     p = {"eps0": rng.uniform(0.1, 6.0, size), "n": np.full(size, 1e6), "delta": 10.0 ** rng.uniform(-12, -5, size)}
     _, batch = clones_row("", p, "clones")
@@ -176,9 +185,15 @@ def against_baseline(size: int) -> list[str]:
     mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 1e6)
     verb = timed(lambda: jaxdp.epsilon_bounds(mechanism, 1e-6))
     lines = ["| what | CPU seconds a point | times ours in a batch | epsilon |", "|---|---|---|---|"]
-    for name, deviations in (("SciPy, all counts", np.inf), ("SciPy, counts within 10 standard deviations", 10.0)):
+    baselines = [
+        ("SciPy, all counts", lambda: baseline_epsilon(1e6, 1.0, 1e-6)),
+        ("SciPy, counts within 10 standard deviations", lambda: baseline_epsilon(1e6, 1.0, 1e-6, 10.0)),
+    ]
+    if apple:
+        baselines.append(("Apple's, step 100, 10 halvings", lambda: apple_epsilon(apple, 10**6, 1.0, 1e-6)))
+    for name, call in baselines:
         start = time.process_time()
-        answer = baseline_epsilon(1e6, 1.0, 1e-6, deviations)
+        answer = call()
         seconds = time.process_time() - start
         lines.append(f"| {name} | {seconds:.2g} | {seconds / batch * 1e6:.0f} | {answer:.9g} |")
     exact = float(alone.answer.upper[0])
@@ -268,7 +283,7 @@ def first_calls() -> Iterator[str]:
         yield f"| {name} | {time.process_time() - start:.1f} |"
 
 
-def report(quick: bool) -> Iterator[str]:
+def report(quick: bool, apple: pathlib.Path | None) -> Iterator[str]:
     """The lines of the page, as they are measured."""
     size = 64 if quick else 4096
     columns = (
@@ -310,12 +325,13 @@ def report(quick: bool) -> Iterator[str]:
     yield from named(size // 64)
     yield from [
         "",
-        "## Against SciPy's sum",
+        "## Against other code",
         "",
-        "Clones, n = 1e6, eps0 = 1, delta = 1e-6, brentq to 1e-6. SciPy's numbers are estimates without a certificate.",
+        "Clones, n = 1e6, eps0 = 1, delta = 1e-6, brentq to 1e-6. SciPy's numbers are estimates without a certificate. "
+        "Apple's: github.com/apple/ml-shuffling-amplification.",
         "",
     ]
-    yield from against_baseline(size)
+    yield from against_baseline(size, apple)
     yield from [
         "",
         "## Ten composed rounds",
@@ -354,9 +370,10 @@ def main() -> None:
     """Print the page, and write it unless --quick."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few points and cases, printed and not written")
-    quick = parser.parse_args().quick
-    lines = []
-    for line in report(quick):
+    parser.add_argument("--apple", type=pathlib.Path, help="a checkout of apple/ml-shuffling-amplification")
+    given = parser.parse_args()
+    quick, lines = given.quick, []
+    for line in report(quick, given.apple):
         print(line, flush=True)
         lines.append(line)
     if not quick:
