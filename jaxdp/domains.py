@@ -19,6 +19,12 @@ from jaxdp.typing import Array
 SMALLEST = float(np.finfo(np.float64).tiny)
 """The smallest normal number: XLA takes what is closer to 0 for 0."""
 
+NEXT_TO_ZERO = 1e-300
+"""Stands for 0 where a logarithm or a quotient is taken."""
+
+LEAST_DELTA = 2.3e-308
+"""Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
+
 SMALLEST_MU = 1e-150
 """A positive Gaussian-DP parameter below it stands for this one: its square would underflow."""
 

@@ -10,6 +10,7 @@ from jaxdp.allocation import contour
 from jaxdp.allocation.contour import Effort, Evaluation
 from jaxdp.allocation.law import Step
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import LEAST_DELTA
 from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
@@ -17,7 +18,6 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 
 EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))
-_LEAST_DELTA = 2.3e-308
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
 _NARROW = 1e-7  # relative width of epsilon at which a search ends
@@ -47,7 +47,7 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
     negative = xp.minimum(epsilon, 0.0)
     odds, trivial = xp.exp(negative), -xp.expm1(negative)
     lower = xp.where(epsilon < 0, (trivial + odds * lower) * (1 - 8 * ULP), lower)
-    upper = xp.where(epsilon < 0, (trivial + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, _LEAST_DELTA))
+    upper = xp.where(epsilon < 0, (trivial + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, LEAST_DELTA))
     alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
     upper = xp.fmin(upper, alone[1])  # a person who takes part in a known step leaks no less
     lower = xp.where(steps == 1, alone[0], xp.where(xp.isnan(lower), 0.0, lower))
@@ -162,9 +162,9 @@ def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort
     made = contour.prepare(Step(xp.maximum(steps, 2.0), scale, xp.where(sign > 0, safe[-1], safe[0]), sign), effort)
     seen = contour.evaluate(made, safe, effort)
     alone = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
-    least, most = (xp.log(xp.maximum(side, _LEAST_DELTA)) for side in alone)
-    least = xp.where(alone[0] > _LEAST_DELTA, least - _SLACK, -xp.inf)
-    upper = xp.minimum(xp.where(inside, xp.maximum(seen.upper, np.log(_LEAST_DELTA)), 0.0), most + _SLACK)
+    least, most = (xp.log(xp.maximum(side, LEAST_DELTA)) for side in alone)
+    least = xp.where(alone[0] > LEAST_DELTA, least - _SLACK, -xp.inf)
+    upper = xp.minimum(xp.where(inside, xp.maximum(seen.upper, np.log(LEAST_DELTA)), 0.0), most + _SLACK)
     lower = xp.where(inside, seen.lower, xp.where(steps == 1, least, -xp.inf))
     return Bounds(xp.minimum(lower, upper), xp.minimum(upper, 0.0))
 

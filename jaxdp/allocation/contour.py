@@ -15,6 +15,7 @@ import numpy as np
 from jaxdp.allocation import jumps, law, tail, two_steps
 from jaxdp.allocation.law import Law, Step
 from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
+from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
@@ -23,7 +24,7 @@ from jaxdp.runtime.arrays import xp
 _ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])  # tilts, in units of the contour's
 _NEEDED, _LEAST_SHARE = 40.0, 0.1  # nats of the largest integrand to which the quadrature is to be close
-_LEAST, _SLACK = 1e-300, 64 * ULP
+_SLACK = 64 * ULP
 _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
 
 
@@ -388,6 +389,6 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
     return Evaluation(
         xp.where(reached & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
-        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, _LEAST)) + _SLACK, xp.inf),
+        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, NEXT_TO_ZERO)) + _SLACK, xp.inf),
         xp.where(estimate > 0, xp.log(xp.where(estimate > 0, estimate, 1.0)), -xp.inf),
     )

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxdp import validate
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import NEXT_TO_ZERO, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
@@ -31,7 +31,6 @@ _TAIL_ERROR = 1e-13
 # Relative error charged per unit of |x| in addition: at most 9.5e-16 was seen for n = 1, ..., 1e4 up to |x| = 1e5.
 _FAR_ERROR = 3e-15
 # Absolute error charged to a difference whose terms may have underflowed.
-_UNDERFLOW = 1e-300
 _HALVINGS = 64
 # The Renyi integral is cut where its integrand has dropped by this many nats from its peak.
 _DROP = 80.0
@@ -106,10 +105,10 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
     # The best test has its threshold beyond x. It gains at most (e^(epsilon - loss) - 1) P(X > x - s) over that at x.
     missing = jnp.expm1(jnp.maximum(epsilon - loss, 0.0) + 2 * error) * first
     upper = first - scaled + error * (first + scaled) + missing * (1 + error)
-    upper = jnp.fmin(upper, first * (1 + error)) + _UNDERFLOW
+    upper = jnp.fmin(upper, first * (1 + error)) + NEXT_TO_ZERO
     # Every test is a lower bound of delta.
     first = _cut(x, smaller, weights)[1]
-    lower = first - scaled - 2 * error * (first + scaled) - _UNDERFLOW
+    lower = first - scaled - 2 * error * (first + scaled) - NEXT_TO_ZERO
     upper = jnp.where(jnp.isnan(upper), 1.0, jnp.clip(upper, 0.0, 1.0))
     lower = jnp.where(jnp.isnan(lower), 0.0, jnp.clip(lower, 0.0, 1.0))
     return jnp.where(epsilon < smaller, lower, 0.0), jnp.where(epsilon < larger, upper, 0.0)
@@ -125,7 +124,7 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
         error = _error(n, x, shift)
         scaled = jnp.exp(loss + log_second)
         # Three errors: two from the loss, one from the tails. A tail that underflowed is positive.
-        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + _UNDERFLOW)
+        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + NEXT_TO_ZERO)
 
     def enough(x):
         return profile(x, larger, 1.0)[1] <= delta

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import canary, kernel
-
-_SMALLEST = 1e-300
 
 
 def _unit(numbers):
@@ -103,7 +102,7 @@ def _is_valid(contraction, noise_std, shift):
 def _outward(log_mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; inf where a distance is never hidden by noise, and for invalid input."""
     slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
-    value = jnp.maximum(jnp.exp(log_mu2 + log_unit), _SMALLEST) * slack
+    value = jnp.maximum(jnp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
     value = jnp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
     finite = (value < jnp.inf) & valid
     return jnp.where(finite, value, jnp.inf)
@@ -292,7 +291,7 @@ def single_participation_mu2(contraction, noise_std, shift):
     _, noise = lax.scan(step, start, (contraction, noise_std / unit), reverse=True)
     moved = shift / unit
     mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
-    mu2 = jnp.where(moved > 0, jnp.maximum(mu2, _SMALLEST), 0.0)
+    mu2 = jnp.where(moved > 0, jnp.maximum(mu2, NEXT_TO_ZERO), 0.0)
     return jnp.where(valid, mu2, jnp.inf)
 
 

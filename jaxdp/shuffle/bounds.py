@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.domains import LEAST_DELTA
 from jaxdp.interval import Bounds
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
@@ -23,9 +24,6 @@ from jaxdp.runtime.precision import Kernel, canary, kernel
 from jaxdp.shuffle import contour, counts, law, two_point
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.validate import is_traced
-
-LEAST_DELTA = 2.3e-308
-"""Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.special import log_one_plus, polynomial
 from jaxdp.runtime.arrays import xp
@@ -32,7 +33,6 @@ _PERIOD = 10.0  # of the long sum, in standard deviations
 _NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
 _BLUR = 6e-15  # of an atom, relative
-_LEAST = 1e-300
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
@@ -87,7 +87,7 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     )  # R_x - e^eps R_x', without the subtraction
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)
-    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), _LEAST))
+    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
     return Sum(
         x / scale,
         xp.where(live, law.base, 0.0),
@@ -174,7 +174,7 @@ def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
     im = (at * s.mean + xp.sum(s.mass * (growth + bent), axis=-1)) * unit
     off = (at * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(bent)), axis=-1)) * unit
     square, real = 2 * re + re * re + im * im, 1 + re
-    size = real * real + im * im + _LEAST
+    size = real * real + im * im + NEXT_TO_ZERO
     near = xp.abs(square) < 0.25  # next to 1 only its difference from 1 has its digits
     log_size = 0.5 * xp.where(near, xp.log1p(xp.where(near, square, 0.0)), xp.log(size))
     angle = xp.arctan2(im, real)
@@ -308,9 +308,9 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     w, places = xp.top_k(w, min(5, w.shape[0]))
     x = x[places]
     one, other = np.triu_indices(w.shape[0], 1)
-    distance = xp.maximum(xp.abs(x[one] - x[other]), _LEAST)
+    distance = xp.maximum(xp.abs(x[one] - x[other]), NEXT_TO_ZERO)
     blur = _BLUR * xp.maximum(xp.abs(x[one]), xp.abs(x[other])) / distance
-    fall = xp.maximum(2 * s.users * w[one] * w[other], _LEAST)  # |phi|^n <= exp(-fall sin^2(distance t/2))
+    fall = xp.maximum(2 * s.users * w[one] * w[other], NEXT_TO_ZERO)  # |phi|^n <= exp(-fall sin^2(distance t/2))
     spacing = 2 * math.pi / (distance * h)
     angle = xp.arcsin(xp.sqrt(xp.minimum(_DECAY / fall, 1.0)))
     half = xp.ceil(spacing / math.pi * angle)
@@ -325,7 +325,7 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     width = xp.sqrt(4 * math.pi / fall) * angle / xp.sin(angle)
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
-    beyond = xp.where((distance > _LEAST) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
+    beyond = xp.where((distance > NEXT_TO_ZERO) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
     best = xp.argmin(beyond)
     return _Windows(spacing[best], xp.where(apart[best], half[best], xp.inf), beyond[best])
 
@@ -335,7 +335,7 @@ def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
     ratio = xp.minimum(distance / distance[:, None], 1e12)
     shift = ratio - xp.round(ratio)
     unsure = xp.minimum(ratio * (blur + blur[:, None]), 1.0)
-    until = xp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (xp.abs(shift) + unsure) + _LEAST))
+    until = xp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (xp.abs(shift) + unsure) + NEXT_TO_ZERO))
     until = xp.where(np.eye(distance.shape[0], dtype=bool) | (angle[:, None] > _NEAR), 0.0, until)
     plain = xp.minimum(math.pi**2 / 2, 1 / xp.maximum(count, 0.1))
     # of the other pairs those that are of use up to recurrence ``until`` of each of them
@@ -393,7 +393,7 @@ def charged_for_rounding(s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, varian
 
 def smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
     """Bound of sum_{jh >= first} h |phi|^n e^{-variance (jh)^2/2}/|z|^2, for every law."""
-    fall = xp.maximum(0.5 * variance, _LEAST)
+    fall = xp.maximum(0.5 * variance, NEXT_TO_ZERO)
     return h * xp.exp(-fall * first**2) / ((c**2 + first**2) * -xp.expm1(-2 * fall * h * first))
 
 

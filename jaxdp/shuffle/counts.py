@@ -16,6 +16,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import deviance, log_binomial_pmf
@@ -30,7 +31,6 @@ _ROOM = 600.0  # nats by which the terms may rise above the first one, on top of
 _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the next
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
-_LEAST = 1e-300
 _LANES = 128  # pairs (C, D) that are summed beside each other
 
 
@@ -50,14 +50,14 @@ def _log_missed(outside: Any, n: Any, share: Any, rest: Any) -> Any:
 
 
 def _window(n: Any, share: Any, rest: Any) -> _Window:
-    share, rest = xp.maximum(share, _LEAST), xp.maximum(rest, _LEAST)
+    share, rest = xp.maximum(share, NEXT_TO_ZERO), xp.maximum(rest, NEXT_TO_ZERO)
     variance = n * share * rest
     width = _WIDTH * xp.sqrt(variance) + xp.minimum(_MORE, 3 * _MORE / xp.log1p(3 * _MORE / variance))
     high = xp.minimum(xp.ceil(n * share + width), n)
     low = xp.maximum(xp.floor(n * share - width), 0.0)
     below = xp.where(low > 0, _log_missed(low - 1, n, share, rest), -xp.inf)
     missed = xp.logaddexp(_log_missed(high + 1, n, share, rest), below)
-    empty = share <= _LEAST
+    empty = share <= NEXT_TO_ZERO
     return _Window(xp.where(empty, 0.0, low), xp.where(empty, 0.0, high), xp.where(empty, -xp.inf, missed))
 
 
@@ -142,7 +142,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
         parts = xp.concatenate([pair_mass[None], masses[1:], masses[:1]])
         for i, count in enumerate([start, *counts]):
             total = xp.sum(parts[i:])
-            chances = (xp.maximum(part / total, _LEAST) for part in (parts[i], xp.sum(parts[i + 1 :])))
+            chances = (xp.maximum(part / total, NEXT_TO_ZERO) for part in (parts[i], xp.sum(parts[i + 1 :])))
             log_chance = log_chance + log_binomial_pmf(count, left, *chances)
             left = left - count
         log_pmf = log_binomial_pmf(start - 1 - bears, start - 1, 0.5, 0.5)
@@ -159,7 +159,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
         def scaled(value: Any) -> Any:
             """The lanes' sum, in units of e^(n log E e^{cX}); neither factor need be a number of its own."""
-            size = xp.exp(unit + xp.log(xp.maximum(xp.abs(value), _LEAST)))
+            size = xp.exp(unit + xp.log(xp.maximum(xp.abs(value), NEXT_TO_ZERO)))
             return xp.sum(xp.where(xp.isnan(value), value, xp.sign(value) * size))
 
         more = scaled(net), scaled(error), scaled(slope)
