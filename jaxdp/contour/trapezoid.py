@@ -411,5 +411,6 @@ def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: E
     raw = contour_sum(contour, eps, ref)
     left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
     error = (raw.tail + raw.rounding)[0]
-    upper = (raw.total[0] + error + left_out) * (1 + 32 * _ULP)
+    # besides: ref is the logarithm of delta to two units
+    upper = (raw.total[0] + error + left_out) * (1 + (32 + 4 * xp.abs(ref)) * _ULP)
     return xp.fmax(raw.total[0] - error, 0.0), xp.where(xp.isnan(upper), xp.inf, upper)

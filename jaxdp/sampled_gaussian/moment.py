@@ -206,7 +206,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
     error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
     rule = 2 * rule * (1 + error) + 1e-20
-    drift = xp.sum(modulus * xp.stack([(2 * ULP * units + error) * xp.abs(loss), 1.01 * ULP * own]), axis=-1)
+    drift = xp.sum(modulus * xp.stack([(2 * ULP * units + error) * xp.abs(loss), (1.01 + error) * ULP * own]), axis=-1)
     size2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
     deviation = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * size2 + strip_loss))
     if direction == "reverse":

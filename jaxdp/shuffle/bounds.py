@@ -284,7 +284,8 @@ def _by_nodes(made: Law, users: Any, epsilon: Any, moved: contour.Sum | None = N
 
 @canary("shuffled round, contour")
 def _canary() -> tuple[Any, Any, float]:
-    """One exact epsilon of the clones pair."""
+    """Exact epsilons: one of the clones pair, one of two-point randomized response."""
     point = [np.array([x]) for x in (1.0, 1e6, 1e-6)]
     first = contour_epsilon.run_unchecked(clones_law.run_unchecked(point[0], bound="clones"), *point[1:])
-    return first.upper, np.array([0.0043345198029866226]), 1e-8
+    two = least_epsilon.run_unchecked(*(np.array([x]) for x in (4.0, 1e5, 1e-6)))
+    return np.append(first.upper, two), np.array([0.0043345198029866226, 0.084713990685631705]), 1e-8
