@@ -329,3 +329,28 @@ def test_two_point_bounds_charge_the_rounding_of_the_parameters():
         error = np.array([abs(float(mpmath.mpf(float(a)) - b)) for a, b in zip(log_mass, exact, strict=True)])
     charged = two_point.ROUNDING_ERROR + two_point.PARAMETER_ERROR * np.abs(counts - users * rare)
     assert (error <= charged).all() and error.max() > 1e-9
+
+
+def exact_two_point(users, local, epsilon):
+    """delta of shuffled two-point randomized response, all others hold one value: the larger of the two orders."""
+    with mpmath.workdps(60):
+        local, odds = mpmath.mpf(local), mpmath.exp(mpmath.mpf(epsilon))
+        small = 1 / (mpmath.exp(local) + 1)
+
+        def chance(n, k):
+            return mpmath.binomial(n, k) * small**k * (1 - small) ** (n - k) if 0 <= k <= n else mpmath.mpf(0)
+
+        one = [chance(users, k) for k in range(users + 1)]
+        other = [chance(users - 1, k) * small + chance(users - 1, k - 1) * (1 - small) for k in range(users + 1)]
+        orders = ((one, other), (other, one))
+        return max(sum(max(0, p - odds * q) for p, q in zip(*order, strict=True)) for order in orders)
+
+
+def test_next_to_the_local_epsilon_few_users_have_no_delta_below_the_truth():
+    """The tilt is then up to 1e14 times what the sum needs elsewhere, and moments must keep their digits."""
+    shares = [0.0, 1e-6, 0.5, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1 - 1e-15]
+    cases = [(n, e, e * share) for n in (1, 2, 5, 17) for e in (1e-6, 1e-3, 1.0, 8.0, 30.0) for share in shares]
+    users, local, epsilon = map(np.array, zip(*cases, strict=True))
+    found = jaxdp.delta_bounds(jaxdp.Shuffled(jaxdp.RandomizedResponse(local, 2), users), epsilon)
+    for case, lower, upper in zip(cases, *found, strict=True):
+        assert mpmath.mpf(lower) <= exact_two_point(*case) <= mpmath.mpf(upper), case
