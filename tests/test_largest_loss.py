@@ -314,12 +314,11 @@ def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands >= 8)
-    half = slice(None, None, 2)  # epsilon takes seven times as long as delta
+    half = slice(None, None, 2)
     some = jax.tree_util.tree_map(lambda x: x[half], two)
-    nothing = np.full(3, np.inf)
-    lower, upper = contour.contour_epsilon(some, delta[half], nothing, direction="forward", effort=effort)
+    lower, upper = contour.contour_epsilon(some, delta[half], 1.1 * eps[half], direction="forward", effort=effort)
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
-    lower, upper = contour.contour_delta(two, eps, np.ones(6), direction="forward", effort=effort)
+    lower, upper = contour.contour_delta(two, eps, 10 * delta, direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
     # (a verb takes a larger effort for the one of 1e-268)
     assert (upper - lower < np.where(delta < 1e-200, 1e-5, 1e-6) * upper).all()
@@ -336,7 +335,7 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
             lambda z: 0.02 * z * (z + 1), xp.asarray(64.0), xp.asarray(0.04), (part,), (), "forward", nothing,
             nothing, xp.inf,
         )  # fmt: skip
-        return bands.epsilon_bounds(spectrum, delta, Effort(2048, 1024, 128, False, bands=8))
+        return bands.epsilon_bounds(spectrum, delta, xp.asarray(8.0), Effort(2048, 1024, 128, False, bands=8))
 
     lower, upper = plainly(run, 1e-9)
     mechanism = jaxdp.compose(
@@ -356,4 +355,5 @@ def test_where_no_tilt_is_found_the_bounds_of_delta_are_vacuous_not_nan(monkeypa
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands)
     lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
-    np.testing.assert_array_equal([lower, upper], [[0.0, 0.0], [1.0, 1.0]])
+    assert lower[0] == 0 and upper[0] == 1
+    assert 0 <= lower[1] <= upper[1] <= 1

@@ -61,7 +61,7 @@ class Effort(NamedTuple):
         """Points that NumPy computes in about the time that the effort's program takes to compile."""
         mechanisms = sum(times.shape[1] for _, times in stacks)
         plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
-        most = (4 if effort.bands == 4 else 0) if effort.bands else plain
+        most = {0: plain, 4: 64, 8: 32}.get(effort.bands, 4)
         return most // mechanisms
 
 

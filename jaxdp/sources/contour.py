@@ -51,7 +51,7 @@ COMPARED = Effort(16, 96, 16, False)
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 BANDED_LADDER = (
     *SAMPLED_LADDER[:4],
-    Effort(1024, 1024, 256, False, bands=4),
+    Effort(1024, 1280, 64, False, bands=4),
     Effort(1024, 2048, 256, False, bands=8),
     Effort(8192, 4096, 512, False, bands=14),
     Effort(65536, 4096, 512, False, bands=14),
@@ -93,7 +93,7 @@ def contour_epsilon(
 ) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
     if effort.bands:
-        return bands.epsilon_bounds(spectrum(stacks, direction), delta, effort)
+        return bands.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
     return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
@@ -101,9 +101,10 @@ def contour_epsilon(
 def contour_delta(
     stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one point. known: not needed, taken to be called like `contour_epsilon`."""
-    solve = bands.delta_bounds if effort.bands else contour.delta_bounds
-    return solve(spectrum(stacks, direction), eps, effort)
+    """Certified (lower, upper) delta of one point. known: an upper bound of it, or 1."""
+    if effort.bands:
+        return bands.delta_bounds(spectrum(stacks, direction), eps, known, effort)
+    return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
 
 
 @_contour_kernel

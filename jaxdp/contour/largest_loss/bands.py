@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from jaxdp.contour.largest_loss.contour import (
     Masses,
@@ -28,19 +27,21 @@ from jaxdp.contour.largest_loss.contour import (
     masses_of,
     over_bands,
     place,
-    tilts_of,
+    tilt_of,
 )
 from jaxdp.contour.plan import conversion, tail_cut
 from jaxdp.contour.spectrum import Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import Evaluation, crossing, proved_ends
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 
 _OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # how often the contours are rebuilt for one epsilon
+_SMALL = 1e-9  # a smaller epsilon is not sought
+_START = 0.999  # of the known bound of epsilon, where a search begins
 _TRIES = 60  # tries of a search on one set of contours
 
 
@@ -97,90 +98,59 @@ def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Arr
     )
 
 
-def _bands(spectrum, steps, edges, tilts: Tilt, eps, log_delta, effort: Effort) -> Bands:
-    def one(low: jax.Array, high: jax.Array, lowest: jax.Array, tilt: Tilt) -> tuple[Contour, Masses]:
+def _bands(spectrum, steps, edges, eps, log_delta, effort: Effort) -> Bands:
+    def one(low: jax.Array, high: jax.Array, lowest: jax.Array) -> tuple[Tilt, Contour, Masses]:
         pieces = make_pieces(steps, low, high, lowest)
-        known = masses_of(steps, pieces)
+        tilt, known = tilt_of(spectrum, steps, pieces, eps), masses_of(steps, pieces)
         plan = place(spectrum, steps, pieces, tilt, known, eps, log_delta)
-        return build(spectrum, steps, pieces, plan, effort), known
+        return tilt, build(spectrum, steps, pieces, plan, effort), known
 
-    return Bands(tilts, *over_bands(edges, one, tilts))
-
-
-def _log_sum(tilts: Tilt, eps: jax.Array) -> jax.Array:
-    return xp.logsumexp(chernoff(tilts, eps))
+    return Bands(*over_bands(edges, one))
 
 
-def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere, and where no tilt is found."""
+def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere. known: an upper bound, the closer the better."""
     usable = xp.isfinite(eps) & (eps > 0)
-    e = xp.where(usable, eps, 1.0)
-    loose = tail_cut(spectrum, xp.asarray(-800.0))
-
-    # The cut depends on delta and delta on the cut.
-    def sharpen(_: int, state: tuple[jax.Array, Tilt, jax.Array]) -> tuple[jax.Array, Tilt, jax.Array]:
-        cut = state[0]
-        steps = make_steps(spectrum, cut, effort.quadrature)
-        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
-        return xp.minimum(tail_cut(spectrum, xp.clip(_log_sum(tilts, e), -800.0, 0.0)), loose), tilts, cut
-
-    none = xp.zeros(effort.bands + 1)
-    _, tilts, cut = xp.fori_loop(0, 2, sharpen, (loose, Tilt(none, none), loose))
+    e, ref = xp.where(usable, eps, 1.0), xp.log(xp.clip(known, SMALLEST, 1.0))
+    cut = tail_cut(spectrum, ref)
     steps = make_steps(spectrum, cut, effort.quadrature)
-    edges = label_edges(steps, e, cut, effort.bands)
-    ref = xp.clip(_log_sum(tilts, e), -745.0, 0.0)
-    bands = _bands(spectrum, steps, edges, tilts, e, ref, effort)
+    bands = _bands(spectrum, steps, label_edges(steps, e, cut, effort.bands), e, ref, effort)
     sums = band_sums(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
     upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + SMALLEST, 1.0), 1.0)
     lower = xp.minimum(sums.lower * xp.exp(ref), upper)
     return xp.where(usable & ~xp.isnan(lower), lower, 0.0), upper
 
 
-def epsilon_bounds(spectrum: Spectrum, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon at delta; (0, inf) where nothing is found."""
+def epsilon_bounds(
+    spectrum: Spectrum, delta: jax.Array, known: jax.Array, effort: Effort
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon at delta. known: an upper bound; where it is infinite nothing is found."""
     spare = delta - spectrum.infinity
-    inside = (spare > 0) & (delta < 1)
+    inside = (spare > 0) & (delta < 1) & xp.isfinite(known)
     ref = xp.log(xp.where(inside, spare, 0.5))
     cut = tail_cut(spectrum, ref)
     steps = make_steps(spectrum, cut, effort.quadrature)
     charges = -xp.expm1(spectrum.log_kept(cut))
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
-    aim = xp.log(xp.where(inside, spare, 0.5) * (1 - 1e-9))
-
-    # The sum of the bands' Chernoff bounds is certified: it leaves 1e-9 of delta for the mass cut away.
-    def rough(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        e = xp.exp(x)
-        tilts = tilts_of(spectrum, steps, label_edges(steps, e, cut, effort.bands), e)
-        parts = chernoff(tilts, e)
-        total = xp.logsumexp(parts)
-        return total - aim, -e * xp.sum(xp.exp(parts - total) * tilts.c)
-
-    low, high = np.log(1e-9), np.log(1e6)
-    _, ceiling = crossing(rough, xp.asarray(low), xp.asarray(high), xp.asarray(0.0), rtol=1e-3, max_steps=40)
-    sound = (ceiling < high) & (charges <= 1e-10 * xp.exp(ref))
-    ceiling = xp.exp(ceiling) * (1 + 1e-12)
-
-    def bands_at(e: jax.Array) -> Bands:
-        edges = label_edges(steps, e, cut, effort.bands)
-        return _bands(spectrum, steps, edges, tilts_of(spectrum, steps, edges, e), e, ref, effort)
+    ceiling = xp.maximum(xp.where(inside, known, 1.0), _SMALL)
 
     # Contours built for one eps serve eps near it. They are rebuilt until the root is near the eps they were built for.
     def improve(state):
         _, root, lower, upper, _, count = state
-        bands = bands_at(root)
+        bands = _bands(spectrum, steps, label_edges(steps, root, cut, effort.bands), root, ref, effort)
 
         def at(eps: jax.Array) -> Evaluation:
             return relative_to(target, band_sums(spectrum, bands, charges, eps, ref))
 
-        low, high, better = proved_ends(at, 0.0, 0.9 * ceiling, ceiling, most_tries=_TRIES)
+        low, high, better = proved_ends(at, 0.0, _START * ceiling, ceiling, most_tries=_TRIES)
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1
 
     def far(state) -> jax.Array:
         place, root, _, _, steepest, count = state
-        return (count < 2) | ((count < _MOST_PLACES) & (steepest * xp.abs(root - place) > 0.5))
+        return (count < 1) | ((count < _MOST_PLACES) & (steepest * xp.abs(root - place) > 0.5))
 
     nothing = xp.zeros(())
     start = ceiling, ceiling, nothing, ceiling, nothing, xp.asarray(0)
     _, _, lower, upper, _, _ = xp.while_loop(far, improve, start)
-    upper, lower = xp.where(sound, upper, xp.inf), xp.where(sound, lower, 0.0)
+    upper, lower = xp.where(inside, upper, xp.inf), xp.where(inside, lower, 0.0)
     return epsilon_edges(spectrum, delta, inside, lower, upper)

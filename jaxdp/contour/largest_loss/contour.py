@@ -29,6 +29,7 @@ _CANDIDATES = np.array([0.6, 0.75, 0.85, 0.92, 0.96, 0.98])
 _ABOVE = np.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 _POINTS = 12
 _ZOOMS = 4
+_COARSER = 5  # times fewer quadrature nodes choose an abscissa than compute with it
 _CANCELLATION = 3.0  # nats by which the integrand may exceed its smallest peak
 _FALL = 60.0  # u^2 may exceed that of a loss of eps by this much; losses beyond are negligible
 
@@ -54,6 +55,15 @@ def make_steps(spectrum: Spectrum, cut: jax.Array, size: int) -> Steps:
     rate = xp.concatenate([part.rate for part in spectrum.sampled])
     times = xp.concatenate([part.times for part in spectrum.sampled]).astype(xp.float64)
     return Steps(xp.vmap(lambda m, q: labels.make_step(m, q, cut, size))(mu, rate), times)
+
+
+def coarsely(steps: Steps, pieces: Pieces) -> tuple[Steps, Pieces]:
+    """The middle one of every few nodes, with cells as much wider: an estimate, to choose an abscissa by."""
+    size = steps.step.nodes.shape[-1]
+    few, pieces = jax.tree_util.tree_map(
+        lambda x: x[..., _COARSER // 2 :: _COARSER] if x.shape[-1:] == (size,) else x, (steps, pieces)
+    )
+    return few._replace(step=few.step._replace(cell=_COARSER * few.step.cell)), pieces
 
 
 def label_edges(steps: Steps, eps: jax.Array, cut: jax.Array, count: int) -> jax.Array:
@@ -169,17 +179,20 @@ def chernoff(tilt: Tilt, eps: jax.Array) -> jax.Array:
     return value + 1e-14 * (xp.abs(tilt.log_m) + tilt.c * xp.abs(eps) + xp.abs(conversion(tilt.c)))
 
 
-def _tilt(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> Tilt:
+def tilt_of(spectrum: Spectrum, steps: Steps, pieces: Pieces, eps: jax.Array) -> Tilt:
+    """The abscissa at which the band's Chernoff bound at eps is about smallest."""
+    few = coarsely(steps, pieces)
+
     # a grid, zoomed in between the best point's neighbours; the best of the last
     def zoom(_: int, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x = xp.linspace(state[0], state[1], _POINTS)
         c = xp.exp(x)
-        value, rest = xp.vmap(lambda one: log_moment(spectrum, steps, pieces, one))(c)
+        value, rest = xp.vmap(lambda one: log_moment(spectrum, *few, one))(c)
         best = xp.argmin(xp.where(rest < _DEAD, value - c * eps + conversion(c), xp.inf))
-        return x[xp.maximum(best - 1, 0)], x[xp.minimum(best + 1, _POINTS - 1)], c[best], value[best]
+        return x[xp.maximum(best - 1, 0)], x[xp.minimum(best + 1, _POINTS - 1)], c[best]
 
-    *_, c, log_m = xp.fori_loop(0, _ZOOMS, zoom, (*_orders(eps), xp.zeros(()), xp.zeros(())))
-    return Tilt(c, log_m)
+    *_, c = xp.fori_loop(0, _ZOOMS, zoom, (*_orders(eps), xp.zeros(())))
+    return Tilt(c, log_moment(spectrum, steps, pieces, c)[0])
 
 
 def _orders(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -187,22 +200,18 @@ def _orders(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     return xp.log(1e-6 / eps), xp.log(5000.0 / eps)
 
 
-def over_bands(edges: jax.Array, fun: Callable[..., Any], *each: Any) -> Any:
-    """fun(low, high, is it the lowest?, *of each) for every band, the lowest first, stacked; each is stacked too."""
+def over_bands(edges: jax.Array, fun: Callable[..., Any]) -> Any:
+    """fun(low, high, is it the lowest?) for every band, the lowest first, stacked."""
     low = xp.concatenate([edges[:, :1] - 1, edges], axis=1)
     high = xp.concatenate([edges, xp.full_like(edges[:, :1], labels.NEVER)], axis=1)
     lowest = np.arange(low.shape[1]) == 0
-    return xp.lax_map(lambda x: fun(*x), (low.T, high.T, xp.asarray(lowest), *each))
-
-
-def tilts_of(spectrum: Spectrum, steps: Steps, edges: jax.Array, eps: jax.Array) -> Tilt:
-    """The tilt of every band, stacked."""
-    return over_bands(edges, lambda *band: _tilt(spectrum, steps, make_pieces(steps, *band), eps))
+    return xp.lax_map(lambda x: fun(*x), (low.T, high.T, xp.asarray(lowest)))
 
 
 def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) -> Plan:
     """The abscissa, of a few at and left of the saddle's, that allows the largest step without cancellation."""
     factors = xp.array([*_CANDIDATES, *_ABOVE])
+    few = coarsely(steps, pieces)
 
     def saddle(c: jax.Array, k: jax.Array) -> jax.Array:
         return k - c * eps - xp.log(c) - xp.log1p(c)
@@ -211,7 +220,7 @@ def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) ->
     # zooms; then the candidates and what is right of them
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         c = state[0]
-        k = xp.vmap(lambda x: log_moment(spectrum, steps, pieces, x)[0])(c)
+        k = xp.vmap(lambda x: log_moment(spectrum, *few, x)[0])(c)
         near = xp.argmin(saddle(c, k))
         ends = xp.log(c[xp.maximum(near - 1, 0)]), xp.log(c[xp.minimum(near + 1, c.size - 1)])
         best = xp.where(tilt.c * eps < 0.5, xp.exp(0.5 * (ends[0] + ends[1])), tilt.c)
@@ -234,6 +243,7 @@ def place(spectrum, steps, pieces, tilt: Tilt, known: Masses, eps, log_delta) ->
     left = xp.minimum(left, xp.where(xp.isnan(masses_left), xp.inf, masses_left))
     period = xp.clip(xp.maximum(right, left), xp.exp(-6.0) / candidates, xp.exp(10.0) / candidates)
     best = xp.argmin(xp.where(height > xp.min(height) + _CANCELLATION, xp.inf, period))
+    k_above = xp.vmap(lambda x: log_moment(spectrum, steps, pieces, x)[0])(above)
     nothing = xp.zeros(1)
     return Plan(candidates[best], period[best], nothing[0], nothing[0], nothing[0], above, k_above, nothing, nothing)
 

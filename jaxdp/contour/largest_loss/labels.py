@@ -118,13 +118,18 @@ def _soft(u: jax.Array, turn: jax.Array, edge: jax.Array) -> tuple[jax.Array, ja
     return xp.complex(re, im), under, over
 
 
+def _zeta(u: jax.Array, edge: jax.Array) -> jax.Array:
+    """On the axis: W = 1 / (1 + e^zeta)."""
+    return 2 * xp.sinh(xp.clip((u - edge) / WIDTH, -30.0, 30.0))
+
+
 def _rising(u: jax.Array, edge: jax.Array) -> jax.Array:
     """Bound of log |1 - W| at any angle up to `_TURN`, without the constant; `_falling` is that of log |W|."""
-    return xp.minimum(2 * xp.sinh(xp.clip((u - edge) / WIDTH, -30.0, 30.0)) * xp.cos(_TURN), 0.0)
+    return xp.minimum(_zeta(u, edge) * xp.cos(_TURN), 0.0)
 
 
 def _falling(u: jax.Array, edge: jax.Array) -> jax.Array:
-    return xp.minimum(-2 * xp.sinh(xp.clip((u - edge) / WIDTH, -30.0, 30.0)) * xp.cos(_TURN), 0.0)
+    return xp.minimum(-_zeta(u, edge) * xp.cos(_TURN), 0.0)
 
 
 def make_labels(step: Step, low: jax.Array, high: jax.Array) -> tuple[Label, Label, Label]:
@@ -133,24 +138,23 @@ def make_labels(step: Step, low: jax.Array, high: jax.Array) -> tuple[Label, Lab
     log(W_hi - W_lo) = log(1 - W_lo) + log W_hi + log(1 - e^{zeta_hi - zeta_lo}), without cancellation.
     """
     v, half = step.nodes, 0.5 * step.cell
-    ends = xp.stack([v[0] - half, v[-1] + half])
-    turns = xp.stack([xp.zeros_like(step.height), step.height])
-    soft = xp.vmap(xp.vmap(_soft, in_axes=(None, 0, None)), in_axes=(None, None, 0))
-    zeta, under, over = soft(v, turns, xp.stack([low, high]))  # each (edge, turn, node)
-    difference = zeta[1] - zeta[0]
-    fall, swing = xp.exp(xp.minimum(xp.real(difference), 0.0)), xp.imag(difference)
+    ends, edges = xp.stack([v[0] - half, v[-1] + half]), xp.stack([low, high])
+    zeta, under, over = xp.vmap(_soft, in_axes=(None, None, 0))(v, step.height, edges)  # each (edge, node)
+    fall, swing = xp.exp(xp.minimum(xp.real(zeta[1] - zeta[0]), 0.0)), xp.imag(zeta[1] - zeta[0])
     between = over[0] + under[1] + xp.complex(*log_one_plus(-fall * xp.cos(swing), -fall * xp.sin(swing)))
+    axis = _zeta(v, edges[:, None])
+    nearer = xp.log1p(-xp.exp(xp.minimum(axis[1] - axis[0], -1e-300)))
+    between_on_axis = -xp.softplus(-axis[0]) - xp.softplus(axis[1]) + nearer
 
     def below(which: int, edge: jax.Array) -> Label:
-        on_axis, on_line = under[which]
         bounds = MODULUS + _falling(v - half, edge), MODULUS + _falling(ends, edge)
-        return Label(xp.real(on_axis), on_line, *bounds, edge)
+        return Label(-xp.softplus(axis[which]), under[which], *bounds, edge)
 
     first, second = below(0, low), below(1, high)
     constant = MODULUS + 0.05
     within = Label(
-        xp.real(between[0]),
-        between[1],
+        between_on_axis,
+        between,
         constant + _rising(v + half, low) + second.bound,
         constant + _rising(ends, low) + second.ends,
         high,
