@@ -519,7 +519,7 @@ PROGRAMS = {
     "sampled Gaussian, replace": (_sampled("replace"), 3650),
     "sampled Gaussian, comparison": (_comparison, 3250),
     # two labels, and twice the contour: for the lowest band and for all others
-    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 8600),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 8150),
 }
 
 

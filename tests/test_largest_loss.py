@@ -348,12 +348,11 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
     assert max(lower, float(plain.lower)) <= min(upper, float(plain.upper))
 
 
-def test_where_no_tilt_is_found_the_bounds_of_delta_are_vacuous_not_nan(monkeypatch):
+def test_where_hardly_a_tilt_is_found_the_bounds_of_delta_are_valid_not_nan(monkeypatch):
     """A NaN here ended a sweep: the compiled program's NaN did not agree with NumPy's."""
     monkeypatch.setattr(contour.contour_delta, "by_numpy", 2)
     sigma, rate, steps, eps = np.array([[9.0839, 5.001e-5, 216, 1.15482], [8.1394, 0.149547, 8, 19.9274]]).T
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands)
     lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
-    assert lower[0] == 0 and upper[0] == 1
-    assert 0 <= lower[1] <= upper[1] <= 1
+    assert (lower >= 0).all() and (lower <= upper).all() and (upper < 1e-20).all()
