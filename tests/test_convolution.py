@@ -161,6 +161,18 @@ def test_laplace_divergence_is_never_below_the_exact_one():
                 assert exact <= got <= exact * (1 + mpmath.mpf(3e-14)) + mpmath.mpf(2e-307), (alpha, s, count)
 
 
+def test_exact_divergence_of_laplace_sums_at_shifts_whose_exponential_overflows_and_at_huge_orders():
+    orders, shifts = np.array([1.1, 2.0, 8.0, 1e6]), np.array([[300.0], [1e3], [1e5]])
+    one = convolution.laplace_sum_rdp(orders, shifts, 1.0, num_summands=1)
+    np.testing.assert_allclose(one, convolution.laplace_rdp(orders, shifts, 1.0), rtol=1e-12)
+    three = convolution.laplace_sum_rdp([1.1, 2.0], 1e3, 1.0, num_summands=3)  # by mpmath.quad at 40 digits
+    np.testing.assert_allclose(three, [986.946530881579, 988.220042425395], rtol=1e-12)
+    huge = convolution.laplace_sum_rdp([1e50, 1e200, 1e307], [[1e-8], [1.0], [1e5]], 1.0, num_summands=3)
+    np.testing.assert_array_equal(huge, np.broadcast_to([[1e-8], [1.0], [1e5]], (3, 3)))
+    assert convolution.laplace_sum_rdp(2.0, 1e300, 1e-300, num_summands=3) == np.inf
+    assert np.all(convolution.laplace_sum_log_density(1e308, [1e-8, 1.0], num_summands=3) < -1e299)
+
+
 def test_density_integrates_to_one_and_has_the_right_variance():
     x = np.linspace(-120, 120, 24001)
     density = np.exp(convolution.laplace_sum_log_density(x, 2.0, 8))

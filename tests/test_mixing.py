@@ -123,6 +123,13 @@ def test_products_that_underflow_are_not_zero():
     assert mixing.doeblin_amplification(0.0, 0.0, 0.5) == (0.0, 0.0)
 
 
+def test_a_gaussian_split_is_not_taken_for_no_divergence_where_a_ratio_underflows_or_a_deviation_overflows():
+    assert 0 < mixing.iterated_gaussian_rdp(2.0, 1e-235, 1.0, 1e145) < 1e-307
+    assert 2 / 9 <= mixing.iterated_gaussian_rdp(2.0, 1e308, 1.5e308, 1.5e308) < 0.32  # the hypotenuse overflows
+    assert 1e-20 <= mixing.iterated_gaussian_rdp(2.0, 1.0, 1e-5, 1e-300, lipschitz=1e-310) < 1e-15
+    assert mixing.iterated_gaussian_rdp(2.0, 0.0, 1.0, 1.0) == 0
+
+
 def test_coefficients_of_rescaled_rows_are_not_below_those_of_the_exact_quotients():
     rng = np.random.default_rng(5)
     for _ in range(100):

@@ -57,7 +57,7 @@ def _log_sum(terms):
 def _log_poisson(x, size):
     """Log P[Poisson(x) = i] for i < size and x >= 0, in the deviance form (no difference of large numbers)."""
     i = jnp.arange(size, dtype=x.dtype)
-    mean = jnp.maximum(x, 1e-290)
+    mean = jnp.clip(x, 1e-290, 1e300)  # beyond either, 1 / mean would be flushed to 0 or overflow
     inner = jnp.maximum(i, 1.0)
     value = -mean * deviance((inner - mean) / mean) - stirling_error(inner) - 0.5 * jnp.log(inner) - LOG_SQRT_2PI
     return jnp.where(i > 0, value, -x)
@@ -152,7 +152,8 @@ def _log_excess(order, t):
     far = jnp.where(near, 1.0 / order, t)
     rise = jnp.maximum(far, 0.0) * order
     # e^t expm1((alpha-1) t) - (alpha-1) expm1(t), after taking out e^{alpha t} where t > 0.
-    up = -jnp.expm1(-excess * jnp.abs(far)) - excess * jnp.exp(-rise) * jnp.expm1(jnp.maximum(far, 0.0))
+    # e^{-alpha t} expm1(t) is written as -e^{-(alpha-1) t} expm1(-t), which does not overflow
+    up = -jnp.expm1(-excess * jnp.abs(far)) + excess * jnp.exp(-excess * jnp.abs(far)) * jnp.expm1(-jnp.abs(far))
     down = jnp.exp(jnp.minimum(far, 0.0)) * jnp.expm1(excess * jnp.minimum(far, 0.0)) - excess * jnp.expm1(far)
     direct = rise + jnp.log(jnp.maximum(jnp.where(far > 0, up, down), 1e-300))
     return jnp.where(near, jnp.log(jnp.maximum(total, 1e-300)), direct)
@@ -201,7 +202,8 @@ def _renyi_point(n, shift, order, *, size):
     terms = lax.map(panel, jnp.arange(3 * _PANELS))
     log_excess = _log_sum(terms.reshape(-1))
     value = jnp.logaddexp(0.0, log_excess) / (order - 1.0)
-    return jnp.where(shift > 0, jnp.minimum(value, shift), 0.0)
+    # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
+    return jnp.where(shift > 0, jnp.fmin(value, shift), 0.0)
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 4)
@@ -218,7 +220,8 @@ def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
 
 
 def _ratio(shift, scale):
-    return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
+    with np.errstate(over="ignore", under="ignore"):
+        return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
 
 
 def _halves(number):
@@ -230,8 +233,7 @@ def _halves(number):
 
 def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
-    with np.errstate(over="ignore", under="ignore"):
-        value = _ratio(shift, scale)
+    value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
     quotient = top / bottom
     (a, b), (c, d) = _halves(quotient), _halves(bottom)
@@ -255,7 +257,9 @@ def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
     Returns the log density, of the broadcast shape, float64; absolute error about 1e-12. Raises ValueError.
     """
     b = validate.positive("scale", scale)
-    return _at_sums(_log_density_point, num_summands, validate.real_array("x", x) / b) - np.log(b)
+    with np.errstate(over="ignore", under="ignore"):
+        far = np.clip(validate.real_array("x", x) / b, -np.finfo(float).max, np.finfo(float).max)
+    return _at_sums(_log_density_point, num_summands, far) - np.log(b)
 
 
 def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:

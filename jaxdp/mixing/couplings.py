@@ -86,8 +86,10 @@ def iterated_gaussian_rdp(
     ValueError.
     Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
-    ratio = raised(shift)[0] / jnp.hypot(first_std, second_std / lipschitz)
-    return rounded_up(order * ratio * ratio / 2, ratio > 0)
+    shift, lipschitz = raised(shift)[0], raised(lipschitz)[0]
+    # an infinite deviation, or a ratio that underflows, would claim a divergence of 0
+    ratio = shift / jnp.minimum(jnp.hypot(first_std, second_std / lipschitz), np.finfo(float).max)
+    return rounded_up(order * ratio * ratio / 2, shift > 0)
 
 
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
