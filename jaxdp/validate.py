@@ -18,7 +18,7 @@ LOCAL = "For a randomizer known by its guarantee alone use LocalRandomizer(epsil
 
 def is_traced(*trees: Any) -> bool:
     """True when any leaf is an abstract value of a surrounding jit, vmap or grad."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(trees))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def real_array(name: str, value: Any) -> np.ndarray:

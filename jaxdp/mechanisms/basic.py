@@ -21,13 +21,6 @@ from jaxdp.shuffle.law import NamedSets
 from jaxdp.typing import ArrayField, Number, RealField, Relation
 
 
-def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
-    """log sum exp of complex terms, shifted by the largest real part (terms may be -inf)."""
-    shift = xp.max(xp.real(terms), axis=axis, keepdims=True)
-    shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
-    return xp.log(xp.sum(xp.exp(terms - shift), axis=axis)) + xp.squeeze(shift, axis)
-
-
 @record
 class Gaussian(GaussianMechanism):
     """Gaussian noise on a query of any dimension.
@@ -253,15 +246,6 @@ class DiscretePair(FiniteLaw):
     p: ArrayField = field(NONNEGATIVE)
     q: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
-
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp over the outcomes with p, q > 0."""
-        both = (self.p > 0) & (self.q > 0)
-        log_p = xp.where(both, xp.log(xp.where(both, self.p, 1.0)), -xp.inf)
-        log_q = xp.where(both, xp.log(xp.where(both, self.q, 1.0)), 0.0)
-        loss = xp.where(both, log_p - log_q, 0.0)
-        log_p, loss = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in (log_p, loss))
-        return log_sum_exp(log_p + xp.asarray(z)[..., None] * loss)
 
     def finite_pair(self) -> finite.FinitePair:
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""

@@ -174,7 +174,7 @@ def event_dims(mechanism: Mechanism) -> list[int]:
         if isinstance(value, Mechanism):
             dims += event_dims(value)
         else:
-            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree_util.tree_leaves(value))
+            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree.leaves(value))
     return dims
 
 
@@ -185,7 +185,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     elif isinstance(mechanism, Repeated):
         shapes = [batch_shape(mechanism.mechanism), np.shape(mechanism.times)]
     else:
-        leaves = jax.tree_util.tree_leaves(mechanism)
+        leaves = jax.tree.leaves(mechanism)
         shapes = [np.shape(x)[: np.ndim(x) - n] for x, n in zip(leaves, event_dims(mechanism), strict=True)]
     try:
         return np.broadcast_shapes(*shapes)
@@ -197,8 +197,8 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 def flat_rows(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
-    leaves, tree = jax.tree_util.tree_flatten(mechanism)
-    return jax.tree_util.tree_unflatten(
+    leaves, tree = jax.tree.flatten(mechanism)
+    return jax.tree.unflatten(
         tree, [_flat_rows(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
     )
 
@@ -214,7 +214,7 @@ def _flat_rows(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
 def spread_axis(mechanism: Mechanism) -> Mechanism:
     """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
     shape = batch_shape(mechanism)
-    return jax.tree_util.tree_map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
+    return jax.tree.map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
 
 
 # One stack: a record with leaves (batch, members, *event), and how often each member is run, (batch, members).
@@ -230,7 +230,7 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
     for atom, times in flatten(mechanism):
         flat, count = flat_rows(atom, shape), _flat_rows(times, 0, shape)
-        leaves, tree = jax.tree_util.tree_flatten(flat)
+        leaves, tree = jax.tree.flatten(flat)
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))
     return tuple(_stack(members) for members in groups.values())
@@ -240,14 +240,14 @@ def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
     if not validate.is_traced(members):
         members = _merge_equal(members)
     xp = jnp if validate.is_traced(members) else np
-    record_ = jax.tree_util.tree_map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
+    record_ = jax.tree.map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
     return record_, xp.stack([t for _, t in members], axis=1)
 
 
 def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
     merged: dict[bytes, list[Any]] = {}
     for record_, times in members:
-        key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree_util.tree_leaves(record_))
+        key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(record_))
         if key in merged:
             merged[key][1] = merged[key][1] + times
         else:

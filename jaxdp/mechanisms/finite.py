@@ -284,6 +284,13 @@ def log_sum(terms: Array) -> Array:
     return xp.where(live, total, -xp.inf)
 
 
+def log_sum_exp(terms: Array) -> Array:
+    """log sum exp over the last axis of complex terms, shifted by the largest real part (terms may be -inf)."""
+    shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
+    shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
+    return xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + xp.squeeze(shift, -1)
+
+
 def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
     """The outcomes and their mirror images; losses within 8 units of themselves and ``blur``."""
     pair = _rounded(*(xp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))

@@ -9,7 +9,8 @@ import jax
 from jaxdp import validate
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
-from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
+from jaxdp.mechanisms.basic import ApproximateDP
+from jaxdp.mechanisms.finite import log_sum_exp
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp

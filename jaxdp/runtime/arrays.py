@@ -51,15 +51,12 @@ def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
         axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
         each = [axis is not None for axis in axes]
         size = next(
-            np.shape(leaf)[0]
-            for arg, mine in zip(args, each, strict=True)
-            if mine
-            for leaf in jax.tree_util.tree_leaves(arg)
+            np.shape(leaf)[0] for arg, mine in zip(args, each, strict=True) if mine for leaf in jax.tree.leaves(arg)
         )
         rows = [
             fun(*(_row(arg, i) if mine else arg for arg, mine in zip(args, each, strict=True))) for i in range(size)
         ]
-        return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
     return mapped
 
@@ -67,7 +64,7 @@ def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
 def _row(tree: Any, i: int) -> Any:
     if isinstance(tree, np.ndarray):
         return tree[i]
-    return jax.tree_util.tree_map(lambda leaf: leaf[i], tree)
+    return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def _host_fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
@@ -83,13 +80,13 @@ def _host_while_loop(unfinished: Callable, body: Callable, init: Any) -> Any:
 
 
 def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> Any:
-    size = length if xs is None else np.shape(jax.tree_util.tree_leaves(xs)[0])[0]
+    size = length if xs is None else np.shape(jax.tree.leaves(xs)[0])[0]
     made = []
     for i in reversed(range(size or 0)) if reverse else range(size or 0):
         init, y = body(init, None if xs is None else _row(xs, i))
         made.append(y)
     made = made[::-1] if reverse else made
-    return init, jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *made)
+    return init, jax.tree.map(lambda *leaves: np.stack(leaves), *made)
 
 
 def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:

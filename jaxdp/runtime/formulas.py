@@ -80,10 +80,10 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
 
 def _unless(bad: Any, made: Any, vacuous: Any) -> Any:
     """The numbers of a tree, ``vacuous`` where they are NaN or ``bad``."""
-    leaves, tree = jax.tree_util.tree_flatten(made)
-    worst = np.broadcast_to(jax.tree_util.tree_leaves(vacuous), len(leaves))
+    leaves, tree = jax.tree.flatten(made)
+    worst = np.broadcast_to(jax.tree.leaves(vacuous), len(leaves))
     kept = (jnp.where(bad | jnp.isnan(x), w, x) for x, w in zip(leaves, worst, strict=True))
-    return jax.tree_util.tree_unflatten(tree, kept)
+    return jax.tree.unflatten(tree, kept)
 
 
 def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
@@ -107,7 +107,7 @@ def batched(function: Callable, *arrays: Any) -> Any:
     xp = jnp if validate.is_traced(arrays) else np
     spread = xp.broadcast_arrays(*arrays)
     values = function(*(array.reshape(-1) for array in spread))
-    return jax.tree_util.tree_map(lambda value: xp.asarray(value).reshape(spread[0].shape)[()], values)
+    return jax.tree.map(lambda value: xp.asarray(value).reshape(spread[0].shape)[()], values)
 
 
 def at_points(
@@ -135,5 +135,5 @@ def at_points(
     else:
         starts = range(0, max(flat[0].shape[0], 1), most or max(flat[0].shape[0], 1))
         pieces = [kernel(*(array[i : i + (most or array.shape[0])] for array in flat), **static) for i in starts]
-        found = jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
-    return jax.tree_util.tree_map(lambda values: values.reshape((*shape, *values.shape[1:]))[()], found)
+        found = jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
+    return jax.tree.map(lambda values: values.reshape((*shape, *values.shape[1:]))[()], found)

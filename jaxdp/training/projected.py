@@ -135,10 +135,10 @@ class NoisyProjectedSGD:
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
             rate = _at(self.learning_rate, count, -np.inf)
             std = _at(self.noise_std, count, np.inf)
-            moved = jax.tree_util.tree_map(
+            moved = jax.tree.map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
-            return jax.tree_util.tree_map(jnp.subtract, self._project(moved, partition), params), bad
+            return jax.tree.map(jnp.subtract, self._project(moved, partition), params), bad
 
         return noise.transformation(key, move, partition, _SIXTEEN_BIT)
 
@@ -171,9 +171,7 @@ class NoisyProjectedSGD:
         bound = self.loss.lipschitz if self.clip else None
         mean, _ = mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity
-        return jax.tree_util.tree_map(
-            lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params
-        )
+        return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params)
 
     def after(self, steps: Real, example: Real | None = None) -> schedule.IteratedRelease:
         """The mechanism of releasing the parameters after this many steps, to give to jaxdp.epsilon and others.
@@ -253,10 +251,10 @@ class NoisyProjectedSGD:
             return tree
         if partition is None:
             return optax.projections.projection_l2_ball(tree, self.radius)
-        squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree_util.tree_leaves(tree)]
+        squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree.leaves(tree)]
         norm = jnp.sqrt(noise.summed(squares, noise.leaf_axes(tree, partition)))
         scale = jnp.minimum(1.0, self.radius / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        return jax.tree_util.tree_map(lambda p: (p * scale).astype(p.dtype), tree)
+        return jax.tree.map(lambda p: (p * scale).astype(p.dtype), tree)
 
     def _slots(self, example: Any) -> np.ndarray:
         index = validate.integer("example", example, 0)
@@ -337,6 +335,6 @@ def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.A
 
     Entry by entry: if one bad entry cleared all, noise would have to wait for a pass over the whole gradient.
     """
-    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree_util.tree_leaves(grads)]
-    cleaned = jax.tree_util.tree_map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
+    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree.leaves(grads)]
+    cleaned = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
     return cleaned, noise.summed(bad, axes) > 0

@@ -64,12 +64,10 @@ class ShuffledSGD:
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             rate = learning_rate(count) if callable(learning_rate) else learning_rate
-            single = jax.tree_util.tree_map(lambda g: g[None], grads)
+            single = jax.tree.map(lambda g: g[None], grads)
             total, bad = clipping.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
             std = self.noise_multiplier * self.clip_norm
-            return jax.tree_util.tree_map(
-                lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws
-            ), bad
+            return jax.tree.map(lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws), bad
 
         return noise.transformation(key, move)
 
@@ -78,8 +76,8 @@ class ShuffledSGD:
     ) -> Params:
         """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
         chosen = self.batch(step, key)
-        example = jax.tree_util.tree_map(lambda a: a[chosen.indices[0]], data)
-        return jax.tree_util.tree_map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
+        example = jax.tree.map(lambda a: a[chosen.indices[0]], data)
+        return jax.tree.map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
 
     def after(self, steps: Real | None = None) -> Mechanism:
         """The shuffled mechanism of one pass (fewer steps are a part of its output, so covered by it).
