@@ -22,6 +22,7 @@ from jaxdp.mechanisms.base import (
     record,
 )
 from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.runtime import formulas
 from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 
@@ -161,7 +162,7 @@ def _is_one(times: Any) -> bool:
 
 
 def _product(a: Any, b: Any) -> Any:
-    return jnp.asarray(a) * b if validate.is_traced(a, b) else np.asarray(a, np.float64) * np.asarray(b, np.float64)
+    return _numbers(a) * _numbers(b)
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:
@@ -198,17 +199,12 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 def flat_rows(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
     leaves, tree = jax.tree.flatten(mechanism)
-    return jax.tree.unflatten(
-        tree, [_flat_rows(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
-    )
+    rows = (formulas.flat_rows(_numbers(x), n, shape) for x, n in zip(leaves, event_dims(mechanism), strict=True))
+    return jax.tree.unflatten(tree, rows)
 
 
-def _flat_rows(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
-    """Numbers broadcast to ``shape`` and flattened to one batch axis, before ``event_ndim`` axes of their own."""
-    xp = jnp if validate.is_traced(numbers) else np
-    numbers = jnp.asarray(numbers) if xp is jnp else np.asarray(numbers, np.float64)
-    event = numbers.shape[numbers.ndim - event_ndim :]
-    return xp.broadcast_to(numbers, (*shape, *event)).reshape((int(np.prod(shape)), *event))
+def _numbers(value: Any) -> Any:
+    return value if validate.is_traced(value) else np.asarray(value, np.float64)
 
 
 def spread_axis(mechanism: Mechanism) -> Mechanism:
@@ -229,7 +225,7 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     """
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
     for atom, times in flatten(mechanism):
-        flat, count = flat_rows(atom, shape), _flat_rows(times, 0, shape)
+        flat, count = flat_rows(atom, shape), formulas.flat_rows(_numbers(times), 0, shape)
         leaves, tree = jax.tree.flatten(flat)
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))

@@ -139,7 +139,8 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
 
     static: names of keyword arguments that fix sizes; each value is compiled once.
-    working_set: float64 numbers alive per point; it limits the points of one call.
+    working_set: float64 numbers alive per point, or a function of the arguments that gives it; it limits the points of
+        one call.
     large: the kernel has so many operations that compile time matters more than run time.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
@@ -152,7 +153,7 @@ class Kernel:
         point: Callable,
         *,
         static: tuple[str, ...] = (),
-        working_set: int = 4096,
+        working_set: int | Callable[..., int] = 4096,
         large: bool = False,
         bounds: bool = False,
         by_numpy: int | Callable[..., int] = 0,
@@ -186,9 +187,10 @@ class Kernel:
         made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
-    def _chunk(self, where: str) -> int:
+    def _chunk(self, where: str, args: Any) -> int:
         room, most = _BATCH.get(where, _ON_ACCELERATOR)
-        return min(most, 1 << int(np.log2(max(1.0, room / (8 * self.working_set)))))
+        size = self.working_set(*args) if callable(self.working_set) else self.working_set
+        return min(most, 1 << int(np.log2(max(1.0, room / (8 * size)))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
@@ -220,7 +222,7 @@ class Kernel:
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
         pieces = []
-        for start, stop, padded in pieces_of(size, self._chunk(where), where == "cpu"):
+        for start, stop, padded in pieces_of(size, self._chunk(where, args), where == "cpu"):
             piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
             piece = jax.tree.map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
