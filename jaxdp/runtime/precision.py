@@ -340,26 +340,23 @@ def canary(name: str) -> Callable[[Callable], Callable]:
 
 def ensure_canary(module: str) -> None:
     """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
-    where = platform()
-    if (where, module) in _passed:
+    checks = [(name, check) for name, check in CANARIES if check.__module__ == module]
+    _pass_once(module, platform(), checks)
+
+
+def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:
+    if (where, key) in _passed:
         return
     with _checking:
-        if (where, module) in _passed:
-            return
-        for name, check in list(CANARIES):
-            if check.__module__ == module:
-                _require(name, where, *check())
-        _passed.add((where, module))
+        for name, check in checks if (where, key) not in _passed else []:
+            _require(name, where, *check())
+        _passed.add((where, key))
 
 
 def _require_reductions(where: str, large: bool) -> None:
     """BackendError, checked once, if reductions that some release miscompiles are wrong with the kernel's options."""
-    if (where, large) in _passed:
-        return
-    with _checking:
-        if (where, large) not in _passed:
-            _require("reductions of log1p and expm1", where, *check_reductions(compiler_options(where, large)))
-            _passed.add((where, large))
+    check = ("reductions of log1p and expm1", lambda: check_reductions(compiler_options(where, large)))
+    _pass_once(large, where, [check])
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -117,21 +118,12 @@ def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
 
 def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
     """For each leaf the mesh axes it is sharded over."""
-    leaves = jax.tree.leaves(tree)
     if partition is None:
-        return [()] * len(leaves)
+        return [()] * len(jax.tree.leaves(tree))
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    specs: list[PartitionSpec] = []
-    jax.tree.map(lambda spec, part: specs.extend([spec] * len(jax.tree.leaves(part))), partition, tree, is_leaf=is_spec)
-    return [_names(spec) for spec in specs]
-
-
-def _names(spec: PartitionSpec) -> tuple[str, ...]:
-    names: list[str] = []
-    for entry in spec:
-        if entry is not None:
-            names.extend(entry if isinstance(entry, tuple) else (entry,))
-    return tuple(names)
+    specs = jax.tree.leaves(jax.tree.broadcast(partition, tree, is_leaf=is_spec), is_leaf=is_spec)
+    axes = ((entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry is not None) for spec in specs)
+    return [tuple(itertools.chain.from_iterable(each)) for each in axes]
 
 
 def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:

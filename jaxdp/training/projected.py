@@ -182,16 +182,11 @@ class NoisyProjectedSGD:
         """
         counts = noise.check_steps(steps)
         slots = None if example is None else self._slots(example)
-        shape = validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
-        if counts.ndim == 0:
-            mu = self._mu_of_slots(int(counts))
-            mu = mu.max() if slots is None else np.append(mu, 0.0)[slots]
-            return schedule.IteratedRelease(np.broadcast_to(mu, shape)[()])
-        flat = np.broadcast_to(counts, shape).ravel()
-        picks = [None] * flat.size if slots is None else np.broadcast_to(slots, shape).ravel()
-        per_count = {count: np.append(self._mu_of_slots(int(count)), 0.0) for count in np.unique(flat)}
-        each = [per_count[c].max() if s is None else per_count[c][s] for c, s in zip(flat, picks, strict=True)]
-        return schedule.IteratedRelease(np.reshape(np.asarray(each), shape))
+        validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
+        different, which = np.unique(counts, return_inverse=True)
+        which = which.reshape(counts.shape)
+        mu = np.stack([np.append(self._mu_of_slots(int(count)), 0.0) for count in different])
+        return schedule.IteratedRelease(mu.max(axis=1)[which] if slots is None else mu[which, slots])
 
     def iteration(self, steps: Step, example: int | None = None) -> NoisyIteration:
         """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
@@ -249,8 +244,6 @@ class NoisyProjectedSGD:
             return self.projection(tree)
         if self.radius is None:
             return tree
-        if partition is None:
-            return optax.projections.projection_l2_ball(tree, self.radius)
         squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree.leaves(tree)]
         norm = jnp.sqrt(noise.summed(squares, noise.leaf_axes(tree, partition)))
         scale = jnp.minimum(1.0, self.radius / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
