@@ -116,10 +116,7 @@ def _outward(log_mu2, some, log_unit, largest, steps, valid):
 def _log_total(stack, kept):
     """log of the sum of m over the blocks; inf if a block has no noise. The sum itself may underflow or overflow."""
     log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
-    top = jnp.max(log_m)
-    safe = jnp.where(jnp.isfinite(top), top, 0.0)
-    total = safe + jnp.log(jnp.sum(jnp.exp(log_m - safe)))
-    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, total)
+    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, jax.nn.logsumexp(log_m))
 
 
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
