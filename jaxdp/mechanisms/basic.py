@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
-from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
+from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
 from jaxdp.iteration.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
@@ -38,7 +38,7 @@ class Gaussian(GaussianMechanism):
     bound: N(2/sigma, 1) against N(0, 1).
     """
 
-    noise_multiplier: RealField = field(POSITIVE, remedy="Without noise there is no guarantee.")
+    noise_multiplier: RealField = field(NOISE)
 
     def gaussian_mu(self) -> Number:
         """mu = 1 / noise_multiplier."""

@@ -98,9 +98,9 @@ def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
     return list(values.values())
 
 
-def whole(minimum: int, remedy: str = "") -> Callable[[str, Any], np.ndarray]:
+def whole(minimum: int) -> Callable[[str, Any], np.ndarray]:
     """A check for `checked`: whole numbers >= minimum."""
-    return lambda name, value: validate.integer(name, value, minimum, remedy)
+    return functools.partial(validate.integer, minimum=minimum)
 
 
 def flat_rows(array: Any, own: int, shape: tuple[int, ...]) -> Any:

@@ -29,7 +29,7 @@ MOST_SETTINGS = 128
 _CHECKED_STEPS = 1024
 _DOMAINS = {
     "clip_norm": domains.POSITIVE,
-    "noise_multiplier": dataclasses.replace(domains.POSITIVE, remedy="Without noise there is no guarantee."),
+    "noise_multiplier": domains.NOISE,
     "sampling_probability": domains.PROBABILITY,
 }
 

@@ -11,6 +11,7 @@ import optax
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.domains import NOISE
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
@@ -47,7 +48,7 @@ class ShuffledSGD:
 
     def __post_init__(self):
         validate.positive("clip_norm", self.clip_norm)
-        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
+        validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
         validate.integer("num_examples", self.num_examples, 1)
         value = validate.real_array("local_delta", self.local_delta)
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
