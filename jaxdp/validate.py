@@ -97,7 +97,9 @@ def _inside(name: str, array: np.ndarray, domain: Domain) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         # np.logspace and divisions give fractions
         fractions = domain.whole and domain.contains(np.rint(array)).all()
-        reject(name, array, ~domain.contains(array), domain.allowed, domain.remedy or ("Round it." if fractions else ""))
+        reject(
+            name, array, ~domain.contains(array), domain.allowed, domain.remedy or ("Round it." if fractions else "")
+        )
     return array
 
 

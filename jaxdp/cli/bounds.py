@@ -37,15 +37,13 @@ def add_parsers(commands: Any) -> None:
         add_target_command(commands, verb, text, functools.partial(_options, verb), _bounds)
 
 
-def _options(verb: str, parser: argparse.ArgumentParser, prefix: str) -> None:
-    target = _VERBS[verb][0]
-    parser.add_argument("--" + target.replace("_", "-"), dest=prefix + target, required=not prefix, metavar="RANGE")
-    text = "write all rows with all their digits"
-    parser.add_argument("--out", dest=prefix + "out", metavar="FILE.csv", help=text)
+def _options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument("--" + _VERBS[verb][0].replace("_", "-"), required=required, metavar="RANGE")
+    parser.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
     if verb != "tradeoff":
         text = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
-        parser.add_argument("--gap", dest=prefix + "gap", type=float, metavar="GAP", help=text)
-    progress_option(parser, prefix)
+        parser.add_argument("--gap", type=float, metavar="GAP", help=text)
+    progress_option(parser)
 
 
 def _bounds(arguments: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
 
-RELATIONS = ("add", "remove", "add_or_remove", "replace_one", None)
+RELATIONS = (*typing.get_args(Relation), None)
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
 FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
 T = TypeVar("T", bound=type)
