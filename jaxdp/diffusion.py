@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, whole
@@ -39,8 +38,6 @@ _LOG_RANGE = (-40.0, 60.0)
 _LEAST_MU = 0.99 * SMALLEST_MU
 # Charge for a dozen roundings.
 _UP = 1.0 + 2.0**-49
-# Charge for the exponential of a sum of logarithms, each below 1500.
-_LOG_UP = 1.0 + 1e-12
 
 
 class Quadrature(NamedTuple):
@@ -80,32 +77,13 @@ class OUParameters(NamedTuple):
     ratio: Array
 
 
-def _product_error(a, b):
-    """a * b minus its rounded value (Dekker: products of parts with half the digits are exact)."""
-    high, other = (lax.reduce_precision(v, 11, 25) for v in (a, b))
-    low, rest = a - high, b - other
-    error = ((high * other - a * b) + (high * rest + low * other)) + low * rest
-    return lax.stop_gradient(jnp.where(jnp.isfinite(error), error, 0.0))
-
-
 def _ou_mu(theta, rho, time, sensitivity):
-    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up.
-
-    The shorter form sqrt(theta / (e^{2 theta t} - 1)) overflows.
-    """
+    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; a factor may overflow."""
     theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
     pull = theta * time
-    spread = -jnp.expm1(-2 * pull)
-    half = jnp.exp(-0.5 * pull)
-    parts = sensitivity / rho, sensitivity / rho * half, half * jnp.sqrt(theta / spread)
-    # The relative error of e^{-theta t} is the absolute error of theta t, which is taken out.
-    direct = parts[1] * parts[2] * (1 - _product_error(theta, time)) * _UP
-    log_mu = jnp.log(sensitivity) - jnp.log(rho) + 0.5 * (jnp.log(theta) - jnp.log(spread)) - pull
-    far = jnp.exp(log_mu) * _LOG_UP  # used where one factor alone leaves the range of doubles
-    normal = (spread > 1e-290) & (pull < 1e3)
-    for part in parts:
-        normal = normal & (part > 1e-290) & (part < 1e290)
-    return jnp.maximum(jnp.where(normal, direct, far), _LEAST_MU)
+    logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -jnp.log(-jnp.expm1(-2 * pull)) / 2, -pull
+    # of each term its own rounding, that of the sums, and that of theta t
+    return jnp.maximum(jnp.exp(sum(logs)) * (1 + 8 * ULP * (4 + sum(map(jnp.abs, logs)))), _LEAST_MU)
 
 
 @record

@@ -55,8 +55,12 @@ def _bounds(arguments: argparse.Namespace) -> None:
     asked = {} if getattr(arguments, "gap", None) is None else {"gap": arguments.gap}
 
     def evaluate(mechanism: Any, points: Any) -> _Columns:
-        verbs = {"epsilon": jaxdp.epsilon_bounds, "delta": jaxdp.delta_bounds, "tradeoff": jaxdp.tradeoff}
-        found: Any = verbs[arguments.verb](mechanism, points, relation=arguments.relation, **asked)
+        verbs: dict[str, Any] = {
+            "epsilon": jaxdp.epsilon_bounds,
+            "delta": jaxdp.delta_bounds,
+            "tradeoff": jaxdp.tradeoff,
+        }
+        found = verbs[arguments.verb](mechanism, points, relation=arguments.relation, **asked)
         return dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
 
     columns: dict[str, list[Any]] = {}

@@ -59,7 +59,12 @@ def delta_at_order(order, renyi, epsilon, infinity, sharp):
     return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
-_DOMAINS = {"order": ORDER, "renyi": NONNEGATIVE_OR_INFINITE, "infinity": PROBABILITY, "sharp": PROBABILITY}
+_DOMAINS: dict[str, Any] = {
+    "order": ORDER,
+    "renyi": NONNEGATIVE_OR_INFINITE,
+    "infinity": PROBABILITY,
+    "sharp": PROBABILITY,
+}
 _epsilon_at_orders = theorem(**_DOMAINS, delta=PROBABILITY)(epsilon_at_order)
 _delta_at_orders = theorem(**_DOMAINS, epsilon=NOT_NAN, vacuous=1.0)(delta_at_order)
 

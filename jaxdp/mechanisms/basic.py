@@ -92,10 +92,8 @@ class Laplace(Mechanism):
 
     def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
         """Pairs on one grid, the first of which dominates, while the second is dominated."""
-        cells = finite.FINE_LAPLACE_CELLS if fine else finite.LAPLACE_CELLS
-        return finite.laplace_pair(self.noise_multiplier, cells), finite.laplace_inner_pair(
-            self.noise_multiplier, cells
-        )
+        scale = self.noise_multiplier
+        return finite.laplace_pair(scale, fine), finite.laplace_inner_pair(scale, fine)
 
     def finite_pair_is_exact(self) -> bool:
         """False: the grid only dominates."""
@@ -251,19 +249,11 @@ class DiscretePair(FiniteLaw):
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""
         p, q = xp.asarray(self.p, xp.float64), xp.asarray(self.q, xp.float64)
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
-        return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
+        return pair._replace(only_p=_mass_at_infinity(self.p, self.q), only_q=_mass_at_infinity(self.q, self.p))
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss of the pair, or of its swap."""
         return finite.plain_part(self.finite_pair(), direction)
-
-    def infinity_mass(self) -> Number:
-        """sum of p where q = 0, plus what p misses of 1."""
-        return _mass_at_infinity(self.p, self.q)
-
-    def reverse_infinity_mass(self) -> Number:
-        """sum of q where p = 0, plus what q misses of 1."""
-        return _mass_at_infinity(self.q, self.p)
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""
@@ -285,6 +275,7 @@ def _missing(p: Any) -> Any:
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
+    """sum of p where q = 0, plus what p misses of 1."""
     alone, missing = xp.where(q > 0, 0.0, p), _missing(p)
     # one mass is exact, a sum is rounded up
     several = xp.sum(alone > 0) + (missing > 0) > 1

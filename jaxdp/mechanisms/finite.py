@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxdp.domains import SMALLEST
@@ -24,7 +25,7 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
-LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
+_LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
 
 
@@ -284,7 +285,7 @@ def log_sum(terms: Array) -> Array:
     return xp.where(live, total, -xp.inf)
 
 
-def log_sum_exp(terms: Array) -> Array:
+def log_sum_exp(terms: jax.Array) -> jax.Array:
     """log sum exp over the last axis of complex terms, shifted by the largest real part (terms may be -inf)."""
     shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
     shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
@@ -335,30 +336,33 @@ def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
     return mirrored(log_q + loss, log_q, loss)
 
 
-def _laplace_cells(scale: Number, cells: int) -> tuple[Array, Number, tuple[Array, Array]]:
+def _laplace_cells(scale: Number, fine: bool) -> tuple[Array, Number, tuple[Array, Array]]:
     """(log mass under Q of the cells between 0 and the shift, their width in L, and of either end under Q)."""
+    cells = _FINE_LAPLACE_CELLS if fine else _LAPLACE_CELLS
     x = xp.arange(cells) / cells
     width = 1.0 / (scale * cells)
     log_cell = -x / scale + xp.log(-xp.expm1(-width)) - np.log(2.0)
     return log_cell, width, (xp.full(1, -np.log(2.0)), -1 / scale - xp.full(1, np.log(2.0)))
 
 
-def laplace_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_pair(scale: Number, fine: bool = False) -> FinitePair:
     """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
 
     In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
     share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly.
     """
-    log_cell, width, (below, above) = _laplace_cells(scale, cells)
+    log_cell, width, (below, above) = _laplace_cells(scale, fine)
+    cells = log_cell.shape[0]
     right, left = log_cell - xp.logaddexp(0.0, width), log_cell - xp.logaddexp(0.0, -width)
     log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
     loss = (2 * xp.arange(cells + 1) / cells - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 
 
-def laplace_inner_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_inner_pair(scale: Number, fine: bool = False) -> FinitePair:
     """A finite pair that Laplace noise dominates: which cell the outcome is in."""
-    log_cell, _, (below, above) = _laplace_cells(scale, cells)
+    log_cell, _, (below, above) = _laplace_cells(scale, fine)
+    cells = log_cell.shape[0]
     middle = (2 * (xp.arange(cells) + 0.5) / cells - 1) / scale
     log_q = xp.concatenate([below, log_cell, above])
     loss = xp.concatenate([xp.full(1, -1 / scale), middle, xp.full(1, 1 / scale)])
