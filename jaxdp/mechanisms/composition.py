@@ -150,19 +150,11 @@ def held(mechanism: Mechanism) -> list[Mechanism]:
 def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Number]]:
     """The atomic mechanisms with their counts."""
     if isinstance(mechanism, Repeated):
-        count = mechanism.times if _is_one(times) else _product(times, mechanism.times)
-        return flatten(mechanism.mechanism, count)
+        once = isinstance(times, int) and times == 1
+        return flatten(mechanism.mechanism, mechanism.times if once else _numbers(times) * _numbers(mechanism.times))
     if isinstance(mechanism, Composed):
         return [pair for part in mechanism.parts for pair in flatten(part, times)]
     return [(mechanism.simplified(), times)]
-
-
-def _is_one(times: Any) -> bool:
-    return isinstance(times, int) and times == 1
-
-
-def _product(a: Any, b: Any) -> Any:
-    return _numbers(a) * _numbers(b)
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:
@@ -253,8 +245,7 @@ def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, 
 
 def is_gaussian(mechanism: Mechanism) -> bool:
     """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
-    atoms = flatten(mechanism)
-    return all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)
+    return all(isinstance(atom, GaussianMechanism) for atom, _ in flatten(mechanism))
 
 
 def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:

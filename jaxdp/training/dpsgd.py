@@ -26,7 +26,6 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
 
-_CHECKED_STEPS = 1024
 _DOMAINS = {
     "clip_norm": domains.POSITIVE,
     "noise_multiplier": domains.NOISE,
@@ -109,7 +108,7 @@ class DPSGD:
 
     def __post_init__(self):
         for name in _DOMAINS:
-            self._checked(name, _CHECKED_STEPS)
+            self._checked(name, settings.CHECKED_STEPS)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):

@@ -25,7 +25,6 @@ _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
     "float32 master weights; gradients may be bfloat16."
 )
-_CHECKED_STEPS = 1024
 # The largest count; a contraction with 1 - kappa >= 1e-6 reaches its limit long before.
 _PLATEAU_STEPS = noise.INT32_MAX - 1
 
@@ -114,7 +113,7 @@ class NoisyProjectedSGD:
                 "loss depends on the parameters through one scalar (softmax does not). Scale the features instead, "
                 "or state generalized_linear=True on the loss."
             )
-        self._steps(_CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
+        self._steps(settings.CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
 
     @property
     def num_batches(self) -> int:
