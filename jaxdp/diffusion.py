@@ -17,7 +17,6 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, whole
 from jaxdp.mechanisms.base import GaussianMechanism, record
-from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
@@ -118,7 +117,8 @@ class BrownianMotion(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value`, in the dtype and shape of value."""
-        return samplers.brownian(key, value, time=self.time)
+        dtype = jnp.asarray(value).dtype
+        return value + jnp.sqrt(2 * jnp.asarray(self.time, dtype)) * jax.random.normal(key, jnp.shape(value), dtype)
 
     def mse(self, dimension: Real) -> Array:
         """Mean squared error 2 t d of one release of d coordinates."""
@@ -162,7 +162,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value` at time t from its exact law (no time steps), in the dtype and shape of value."""
-        return samplers.ornstein_uhlenbeck(key, value, theta=self.theta, rho=self.rho, time=self.time)
+        dtype = jnp.asarray(value).dtype
+        rate, time, level = (jnp.asarray(x, dtype) for x in (self.theta, self.time, self.rho))
+        std = level * jnp.sqrt(-jnp.expm1(-2 * rate * time) / rate)
+        return jnp.exp(-rate * time) * value + std * jax.random.normal(key, jnp.shape(value), dtype)
 
     def mse(self, norm: Real, dimension: Real) -> Array:
         """Mean squared error of one release of a value of this L2 norm, see `ornstein_uhlenbeck_mse`."""
