@@ -232,8 +232,8 @@ class Mechanism:
         return self.exact
 
     def finite_pair_is_exact(self) -> bool:
-        """False when ``finite_pair`` only dominates the mechanism's pair."""
-        return self.exact
+        """False when ``finite_pair`` only dominates the mechanism's pair, as where there are ``enclosing_pairs``."""
+        return self.exact and not self.offers("enclosing_pairs")
 
     def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.

@@ -95,10 +95,6 @@ class Laplace(Mechanism):
         scale = self.noise_multiplier
         return finite.laplace_pair(scale, fine), finite.laplace_inner_pair(scale, fine)
 
-    def finite_pair_is_exact(self) -> bool:
-        """False: the grid only dominates."""
-        return False
-
     def renyi_divergence(self, order: Number) -> Number:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
         return laplace_renyi(order, 1.0 / self.noise_multiplier)
