@@ -68,7 +68,7 @@ def mechanism_parsers(
     parsers = []
     for name, entry in MECHANISMS.items():
         parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=RANGE_HELP)
-        add_options(parser, entry, solved_for)
+        add_options(parser, name, solved_for)
         common_options(parser, table=table)
         parser.set_defaults(mechanism=name)
         parsers.append(parser)
