@@ -20,7 +20,7 @@ from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, l
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
-_GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
+GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
@@ -69,9 +69,9 @@ def with_losses(pair: Pair) -> FinitePair:
     live = (log_p > -xp.inf) & (log_q > -xp.inf)
     one, other = xp.where(live, log_p, 0.0), xp.where(live, log_q, 0.0)
 
-    def alone(log_mass: Array, there: Array) -> Array:
-        size = xp.where(there | (log_mass == -xp.inf), 0.0, xp.abs(log_mass) + 8)
-        return xp.sum(xp.where(there, 0.0, xp.exp(log_mass) * (1 + (2 * size + log_mass.shape[0]) * ULP)))
+    def alone(logs: Array, there: Array) -> Array:
+        size = xp.where(there | (logs == -xp.inf), 0.0, xp.abs(logs) + 8)
+        return xp.sum(xp.where(there, 0.0, xp.exp(logs) * (1 + (2 * size + logs.shape[0]) * ULP)))
 
     blur = 4 * ULP * (xp.abs(one) + xp.abs(other) + 1)
     only_p, only_q = alone(log_p, log_q > -xp.inf), alone(log_q, log_p > -xp.inf)
@@ -169,8 +169,8 @@ def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePai
     mass_p, mass_q = xp.asarray(mass_p, xp.float64), xp.asarray(mass_q, xp.float64)
     nothing = xp.full((), -xp.inf)
     return FinitePair(
-        xp.concatenate([pair.log_p, xp.stack([_log(mass_p), nothing])]),
-        xp.concatenate([pair.log_q, xp.stack([nothing, _log(mass_q)])]),
+        xp.concatenate([pair.log_p, xp.stack([log_mass(mass_p), nothing])]),
+        xp.concatenate([pair.log_q, xp.stack([nothing, log_mass(mass_q)])]),
         xp.concatenate([pair.loss, xp.zeros(2)]),
         xp.concatenate([pair.blur, xp.zeros(2)]),
         mass_p,
@@ -178,7 +178,8 @@ def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePai
     )
 
 
-def _log(mass: Number) -> Array:
+def log_mass(mass: Number) -> Array:
+    """log mass, -inf for none."""
     return xp.where(mass > 0, xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
 
 
@@ -223,7 +224,7 @@ def masses_pair(p: Array, q: Array) -> FinitePair:
     difference = xp.log(one) - xp.log(other)
     loss = xp.where(near, xp.log1p(xp.where(near, gap, 0.0)), xp.where(far, difference, quotient))
     blur = 4 * ULP * xp.where(far, xp.abs(xp.log(one)) + xp.abs(xp.log(other)), xp.abs(loss))
-    return FinitePair(_log(p), _log(q), loss, blur)
+    return FinitePair(log_mass(p), log_mass(q), loss, blur)
 
 
 def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
@@ -263,8 +264,8 @@ def gauss_error(fall: Array) -> Array:
 def _gaussian_cells(mu: Number, many: bool) -> _Cells:
     edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = xp.diff(edges)[:, None]
-    nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
-    log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * _GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
+    nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
+    log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
 
 
