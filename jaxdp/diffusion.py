@@ -13,12 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, whole
 from jaxdp.mechanisms.base import GaussianMechanism, record
-from jaxdp.numerics import samplers
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
@@ -39,8 +37,6 @@ _LOG_RANGE = (-40.0, 60.0)
 _LEAST_MU = 0.99 * SMALLEST_MU
 # Charge for a dozen roundings.
 _UP = 1.0 + 2.0**-49
-# Charge for the exponential of a sum of logarithms, each below 1500.
-_LOG_UP = 1.0 + 1e-12
 
 
 class Quadrature(NamedTuple):
@@ -80,32 +76,13 @@ class OUParameters(NamedTuple):
     ratio: Array
 
 
-def _product_error(a, b):
-    """a * b minus its rounded value (Dekker: products of parts with half the digits are exact)."""
-    high, other = (lax.reduce_precision(v, 11, 25) for v in (a, b))
-    low, rest = a - high, b - other
-    error = ((high * other - a * b) + (high * rest + low * other)) + low * rest
-    return lax.stop_gradient(jnp.where(jnp.isfinite(error), error, 0.0))
-
-
 def _ou_mu(theta, rho, time, sensitivity):
-    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up.
-
-    The shorter form sqrt(theta / (e^{2 theta t} - 1)) overflows.
-    """
+    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; a factor may overflow."""
     theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
     pull = theta * time
-    spread = -jnp.expm1(-2 * pull)
-    half = jnp.exp(-0.5 * pull)
-    parts = sensitivity / rho, sensitivity / rho * half, half * jnp.sqrt(theta / spread)
-    # The relative error of e^{-theta t} is the absolute error of theta t, which is taken out.
-    direct = parts[1] * parts[2] * (1 - _product_error(theta, time)) * _UP
-    log_mu = jnp.log(sensitivity) - jnp.log(rho) + 0.5 * (jnp.log(theta) - jnp.log(spread)) - pull
-    far = jnp.exp(log_mu) * _LOG_UP  # used where one factor alone leaves the range of doubles
-    normal = (spread > 1e-290) & (pull < 1e3)
-    for part in parts:
-        normal = normal & (part > 1e-290) & (part < 1e290)
-    return jnp.maximum(jnp.where(normal, direct, far), _LEAST_MU)
+    logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -jnp.log(-jnp.expm1(-2 * pull)) / 2, -pull
+    # of each term its own rounding, that of the sums, and that of theta t
+    return jnp.maximum(jnp.exp(sum(logs)) * (1 + 8 * ULP * (4 + sum(map(jnp.abs, logs)))), _LEAST_MU)
 
 
 @record
@@ -140,7 +117,8 @@ class BrownianMotion(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value`, in the dtype and shape of value."""
-        return samplers.brownian(key, value, time=self.time)
+        dtype = jnp.asarray(value).dtype
+        return value + jnp.sqrt(2 * jnp.asarray(self.time, dtype)) * jax.random.normal(key, jnp.shape(value), dtype)
 
     def mse(self, dimension: Real) -> Array:
         """Mean squared error 2 t d of one release of d coordinates."""
@@ -184,7 +162,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value` at time t from its exact law (no time steps), in the dtype and shape of value."""
-        return samplers.ornstein_uhlenbeck(key, value, theta=self.theta, rho=self.rho, time=self.time)
+        dtype = jnp.asarray(value).dtype
+        rate, time, level = (jnp.asarray(x, dtype) for x in (self.theta, self.time, self.rho))
+        std = level * jnp.sqrt(-jnp.expm1(-2 * rate * time) / rate)
+        return jnp.exp(-rate * time) * value + std * jax.random.normal(key, jnp.shape(value), dtype)
 
     def mse(self, norm: Real, dimension: Real) -> Array:
         """Mean squared error of one release of a value of this L2 norm, see `ornstein_uhlenbeck_mse`."""

@@ -90,9 +90,7 @@ def _encoded(name: str, value: Any) -> Any:
     if validate.is_traced(value):
         raise TypeError(f"{name} is a traced number; call to_json outside jit, vmap and grad.")
     array = np.asarray(value)
-    if array.size == 0:
-        return {"empty": list(array.shape)}
-    return strict(array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist())
+    return strict(array.tolist()) if array.size else {"empty": list(array.shape)}
 
 
 def strict(value: object) -> object:

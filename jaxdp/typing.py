@@ -24,9 +24,6 @@ Complex: TypeAlias = Real | complex | np.complexfloating[Any, Any] | Sequence[co
 Relation: TypeAlias = Literal["add", "remove", "add_or_remove", "replace_one"]
 """How two neighbouring data sets differ: by a record added, removed, either of the two, or replaced."""
 
-Direction: TypeAlias = Literal["forward", "reverse", "replace"]
-"""Which dominating pair of a mechanism is meant."""
-
 Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
 """The theorem that bounds a shuffled mechanism."""
 

@@ -12,13 +12,10 @@ import numpy as np
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, whole
 from jaxdp.typing import Array
 
-LOCAL = "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta)."
-"""What to do with a mechanism that is no local randomizer, such as PureDP."""
-
 
 def is_traced(*trees: Any) -> bool:
     """True when any leaf is an abstract value of a surrounding jit, vmap or grad."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(trees))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
@@ -59,7 +56,7 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     """
     if not is_traced(value):
         array = real_array(name, value) if dtype is np.float64 else np.asarray(value, dtype)
-        return _inside(name, array, domain, domain.remedy), True
+        return _inside(name, array, domain), True
     given = jnp.asarray(value)
     if given.dtype == bool or (dtype is np.float64 and jnp.iscomplexobj(given)):
         raise TypeError(f"{name} must be real, got a traced array of dtype {given.dtype}.")
@@ -71,36 +68,38 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     return jnp.where(inside, number, domain.harmless), inside
 
 
-def inside(name: str, value: Any, domain: Domain, remedy: str = "") -> np.ndarray:
+def inside(name: str, value: Any, domain: Domain) -> np.ndarray:
     """The argument as float64 numbers of the domain."""
-    return _inside(name, real_array(name, value), domain, remedy or domain.remedy)
+    return _inside(name, real_array(name, value), domain)
 
 
-def positive(name: str, value: Any, remedy: str = "") -> np.ndarray:
+def positive(name: str, value: Any) -> np.ndarray:
     """The argument as finite float64 numbers > 0."""
-    return inside(name, value, POSITIVE, remedy)
+    return inside(name, value, POSITIVE)
 
 
-def nonnegative(name: str, value: Any, remedy: str = "") -> np.ndarray:
+def nonnegative(name: str, value: Any) -> np.ndarray:
     """The argument as finite float64 numbers >= 0."""
-    return inside(name, value, NONNEGATIVE, remedy)
+    return inside(name, value, NONNEGATIVE)
 
 
-def probability(name: str, value: Any, remedy: str = "") -> np.ndarray:
+def probability(name: str, value: Any) -> np.ndarray:
     """The argument as float64 numbers in [0, 1]."""
-    return inside(name, value, PROBABILITY, remedy)
+    return inside(name, value, PROBABILITY)
 
 
-def integer(name: str, value: Any, minimum: int, remedy: str = "") -> np.ndarray:
+def integer(name: str, value: Any, minimum: int) -> np.ndarray:
     """A float64 array of whole numbers >= minimum."""
-    return inside(name, value, whole(minimum), remedy)
+    return inside(name, value, whole(minimum))
 
 
-def _inside(name: str, array: np.ndarray, domain: Domain, remedy: str) -> np.ndarray:
+def _inside(name: str, array: np.ndarray, domain: Domain) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        if domain.whole and not remedy and domain.contains(np.rint(array)).all():
-            remedy = "Round it."  # np.logspace and divisions give fractions
-        reject(name, array, ~domain.contains(array), domain.allowed, remedy)
+        # np.logspace and divisions give fractions
+        fractions = domain.whole and domain.contains(np.rint(array)).all()
+        reject(
+            name, array, ~domain.contains(array), domain.allowed, domain.remedy or ("Round it." if fractions else "")
+        )
     return array
 
 

@@ -13,8 +13,12 @@ from jaxdp.cli import bounds, calibration, grids, report
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
+    argv = sys.argv[1:] if argv is None else argv
     arguments = make_parser().parse_args(argv)
     try:
+        if "mechanism" in arguments and argv[1] != arguments.mechanism:  # its own options would overwrite these
+            option = argv[1].partition("=")[0]
+            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
         arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough

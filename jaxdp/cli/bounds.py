@@ -13,70 +13,61 @@ import jaxdp
 from jaxdp.cli.mechanisms import axes_of, build, points_of, read
 from jaxdp.cli.parser import add_target_command, progress_option, require_full
 from jaxdp.cli.ranges import parse_range
-from jaxdp.cli.table import check_table, print_table
+from jaxdp.cli.table import check_file, print_table
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.runtime.progress import pieces
-from jaxdp.typing import Relation
 
 _Columns: TypeAlias = dict[str, Any]
 _Verb: TypeAlias = Callable[[Any, Any], _Columns]
-_TARGETS = {"epsilon": "delta", "delta": "epsilon", "tradeoff": "false_positive_rate"}
-_ROUNDINGS = {
-    "epsilon": {"lower": "down", "epsilon": "up"},
-    "delta": {"lower": "down", "delta": "up"},
-    "tradeoff": {"false_negative_rate": "down"},
+# verb: (what it is asked at; the columns that it computes, with the side to which each is rounded for display; help)
+_VERBS = {
+    "epsilon": ("delta", {"lower": "down", "epsilon": "up"}, "certified epsilon at a delta"),
+    "delta": ("epsilon", {"lower": "down", "delta": "up"}, "certified delta at an epsilon"),
+    "tradeoff": (
+        "false_positive_rate",
+        {"false_negative_rate": "down"},
+        "certified lower bound of the false negative rate at a false positive rate",
+    ),
 }
-"""The columns that a command computes, and to which side each is rounded for display."""
 
 
 def add_parsers(commands: Any) -> None:
     """The three commands."""
-    texts = {
-        "epsilon": "certified epsilon at a delta",
-        "delta": "certified delta at an epsilon",
-        "tradeoff": "certified lower bound of the false negative rate at a false positive rate",
-    }
-    for verb, text in texts.items():
+    for verb, (_, _, text) in _VERBS.items():
         add_target_command(commands, verb, text, functools.partial(_options, verb), _bounds)
 
 
-def _options(verb: str, parser: argparse.ArgumentParser, prefix: str) -> None:
-    target = _TARGETS[verb]
-    flag = "--" + target.replace("_", "-")
-    parser.add_argument(flag, dest=prefix + target, required=not prefix, metavar="RANGE")
-    text = "write all rows with all their digits"
-    parser.add_argument("--out", dest=prefix + "out", metavar="FILE.csv", help=text)
+def _options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument("--" + _VERBS[verb][0].replace("_", "-"), required=required, metavar="RANGE")
+    parser.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
     if verb != "tradeoff":
         text = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
-        parser.add_argument("--gap", dest=prefix + "gap", type=float, metavar="GAP", help=text)
-    progress_option(parser, prefix)
-
-
-def _verb(verb: str, relation: Relation | None, gap: float | None) -> _Verb:
-    """The function (mechanism, points) -> columns."""
-
-    def columns(mechanism: Any, points: Any) -> dict[str, Any]:
-        if verb == "tradeoff":
-            return {"false_negative_rate": jaxdp.tradeoff(mechanism, points, relation=relation)}
-        asked = {} if gap is None else {"gap": gap}
-        bounds_of = jaxdp.epsilon_bounds if verb == "epsilon" else jaxdp.delta_bounds
-        return dict(zip(("lower", verb), bounds_of(mechanism, points, relation=relation, **asked), strict=True))
-
-    return columns
+        parser.add_argument("--gap", type=float, metavar="GAP", help=text)
+    progress_option(parser)
 
 
 def _bounds(arguments: argparse.Namespace) -> None:
-    verb, target = arguments.verb, _TARGETS[arguments.verb]
-    flag = "--" + target.replace("_", "-")
-    require_full(arguments, getattr(arguments, target) is not None, f"and {flag}")
-    check_table(arguments.out)
+    target, roundings, _ = _VERBS[arguments.verb]
+    require_full(arguments, getattr(arguments, target) is not None, "and --" + target.replace("_", "-"))
+    if arguments.out is not None:
+        check_file("out", arguments.out, (".csv",))
     points = parse_range(target, getattr(arguments, target))
-    evaluate = _verb(verb, arguments.relation, getattr(arguments, "gap", None))
+    asked = {} if getattr(arguments, "gap", None) is None else {"gap": arguments.gap}
+
+    def evaluate(mechanism: Any, points: Any) -> _Columns:
+        verbs: dict[str, Any] = {
+            "epsilon": jaxdp.epsilon_bounds,
+            "delta": jaxdp.delta_bounds,
+            "tradeoff": jaxdp.tradeoff,
+        }
+        found = verbs[arguments.verb](mechanism, points, relation=arguments.relation, **asked)
+        return dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
+
     columns: dict[str, list[Any]] = {}
     for rows in (_of_name if arguments.source is None else _of_file)(arguments, target, points, evaluate):
         for name, values in rows.items():
             columns.setdefault(name, []).extend(np.asarray(values).tolist())
-    print_table(columns, _ROUNDINGS[verb], arguments.json, arguments.out)
+    print_table(columns, roundings, arguments.json, arguments.out)
 
 
 def _of_name(arguments: argparse.Namespace, target: str, points: np.ndarray, evaluate: _Verb) -> Iterator[_Columns]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     bracket = parse_bracket(arguments.bracket)
     for rows, case in points_of(arguments, axes):
         values = calibrate(
-            functools.partial(_at, arguments.mechanism, rows | case, wanted),
+            lambda value, fixed=rows | case: build(arguments.mechanism, fixed | {wanted: value}),
             epsilon=rows["epsilon"],
             delta=rows["delta"],
             bracket=bracket,
@@ -50,7 +49,3 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         for name, column in (rows | {n: [v] * values.size for n, v in case.items()} | made).items():
             columns[name].extend(np.asarray(column).tolist())
     print_table(columns, {}, arguments.json)
-
-
-def _at(mechanism: str, fixed: dict[str, Any], name: str, value: Any) -> Any:
-    return build(mechanism, fixed | {name: value})

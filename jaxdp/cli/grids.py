@@ -28,11 +28,6 @@ _FEW = 8  # values of an axis that lines can tell apart
 
 def add_parsers(commands: Any) -> None:
     """The two commands."""
-    _sweep_parser(commands)
-    _plot_parser(commands)
-
-
-def _sweep_parser(commands: Any) -> None:
     command = add_command(commands, "sweep", "a grid of certified values: data set, picture and table")
     for parser in mechanism_parsers(command):
         group = parser.add_mutually_exclusive_group(required=True)
@@ -43,9 +38,6 @@ def _sweep_parser(commands: Any) -> None:
         parser.add_argument("--batch-size", type=int, metavar="N", help="grid points evaluated at once")
         parser.add_argument("--quiet", action="store_true", help="no progress bar")
         parser.set_defaults(run=_sweep)
-
-
-def _plot_parser(commands: Any) -> None:
     command = add_command(commands, "plot", "a picture of a data set written by sweep")
     command.add_argument("dataset", help="a .nc or .zarr file")
     command.add_argument("--out", required=True, metavar="FILE", help=f"the picture ({', '.join(_PICTURES)})")

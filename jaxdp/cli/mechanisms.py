@@ -44,72 +44,20 @@ class Option:
 
 
 class Maker(NamedTuple):
-    """A record, made of the values of the named options in the order of its fields."""
+    """A record, made of the values of its parameters in the order of its fields."""
 
     help: str
     record: Callable[..., Any]
-    names: tuple[str, ...]
-
-    def build(self, values: Mapping[str, Any]) -> Any:
-        """The record from values by option; None for those that were not given."""
-        return self.record(*(values.get(name) for name in self.names))
-
-
-_SYMMETRIC = functools.partial(jaxdp.UnaryEncoding, optimized=False)
-RANDOMIZERS = {
-    "local": Maker("any (eps0, delta0)-DP randomizer", jaxdp.LocalRandomizer, ("eps0", "delta0")),
-    "krr": Maker("k-ary randomized response", jaxdp.RandomizedResponse, ("eps0", "num_categories")),
-    "unary": Maker("optimized unary encoding, OUE", jaxdp.UnaryEncoding, ("eps0", "num_categories")),
-    "symmetric-unary": Maker("symmetric unary encoding, one-time basic RAPPOR", _SYMMETRIC, ("eps0", "num_categories")),
-    "subset": Maker("subset selection", jaxdp.SubsetSelection, ("eps0", "num_categories", "subset_size")),
-    "hashing": Maker(
-        "optimal local hashing, OLH", jaxdp.LocalHashing, ("eps0", "num_buckets", "collision_probability")
-    ),
-    "binary-hashing": Maker(
-        "binary local hashing, BLH",
-        lambda eps0, collision: jaxdp.LocalHashing(eps0, 2.0, collision),
-        ("eps0", "collision_probability"),
-    ),
-    "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, ("eps0",)),
-    "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, ("eps0",)),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A mechanism of the command line: the record of its parameters, composed over steps.
-
-    record: takes the parameters in order, None where the record holds shuffled reports of a randomizer.
-    """
-
-    help: str
     parameters: tuple[Option, ...]
-    record: Callable[..., Any] | None
 
     @property
     def options(self) -> tuple[Option, ...]:
         """The parameters and the number of compositions."""
         return (*self.parameters, _STEPS)
 
-    @property
-    def shuffles(self) -> bool:
-        """Whether the mechanism has a randomizer and a bound."""
-        return self.record is None
-
-    def randomizers(self, option: Option) -> list[str]:
-        """The randomizers that use an option; empty where all do, or where it is no option of theirs."""
-        users = [name for name, each in RANDOMIZERS.items() if option.name in each.names] if self.shuffles else []
-        return users if len(users) < len(RANDOMIZERS) else []
-
     def build(self, values: Mapping[str, Any]) -> Any:
-        """One run of the mechanism."""
-        if self.record is None:
-            return jaxdp.Shuffled(RANDOMIZERS[values["randomizer"]].build(values), values["num_users"], values["bound"])
-        return self.record(*(values[option.name] for option in self.parameters))
-
-
-def _dpsgd(noise_multiplier: Any, sampling_probability: Any) -> Any:
-    return jaxdp.PoissonSampled(jaxdp.Gaussian(noise_multiplier), sampling_probability)
+        """The record from values by option; None for those that were not given."""
+        return self.record(*(values.get(option.name) for option in self.parameters))
 
 
 _EPS0 = Option("eps0", "local epsilon, nats, >= 0")
@@ -127,28 +75,59 @@ _COLLISION = Option(
     "least collision probability of two values under the hash family, in [0, 1]; 0 is safe for all",
     default="0",
 )
-MECHANISMS = {
-    "gaussian": Entry("Gaussian noise", (_NOISE,), jaxdp.Gaussian),
-    "laplace": Entry("Laplace noise", (_SCALE,), jaxdp.Laplace),
-    "dpsgd": Entry("Poisson-sampled Gaussian noise, composed over steps", (_NOISE, _RATE), _dpsgd),
-    "shuffle": Entry(
-        "shuffled reports of num-users local randomizers",
-        (_EPS0, _USERS, _DELTA0, _CATEGORIES, _SUBSET, _BUCKETS, _COLLISION),
-        None,
+_SYMMETRIC = functools.partial(jaxdp.UnaryEncoding, optimized=False)
+RANDOMIZERS = {
+    "local": Maker("any (eps0, delta0)-DP randomizer", jaxdp.LocalRandomizer, (_EPS0, _DELTA0)),
+    "krr": Maker("k-ary randomized response", jaxdp.RandomizedResponse, (_EPS0, _CATEGORIES)),
+    "unary": Maker("optimized unary encoding, OUE", jaxdp.UnaryEncoding, (_EPS0, _CATEGORIES)),
+    "symmetric-unary": Maker("symmetric unary encoding, one-time basic RAPPOR", _SYMMETRIC, (_EPS0, _CATEGORIES)),
+    "subset": Maker("subset selection", jaxdp.SubsetSelection, (_EPS0, _CATEGORIES, _SUBSET)),
+    "hashing": Maker("optimal local hashing, OLH", jaxdp.LocalHashing, (_EPS0, _BUCKETS, _COLLISION)),
+    "binary-hashing": Maker(
+        "binary local hashing, BLH",
+        lambda eps0, collision: jaxdp.LocalHashing(eps0, 2.0, collision),
+        (_EPS0, _COLLISION),
     ),
-    "rr": Entry("k-ary randomized response, not shuffled", (_EPS0, _CATEGORIES), jaxdp.RandomizedResponse),
-    "pure": Entry("any eps0-DP mechanism", (_EPS0,), jaxdp.PureDP),
-    "approximate": Entry(
-        "any (eps0, delta0)-DP mechanism", (_EPS0, dataclasses.replace(_DELTA0, default=None)), jaxdp.ApproximateDP
+    "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, (_EPS0,)),
+    "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, (_EPS0,)),
+}
+MECHANISMS = {
+    "gaussian": Maker("Gaussian noise", jaxdp.Gaussian, (_NOISE,)),
+    "laplace": Maker("Laplace noise", jaxdp.Laplace, (_SCALE,)),
+    "dpsgd": Maker(
+        "Poisson-sampled Gaussian noise, composed over steps",
+        lambda noise, rate: jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate),
+        (_NOISE, _RATE),
+    ),
+    "shuffle": Maker(
+        "shuffled reports of num-users local randomizers",
+        jaxdp.Shuffled,
+        (_EPS0, _USERS, _DELTA0, _CATEGORIES, _SUBSET, _BUCKETS, _COLLISION),
+    ),
+    "rr": Maker("k-ary randomized response, not shuffled", jaxdp.RandomizedResponse, (_EPS0, _CATEGORIES)),
+    "pure": Maker("any eps0-DP mechanism", jaxdp.PureDP, (_EPS0,)),
+    "approximate": Maker(
+        "any (eps0, delta0)-DP mechanism", jaxdp.ApproximateDP, (_EPS0, dataclasses.replace(_DELTA0, default=None))
     ),
 }
+
+
+def _users(option: Option) -> list[str]:
+    """The randomizers that use an option; an empty list where all of them do."""
+    users = [name for name, each in RANDOMIZERS.items() if option in each.parameters]
+    return users if len(users) < len(RANDOMIZERS) else []
 
 
 def build(name: str, values: Mapping[str, Any]) -> Any:
     """The record of a mechanism at the given parameter values, composed ``steps`` times; defaults fill the rest."""
     entry = MECHANISMS[name]
     values = {option.name: float(option.default) for option in entry.options if option.default} | dict(values)
-    mechanism, steps = entry.build(values), values["steps"]
+    if name == "shuffle":
+        randomizer = RANDOMIZERS[values["randomizer"]].build(values)
+        mechanism = jaxdp.Shuffled(randomizer, values["num_users"], values["bound"])
+    else:
+        mechanism = entry.build(values)
+    steps = values["steps"]
     return mechanism if np.all(np.asarray(steps) == 1) else jaxdp.repeat(mechanism, steps)
 
 
@@ -176,16 +155,17 @@ def read(path: str) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool = False) -> None:
+def add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
     """The options of a mechanism; none is required when one of them is solved for."""
-    for option in entry.options:
+    shuffles = name == "shuffle"
+    for option in MECHANISMS[name].options:
         needed = option.default is None and not solved_for
         text = option.help + (f" (default {option.default})" if option.default else "")
-        if users := entry.randomizers(option):
+        if shuffles and (users := _users(option)):
             text += f" (randomizer {', '.join(users)})"
         names = (option.flag, *option.aliases)
         parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
-    if entry.shuffles:
+    if shuffles:
         known = "; ".join(f"{name}: {each.help}" for name, each in RANDOMIZERS.items())
         parser.add_argument(
             "--randomizer",
@@ -200,7 +180,7 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry, solved_for: bool 
 
 def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Randomizers and bounds in use, by option name; empty for mechanisms that have neither."""
-    if not MECHANISMS[arguments.mechanism].shuffles:
+    if arguments.mechanism != "shuffle":
         return {}
     bounds = _listed("bound", arguments.bound, BOUNDS)
     randomizers = _listed("randomizer", arguments.randomizer, tuple(RANDOMIZERS))
@@ -216,15 +196,14 @@ def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
 
 def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
     """The options that were given, as arrays; ValueError for one that is not used."""
-    entry = MECHANISMS[arguments.mechanism]
     axes = {}
-    for option in entry.options:
+    for option in MECHANISMS[arguments.mechanism].options:
         text = getattr(arguments, option.name)
         solved = option.name == solved_for
         if solved and text is not None:
             raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
-        given, users = chosen(arguments).get("randomizer", []), entry.randomizers(option)
-        if (solved or text is not None) and users and not set(users) & set(given):
+        given, users = chosen(arguments).get("randomizer", []), _users(option)
+        if (solved or text is not None) and given and users and not set(users) & set(given):
             raise ValueError(
                 f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
                 f"{' or '.join(users)}."

@@ -20,14 +20,13 @@ def add_parser(commands: Any) -> None:
     add_target_command(commands, "report", text, _options, _report, table=False)
 
 
-def _options(parser: argparse.ArgumentParser, prefix: str) -> None:
-    group = parser.add_mutually_exclusive_group(required=not prefix)
+def _options(parser: argparse.ArgumentParser, required: bool) -> None:
+    group = parser.add_mutually_exclusive_group(required=required)
     for name, other in (("delta", "epsilon"), ("epsilon", "delta")):
         text = f"{name} at which {other} is certified; the first one is the headline"
-        group.add_argument(f"--{name}", dest=prefix + name, metavar="RANGE", help=text)
-    progress_option(parser, prefix)
-    text = "the page"
-    parser.add_argument("--out", dest=prefix + "out", required=not prefix, metavar="FILE.html", help=text)
+        group.add_argument(f"--{name}", metavar="RANGE", help=text)
+    progress_option(parser)
+    parser.add_argument("--out", required=required, metavar="FILE.html", help="the page")
 
 
 def _report(arguments: argparse.Namespace) -> None:

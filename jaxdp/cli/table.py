@@ -44,12 +44,6 @@ def make_folder(name: str, path: str) -> None:
             raise ValueError(f"{name} must be a place to write to, got {path!r}: {str(place)!r} is write-protected.")
 
 
-def check_table(path: str | None) -> None:
-    """Before anything is computed: a table is written as CSV only."""
-    if path is not None:
-        check_file("out", path, (".csv",))
-
-
 def print_table(
     columns: dict[str, list[Any]], roundings: dict[str, str], as_json: bool, table: str | None = None
 ) -> None:

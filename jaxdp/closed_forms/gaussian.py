@@ -12,10 +12,8 @@ import jax
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import mills
+from jaxdp.numerics.special import LOG_SQRT_2PI, mills
 from jaxdp.runtime.arrays import xp
-
-_LOG_ROOT_2PI = 0.9189385332046727
 
 
 def _safe_mu(mu: jax.Array) -> jax.Array:
@@ -35,7 +33,7 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     y1, y2 = xp.where(far, 0.0, x1), xp.where(far, 1.0, x2)
     m1, m2 = mills(y1), mills(y2)
     gap = xp.maximum(m1 - m2, SMALLEST)
-    near_value = -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(gap)
+    near_value = -0.5 * y1 * y1 - LOG_SQRT_2PI + xp.log(gap)
     # left of 0 Mills is nearly sqrt(2 pi) e^{x^2/2}: the argument's rounding counts x^2 times
     near_error = (8 + 4 * xp.minimum(y1, 0.0) ** 2) * (m1 + m2) / gap
     z1, z2 = xp.where(far, x1, -6.0), xp.where(far, x2, 0.0)
@@ -44,7 +42,7 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     gap_far = xp.maximum(gap_far, SMALLEST)
     value = xp.where(far, xp.log(gap_far), near_value)
     # e^eps Phi_c(x2) = density(x1) Mills(x2) for x2 > -5; the far branch takes the logarithm itself
-    log_minus_slope = xp.where(far, log_second, -0.5 * y1 * y1 - _LOG_ROOT_2PI + xp.log(m2))
+    log_minus_slope = xp.where(far, log_second, -0.5 * y1 * y1 - LOG_SQRT_2PI + xp.log(m2))
     cancel = xp.where(far, 8 / gap_far, near_error)
     hazard = xp.where(far, 1e-4, xp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
     error = 2 * ULP * (16 + 4 * hazard * scale + cancel + 4 * xp.abs(xp.where(far, eps, 0.0)))
@@ -112,5 +110,5 @@ def smooth_delta(mu: jax.Array, eps: jax.Array) -> jax.Array:
 def _smooth_delta_jvp(primals, tangents):
     mu, eps = primals
     value, slope, _ = log_delta(mu, eps)
-    by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - _LOG_ROOT_2PI - value)
+    by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - LOG_SQRT_2PI - value)
     return value, by_mu * tangents[0] + slope * tangents[1]

@@ -71,10 +71,7 @@ def discrete_laplace_renyi(order, rate, shift):
     inside = xp.where(width > 0, rate * width, 1.0)
     terms = z * inside + log1mexp(-z * inside) + log1mexp(-inside * order)
     weight = xp.where(j > 0, xp.log(xp.tanh(rate / 2)) - rate * j, -xp.log1p(xp.exp(-rate)))
-    terms = xp.where(width > 0, terms + weight, -xp.inf)
-    top = xp.max(terms)
-    safe = xp.where(xp.isfinite(top), top, 0.0)
-    log_excess = safe + xp.log(xp.sum(xp.exp(terms - safe)))
+    log_excess = xp.logsumexp(xp.where(width > 0, terms + weight, -xp.inf))
     value = xp.where(shift > 0, xp.logaddexp(0.0, log_excess), 0.0)
     # log(1 + y) for tiny y: logaddexp is log1p(exp(.)) there, no cancellation.
     inside_domain = (shift >= 0) & (shift <= _LONGEST_SHIFT) & (shift == xp.floor(shift)) & (rate > 0) & (z > 0)

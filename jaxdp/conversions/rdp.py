@@ -36,8 +36,8 @@ def _gain(excess: Any, sharp: Any) -> Any:
     return jnp.where(sharp > 0, log_gain(excess), 0.0)
 
 
-@theorem(order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, delta=PROBABILITY, infinity=PROBABILITY, sharp=PROBABILITY)
-def _epsilon_at_order(order, renyi, delta, infinity, sharp):
+def epsilon_at_order(order, renyi, delta, infinity, sharp):
+    """Certified epsilon at delta from one order; sharp: 1.0 for "cks", 0.0 for "classic"."""
     excess = order - 1
     infinity, _ = raised(infinity)
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
@@ -48,10 +48,8 @@ def _epsilon_at_order(order, renyi, delta, infinity, sharp):
     return jnp.where(delta > infinity, jnp.maximum(value + lost, 0.0), jnp.inf)
 
 
-@theorem(
-    order=ORDER, renyi=NONNEGATIVE_OR_INFINITE, epsilon=NOT_NAN, infinity=PROBABILITY, sharp=PROBABILITY, vacuous=1.0
-)
-def _delta_at_order(order, renyi, epsilon, infinity, sharp):
+def delta_at_order(order, renyi, epsilon, infinity, sharp):
+    """Certified delta at epsilon from one order; sharp as for `epsilon_at_order`."""
     excess = order - 1
     gain = _gain(excess, sharp)
     exponent = excess * (renyi - epsilon) + gain
@@ -59,6 +57,16 @@ def _delta_at_order(order, renyi, epsilon, infinity, sharp):
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
     finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), SMALLEST))
     return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
+
+
+_DOMAINS: dict[str, Any] = {
+    "order": ORDER,
+    "renyi": NONNEGATIVE_OR_INFINITE,
+    "infinity": PROBABILITY,
+    "sharp": PROBABILITY,
+}
+_epsilon_at_orders = theorem(**_DOMAINS, delta=PROBABILITY)(epsilon_at_order)
+_delta_at_orders = theorem(**_DOMAINS, epsilon=NOT_NAN, vacuous=1.0)(delta_at_order)
 
 
 def epsilon_from_rdp(
@@ -89,7 +97,7 @@ def epsilon_from_rdp(
     infinity_mass. Rounding is added outward. Raises ValueError, also for unequal lengths.
     Reference: Canonne, Kamath, Steinke 2020, Proposition 12; Mironov 2017, Proposition 3.
     """
-    return _smallest(_epsilon_at_order, orders, renyi, infinity_mass, method, delta=(PROBABILITY, delta))
+    return _smallest(_epsilon_at_orders, orders, renyi, infinity_mass, method, delta=(PROBABILITY, delta))
 
 
 def delta_from_rdp(
@@ -116,7 +124,7 @@ def delta_from_rdp(
     Raises ValueError, also for unequal lengths.
     Reference: As `epsilon_from_rdp`.
     """
-    return _smallest(_delta_at_order, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))
+    return _smallest(_delta_at_orders, orders, renyi, infinity_mass, method, epsilon=(NOT_NAN, epsilon))
 
 
 def named_scalars(target: dict[str, tuple[Domain, Any]], infinity_mass: Real) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.conversions.concave import cell_bounds
-from jaxdp.conversions.rdp import log_gain, named_scalars, renyi_curve
+from jaxdp.conversions.rdp import delta_at_order, epsilon_at_order, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import bisect, crossing
 from jaxdp.numerics.rounding import ULP
@@ -143,17 +143,14 @@ def _delta_kernel(
     curve = orders, forward, backward
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
-    value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, _cks_delta(curve, eps), value))
+    far = jnp.min(delta_at_order(*_above_one(orders, forward), eps, 0.0, 1.0))
+    value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, far, value))
     return jnp.where(_valid(curve, infinity), jnp.minimum(1.0, (raised(infinity)[0] + value) * (1 + 8 * ULP)), 1.0)
 
 
-def _cks_delta(curve: _Curve, eps: jax.Array) -> jax.Array:
-    orders, forward, _ = curve
-    excess = jnp.where(orders > 1, orders - 1, 1.0)
-    far = jnp.where(jnp.isfinite(eps), eps, 0.0)
-    exponent = jnp.where(orders > 1, excess * (forward - far), jnp.inf)
-    value = jnp.exp(jnp.min(jnp.minimum(exponent * (1 - 1e-12 * jnp.sign(exponent)), 0.0)))
-    return jnp.where(eps == jnp.inf, jnp.where(jnp.any(jnp.isfinite(exponent)), 0.0, 1.0), jnp.maximum(value, SMALLEST))
+def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The curve at orders above 1, of which the conversions of one order are; no bound in place of the others."""
+    return jnp.where(orders > 1, orders, 2.0), jnp.where(orders > 1, forward, jnp.inf)
 
 
 @kernel(working_set=20000)
@@ -163,9 +160,7 @@ def _epsilon_kernel(
     curve = orders, forward, backward
     room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
-    excess = jnp.where(orders > 1, orders - 1, 1.0)
-    each = jnp.where(orders > 1, forward + (log_gain(excess) - goal) / excess, jnp.inf)
-    start = jnp.min(each) * (1 + 1e-12) + 1e-12
+    start = jnp.min(epsilon_at_order(*_above_one(orders, forward), delta, infinity, 1.0))
     high = jnp.where(start < _FAR, jnp.maximum(start, 1e-12), 1.0)
 
     def excess_log_delta(eps: jax.Array) -> tuple[jax.Array, jax.Array]:

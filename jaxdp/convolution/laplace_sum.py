@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -49,11 +50,6 @@ def _weights(n, size):
     return log_w, lax.cumlogsumexp(log_w, reverse=True)
 
 
-def _log_sum(terms):
-    top = jnp.max(terms)
-    return top + jnp.log(jnp.sum(jnp.exp(terms - top)))
-
-
 def _log_poisson(x, size):
     """Log P[Poisson(x) = i] for i < size and x >= 0, in the deviance form (no difference of large numbers)."""
     i = jnp.arange(size, dtype=x.dtype)
@@ -64,13 +60,13 @@ def _log_poisson(x, size):
 
 
 def _log_density(x, weights):
-    return _log_sum(_log_poisson(jnp.abs(x), weights[0].shape[0]) + weights[0])
+    return jax.nn.logsumexp(_log_poisson(jnp.abs(x), weights[0].shape[0]) + weights[0])
 
 
 def _density_and_tail(x, weights):
     """(log f(|x|), log P(X > |x|)) of the sum."""
     poisson = _log_poisson(jnp.abs(x), weights[0].shape[0])
-    return _log_sum(poisson + weights[0]), _log_sum(poisson + weights[1])
+    return jax.nn.logsumexp(poisson + weights[0]), jax.nn.logsumexp(poisson + weights[1])
 
 
 def _cut(x, shift, weights):
@@ -200,7 +196,7 @@ def _renyi_point(n, shift, order, *, size):
         return lax.map(at, x) + jnp.log(jnp.maximum(gauss * width / 2, 1e-300))
 
     terms = lax.map(panel, jnp.arange(3 * _PANELS))
-    log_excess = _log_sum(terms.reshape(-1))
+    log_excess = jax.nn.logsumexp(terms.reshape(-1))
     value = jnp.logaddexp(0.0, log_excess) / (order - 1.0)
     # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
     return jnp.where(shift > 0, jnp.fmin(value, shift), 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, field
 from jaxdp.mechanisms.base import REVERSE, FiniteLaw, record
-from jaxdp.mechanisms.finite import Part, at_edges, gauss_error
+from jaxdp.mechanisms.finite import GAUSS_NODES, GAUSS_WEIGHTS, Part, at_edges, gauss_error, log_mass
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
@@ -19,8 +19,7 @@ MOST_SHIFTS = 32
 _INNER_CELLS, _OUTER_CELLS = 16384, 2048
 _NEAR, _FAR = 8.0, 37.5  # standard deviations beyond 0 and the largest shift; the tail beyond the second is 5e-308
 _TAIL = 1e-290
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_NODES, _WEIGHTS = 0.5 + 0.5 * _NODES, 0.5 * _WEIGHTS
+_NODES, _WEIGHTS = 0.5 + 0.5 * GAUSS_NODES, 0.5 * GAUSS_WEIGHTS
 
 
 @record
@@ -54,8 +53,7 @@ class GaussianMixtures(FiniteLaw):
 def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
     """(losses, log masses under Q, error of either) at the edges of the cells of one mixture."""
     edges = _edges(xp.max(shifts))
-    live = probabilities > 0
-    log_p = xp.where(live, xp.log(xp.where(live, probabilities, 1.0)), -xp.inf)
+    live, log_p = probabilities > 0, log_mass(probabilities)
     parts = log_p + edges[:, None] * shifts - 0.5 * shifts**2
     loss = xp.logsumexp(parts, axis=1)
     left, width = edges[:-1], xp.diff(edges)

@@ -23,6 +23,11 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import canary, kernel
 
 
+def _working_set(schedule, *_):
+    """Float64 numbers alive per point: three stacks of blocks, a row of eight for each step."""
+    return 24 * (schedule.shape[-1] + 1)
+
+
 def _unit(numbers):
     """The largest number, or 1 where all are 0: divided by it, they are in the range of their logarithms."""
     largest = jnp.max(numbers)
@@ -111,10 +116,7 @@ def _outward(log_mu2, some, log_unit, largest, steps, valid):
 def _log_total(stack, kept):
     """log of the sum of m over the blocks; inf if a block has no noise. The sum itself may underflow or overflow."""
     log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
-    top = jnp.max(log_m)
-    safe = jnp.where(jnp.isfinite(top), top, 0.0)
-    total = safe + jnp.log(jnp.sum(jnp.exp(log_m - safe)))
-    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, total)
+    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, jax.nn.logsumexp(log_m))
 
 
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
@@ -200,10 +202,7 @@ def shift_allocation_mu2(contraction, noise_std, shift):
     return _mu2(contraction, noise_std, shift) if shift.shape[0] else jnp.zeros((), shift.dtype)
 
 
-@kernel(working_set=4096)
-def allocation(contraction, noise_std, shift):
-    """mu^2 of one schedule (see `shift_allocation_mu2`)."""
-    return shift_allocation_mu2(contraction, noise_std, shift)
+allocation = kernel(working_set=_working_set)(shift_allocation_mu2)
 
 
 @canary("isotonic.allocation")
@@ -216,7 +215,7 @@ def _allocation_canary():
     return allocation.run_unchecked(*rows), 6.3501231478890159994, 1e-11
 
 
-@kernel(working_set=4096)
+@kernel(working_set=_working_set)
 def participation_allocation(log_contraction, log_variance, log_shift2):
     """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
     if log_shift2.shape[0] == 0:
@@ -270,7 +269,7 @@ def participation_steps(log_contraction, log_noise, log_shift, steps):
     return np.where(real, step_k, 0.0), np.where(real, step_v, -np.inf), np.where(real, log_d2, -np.inf)
 
 
-@kernel(working_set=4096)
+@kernel(working_set=_working_set)
 def single_participation_mu2(contraction, noise_std, shift):
     """mu^2 for a record that takes part in one step only, for every step of one schedule; rounded up.
 
@@ -345,7 +344,7 @@ def _prepend(carry, x, log_reset):
     return (depth, stack, best, plain, alive & (log_k > -jnp.inf), largest), None
 
 
-@kernel(working_set=4096)
+@kernel(working_set=_working_set)
 def restarted_mu2(contraction, noise_std, shift, diameter):
     """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
 

@@ -15,7 +15,6 @@ from jaxdp.runtime.precision import Kernel
 from jaxdp.typing import Array, Real
 
 _UP = 1.0 + 2.0**-51
-_POINT_BYTES = 64 * 2**20
 
 
 class Schedule(NamedTuple):
@@ -43,9 +42,8 @@ def _checked_schedule(contraction, noise_std, shift):
 
 
 def _mu(kernel: Kernel, schedule: list[Any], *others: Any) -> Any:
-    """mu at every point of the leading axes, rounded up, from a kernel of mu^2; in pieces that fit in memory."""
-    most = 1 << max(0, int(np.log2(max(1.0, _POINT_BYTES / (64 * (schedule[0].shape[-1] + 1))))))
-    mu2 = at_points(kernel, *schedule, *others, own=(1,) * len(schedule) + (0,) * len(others), most=most)
+    """mu at every point of the leading axes, rounded up, from a kernel of mu^2."""
+    mu2 = at_points(kernel, *schedule, *others, own=(1,) * len(schedule) + (0,) * len(others))
     return jnp.sqrt(mu2) if validate.is_traced(mu2) else np.sqrt(mu2) * _UP
 
 

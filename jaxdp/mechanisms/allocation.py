@@ -77,6 +77,7 @@ class RandomAllocation(Mechanism):
     num_steps: RealField = field(whole(1))
     times: RealField = field(whole(1), default=1)
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
+    exact: ClassVar[bool] = False  # outside of one epoch the pairs in use only dominate
 
     @classmethod
     def same_in_every_epoch(cls, mechanism: Mechanism, num_steps: Real, num_epochs: Real) -> RandomAllocation:
@@ -124,10 +125,6 @@ class RandomAllocation(Mechanism):
     def is_once(self) -> bool:
         """True when everybody is known to take part once."""
         return not validate.is_traced(self.times) and bool(np.all(np.asarray(self.times) == 1))
-
-    def is_exact(self, direction: str) -> bool:
-        """False: outside of one epoch the pairs in use only dominate."""
-        return False
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) of the Gaussian pair of a person whose steps are known, which dominates; no amplification."""

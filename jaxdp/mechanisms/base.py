@@ -19,7 +19,7 @@ from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
 
-RELATIONS = ("add", "remove", "add_or_remove", "replace_one", None)
+RELATIONS = (*typing.get_args(Relation), None)
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
 FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
 T = TypeVar("T", bound=type)
@@ -52,9 +52,9 @@ def record(cls: T) -> T:
     A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite. `Mechanism`
     says what else a record of one's own needs. All records of jaxdp are made with this decorator:
 
-    >>> jax.tree_util.tree_leaves(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
+    >>> jax.tree.leaves(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
     [2.0, 10]
-    >>> jax.tree_util.tree_map(lambda number: 2 * number, jaxdp.Gaussian(2.0))
+    >>> jax.tree.map(lambda number: 2 * number, jaxdp.Gaussian(2.0))
     Gaussian(noise_multiplier=4.0)
     """
     made: Any = cls
@@ -81,13 +81,10 @@ def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
         children = [(jax.tree_util.GetAttrKey(name), getattr(instance, name)) for name in data]
         return children, (cls, *(getattr(instance, name) for name in static))
 
-    def flatten(instance: Any) -> tuple[Any, Any]:
-        return [getattr(instance, name) for name in data], (cls, *(getattr(instance, name) for name in static))
-
     def unflatten(kept: Any, children: Any) -> Any:
         return cls(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
 
 
 def _lists_to_arrays(self: Any) -> None:
@@ -235,8 +232,8 @@ class Mechanism:
         return self.exact
 
     def finite_pair_is_exact(self) -> bool:
-        """False when ``finite_pair`` only dominates the mechanism's pair."""
-        return self.exact
+        """False when ``finite_pair`` only dominates the mechanism's pair, as where there are ``enclosing_pairs``."""
+        return self.exact and not self.offers("enclosing_pairs")
 
     def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
@@ -301,7 +298,7 @@ def fields_of(mechanism: Mechanism) -> tuple[Any, ...]:
 def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
     """The record with change(field, value) for every number, mechanism and None in its numeric fields."""
     numbers = {
-        each.name: jax.tree_util.tree_map(
+        each.name: jax.tree.map(
             functools.partial(change, each),
             getattr(mechanism, each.name),
             is_leaf=lambda value: value is None or isinstance(value, Mechanism),
@@ -354,9 +351,7 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
             inside = _harmless_outside(tests[-1], inside)
     if validate.is_traced(inside):
         # a concrete number stays as it was given: a concrete count of 1 may choose a shorter route
-        return jax.tree_util.tree_map(
-            lambda new, old: new if validate.is_traced(new) else old, inside, mechanism
-        ), tests
+        return jax.tree.map(lambda new, old: new if validate.is_traced(new) else old, inside, mechanism), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
     return mechanism, []
@@ -364,26 +359,22 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
 
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
     """A hashable key, equal for equal mechanisms: classes, configuration, and every number with its shape."""
-    leaves, structure = jax.tree_util.tree_flatten(mechanism)
+    leaves, structure = jax.tree.flatten(mechanism)
     return structure, *(_exact_value(leaf) for leaf in leaves)
 
 
 def _exact_value(leaf: Any) -> Any:
     """A hashable value, equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
-    if validate.is_traced(leaf):
+    if validate.is_traced(leaf) or isinstance(leaf, Mechanism):  # one without the decorator is a leaf
         return id(leaf)
-    array = np.asarray(leaf)
-    whole = array.dtype.kind in "iu" and np.all(array.astype(np.float64).astype(object) == array)
-    if not (whole or array.dtype.kind in "fbV"):  # V: bfloat16; whole numbers beyond 2^53, and what is no real number
-        return array.shape, repr(array.tolist())
-    return array.shape, (array.astype(np.float64) + 0.0).tobytes()  # + 0.0: -0.0 is 0.0
+    numbers = np.ravel(leaf).tolist()  # Python compares these exactly, whatever their types
+    return np.shape(leaf), *("nan" if number != number else number for number in numbers)
 
 
 def as_text(value: object) -> str:
     """A field's value as Python text; evaluating it with the builtins and the names of jaxdp gives an equal value."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
-        array = np.asarray(value)
-        value = array.tolist() if array.dtype.kind in "iub" else array.astype(np.float64).tolist()
+        value = np.asarray(value).tolist()
     if isinstance(value, float) and not np.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, list):
@@ -419,6 +410,11 @@ class FiniteLaw(Mechanism):
         """The largest finite loss of a direction, rounded up."""
         loss, log_weight, blur = self.atoms(direction)
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
+
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Log-sum-exp over the finite losses."""
+        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.atoms()[:2])
+        return finite.log_sum_exp(log_weight + xp.asarray(z)[..., None] * loss)
 
 
 class GaussianMechanism(Mechanism):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
-from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
+from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
 from jaxdp.iteration.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
@@ -19,13 +19,6 @@ from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
 from jaxdp.typing import ArrayField, Number, RealField, Relation
-
-
-def log_sum_exp(terms: jax.Array, axis: int = -1) -> jax.Array:
-    """log sum exp of complex terms, shifted by the largest real part (terms may be -inf)."""
-    shift = xp.max(xp.real(terms), axis=axis, keepdims=True)
-    shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
-    return xp.log(xp.sum(xp.exp(terms - shift), axis=axis)) + xp.squeeze(shift, axis)
 
 
 @record
@@ -45,7 +38,7 @@ class Gaussian(GaussianMechanism):
     bound: N(2/sigma, 1) against N(0, 1).
     """
 
-    noise_multiplier: RealField = field(POSITIVE, remedy="Without noise there is no guarantee.")
+    noise_multiplier: RealField = field(NOISE)
 
     def gaussian_mu(self) -> Number:
         """mu = 1 / noise_multiplier."""
@@ -99,14 +92,8 @@ class Laplace(Mechanism):
 
     def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
         """Pairs on one grid, the first of which dominates, while the second is dominated."""
-        cells = finite.FINE_LAPLACE_CELLS if fine else finite.LAPLACE_CELLS
-        return finite.laplace_pair(self.noise_multiplier, cells), finite.laplace_inner_pair(
-            self.noise_multiplier, cells
-        )
-
-    def finite_pair_is_exact(self) -> bool:
-        """False: the grid only dominates."""
-        return False
+        scale = self.noise_multiplier
+        return finite.laplace_pair(scale, fine), finite.laplace_inner_pair(scale, fine)
 
     def renyi_divergence(self, order: Number) -> Number:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
@@ -254,32 +241,15 @@ class DiscretePair(FiniteLaw):
     q: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
 
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp over the outcomes with p, q > 0."""
-        both = (self.p > 0) & (self.q > 0)
-        log_p = xp.where(both, xp.log(xp.where(both, self.p, 1.0)), -xp.inf)
-        log_q = xp.where(both, xp.log(xp.where(both, self.q, 1.0)), 0.0)
-        loss = xp.where(both, log_p - log_q, 0.0)
-        log_p, loss = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in (log_p, loss))
-        return log_sum_exp(log_p + xp.asarray(z)[..., None] * loss)
-
     def finite_pair(self) -> finite.FinitePair:
         """The outcomes as given, and what either side misses of 1 as mass at infinity."""
         p, q = xp.asarray(self.p, xp.float64), xp.asarray(self.q, xp.float64)
         pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
-        return pair._replace(only_p=self.infinity_mass(), only_q=self.reverse_infinity_mass())
+        return pair._replace(only_p=_mass_at_infinity(self.p, self.q), only_q=_mass_at_infinity(self.q, self.p))
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss of the pair, or of its swap."""
         return finite.plain_part(self.finite_pair(), direction)
-
-    def infinity_mass(self) -> Number:
-        """sum of p where q = 0, plus what p misses of 1."""
-        return _mass_at_infinity(self.p, self.q)
-
-    def reverse_infinity_mass(self) -> Number:
-        """sum of q where p = 0, plus what q misses of 1."""
-        return _mass_at_infinity(self.q, self.p)
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""
@@ -301,6 +271,7 @@ def _missing(p: Any) -> Any:
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
+    """sum of p where q = 0, plus what p misses of 1."""
     alone, missing = xp.where(q > 0, 0.0, p), _missing(p)
     # one mass is exact, a sum is rounded up
     several = xp.sum(alone > 0) + (missing > 0) > 1

@@ -22,6 +22,7 @@ from jaxdp.mechanisms.base import (
     record,
 )
 from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.runtime import formulas
 from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 
@@ -149,19 +150,11 @@ def held(mechanism: Mechanism) -> list[Mechanism]:
 def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Number]]:
     """The atomic mechanisms with their counts."""
     if isinstance(mechanism, Repeated):
-        count = mechanism.times if _is_one(times) else _product(times, mechanism.times)
-        return flatten(mechanism.mechanism, count)
+        once = isinstance(times, int) and times == 1
+        return flatten(mechanism.mechanism, mechanism.times if once else _numbers(times) * _numbers(mechanism.times))
     if isinstance(mechanism, Composed):
         return [pair for part in mechanism.parts for pair in flatten(part, times)]
     return [(mechanism.simplified(), times)]
-
-
-def _is_one(times: Any) -> bool:
-    return isinstance(times, int) and times == 1
-
-
-def _product(a: Any, b: Any) -> Any:
-    return jnp.asarray(a) * b if validate.is_traced(a, b) else np.asarray(a, np.float64) * np.asarray(b, np.float64)
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:
@@ -174,7 +167,7 @@ def event_dims(mechanism: Mechanism) -> list[int]:
         if isinstance(value, Mechanism):
             dims += event_dims(value)
         else:
-            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree_util.tree_leaves(value))
+            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree.leaves(value))
     return dims
 
 
@@ -185,7 +178,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     elif isinstance(mechanism, Repeated):
         shapes = [batch_shape(mechanism.mechanism), np.shape(mechanism.times)]
     else:
-        leaves = jax.tree_util.tree_leaves(mechanism)
+        leaves = jax.tree.leaves(mechanism)
         shapes = [np.shape(x)[: np.ndim(x) - n] for x, n in zip(leaves, event_dims(mechanism), strict=True)]
     try:
         return np.broadcast_shapes(*shapes)
@@ -197,24 +190,19 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 def flat_rows(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
     """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
-    leaves, tree = jax.tree_util.tree_flatten(mechanism)
-    return jax.tree_util.tree_unflatten(
-        tree, [_flat_rows(leaf, n, shape) for leaf, n in zip(leaves, event_dims(mechanism), strict=True)]
-    )
+    leaves, tree = jax.tree.flatten(mechanism)
+    rows = (formulas.flat_rows(_numbers(x), n, shape) for x, n in zip(leaves, event_dims(mechanism), strict=True))
+    return jax.tree.unflatten(tree, rows)
 
 
-def _flat_rows(numbers: Any, event_ndim: int, shape: tuple[int, ...]) -> Any:
-    """Numbers broadcast to ``shape`` and flattened to one batch axis, before ``event_ndim`` axes of their own."""
-    xp = jnp if validate.is_traced(numbers) else np
-    numbers = jnp.asarray(numbers) if xp is jnp else np.asarray(numbers, np.float64)
-    event = numbers.shape[numbers.ndim - event_ndim :]
-    return xp.broadcast_to(numbers, (*shape, *event)).reshape((int(np.prod(shape)), *event))
+def _numbers(value: Any) -> Any:
+    return value if validate.is_traced(value) else np.asarray(value, np.float64)
 
 
 def spread_axis(mechanism: Mechanism) -> Mechanism:
     """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
     shape = batch_shape(mechanism)
-    return jax.tree_util.tree_map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
+    return jax.tree.map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
 
 
 # One stack: a record with leaves (batch, members, *event), and how often each member is run, (batch, members).
@@ -229,8 +217,8 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     """
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
     for atom, times in flatten(mechanism):
-        flat, count = flat_rows(atom, shape), _flat_rows(times, 0, shape)
-        leaves, tree = jax.tree_util.tree_flatten(flat)
+        flat, count = flat_rows(atom, shape), formulas.flat_rows(_numbers(times), 0, shape)
+        leaves, tree = jax.tree.flatten(flat)
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))
     return tuple(_stack(members) for members in groups.values())
@@ -240,14 +228,14 @@ def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
     if not validate.is_traced(members):
         members = _merge_equal(members)
     xp = jnp if validate.is_traced(members) else np
-    record_ = jax.tree_util.tree_map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
+    record_ = jax.tree.map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
     return record_, xp.stack([t for _, t in members], axis=1)
 
 
 def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
     merged: dict[bytes, list[Any]] = {}
     for record_, times in members:
-        key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree_util.tree_leaves(record_))
+        key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(record_))
         if key in merged:
             merged[key][1] = merged[key][1] + times
         else:
@@ -257,8 +245,7 @@ def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, 
 
 def is_gaussian(mechanism: Mechanism) -> bool:
     """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
-    atoms = flatten(mechanism)
-    return all(isinstance(atom, GaussianMechanism) for atom, _ in atoms)
+    return all(isinstance(atom, GaussianMechanism) for atom, _ in flatten(mechanism))
 
 
 def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:

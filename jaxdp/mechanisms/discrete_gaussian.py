@@ -63,10 +63,6 @@ class DiscreteGaussian(Mechanism):
         outer, inner = lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair
         return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
 
-    def finite_pair_is_exact(self) -> bool:
-        """False: far tails are split, and with a large sigma several integers are one outcome."""
-        return False
-
 
 def _log_theta(x: jax.Array, sigma: Any) -> jax.Array:
     """log theta, up to a constant that depends on sigma only.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxdp.domains import SMALLEST
@@ -19,12 +20,12 @@ from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, l
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
-_GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
+GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # cells of a Gaussian: (even, dense, far) ones
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
-LAPLACE_CELLS, FINE_LAPLACE_CELLS = 1024, 4096
+_LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
 
 
@@ -68,9 +69,9 @@ def with_losses(pair: Pair) -> FinitePair:
     live = (log_p > -xp.inf) & (log_q > -xp.inf)
     one, other = xp.where(live, log_p, 0.0), xp.where(live, log_q, 0.0)
 
-    def alone(log_mass: Array, there: Array) -> Array:
-        size = xp.where(there | (log_mass == -xp.inf), 0.0, xp.abs(log_mass) + 8)
-        return xp.sum(xp.where(there, 0.0, xp.exp(log_mass) * (1 + (2 * size + log_mass.shape[0]) * ULP)))
+    def alone(logs: Array, there: Array) -> Array:
+        size = xp.where(there | (logs == -xp.inf), 0.0, xp.abs(logs) + 8)
+        return xp.sum(xp.where(there, 0.0, xp.exp(logs) * (1 + (2 * size + logs.shape[0]) * ULP)))
 
     blur = 4 * ULP * (xp.abs(one) + xp.abs(other) + 1)
     only_p, only_q = alone(log_p, log_q > -xp.inf), alone(log_q, log_p > -xp.inf)
@@ -168,8 +169,8 @@ def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePai
     mass_p, mass_q = xp.asarray(mass_p, xp.float64), xp.asarray(mass_q, xp.float64)
     nothing = xp.full((), -xp.inf)
     return FinitePair(
-        xp.concatenate([pair.log_p, xp.stack([_log(mass_p), nothing])]),
-        xp.concatenate([pair.log_q, xp.stack([nothing, _log(mass_q)])]),
+        xp.concatenate([pair.log_p, xp.stack([log_mass(mass_p), nothing])]),
+        xp.concatenate([pair.log_q, xp.stack([nothing, log_mass(mass_q)])]),
         xp.concatenate([pair.loss, xp.zeros(2)]),
         xp.concatenate([pair.blur, xp.zeros(2)]),
         mass_p,
@@ -177,7 +178,8 @@ def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePai
     )
 
 
-def _log(mass: Number) -> Array:
+def log_mass(mass: Number) -> Array:
+    """log mass, -inf for none."""
     return xp.where(mass > 0, xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
 
 
@@ -222,7 +224,7 @@ def masses_pair(p: Array, q: Array) -> FinitePair:
     difference = xp.log(one) - xp.log(other)
     loss = xp.where(near, xp.log1p(xp.where(near, gap, 0.0)), xp.where(far, difference, quotient))
     blur = 4 * ULP * xp.where(far, xp.abs(xp.log(one)) + xp.abs(xp.log(other)), xp.abs(loss))
-    return FinitePair(_log(p), _log(q), loss, blur)
+    return FinitePair(log_mass(p), log_mass(q), loss, blur)
 
 
 def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
@@ -262,8 +264,8 @@ def gauss_error(fall: Array) -> Array:
 def _gaussian_cells(mu: Number, many: bool) -> _Cells:
     edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = xp.diff(edges)[:, None]
-    nodes = edges[:-1, None] + width * (0.5 + 0.5 * _GAUSS_NODES)
-    log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * _GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
+    nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
+    log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
     return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
 
 
@@ -282,6 +284,13 @@ def log_sum(terms: Array) -> Array:
     live = xp.max(terms, axis=-1) > -xp.inf
     total = xp.logsumexp(xp.where(live[:, None], terms, 0.0), axis=-1)
     return xp.where(live, total, -xp.inf)
+
+
+def log_sum_exp(terms: jax.Array) -> jax.Array:
+    """log sum exp over the last axis of complex terms, shifted by the largest real part (terms may be -inf)."""
+    shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
+    shift = xp.stop_gradient(xp.where(xp.isfinite(shift), shift, 0.0))
+    return xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + xp.squeeze(shift, -1)
 
 
 def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
@@ -328,30 +337,33 @@ def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
     return mirrored(log_q + loss, log_q, loss)
 
 
-def _laplace_cells(scale: Number, cells: int) -> tuple[Array, Number, tuple[Array, Array]]:
+def _laplace_cells(scale: Number, fine: bool) -> tuple[Array, Number, tuple[Array, Array]]:
     """(log mass under Q of the cells between 0 and the shift, their width in L, and of either end under Q)."""
+    cells = _FINE_LAPLACE_CELLS if fine else _LAPLACE_CELLS
     x = xp.arange(cells) / cells
     width = 1.0 / (scale * cells)
     log_cell = -x / scale + xp.log(-xp.expm1(-width)) - np.log(2.0)
     return log_cell, width, (xp.full(1, -np.log(2.0)), -1 / scale - xp.full(1, np.log(2.0)))
 
 
-def laplace_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_pair(scale: Number, fine: bool = False) -> FinitePair:
     """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
 
     In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
     share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly.
     """
-    log_cell, width, (below, above) = _laplace_cells(scale, cells)
+    log_cell, width, (below, above) = _laplace_cells(scale, fine)
+    cells = log_cell.shape[0]
     right, left = log_cell - xp.logaddexp(0.0, width), log_cell - xp.logaddexp(0.0, -width)
     log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
     loss = (2 * xp.arange(cells + 1) / cells - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 
 
-def laplace_inner_pair(scale: Number, cells: int = LAPLACE_CELLS) -> FinitePair:
+def laplace_inner_pair(scale: Number, fine: bool = False) -> FinitePair:
     """A finite pair that Laplace noise dominates: which cell the outcome is in."""
-    log_cell, _, (below, above) = _laplace_cells(scale, cells)
+    log_cell, _, (below, above) = _laplace_cells(scale, fine)
+    cells = log_cell.shape[0]
     middle = (2 * (xp.arange(cells) + 0.5) / cells - 1) / scale
     log_q = xp.concatenate([below, log_cell, above])
     loss = xp.concatenate([xp.full(1, -1 / scale), middle, xp.full(1, 1 / scale)])

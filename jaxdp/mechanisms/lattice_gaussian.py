@@ -19,6 +19,7 @@ from jaxdp.mechanisms.finite import (
     at_edges,
     gauss_error,
     gaussian_edges,
+    log_mass,
     log_sum,
     mirrored,
     with_leftover,
@@ -67,8 +68,7 @@ def sum_rule(count: Number) -> tuple[Array, Array]:
     weights = xp.concatenate([safe * values[..., _NODES:], filler], axis=-1)
     inside = k <= count
     single = xp.where(inside, 0.0, -xp.inf)
-    log_weights = xp.where(weights > 0, xp.log(xp.where(weights > 0, weights, 1.0)), -xp.inf)
-    return xp.where(many, nodes, xp.where(inside, k, 1.0)), xp.where(many, log_weights, single)
+    return xp.where(many, nodes, xp.where(inside, k, 1.0)), xp.where(many, log_mass(weights), single)
 
 
 class _Cells(NamedTuple):

@@ -12,9 +12,7 @@ from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import (
-    FORWARD,
     REPLACE,
-    REVERSE,
     FiniteLaw,
     GaussianMechanism,
     Mechanism,
@@ -26,8 +24,6 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import RealField, Relation
-
-SAMPLED_DIRECTIONS = (FORWARD, REVERSE, REPLACE)
 
 
 @record
@@ -98,11 +94,6 @@ class Sampled(FiniteLaw):
         return self.needs_quadrature(direction) or (
             not is_gaussian(self.mechanism) and self.mechanism.finite_pair_is_exact()
         )
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]  # the base says it once for all directions
-        """Whether the pair of every direction is exact."""
-        return all(self.is_exact(direction) for direction in SAMPLED_DIRECTIONS)
 
     def enclosing_records(self, fine: bool) -> tuple[Sampled, Sampled] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""

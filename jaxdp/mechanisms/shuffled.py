@@ -9,7 +9,8 @@ import jax
 from jaxdp import validate
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
-from jaxdp.mechanisms.basic import ApproximateDP, log_sum_exp
+from jaxdp.mechanisms.basic import ApproximateDP
+from jaxdp.mechanisms.finite import log_sum_exp
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp
@@ -147,7 +148,8 @@ class Shuffled(Mechanism):
         if not isinstance(self.randomizer, (LocalRandomizer, KnownRandomizer)):
             kind = type(self.randomizer).__name__
             known = "a named one such as RandomizedResponse"
-            message = f"randomizer must be a LocalRandomizer or {known}, got {kind}. {validate.LOCAL}"
+            message = f"randomizer must be a LocalRandomizer or {known}, got {kind}. "
+            message += "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta)."
             raise UnsupportedMechanismError(message) if isinstance(self.randomizer, Mechanism) else TypeError(message)
         validate.choice("bound", self.chosen_bound(), BOUNDS)
         if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, KnownRandomizer):

@@ -25,7 +25,7 @@ def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool
 
 def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
-    sampled = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
+    sampled: list[tuple[Any, Array]] = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
     others = [(r, t) for r, t in stacks if not is_sampled_gaussian(r, direction)]
     closed = [(r, t) for r, t in others if not r.offers("atoms")]
     finite = [(r, t) for r, t in others if r.offers("atoms")]
@@ -34,8 +34,11 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         closed=_closed_sum(closed, direction),
         closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
-        sampled=tuple(_sampled(record, times) for record, times in sampled),
-        discrete=tuple(_discrete(record, times, direction) for record, times in finite),
+        sampled=tuple(
+            Sampled(xp.vmap(lambda r: xp.asarray(r.mechanism.gaussian_mu()))(r), r.sampling_probability, t)
+            for r, t in sampled
+        ),
+        discrete=tuple(Discrete(*(*xp.vmap(lambda r: r.atoms(direction))(r), t)) for r, t in finite),
         direction=direction,
         infinity=_composed_mass([m[0] for m in masses]),
         reverse_infinity=_composed_mass([m[1] for m in masses]),
@@ -92,11 +95,6 @@ def _composed_mass(masses: list[_Masses]) -> Array:
     return xp.where(count <= 1, single, xp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
 
 
-def _sampled(record: Any, times: Array) -> Sampled:
-    mu = xp.vmap(lambda r: xp.asarray(r.mechanism.gaussian_mu()))(record)
-    return Sampled(mu, record.sampling_probability, times)
-
-
 def _top(record: Any, times: Array, direction: str) -> Array:
     if is_sampled_gaussian(record, direction):
         rate = record.sampling_probability
@@ -106,11 +104,6 @@ def _top(record: Any, times: Array, direction: str) -> Array:
         return xp.sum(xp.where(nothing, 0.0, times * bounded)) * (1 + 1e-13)
     largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
     return xp.sum(xp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
-
-
-def _discrete(record: Any, times: Array, direction: str) -> Discrete:
-    loss, log_weight, blur = xp.vmap(lambda r: r.atoms(direction))(record)
-    return Discrete(loss, log_weight, blur, times)
 
 
 def on_lattice(stacks: tuple[Stack, ...]) -> bool:

@@ -41,25 +41,18 @@ class _Arrays:
     """`numpy` inside `on_host`, `jax.numpy` elsewhere, with the functions of `jax.lax` and `jax.nn` that we use."""
 
     def __getattr__(self, name: str) -> Any:
-        if _mode.host:
-            return _HOST[name] if name in _HOST else getattr(np, name)
-        return _TRACED[name] if name in _TRACED else getattr(jnp, name)
+        return _EACH[name][not _mode.host] if name in _EACH else getattr(np if _mode.host else jnp, name)
 
 
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
     def mapped(*args: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
-        each = [axis is not None for axis in axes]
-        size = next(
-            np.shape(leaf)[0]
-            for arg, mine in zip(args, each, strict=True)
-            if mine
-            for leaf in jax.tree_util.tree_leaves(arg)
-        )
+        each = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
+        mapped_over = [arg for arg, mine in zip(args, each, strict=True) if mine]
+        size = np.shape(jax.tree.leaves(mapped_over)[0])[0]
         rows = [
             fun(*(_row(arg, i) if mine else arg for arg, mine in zip(args, each, strict=True))) for i in range(size)
         ]
-        return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
     return mapped
 
@@ -67,7 +60,7 @@ def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
 def _row(tree: Any, i: int) -> Any:
     if isinstance(tree, np.ndarray):
         return tree[i]
-    return jax.tree_util.tree_map(lambda leaf: leaf[i], tree)
+    return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def _host_fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
@@ -83,13 +76,13 @@ def _host_while_loop(unfinished: Callable, body: Callable, init: Any) -> Any:
 
 
 def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> Any:
-    size = length if xs is None else np.shape(jax.tree_util.tree_leaves(xs)[0])[0]
+    size = length if xs is None else np.shape(jax.tree.leaves(xs)[0])[0]
     made = []
     for i in reversed(range(size or 0)) if reverse else range(size or 0):
         init, y = body(init, None if xs is None else _row(xs, i))
         made.append(y)
     made = made[::-1] if reverse else made
-    return init, jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *made)
+    return init, jax.tree.map(lambda *leaves: np.stack(leaves), *made)
 
 
 def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
@@ -137,60 +130,38 @@ def _set_at(x: Any, place: Any, value: Any) -> Any:
     return made
 
 
-_host_erf = np.vectorize(math.erf, otypes=[np.float64])
 _host_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
-_HOST: dict[str, Any] = {
-    "vmap": _host_vmap,
-    "fori_loop": _host_fori_loop,
-    "while_loop": _host_while_loop,
-    "scan": _host_scan,
-    "cond": lambda which, yes, no, *args: yes(*args) if which else no(*args),
-    "lax_map": lambda fun, xs: _host_vmap(fun)(xs),
-    "logsumexp": _host_logsumexp,
-    "softplus": lambda x: np.logaddexp(x, 0.0),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "complex": _host_complex,
-    "stop_gradient": lambda x: x,
-    "erf": _host_erf,
-    "erfc": _host_erfc,
-    "erfcx": _host_erfcx,
-    "ndtr": lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)),
-    "log_ndtr": _host_log_ndtr,
-    "cummin": functools.partial(_host_accumulate, np.minimum),
-    "cummax": functools.partial(_host_accumulate, np.maximum),
-    "set_at": _set_at,
-    "exact_matmul": np.matmul,
-    "top_k": _host_top_k,
-    "optimization_barrier": lambda x: x,
-    "bits": lambda x: np.asarray(x, np.float64).view(np.int64),
-}
 _EXACT = jax.lax.Precision.HIGHEST
-_TRACED: dict[str, Any] = {
-    "vmap": jax.vmap,
-    "fori_loop": jax.lax.fori_loop,
-    "while_loop": jax.lax.while_loop,
-    "scan": jax.lax.scan,
-    "cond": jax.lax.cond,
-    "lax_map": jax.lax.map,
-    "logsumexp": jax.nn.logsumexp,
-    "softplus": jax.nn.softplus,
-    "sigmoid": jax.nn.sigmoid,
-    "complex": jax.lax.complex,
-    "stop_gradient": jax.lax.stop_gradient,
-    "erf": jax.lax.erf,
-    "erfc": jax.scipy.special.erfc,
-    "erfcx": jax.scipy.special.erfcx,
-    "ndtr": jax.scipy.special.ndtr,
-    "log_ndtr": jax.scipy.special.log_ndtr,
-    "cummin": jax.lax.cummin,
-    "cummax": jax.lax.cummax,
-    "set_at": lambda x, place, value: x.at[place].set(value),
+# name: (for NumPy, for JAX)
+_EACH: dict[str, tuple[Any, Any]] = {
+    "vmap": (_host_vmap, jax.vmap),
+    "fori_loop": (_host_fori_loop, jax.lax.fori_loop),
+    "while_loop": (_host_while_loop, jax.lax.while_loop),
+    "scan": (_host_scan, jax.lax.scan),
+    "cond": (lambda which, yes, no, *args: yes(*args) if which else no(*args), jax.lax.cond),
+    "lax_map": (lambda fun, xs: _host_vmap(fun)(xs), jax.lax.map),
+    "logsumexp": (_host_logsumexp, jax.nn.logsumexp),
+    "softplus": (lambda x: np.logaddexp(x, 0.0), jax.nn.softplus),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), jax.nn.sigmoid),
+    "complex": (_host_complex, jax.lax.complex),
+    "stop_gradient": (lambda x: x, jax.lax.stop_gradient),
+    "erf": (np.vectorize(math.erf, otypes=[np.float64]), jax.lax.erf),
+    "erfc": (_host_erfc, jax.scipy.special.erfc),
+    "erfcx": (_host_erfcx, jax.scipy.special.erfcx),
+    "ndtr": (lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)), jax.scipy.special.ndtr),
+    "log_ndtr": (_host_log_ndtr, jax.scipy.special.log_ndtr),
+    "cummin": (functools.partial(_host_accumulate, np.minimum), jax.lax.cummin),
+    "cummax": (functools.partial(_host_accumulate, np.maximum), jax.lax.cummax),
+    "set_at": (_set_at, lambda x, place, value: x.at[place].set(value)),
     # whatever the user's `jax_default_matmul_precision`: some settings round the factors
-    "exact_matmul": lambda left, right: jnp.matmul(left, right, precision=_EXACT),
-    "top_k": jax.lax.top_k,
-    "optimization_barrier": jax.lax.optimization_barrier,
-    "bits": lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
+    "exact_matmul": (np.matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
+    "top_k": (_host_top_k, jax.lax.top_k),
+    "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
+    "bits": (
+        lambda x: np.asarray(x, np.float64).view(np.int64),
+        lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
+    ),
 }
 
 xp: Any = _Arrays()

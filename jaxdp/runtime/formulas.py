@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,10 +81,10 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
 
 def _unless(bad: Any, made: Any, vacuous: Any) -> Any:
     """The numbers of a tree, ``vacuous`` where they are NaN or ``bad``."""
-    leaves, tree = jax.tree_util.tree_flatten(made)
-    worst = np.broadcast_to(jax.tree_util.tree_leaves(vacuous), len(leaves))
+    leaves, tree = jax.tree.flatten(made)
+    worst = np.broadcast_to(jax.tree.leaves(vacuous), len(leaves))
     kept = (jnp.where(bad | jnp.isnan(x), w, x) for x, w in zip(leaves, worst, strict=True))
-    return jax.tree_util.tree_unflatten(tree, kept)
+    return jax.tree.unflatten(tree, kept)
 
 
 def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
@@ -97,43 +98,37 @@ def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
     return list(values.values())
 
 
-def whole(minimum: int, remedy: str = "") -> Callable[[str, Any], np.ndarray]:
+def whole(minimum: int) -> Callable[[str, Any], np.ndarray]:
     """A check for `checked`: whole numbers >= minimum."""
-    return lambda name, value: validate.integer(name, value, minimum, remedy)
+    return functools.partial(validate.integer, minimum=minimum)
 
 
-def batched(function: Callable, *arrays: Any) -> Any:
-    """`function` of flat arrays of one length, at the broadcast of `arrays`; results in the broadcast shape."""
-    xp = jnp if validate.is_traced(arrays) else np
-    spread = xp.broadcast_arrays(*arrays)
-    values = function(*(array.reshape(-1) for array in spread))
-    return jax.tree_util.tree_map(lambda value: xp.asarray(value).reshape(spread[0].shape)[()], values)
+def flat_rows(array: Any, own: int, shape: tuple[int, ...]) -> Any:
+    """The array broadcast to ``shape`` and flattened to one batch axis, before its last ``own`` axes."""
+    xp = jnp if validate.is_traced(array) else np
+    event = np.shape(array)[np.ndim(array) - own :]
+    return xp.broadcast_to(array, (*shape, *event)).reshape((math.prod(shape), *event))
 
 
-def at_points(
-    kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), most: int | None = None, **static: Any
-) -> Any:
-    """`kernel` at the broadcast of checked arguments: one batched call and NumPy out.
+def batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
+    """`function` of flat arrays of one length, at the broadcast of `arrays`; results in the broadcast shape.
 
-    own: for each argument the number of its last axes that belong to one point, 0 if not given. most: rows of one call.
+    own: for each array the number of its last axes that belong to one point, 0 if not given.
+    """
+    axes = list(zip(arrays, own or (0,) * len(arrays), strict=True))
+    shape = np.broadcast_shapes(*(np.shape(array)[: np.ndim(array) - number] for array, number in axes))
+    values = function(*(flat_rows(array, number, shape) for array, number in axes))
+    return jax.tree.map(lambda value: value.reshape((*shape, *value.shape[1:]))[()], values)
+
+
+def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **static: Any) -> Any:
+    """`kernel` at the broadcast of checked arguments, as `batched`: NumPy out.
+
     Where an argument is traced, the kernel's one-point function is traced, which masks values outside its domain.
     """
-    traced = validate.is_traced(arguments)
-    if traced:
-        require_x64()
-    xp = jnp if traced else np
-    arrays = [xp.asarray(argument, xp.float64) for argument in arguments]
-    points = [array.ndim - number for array, number in zip(arrays, own or [0] * len(arrays), strict=True)]
-    shape = np.broadcast_shapes(*(array.shape[:number] for array, number in zip(arrays, points, strict=True)))
-    flat = [
-        xp.broadcast_to(array, (*shape, *array.shape[number:])).reshape((-1, *array.shape[number:]))
-        for array, number in zip(arrays, points, strict=True)
-    ]
-    if traced:
-        with jax.numpy_rank_promotion("allow"):
-            found = jax.vmap(functools.partial(kernel.point, **static))(*flat)
-    else:
-        starts = range(0, max(flat[0].shape[0], 1), most or max(flat[0].shape[0], 1))
-        pieces = [kernel(*(array[i : i + (most or array.shape[0])] for array in flat), **static) for i in starts]
-        found = jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
-    return jax.tree_util.tree_map(lambda values: values.reshape((*shape, *values.shape[1:]))[()], found)
+    if not validate.is_traced(arguments):
+        return batched(functools.partial(kernel, **static), *(np.asarray(a, np.float64) for a in arguments), own=own)
+    require_x64()
+    with jax.numpy_rank_promotion("allow"):
+        point = jax.vmap(functools.partial(kernel.point, **static))
+        return batched(point, *(jnp.asarray(a, jnp.float64) for a in arguments), own=own)

@@ -139,7 +139,8 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
 
     static: names of keyword arguments that fix sizes; each value is compiled once.
-    working_set: float64 numbers alive per point; it limits the points of one call.
+    working_set: float64 numbers alive per point, or a function of the arguments that gives it; it limits the points of
+        one call.
     large: the kernel has so many operations that compile time matters more than run time.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
@@ -152,7 +153,7 @@ class Kernel:
         point: Callable,
         *,
         static: tuple[str, ...] = (),
-        working_set: int = 4096,
+        working_set: int | Callable[..., int] = 4096,
         large: bool = False,
         bounds: bool = False,
         by_numpy: int | Callable[..., int] = 0,
@@ -186,16 +187,17 @@ class Kernel:
         made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
-    def _chunk(self, where: str) -> int:
+    def _chunk(self, where: str, args: Any) -> int:
         room, most = _BATCH.get(where, _ON_ACCELERATOR)
-        return min(most, 1 << int(np.log2(max(1.0, room / (8 * self.working_set)))))
+        size = self.working_set(*args) if callable(self.working_set) else self.working_set
+        return min(most, 1 << int(np.log2(max(1.0, room / (8 * size)))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
         # Concrete numbers inside a user's trace are computed now, not traced: the result is NumPy.
         with x64(), jax.core.eval_context():
-            args = jax.tree_util.tree_map(_as_float64, args)
-            shapes = tuple(leaf.shape for leaf in jax.tree_util.tree_leaves(args))
+            args = jax.tree.map(_as_float64, args)
+            shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args))
             size = shapes[0][0]
             # One program, whether a caller names a default or leaves it out.
             static = {**self._defaults, **static}
@@ -206,7 +208,7 @@ class Kernel:
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
                 self._answered[program] += size
                 rows = [self._by_numpy(args, row, static) for row in range(size)]
-                return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+                return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
             return self._by_programs(args, size, static, program)
 
     def _patience(self, args: Any, static: Any) -> int:
@@ -214,27 +216,27 @@ class Kernel:
 
     def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
         with on_host():
-            made = self.point(*jax.tree_util.tree_map(lambda leaf: leaf[row], args), **static)
-        return jax.tree_util.tree_map(np.asarray, made)
+            made = self.point(*jax.tree.map(lambda leaf: leaf[row], args), **static)
+        return jax.tree.map(np.asarray, made)
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
         pieces = []
-        for start, stop, padded in pieces_of(size, self._chunk(where), where == "cpu"):
+        for start, stop, padded in pieces_of(size, self._chunk(where, args), where == "cpu"):
             piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
-            piece = jax.tree_util.tree_map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
+            piece = jax.tree.map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
                 self._agreed.add((where, padded, program))
             pieces.append(piece)
         if self.traces != traced and memory_maps() > 0.5:
             forget_compiled()
-        return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *pieces)
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
     def _require_agreement(self, where: str, compiled: Any, exact: Any) -> None:
         """BackendError unless a program's first row agrees with NumPy's: bounds overlap, other numbers are close."""
-        first = [leaf[0] for leaf in jax.tree_util.tree_leaves(compiled)]
-        other = jax.tree_util.tree_leaves(exact)
+        first = [leaf[0] for leaf in jax.tree.leaves(compiled)]
+        other = jax.tree.leaves(exact)
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
@@ -249,10 +251,10 @@ class Kernel:
     def __call__(self, *args: Any, **static: Any) -> Any:
         """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
         ensure_canary(self.point.__module__)
-        size = jax.tree_util.tree_leaves(args)[0].shape[0]
+        size = jax.tree.leaves(args)[0].shape[0]
         if size == 0:
-            ones = jax.tree_util.tree_map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
-            return jax.tree_util.tree_map(lambda a: a[:0], self.run_unchecked(*ones, **static))
+            ones = jax.tree.map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
+            return jax.tree.map(lambda a: a[:0], self.run_unchecked(*ones, **static))
         return self.run_unchecked(*args, **static)
 
 
@@ -292,7 +294,7 @@ def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
             return part
         return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
 
-    return jax.tree_util.tree_map(take, args)
+    return jax.tree.map(take, args)
 
 
 @functools.cache
@@ -338,26 +340,23 @@ def canary(name: str) -> Callable[[Callable], Callable]:
 
 def ensure_canary(module: str) -> None:
     """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
-    where = platform()
-    if (where, module) in _passed:
+    checks = [(name, check) for name, check in CANARIES if check.__module__ == module]
+    _pass_once(module, platform(), checks)
+
+
+def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:
+    if (where, key) in _passed:
         return
     with _checking:
-        if (where, module) in _passed:
-            return
-        for name, check in list(CANARIES):
-            if check.__module__ == module:
-                _require(name, where, *check())
-        _passed.add((where, module))
+        for name, check in checks if (where, key) not in _passed else []:
+            _require(name, where, *check())
+        _passed.add((where, key))
 
 
 def _require_reductions(where: str, large: bool) -> None:
     """BackendError, checked once, if reductions that some release miscompiles are wrong with the kernel's options."""
-    if (where, large) in _passed:
-        return
-    with _checking:
-        if (where, large) not in _passed:
-            _require("reductions of log1p and expm1", where, *check_reductions(compiler_options(where, large)))
-            _passed.add((where, large))
+    check = ("reductions of log1p and expm1", lambda: check_reductions(compiler_options(where, large)))
+    _pass_once(large, where, [check])
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:

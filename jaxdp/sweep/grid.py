@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp import validate
+
 # Default number of grid points of a tile: a call's overhead is small beside it, and a kill loses a few seconds of work.
 _DEFAULT_BATCH = 4096
 
@@ -29,7 +31,8 @@ class Grid:
         if not axes:
             raise ValueError("axes must name at least one axis, such as eps0=[1, 2, 4], got none.")
         checked = {name: _axis(name, values) for name, values in axes.items()}
-        room, steps = _batch(batch_size), []
+        size = _DEFAULT_BATCH if batch_size is None else int(validate.integer("batch_size", batch_size, 1))
+        room, steps = size, []
         for values in reversed(checked.values()):
             pieces = -(-len(values) // room) if isinstance(values, np.ndarray) else len(values)
             steps.append(-(-len(values) // pieces))
@@ -136,11 +139,3 @@ def _axis(name: str, values: Any) -> np.ndarray | list[Any]:
 def _extremes(axis: np.ndarray) -> np.ndarray:
     ends = np.array([0, int(np.argmin(axis)), int(np.argmax(axis))])
     return np.concatenate([axis[ends], axis[~np.isfinite(axis)][:1]])
-
-
-def _batch(batch_size: int | None) -> int:
-    if batch_size is None:
-        return _DEFAULT_BATCH
-    if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number >= 1 or None, got {batch_size!r}.")
-    return int(batch_size)

@@ -25,10 +25,6 @@ class Memory:
         self._xarray, self._grid = xarray, grid
         self._arrays: dict[str, np.ndarray] = {}
 
-    def finished(self) -> Any:
-        """None: memory outlives no process."""
-        return None
-
     def missing(self) -> list[int]:
         """All tiles: none is computed yet."""
         return list(range(self._grid.tiles))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
 import socket
@@ -14,6 +13,7 @@ import jax
 import jaxlib
 import numpy as np
 
+import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.runtime.precision import expecting
@@ -26,11 +26,7 @@ Calls = list[dict[str, str]]
 
 def versions() -> dict[str, str]:
     """The releases of the packages on which the last digits of a result depend."""
-    try:
-        own = importlib.metadata.version("jaxdp-accounting")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        own = "unknown"
-    return {"jaxdp": own, "jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
+    return {"jaxdp": jaxdp.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,9 +45,9 @@ def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches:
     [8, 9]
     """
     step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
-    start = (step % num_batches) * batch_size
-    positions = start + jnp.arange(batch_size, dtype=jnp.int32)
-    return _fixed(positions, num_examples)
+    positions = (step % num_batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    inside = positions < num_examples
+    return Batch(jnp.where(inside, positions, 0), inside, jnp.zeros((), bool))
 
 
 def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
@@ -82,10 +82,7 @@ def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability:
     >>> batch.indices.shape, int(batch.mask.sum())
     ((200,), 113)
     """
-    chosen = _poisson(step, key, num_examples, probability, size)
-    indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
-    count = jnp.sum(chosen, dtype=jnp.int32)
-    return Batch(indices, jnp.arange(size) < count, count > size)
+    return _padded(_poisson(step, key, num_examples, probability, size), size)
 
 
 def truncated_poisson_batch(
@@ -104,9 +101,8 @@ def truncated_poisson_batch(
     """
     chosen = _poisson(step, key, num_examples, probability, size)
     order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32), _CUT), num_examples)
-    places = jnp.nonzero(chosen[order], size=size, fill_value=0)[0]
-    mask = jnp.arange(size) < jnp.sum(chosen, dtype=jnp.int32)
-    return Batch(order[places].astype(jnp.int32), mask, jnp.zeros((), bool))
+    places = _padded(chosen[order], size)
+    return Batch(order[places.indices].astype(jnp.int32), places.mask, jnp.zeros((), bool))
 
 
 def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
@@ -143,10 +139,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
                 f"size must be at least {largest} for this epoch, as its largest bin holds so many, got {size}. "
                 f"The chance that an epoch has a bin above {size} is at most {chance:.2g}."
             )
-    chosen = bins == step % num_bins
-    indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
-    count = jnp.sum(chosen, dtype=jnp.int32)
-    return Batch(indices, jnp.arange(size) < count, count > size)
+    return _padded(bins == step % num_bins, size)
 
 
 def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
@@ -216,15 +209,14 @@ def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, si
 def _coins(key: jax.Array, probability: float | jax.Array, count: int) -> jax.Array:
     # float32 uniforms have 23 bits and compare upwards: at rate 1e-3 that is 1e-4 more than was accounted for
     bits = jax.random.bits(key, (count,), jnp.uint32)
-    below: jax.Array | np.uint32
-    if isinstance(probability, jax.Array):
-        # the product is exact; a comparison with NaN is False
-        below = jnp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(jnp.uint32)
-    else:
-        below = np.uint32(int(probability * 2**32) if probability < 1 else 0)
+    # the product is exact; a comparison with NaN is False
+    xp = jnp if isinstance(probability, jax.Array) else np
+    below = xp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(xp.uint32)
     return (probability >= 1) | (bits < below)
 
 
-def _fixed(positions: jax.Array, num_examples: int) -> Batch:
-    inside = positions < num_examples
-    return Batch(jnp.where(inside, positions, 0), inside, jnp.zeros((), bool))
+def _padded(chosen: jax.Array, size: int) -> Batch:
+    """The examples of a boolean array, in their order."""
+    count = jnp.sum(chosen, dtype=jnp.int32)
+    indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
+    return Batch(indices, jnp.arange(size) < count, count > size)

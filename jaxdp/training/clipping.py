@@ -15,7 +15,7 @@ def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tu
     gradients: leaves with leading axis the batch. clip_norm None: no clipping. Examples with a non-finite
     gradient count as left out. float32 throughout.
     """
-    leaves = [g.astype(jnp.float32) for g in jax.tree_util.tree_leaves(gradients)]
+    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(gradients)]
     finite = jnp.stack([jnp.all(jnp.isfinite(g.reshape(g.shape[0], -1)), axis=1) for g in leaves]).all(0)
     keep = mask & finite
     weight = keep.astype(jnp.float32)
@@ -25,8 +25,8 @@ def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tu
         jnp.tensordot(weight, jnp.where(_column(keep, g), g, 0.0), axes=1, precision=jax.lax.Precision.HIGHEST)
         for g in leaves
     ]
-    tree = jax.tree_util.tree_structure(gradients)
-    return jax.tree_util.tree_unflatten(tree, summed), jnp.sum(mask & ~finite, dtype=jnp.int32)
+    tree = jax.tree.structure(gradients)
+    return jax.tree.unflatten(tree, summed), jnp.sum(mask & ~finite, dtype=jnp.int32)
 
 
 def mean_gradient(

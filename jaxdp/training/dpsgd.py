@@ -26,10 +26,9 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
 
-_CHECKED_STEPS = 1024
 _DOMAINS = {
     "clip_norm": domains.POSITIVE,
-    "noise_multiplier": dataclasses.replace(domains.POSITIVE, remedy="Without noise there is no guarantee."),
+    "noise_multiplier": domains.NOISE,
     "sampling_probability": domains.PROBABILITY,
 }
 
@@ -109,7 +108,7 @@ class DPSGD:
 
     def __post_init__(self):
         for name in _DOMAINS:
-            self._checked(name, _CHECKED_STEPS)
+            self._checked(name, settings.CHECKED_STEPS)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
@@ -198,7 +197,7 @@ class DPSGD:
         cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum, so
         that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
         """
-        count = jax.tree_util.tree_leaves(data)[0].shape[0]
+        count = jax.tree.leaves(data)[0].shape[0]
         if self.num_examples is not None and count != self.num_examples:
             raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
         padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
@@ -208,13 +207,11 @@ class DPSGD:
         def add_microbatch(number: Any, carry: ClippedSum) -> ClippedSum:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
-            examples = jax.tree_util.tree_map(lambda a: a[rows], data)
+            examples = jax.tree.map(lambda a: a[rows], data)
             part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
-            return carry._replace(
-                total=jax.tree_util.tree_map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad
-            )
+            return carry._replace(total=jax.tree.map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad)
 
-        zero = jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        zero = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         used = (jnp.sum(sample.mask, dtype=jnp.int32) + microbatch - 1) // microbatch
         start = ClippedSum(zero, jnp.zeros((), jnp.int32), jnp.asarray(step, jnp.int32))
         return jax.lax.fori_loop(0, used, add_microbatch, start)
@@ -238,7 +235,7 @@ class DPSGD:
         def update(grads: Any, state: noise.NoisyState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
             rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
             mean, state = private.update(grads, state, params, **extra)
-            return jax.tree_util.tree_map(lambda g: (-rate * g).astype(g.dtype), mean), state
+            return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), mean), state
 
         if not callable(learning_rate):
             validate.positive("learning_rate", learning_rate)
@@ -253,7 +250,7 @@ class DPSGD:
             clip_norm = settings.at(self.clip_norm, count)
             clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
             std, divisor = _if_of_step(clipped, count, self._noise_std(count)), self.divisor(count)
-            return jax.tree_util.tree_map(
+            return jax.tree.map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
             ), clipped.nonfinite
 
@@ -366,7 +363,7 @@ class DPSGD:
 def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:
     if partition is not None:
         raise ValueError("partition with per-example gradients would clip each shard alone. Pass a ClippedSum.")
-    leaves = (jax.tree_util.tree_leaves(tree) for tree in (grads, params))
+    leaves = (jax.tree.leaves(tree) for tree in (grads, params))
     shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
     if any(g[1:] != p or not g for g, p in shapes):
         raise ValueError(

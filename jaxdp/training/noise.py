@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ def check_key(key: Any) -> jax.Array:
 
 def check_steps(steps: Any) -> np.ndarray:
     """Whole numbers of updates as float64; an error says what to pass in place of a state or a traced count."""
-    leaves = jax.tree_util.tree_leaves(steps, is_leaf=lambda node: isinstance(node, NoisyState))
+    leaves = jax.tree.leaves(steps, is_leaf=lambda node: isinstance(node, NoisyState))
     if any(isinstance(leaf, NoisyState) for leaf in leaves):
         raise TypeError("steps must be a whole number, got the optimizer's state: pass state.count.")
     if validate.is_traced(steps):
@@ -104,7 +105,7 @@ def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
     partition: None, or PartitionSpecs of the leaves (a tree prefix) inside shard_map. A leaf that is
     replicated over a mesh axis gets the same noise on all of it; a sharded one its own on every shard.
     """
-    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    leaves, treedef = jax.tree.flatten(tree)
     axes = leaf_axes(tree, partition)
     drawn = []
     for number, (leaf, names) in enumerate(zip(leaves, axes, strict=True)):
@@ -112,28 +113,17 @@ def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
         for name in names:
             leaf_key = jax.random.fold_in(leaf_key, jax.lax.axis_index(name))
         drawn.append(jax.random.normal(leaf_key, jnp.shape(leaf), jnp.float32))
-    return jax.tree_util.tree_unflatten(treedef, drawn)
+    return jax.tree.unflatten(treedef, drawn)
 
 
 def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
     """For each leaf the mesh axes it is sharded over."""
-    leaves = jax.tree_util.tree_leaves(tree)
     if partition is None:
-        return [()] * len(leaves)
+        return [()] * len(jax.tree.leaves(tree))
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    specs: list[PartitionSpec] = []
-    jax.tree_util.tree_map(
-        lambda spec, part: specs.extend([spec] * len(jax.tree_util.tree_leaves(part))), partition, tree, is_leaf=is_spec
-    )
-    return [_names(spec) for spec in specs]
-
-
-def _names(spec: PartitionSpec) -> tuple[str, ...]:
-    names: list[str] = []
-    for entry in spec:
-        if entry is not None:
-            names.extend(entry if isinstance(entry, tuple) else (entry,))
-    return tuple(names)
+    specs = jax.tree.leaves(jax.tree.broadcast(partition, tree, is_leaf=is_spec), is_leaf=is_spec)
+    axes = ((entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry is not None) for spec in specs)
+    return [tuple(itertools.chain.from_iterable(each)) for each in axes]
 
 
 def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:
@@ -148,7 +138,7 @@ def check_params(params: Any, *, low_precision: str | None) -> None:
     """Floating parameters are needed; low_precision says why 16-bit ones are refused (None: they are not)."""
     if params is None:
         raise ValueError("params must be given: tx.update(grads, state, params). The step is taken from them.")
-    for leaf in jax.tree_util.tree_leaves(params):
+    for leaf in jax.tree.leaves(params):
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"params must be floating, got a leaf of dtype {dtype}.")

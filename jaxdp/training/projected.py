@@ -25,7 +25,6 @@ _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
     "float32 master weights; gradients may be bfloat16."
 )
-_CHECKED_STEPS = 1024
 # The largest count; a contraction with 1 - kappa >= 1e-6 reaches its limit long before.
 _PLATEAU_STEPS = noise.INT32_MAX - 1
 
@@ -114,7 +113,7 @@ class NoisyProjectedSGD:
                 "loss depends on the parameters through one scalar (softmax does not). Scale the features instead, "
                 "or state generalized_linear=True on the loss."
             )
-        self._steps(_CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
+        self._steps(settings.CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
 
     @property
     def num_batches(self) -> int:
@@ -135,10 +134,10 @@ class NoisyProjectedSGD:
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
             rate = _at(self.learning_rate, count, -np.inf)
             std = _at(self.noise_std, count, np.inf)
-            moved = jax.tree_util.tree_map(
+            moved = jax.tree.map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
-            return jax.tree_util.tree_map(jnp.subtract, self._project(moved, partition), params), bad
+            return jax.tree.map(jnp.subtract, self._project(moved, partition), params), bad
 
         return noise.transformation(key, move, partition, _SIXTEEN_BIT)
 
@@ -171,9 +170,7 @@ class NoisyProjectedSGD:
         bound = self.loss.lipschitz if self.clip else None
         mean, _ = mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity
-        return jax.tree_util.tree_map(
-            lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params
-        )
+        return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params)
 
     def after(self, steps: Real, example: Real | None = None) -> schedule.IteratedRelease:
         """The mechanism of releasing the parameters after this many steps, to give to jaxdp.epsilon and others.
@@ -184,16 +181,11 @@ class NoisyProjectedSGD:
         """
         counts = noise.check_steps(steps)
         slots = None if example is None else self._slots(example)
-        shape = validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
-        if counts.ndim == 0:
-            mu = self._mu_of_slots(int(counts))
-            mu = mu.max() if slots is None else np.append(mu, 0.0)[slots]
-            return schedule.IteratedRelease(np.broadcast_to(mu, shape)[()])
-        flat = np.broadcast_to(counts, shape).ravel()
-        picks = [None] * flat.size if slots is None else np.broadcast_to(slots, shape).ravel()
-        per_count = {count: np.append(self._mu_of_slots(int(count)), 0.0) for count in np.unique(flat)}
-        each = [per_count[c].max() if s is None else per_count[c][s] for c, s in zip(flat, picks, strict=True)]
-        return schedule.IteratedRelease(np.reshape(np.asarray(each), shape))
+        validate.broadcast(steps=counts, **({} if slots is None else {"example": slots}))
+        different, which = np.unique(counts, return_inverse=True)
+        which = which.reshape(counts.shape)
+        mu = np.stack([np.append(self._mu_of_slots(int(count)), 0.0) for count in different])
+        return schedule.IteratedRelease(mu.max(axis=1)[which] if slots is None else mu[which, slots])
 
     def iteration(self, steps: Step, example: int | None = None) -> NoisyIteration:
         """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
@@ -251,12 +243,10 @@ class NoisyProjectedSGD:
             return self.projection(tree)
         if self.radius is None:
             return tree
-        if partition is None:
-            return optax.projections.projection_l2_ball(tree, self.radius)
-        squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree_util.tree_leaves(tree)]
+        squares = [jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree.leaves(tree)]
         norm = jnp.sqrt(noise.summed(squares, noise.leaf_axes(tree, partition)))
         scale = jnp.minimum(1.0, self.radius / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        return jax.tree_util.tree_map(lambda p: (p * scale).astype(p.dtype), tree)
+        return jax.tree.map(lambda p: (p * scale).astype(p.dtype), tree)
 
     def _slots(self, example: Any) -> np.ndarray:
         index = validate.integer("example", example, 0)
@@ -337,6 +327,6 @@ def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.A
 
     Entry by entry: if one bad entry cleared all, noise would have to wait for a pass over the whole gradient.
     """
-    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree_util.tree_leaves(grads)]
-    cleaned = jax.tree_util.tree_map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
+    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree.leaves(grads)]
+    cleaned = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
     return cleaned, noise.summed(bad, axes) > 0

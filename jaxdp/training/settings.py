@@ -22,6 +22,9 @@ SLACK = 2.0**-20
 training makes up for: eight roundings of float32 in the schedule, the rest in what is computed from it. A number, too,
 is rounded to float32 before it is used."""
 
+CHECKED_STEPS = 1024
+"""How many steps of a schedule are checked at construction."""
+
 _BLOCK = 2**14
 
 

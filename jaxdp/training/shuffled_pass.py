@@ -11,6 +11,7 @@ import optax
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.domains import NOISE
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
@@ -47,7 +48,7 @@ class ShuffledSGD:
 
     def __post_init__(self):
         validate.positive("clip_norm", self.clip_norm)
-        validate.positive("noise_multiplier", self.noise_multiplier, "Without noise there is no guarantee.")
+        validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
         validate.integer("num_examples", self.num_examples, 1)
         value = validate.real_array("local_delta", self.local_delta)
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
@@ -64,12 +65,10 @@ class ShuffledSGD:
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             rate = learning_rate(count) if callable(learning_rate) else learning_rate
-            single = jax.tree_util.tree_map(lambda g: g[None], grads)
+            single = jax.tree.map(lambda g: g[None], grads)
             total, bad = clipping.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
             std = self.noise_multiplier * self.clip_norm
-            return jax.tree_util.tree_map(
-                lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws
-            ), bad
+            return jax.tree.map(lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws), bad
 
         return noise.transformation(key, move)
 
@@ -78,8 +77,8 @@ class ShuffledSGD:
     ) -> Params:
         """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
         chosen = self.batch(step, key)
-        example = jax.tree_util.tree_map(lambda a: a[chosen.indices[0]], data)
-        return jax.tree_util.tree_map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
+        example = jax.tree.map(lambda a: a[chosen.indices[0]], data)
+        return jax.tree.map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
 
     def after(self, steps: Real | None = None) -> Mechanism:
         """The shuffled mechanism of one pass (fewer steps are a part of its output, so covered by it).
