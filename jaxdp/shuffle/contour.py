@@ -10,6 +10,7 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +36,7 @@ _BLUR = 6e-15  # of an atom, relative
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
+_COS_SERIES = tuple((-1) ** i * 2 / math.factorial(2 * i + 2) for i in range(9))
 
 
 def _exp_excess(u: Any) -> Any:
@@ -44,12 +46,19 @@ def _exp_excess(u: Any) -> Any:
     return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
-def _sin_excess(u: Any, sine: Any) -> Any:
-    """sin u - u, given sin u: accurate relative to itself where |u| < 1, to a unit of u elsewhere."""
+def _small_turn(u: Any) -> tuple[Any, Any, Any]:
+    """sin u, sin u - u and 1 - cos u, accurate relative to themselves where |u| <= 1."""
+    square = u * u
+    bent = u * square / 6 * polynomial(_SIN_SERIES, square)
+    return u + bent, bent, 0.5 * square * polynomial(_COS_SERIES, square)
+
+
+def _turn(u: Any) -> tuple[Any, Any, Any]:
+    """The same for every u; where |u| >= 1 sin u - u is accurate to a unit of u."""
+    sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
     small = xp.abs(u) < 1.0
-    near = xp.where(small, u, 0.0)
-    square = near * near
-    return xp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u)
+    near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
+    return double, xp.where(small, near, double - u), 2 * sine * sine
 
 
 class Sum(NamedTuple):
@@ -159,16 +168,13 @@ class Nodes(NamedTuple):
     slope: Any
 
 
-def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
-    half = 0.5 * s.x * at[:, None]
-    sine, cosine = xp.sin(half), xp.cos(half)
-    re = -2 * xp.sum(t.weights * sine * sine, axis=-1)
+    sine, bent, less = turn(s.x * at[:, None])
+    re = -xp.sum(t.weights * less, axis=-1)
     # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
-    double = 2 * sine * cosine
-    growth = xp.expm1(t.c * s.x) * double
-    bent = _sin_excess(2 * half, double)
+    growth = xp.expm1(t.c * s.x) * sine
     unit = xp.exp(-t.log_moment)
     im = (at * s.mean + xp.sum(s.mass * (growth + bent), axis=-1)) * unit
     off = (at * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(bent)), axis=-1)) * unit
@@ -188,12 +194,12 @@ def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
     value = (ahead * cosine_n + aside * sine_n) * inverse
     # the slope: n M'/M / z^2 with M' = sum growth (e^{zx} - 1) - z sum velocity mass e^{zx}
     grown = xp.exp(t.c * s.x) * (unit * n)
-    turn = grown * s.mass * s.velocity
-    along, across = xp.sum(turn * (1 - 2 * sine * sine), axis=-1), xp.sum(turn * double, axis=-1)
+    moving = grown * s.mass * s.velocity
+    along, across = xp.sum(moving * (1 - less), axis=-1), xp.sum(moving * sine, axis=-1)
     along, across = along * c - across * at, across * c + along * at  # times z
     if s.growth is not None:
-        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - 2 * grown * sine * sine), axis=-1)
-        across = across - xp.sum(s.growth * grown * double, axis=-1)
+        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - grown * less), axis=-1)
+        across = across - xp.sum(s.growth * grown * sine, axis=-1)
     along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
     slope = along * value - across * (ahead * sine_n - aside * cosine_n) * inverse
     value, slope = modulus * value, modulus * slope
@@ -402,8 +408,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
     plain = xp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain))
-    tail = peak_bounds(s, t, h, (NODES + 1) * h)
+    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain, _small_turn))
+    # all |x| are at most 1, so all angles too where the last node is
+    tail = xp.where(NODES * h <= 1, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
     return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
