@@ -32,6 +32,7 @@ _FAMILIES, _BLOCK = np.arange(1.0, 33.0), 64  # of peaks, whose places are looke
 _PERIOD = 10.0  # of the long sum, in standard deviations
 _NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
+_WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
 _BLUR = 6e-15  # of an atom, relative
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
@@ -297,14 +298,18 @@ def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
 
 
 class _Windows(NamedTuple):
-    """Nodes next to the recurrences 0, 1, ..., count of a pair of atoms, and the bound of the rest of the sum.
+    """Nodes next to the recurrences of a pair of atoms, and what is known of the rest of the sum.
 
-    spacing: of the recurrences, in nodes. half: of each window, in nodes. Without gaps between them: half is infinite.
+    spacing: of the recurrences, in nodes. half: of each window, in nodes; without gaps between them infinite. smooth:
+    whether a Gaussian is to be added. beyond: bound of all that is left out; with a Gaussian, of what is left out up to
+    the node ``last``.
     """
 
     spacing: Any
     half: Any
+    smooth: Any
     beyond: Any
+    last: Any
 
 
 def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
@@ -322,7 +327,7 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     apart = 2 * half + 2 < spacing  # or there are no gaps
     angle = xp.where(apart, angle, math.pi / 2)
     count = xp.floor(xp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
-    unseen = xp.where(apart, half + 0.5 - count * spacing * blur, nodes) / spacing * math.pi
+    unseen = xp.where(apart, half + 0.5 - (count + 1) * spacing * blur, nodes) / spacing * math.pi
     unseen = xp.clip(xp.where(apart, xp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
     between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(unseen) ** 2)
     between = xp.where(apart | (count < 0), between, 0.0)
@@ -331,8 +336,21 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
     beyond = xp.where((distance > NEXT_TO_ZERO) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
-    best = xp.argmin(beyond)
-    return _Windows(spacing[best], xp.where(apart[best], half[best], xp.inf), beyond[best])
+    # a Gaussian may take the place of the later recurrences
+    last = (count + 0.5) * spacing
+    useful = apart & (last > nodes)
+    last, between = xp.where(useful, last, nodes), xp.where(useful, between, 0.0)
+    left = between + 0.6 * math.pi * (_WIDTH / (last * h)) ** 2 / t.deviation
+    smooth = ~(xp.min(beyond) <= xp.min(left))
+    best = xp.where(smooth, xp.argmin(left), xp.argmin(beyond))
+    gaps = xp.where(smooth, useful, apart)[best]
+    return _Windows(
+        spacing[best],
+        xp.where(gaps, half[best], xp.inf),
+        smooth,
+        xp.where(smooth, between[best], beyond[best]),
+        last[best],
+    )
 
 
 def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
@@ -429,11 +447,8 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
     windows = windows_of(s, t, h, blocks * _BLOCK)
-    last = blocks * _BLOCK * h
-    width = 8.5 / last
-    smooth = ~(windows.beyond / math.pi <= 0.6 * width**2 / t.deviation)
-    windows = windows._replace(half=xp.where(smooth, xp.inf, windows.half))
-    variances = xp.where(smooth, width**2, 0.0) * xp.array([1.0, 4.0])
+    last = windows.last * h
+    variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
         block, total = state
@@ -445,13 +460,13 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     out = []
     for i in range(2):
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        tail = xp.where(smooth, smoothed_tail(t.c, variances[i], h, last), windows.beyond)
+        tail = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances[i], h, last), 0.0)
         bounds = charged_for_rounding(s, t, h, mine, tail, variances[i])
         grown = xp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
     (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out
-    lower = xp.where(smooth, 2 * lower - upper_2, lower)
+    lower = xp.where(windows.smooth, 2 * lower - upper_2, lower)
     estimate, slope = (
-        xp.where(smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
+        xp.where(windows.smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
     )
     return _evaluation(s, users * t.log_moment, upper, lower, estimate, slope)
