@@ -222,7 +222,8 @@ def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms,
 
     if not pairs_of_atoms:
         windows = contour.windows_of
-        monkeypatch.setattr(contour, "windows_of", lambda *given: windows(*given)._replace(beyond=jnp.zeros(())))
+        nothing = {"beyond": jnp.zeros(()), "smooth": jnp.asarray(False)}
+        monkeypatch.setattr(contour, "windows_of", lambda *given: windows(*given)._replace(**nothing))
     failures = sum(wrong(evaluated(long, *where), *where))
     assert failures == 0 if pairs_of_atoms else failures > 10
 
@@ -238,11 +239,12 @@ def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
     assert wrong(evaluated(long_sums(nodes), *where), *where) == (0, 0)
 
 
-# The far recurrences, and of those the ones that other pairs of atoms are said to keep low.
+# The far recurrences, the place from which a Gaussian stands for them, and those that other pairs are said to keep low.
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
         ("windows_of", "between + recurring", "between"),
+        ("windows_of", "(count + 0.5) * spacing", "(9 * count + 0.5) * spacing"),
         ("_later", "plain[:, None] * kept + ", ""),
         ("_later", "+ 1 / xp.maximum(until, 0.1)", ""),
     ],

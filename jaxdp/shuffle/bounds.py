@@ -27,7 +27,7 @@ from jaxdp.validate import is_traced
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
-_GROWTH = 8  # factor from one number of nodes to the next
+_GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = 8, 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node

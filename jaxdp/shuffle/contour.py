@@ -10,6 +10,7 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +32,12 @@ _FAMILIES, _BLOCK = np.arange(1.0, 33.0), 64  # of peaks, whose places are looke
 _PERIOD = 10.0  # of the long sum, in standard deviations
 _NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
+_WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
 _BLUR = 6e-15  # of an atom, relative
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
+_COS_SERIES = tuple((-1) ** i * 2 / math.factorial(2 * i + 2) for i in range(9))
 
 
 def _exp_excess(u: Any) -> Any:
@@ -44,12 +47,19 @@ def _exp_excess(u: Any) -> Any:
     return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
-def _sin_excess(u: Any, sine: Any) -> Any:
-    """sin u - u, given sin u: accurate relative to itself where |u| < 1, to a unit of u elsewhere."""
+def _small_turn(u: Any) -> tuple[Any, Any, Any]:
+    """sin u, sin u - u and 1 - cos u, accurate relative to themselves where |u| <= 1."""
+    square = u * u
+    bent = u * square / 6 * polynomial(_SIN_SERIES, square)
+    return u + bent, bent, 0.5 * square * polynomial(_COS_SERIES, square)
+
+
+def _turn(u: Any) -> tuple[Any, Any, Any]:
+    """The same for every u; where |u| >= 1 sin u - u is accurate to a unit of u."""
+    sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
     small = xp.abs(u) < 1.0
-    near = xp.where(small, u, 0.0)
-    square = near * near
-    return xp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u)
+    near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
+    return double, xp.where(small, near, double - u), 2 * sine * sine
 
 
 class Sum(NamedTuple):
@@ -159,16 +169,13 @@ class Nodes(NamedTuple):
     slope: Any
 
 
-def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
-    half = 0.5 * s.x * at[:, None]
-    sine, cosine = xp.sin(half), xp.cos(half)
-    re = -2 * xp.sum(t.weights * sine * sine, axis=-1)
+    sine, bent, less = turn(s.x * at[:, None])
+    re = -xp.sum(t.weights * less, axis=-1)
     # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
-    double = 2 * sine * cosine
-    growth = xp.expm1(t.c * s.x) * double
-    bent = _sin_excess(2 * half, double)
+    growth = xp.expm1(t.c * s.x) * sine
     unit = xp.exp(-t.log_moment)
     im = (at * s.mean + xp.sum(s.mass * (growth + bent), axis=-1)) * unit
     off = (at * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(bent)), axis=-1)) * unit
@@ -188,12 +195,12 @@ def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
     value = (ahead * cosine_n + aside * sine_n) * inverse
     # the slope: n M'/M / z^2 with M' = sum growth (e^{zx} - 1) - z sum velocity mass e^{zx}
     grown = xp.exp(t.c * s.x) * (unit * n)
-    turn = grown * s.mass * s.velocity
-    along, across = xp.sum(turn * (1 - 2 * sine * sine), axis=-1), xp.sum(turn * double, axis=-1)
+    moving = grown * s.mass * s.velocity
+    along, across = xp.sum(moving * (1 - less), axis=-1), xp.sum(moving * sine, axis=-1)
     along, across = along * c - across * at, across * c + along * at  # times z
     if s.growth is not None:
-        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - 2 * grown * sine * sine), axis=-1)
-        across = across - xp.sum(s.growth * grown * double, axis=-1)
+        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - grown * less), axis=-1)
+        across = across - xp.sum(s.growth * grown * sine, axis=-1)
     along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
     slope = along * value - across * (ahead * sine_n - aside * cosine_n) * inverse
     value, slope = modulus * value, modulus * slope
@@ -291,14 +298,18 @@ def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
 
 
 class _Windows(NamedTuple):
-    """Nodes next to the recurrences 0, 1, ..., count of a pair of atoms, and the bound of the rest of the sum.
+    """Nodes next to the recurrences of a pair of atoms, and what is known of the rest of the sum.
 
-    spacing: of the recurrences, in nodes. half: of each window, in nodes. Without gaps between them: half is infinite.
+    spacing: of the recurrences, in nodes. half: of each window, in nodes; without gaps between them infinite. smooth:
+    whether a Gaussian is to be added. beyond: bound of all that is left out; with a Gaussian, of what is left out up to
+    the node ``last``.
     """
 
     spacing: Any
     half: Any
+    smooth: Any
     beyond: Any
+    last: Any
 
 
 def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
@@ -316,7 +327,7 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     apart = 2 * half + 2 < spacing  # or there are no gaps
     angle = xp.where(apart, angle, math.pi / 2)
     count = xp.floor(xp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
-    unseen = xp.where(apart, half + 0.5 - count * spacing * blur, nodes) / spacing * math.pi
+    unseen = xp.where(apart, half + 0.5 - (count + 1) * spacing * blur, nodes) / spacing * math.pi
     unseen = xp.clip(xp.where(apart, xp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
     between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(unseen) ** 2)
     between = xp.where(apart | (count < 0), between, 0.0)
@@ -325,8 +336,21 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
     beyond = xp.where((distance > NEXT_TO_ZERO) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
-    best = xp.argmin(beyond)
-    return _Windows(spacing[best], xp.where(apart[best], half[best], xp.inf), beyond[best])
+    # a Gaussian may take the place of the later recurrences
+    last = (count + 0.5) * spacing
+    useful = apart & (last > nodes)
+    last, between = xp.where(useful, last, nodes), xp.where(useful, between, 0.0)
+    left = between + 0.6 * math.pi * (_WIDTH / (last * h)) ** 2 / t.deviation
+    smooth = ~(xp.min(beyond) <= xp.min(left))
+    best = xp.where(smooth, xp.argmin(left), xp.argmin(beyond))
+    gaps = xp.where(smooth, useful, apart)[best]
+    return _Windows(
+        spacing[best],
+        xp.where(gaps, half[best], xp.inf),
+        smooth,
+        xp.where(smooth, between[best], beyond[best]),
+        last[best],
+    )
 
 
 def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
@@ -402,8 +426,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
     plain = xp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain))
-    tail = peak_bounds(s, t, h, (NODES + 1) * h)
+    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain, _small_turn))
+    # all |x| are at most 1, so all angles too where the last node is
+    tail = xp.where(NODES * h <= 1, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
     return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
@@ -422,11 +447,8 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
     windows = windows_of(s, t, h, blocks * _BLOCK)
-    last = blocks * _BLOCK * h
-    width = 8.5 / last
-    smooth = ~(windows.beyond / math.pi <= 0.6 * width**2 / t.deviation)
-    windows = windows._replace(half=xp.where(smooth, xp.inf, windows.half))
-    variances = xp.where(smooth, width**2, 0.0) * xp.array([1.0, 4.0])
+    last = windows.last * h
+    variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
         block, total = state
@@ -438,13 +460,13 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     out = []
     for i in range(2):
         mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        tail = xp.where(smooth, smoothed_tail(t.c, variances[i], h, last), windows.beyond)
+        tail = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances[i], h, last), 0.0)
         bounds = charged_for_rounding(s, t, h, mine, tail, variances[i])
         grown = xp.exp(0.5 * variances[i] * t.c**2)
         out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
     (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out
-    lower = xp.where(smooth, 2 * lower - upper_2, lower)
+    lower = xp.where(windows.smooth, 2 * lower - upper_2, lower)
     estimate, slope = (
-        xp.where(smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
+        xp.where(windows.smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
     )
     return _evaluation(s, users * t.log_moment, upper, lower, estimate, slope)
