@@ -33,7 +33,7 @@ def shuffled(eps0, users):
 
 def compile_with(options):
     """In another process, with the options of this one: with others the last bit may be another."""
-    precision.CPU_OPTIONS = options
+    precision.CPU_OPTIONS, precision._FOR_LARGE = options, {}
 
 
 @pytest.fixture(scope="module")
