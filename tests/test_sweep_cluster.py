@@ -21,7 +21,6 @@ import jaxdp
 from jaxdp.runtime import precision
 from jaxdp.sweep import sweep, work
 
-pytestmark = pytest.mark.batches_as_for_users
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 EPS0, USERS = np.linspace(0.5, 4, 12), np.geomspace(1e3, 1e8, 9).round()
@@ -32,8 +31,9 @@ def shuffled(eps0, users):
 
 
 def compile_with(options):
-    """In another process, with the options of this one: with others the last bit may be another."""
-    precision.CPU_OPTIONS = options
+    """In another process, with the options and batches of this one: with others the last bit may be another."""
+    precision.CPU_OPTIONS, precision._FOR_LARGE = options, {}
+    precision.pieces_of = lambda size, *_: [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def test_two_processes_give_the_same_bits_as_one(processes, tmp_path, suffix):
         assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.batches_as_for_users
 def test_numbers_do_not_depend_on_what_a_process_has_answered_before():
     few, many = dict(eps0=EPS0[:3], users=USERS[:4]), dict(eps0=EPS0, users=USERS)
     fresh = sweep(shuffled, batch_size=4, **few)
