@@ -10,7 +10,6 @@ import weakref
 import hypothesis
 import jax
 import pytest
-from jax._src import compiler
 
 from jaxdp.runtime import precision
 
@@ -121,15 +120,7 @@ def compiled_quickly():
     _compile_with(before)
 
 
-COMPILES_IN_A_THIRD = ("xla_cpu_use_fusion_emitters", "xla_cpu_parallel_codegen_split_count")
-FOR_EVERY_PROGRAM = {}  # the users' own programs and small kernels too, which otherwise get XLA's defaults
-
-
-def _with_options_for_every_program(*args, env_options_overrides=None, made=compiler.get_compile_options, **keywords):
-    return made(*args, env_options_overrides={**FOR_EVERY_PROGRAM, **(env_options_overrides or {})}, **keywords)
-
-
-compiler.get_compile_options = _with_options_for_every_program
+FOR_LARGE = precision._FOR_LARGE
 SET_ASIDE = weakref.WeakKeyDictionary()  # of each kernel: what it has compiled with the other options
 
 
@@ -137,9 +128,7 @@ def _compile_with(options):
     if precision.CPU_OPTIONS != options:
         precision.CPU_OPTIONS = options
         jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of what is not ours
-        also = (precision.compiler_options("cpu") if options is QUICK_OPTIONS else None) or {}
-        FOR_EVERY_PROGRAM.clear()
-        FOR_EVERY_PROGRAM.update({name: also[name] for name in COMPILES_IN_A_THIRD if name in also})
+        precision._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # quickly: small kernels too
         precision.compiler_options.cache_clear()
         for one in list(precision.all_kernels):
             one._jitted, SET_ASIDE[one] = SET_ASIDE.get(one, {}), one._jitted

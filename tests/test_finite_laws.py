@@ -156,3 +156,19 @@ def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
         errors = [float(discrete_log_m(1.0, jnp.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
         unseen = float(discrete_log_m(1.0, jnp.array([-1e16, 0.0]), half, exact)[1])  # of no weight, digits or not
     assert errors[0] < 1e-11 and np.isinf(errors[1]) and unseen < 1e-14
+
+
+@pytest.mark.parametrize("times", [1, 7])
+def test_renyi_divergence_of_randomized_response_keeps_its_digits_at_every_size(times):
+    random = np.random.default_rng(3)
+    local = np.concatenate([10 ** random.uniform(-12, 2.5, 150), [0.0, 1e-160, 6.6e-9, 700.0]])
+    order = 1 + np.concatenate([10 ** random.uniform(-14, 6, 150), [1.0, 1e-9, 1e-6, 3.0]])
+    kinds = random.choice([2, 3, 1000], local.size)
+    found = jaxdp.renyi(jaxdp.repeat(RandomizedResponse(local, kinds), times), order)
+    two = kinds == 2
+    np.testing.assert_array_equal(jaxdp.renyi(jaxdp.repeat(PureDP(local[two]), times), order[two]), found[two])
+    with mp.workdps(400):
+        for value, *numbers, k in zip(found, order, local, kinds, strict=True):
+            p, e = map(mp.mpf, numbers)
+            exact = times * mp.log1p(mp.expm1(p * e) * -mp.expm1((1 - p) * e) / (mp.exp(e) + int(k) - 1)) / (p - 1)
+            assert exact <= mp.mpf(value) <= exact * (1 + mp.mpf(5e-12)) + times * mp.mpf(2.3e-308)

@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
-from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, Domain, field, whole
+from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
 from jaxdp.iteration.isotonic import shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_complement
+from jaxdp.numerics.special import log_complement, log_expm1
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
 from jaxdp.typing import ArrayField, Number, RealField, Relation
@@ -134,6 +134,14 @@ class RandomizedResponse(NamedSetRandomizer):
         """The outcomes "own value", "the other value", "any third"."""
         return finite.randomized_response_pair(self.epsilon, self.num_categories)
 
+    def renyi_divergence(self, order: Number) -> Number:
+        """log[1 + (e^{a eps} - 1)(1 - e^{-(a-1) eps})/(e^eps + k - 1)]/(a - 1), in which nothing cancels."""
+        eps, excess = xp.asarray(self.epsilon), xp.asarray(order) - 1
+        fall = xp.log(xp.maximum(-xp.expm1(-excess * eps), SMALLEST))
+        s = log_expm1(order * eps) + fall - xp.logaddexp(eps, xp.log(xp.asarray(self.num_categories) - 1.0))
+        small = xp.exp(xp.minimum(s, 0.0) - xp.log(excess))
+        return xp.where(eps > 0, xp.maximum(xp.where(s < -40, small, xp.softplus(s) / excess), SMALLEST), 0.0)
+
     def named_sets(self) -> NamedSets:
         """A report names one category."""
         k = xp.asarray(self.num_categories) + 0.0 * xp.asarray(self.epsilon)
@@ -176,6 +184,10 @@ class PureDP(_WorstCase):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
+
+    def renyi_divergence(self, order: Number) -> Number:
+        """That of binary randomized response."""
+        return RandomizedResponse(self.epsilon, 2).renyi_divergence(order)
 
     def finite_pair(self) -> finite.FinitePair:
         """That of binary randomized response."""
