@@ -362,3 +362,29 @@ def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_el
     for i, lower, upper in zip(live, bounds.lower, bounds.upper, strict=True):
         assert exact_single_step(sigma[i], rate[i], relation, upper) <= asked[i]
         assert lower == 0 or exact_single_step(sigma[i], rate[i], relation, lower) >= asked[i]
+
+
+def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
+    """delta(eps) = P(U > u) - e^eps Q(U > u) at the u where the densities of P and Q differ by e^eps."""
+    random, n = np.random.default_rng(5), 300
+    sigma, eps = 10 ** random.uniform(-1, 3, n), 10 ** random.uniform(-9, 2.7, n)
+    rate = np.where(random.random(n) < 0.2, 1 - 10 ** random.uniform(-12, -0.1, n), 10 ** random.uniform(-9, -0.1, n))
+    eps[::3] = (rate / sigma * 10 ** random.uniform(-2, 2, n))[::3]
+    eps[:4] = 0
+    mechanism = POISSON(jaxdp.Gaussian(sigma), rate)
+    found = jaxdp.delta_bounds(mechanism, eps, relation="replace_one")
+    exact = []
+    for s, q, e in zip(sigma, rate, eps, strict=True):
+        with mp.workdps(60 + int(1 / s**2)):
+            mu, q, grown = 1 / mp.mpf(s), mp.mpf(q), mp.exp(mp.mpf(e))
+            m, rest = q * mp.exp(-mu * mu / 2), (1 - q) * (grown - 1)
+            u = mp.log((rest + mp.sqrt(rest * rest + 4 * m * m * grown)) / (2 * m)) / mu
+            exact.append(q * mp.ncdf(mu - u) - grown * q * mp.ncdf(-mu - u) - rest * mp.ncdf(-u))
+    assert all(low <= value <= high for low, value, high in zip(found.lower, exact, found.upper, strict=True))
+    likely = found.upper > 1e-20
+    assert likely.sum() > 100 and (found.upper - found.lower <= 1e-8 * found.upper)[likely].all()
+    inside = likely & (found.upper < 0.9)
+    part = POISSON(jaxdp.Gaussian(sigma[inside]), rate[inside])
+    least = jaxdp.epsilon_bounds(part, found.upper[inside], relation="replace_one").lower
+    most = jaxdp.epsilon_bounds(part, found.lower[inside], relation="replace_one").upper
+    assert (least <= eps[inside]).all() and (eps[inside] <= most).all()

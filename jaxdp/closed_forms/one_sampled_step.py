@@ -4,6 +4,8 @@ With rate q, mu = 1/sigma and delta_G the Gaussian's profile (swap identity appl
 
     remove  delta(eps) = q delta_G(log(1 + (e^eps - 1)/q)),            1 - e^eps where e^eps <= 1 - q
     add     delta(eps) = (1 - e^-g) delta_G(-log((1-q)(e^g - 1)/q)),   g = -log(1-q) - eps,   0 where g <= 0.
+    replace delta(eps) = q Phi(mu - u) - e^eps q Phi(-mu - u) - (1-q)(e^eps - 1) Phi(-u), the largest over u, eps >= 0;
+            there A(u) = e^eps A(-u), A(u) = 1 - q + q e^{u mu - mu^2/2}: a quadratic equation for e^{u mu}.
 
 Next to the supremum of the add direction's loss g is a difference whose rounding decides: it is moved outward by what
 it may be off, delta rising in g.
@@ -17,17 +19,18 @@ from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import crossing
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_complement
+from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 _SLACK = 1e-13
+LOG_4 = 1.3862943611198906
 _LARGE = 30.0
 _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 
 
 def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, forward (remove) or reverse (add)."""
-    lower, upper = (_forward if direction == "forward" else _reverse)(mu, q, eps)
+    """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, in any direction (replace: eps >= 0)."""
+    lower, upper = {"forward": _forward, "reverse": _reverse, "replace": _replace}[direction](mu, q, eps)
     trivial = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
     lower = xp.maximum(lower * (1 - _SLACK), trivial * (1 - _SLACK))
     upper = xp.where(eps < _CERTAIN, 1.0, xp.minimum(upper * (1 + _SLACK), 1.0))
@@ -71,10 +74,31 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     return lower, xp.where(gap + off > 0, high_factor * upper + SMALLEST, 0.0)
 
 
+def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    eps = xp.maximum(eps, 0.0)
+    log_q, log_rest = xp.log(q), log_complement(q, 1 - q)
+    log_m = log_q - mu * mu / 2
+    log_half = log_rest + xp.where(eps > 0, log_expm1(xp.where(eps > 0, eps, 1.0)), -xp.inf)
+    root = 0.5 * xp.logaddexp(2 * log_half, LOG_4 + 2 * log_m + eps)
+    u = (xp.logaddexp(log_half, root) - LOG_4 / 2 - log_m) / mu
+    tails = xp.vmap(log_normal_tail)(xp.stack([u - mu, u + mu, u]))
+    logs = tails + xp.stack([log_q, eps + log_q, log_half])
+    terms = xp.exp(logs)
+    # u may be off, where the terms' sum is stationary: by the square; every term by its exponent's rounding
+    sizes = 32 + eps + xp.abs(log_q) + xp.abs(log_rest) + mu * mu + xp.abs(xp.where(eps > 0, log_half, 0.0))
+    moved = 8 * ULP * (sizes / mu + xp.abs(u))
+    rounded = 8 * ULP * (sizes + xp.max(xp.where(terms > 0, xp.abs(tails), 0.0)) + (xp.abs(u) + mu) ** 2)
+    charge = xp.sum(terms) * (rounded + (moved * (1 + xp.abs(u) + mu)) ** 2)
+    value = terms[0] - terms[1] - terms[2]
+    sound = moved * (1 + xp.abs(u) + mu) < 0.1
+    upper = xp.where(sound, value + charge + SMALLEST, 1.0)
+    return xp.maximum(value - charge, 0.0), xp.minimum(upper, terms[0] * (1 + rounded) + SMALLEST)
+
+
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) epsilon >= 0 of one step at 0 < delta < 1."""
     top = -log_complement(q, 1 - q) * (1 + 2e-15) if direction == "reverse" else xp.asarray(xp.inf)
-    _, unsampled = gaussian.epsilon_bounds(mu, xp.minimum(delta, 0.5))
+    _, unsampled = gaussian.epsilon_bounds(2 * mu if direction == "replace" else mu, xp.minimum(delta, 0.5))
     high = xp.minimum(unsampled + 1e-12, top)  # sampling never hurts
     high = xp.where(xp.isfinite(high), high, 0.0)
 

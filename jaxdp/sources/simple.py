@@ -69,8 +69,9 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
     settle(everyone, gaussian_epsilon if verb == "epsilon" else gaussian_delta, (some,))
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
     if direction == "replace":
-        # Proposition 29: for eps >= 0 the profile of replace-one is that of remove
-        direction, inside = "forward", inside & (target >= 0) & isinstance(record, FixedSizeSampled)
+        # Proposition 29: for eps >= 0 the profile of replace-one is, of batches of a fixed size, that of remove
+        direction = "forward" if isinstance(record, FixedSizeSampled) else direction
+        inside = inside & (target >= 0)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
     some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
     settle(rows, _single_step, some, verb=verb, direction=direction)
