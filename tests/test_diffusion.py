@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
@@ -157,3 +158,20 @@ def test_rescaled_gaussian_is_never_worse_than_the_plain_one():
 def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_ornstein_uhlenbeck_and_brownian_samples_follow_their_law():
+    """Five standard errors: a fresh seed fails with probability about 1e-6."""
+    start = jnp.full((200_000,), 2.0, jnp.float32)
+
+    def follows(samples, mean, variance):
+        samples = np.asarray(samples, np.float64)
+        assert abs(samples.mean() - mean) < 5 * np.sqrt(variance / start.size)
+        assert abs(((samples - mean) ** 2).mean() - variance) < 5 * variance * np.sqrt(2 / start.size)
+
+    record = OrnsteinUhlenbeck(0.7, 1.3, 0.9)
+    moved = record.sample(jax.random.key(5), start)
+    follows(moved, 2.0 * np.exp(-0.63), 1.3**2 / 0.7 * -np.expm1(-2 * 0.63))
+    error = ((np.asarray(moved, np.float64) - 2.0) ** 2).mean()
+    assert error == pytest.approx(float(record.mse(2.0, 1)), rel=0.05)
+    follows(BrownianMotion(0.9).sample(jax.random.key(6), start), 2.0, 1.8)

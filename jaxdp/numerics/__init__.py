@@ -1,1 +1,1 @@
-"""Ground floor: special functions, rounding, root finding, samplers. Knows nothing of privacy."""
+"""Ground floor: special functions, rounding, root finding. Knows nothing of privacy."""
