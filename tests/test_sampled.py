@@ -366,7 +366,7 @@ def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_el
 
 def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
     """delta(eps) = P(U > u) - e^eps Q(U > u) at the u where the densities of P and Q differ by e^eps."""
-    random, n = np.random.default_rng(5), 300
+    random, n = np.random.default_rng(5), 240
     sigma, eps = 10 ** random.uniform(-1, 3, n), 10 ** random.uniform(-9, 2.7, n)
     rate = np.where(random.random(n) < 0.2, 1 - 10 ** random.uniform(-12, -0.1, n), 10 ** random.uniform(-9, -0.1, n))
     eps[::3] = (rate / sigma * 10 ** random.uniform(-2, 2, n))[::3]
@@ -382,8 +382,8 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
             exact.append(q * mp.ncdf(mu - u) - grown * q * mp.ncdf(-mu - u) - rest * mp.ncdf(-u))
     assert all(low <= value <= high for low, value, high in zip(found.lower, exact, found.upper, strict=True))
     likely = found.upper > 1e-20
-    assert likely.sum() > 100 and (found.upper - found.lower <= 1e-8 * found.upper)[likely].all()
-    inside = likely & (found.upper < 0.9)
+    assert likely.sum() > 80 and (found.upper - found.lower <= 1e-8 * found.upper)[likely].all()
+    inside = np.flatnonzero(likely & (found.upper < 0.9))[:40]
     part = POISSON(jaxdp.Gaussian(sigma[inside]), rate[inside])
     least = jaxdp.epsilon_bounds(part, found.upper[inside], relation="replace_one").lower
     most = jaxdp.epsilon_bounds(part, found.lower[inside], relation="replace_one").upper
