@@ -161,8 +161,8 @@ def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
 @pytest.mark.parametrize("times", [1, 7])
 def test_renyi_divergence_of_randomized_response_keeps_its_digits_at_every_size(times):
     random = np.random.default_rng(3)
-    local = np.concatenate([10 ** random.uniform(-12, 2.5, 150), [0.0, 1e-160, 6.6e-9, 700.0]])
-    order = 1 + np.concatenate([10 ** random.uniform(-14, 6, 150), [1.0, 1e-9, 1e-6, 3.0]])
+    local = np.concatenate([10 ** random.uniform(-12, 2.5, 150), [0.0, 1e-160, 6.6e-9, 700.0, 1e5, 1e5]])
+    order = 1 + np.concatenate([10 ** random.uniform(-14, 6, 150), [1.0, 1e-9, 1e-6, 3.0, 1e-6, 1e-11]])
     kinds = random.choice([2, 3, 1000], local.size)
     found = jaxdp.renyi(jaxdp.repeat(RandomizedResponse(local, kinds), times), order)
     two = kinds == 2

@@ -371,6 +371,7 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
     rate = np.where(random.random(n) < 0.2, 1 - 10 ** random.uniform(-12, -0.1, n), 10 ** random.uniform(-9, -0.1, n))
     eps[::3] = (rate / sigma * 10 ** random.uniform(-2, 2, n))[::3]
     eps[:4] = 0
+    sigma[4:24] = 10 ** random.uniform(3, 17, 20)  # up to where u is lost by rounding
     mechanism = POISSON(jaxdp.Gaussian(sigma), rate)
     found = jaxdp.delta_bounds(mechanism, eps, relation="replace_one")
     exact = []
@@ -382,7 +383,7 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
             exact.append(q * mp.ncdf(mu - u) - grown * q * mp.ncdf(-mu - u) - rest * mp.ncdf(-u))
     assert all(low <= value <= high for low, value, high in zip(found.lower, exact, found.upper, strict=True))
     likely = found.upper > 1e-20
-    assert likely.sum() > 80 and (found.upper - found.lower <= 1e-8 * found.upper)[likely].all()
+    assert likely.sum() > 80 and (found.upper - found.lower <= 1e-8 * found.upper)[likely & (sigma < 1e3)].all()
     inside = np.flatnonzero(likely & (found.upper < 0.9))[:40]
     part = POISSON(jaxdp.Gaussian(sigma[inside]), rate[inside])
     least = jaxdp.epsilon_bounds(part, found.upper[inside], relation="replace_one").lower

@@ -23,7 +23,7 @@ from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 _SLACK = 1e-13
-LOG_4 = 1.3862943611198906
+_LOG_4 = 1.3862943611198906
 _LARGE = 30.0
 _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 
@@ -79,8 +79,8 @@ def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     log_q, log_rest = xp.log(q), log_complement(q, 1 - q)
     log_m = log_q - mu * mu / 2
     log_half = log_rest + xp.where(eps > 0, log_expm1(xp.where(eps > 0, eps, 1.0)), -xp.inf)
-    root = 0.5 * xp.logaddexp(2 * log_half, LOG_4 + 2 * log_m + eps)
-    u = (xp.logaddexp(log_half, root) - LOG_4 / 2 - log_m) / mu
+    root = 0.5 * xp.logaddexp(2 * log_half, _LOG_4 + 2 * log_m + eps)
+    u = (xp.logaddexp(log_half, root) - _LOG_4 / 2 - log_m) / mu
     tails = xp.vmap(log_normal_tail)(xp.stack([u - mu, u + mu, u]))
     logs = tails + xp.stack([log_q, eps + log_q, log_half])
     terms = xp.exp(logs)
@@ -90,9 +90,10 @@ def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     rounded = 8 * ULP * (sizes + xp.max(xp.where(terms > 0, xp.abs(tails), 0.0)) + (xp.abs(u) + mu) ** 2)
     charge = xp.sum(terms) * (rounded + (moved * (1 + xp.abs(u) + mu)) ** 2)
     value = terms[0] - terms[1] - terms[2]
+    # two terms may have underflowed; where u is not known delta is at most that at 0, q (2 Phi(mu) - 1)
     sound = moved * (1 + xp.abs(u) + mu) < 0.1
-    upper = xp.where(sound, value + charge + SMALLEST, 1.0)
-    return xp.maximum(value - charge, 0.0), xp.minimum(upper, terms[0] * (1 + rounded) + SMALLEST)
+    upper = xp.where(sound, value + charge + SMALLEST, q * xp.minimum(0.798 * mu, 1.0) + SMALLEST)
+    return xp.maximum(value - charge - 2 * SMALLEST, 0.0), upper
 
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:

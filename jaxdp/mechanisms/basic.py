@@ -15,7 +15,7 @@ from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_complement, log_expm1
+from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import NamedSets
 from jaxdp.typing import ArrayField, Number, RealField, Relation
@@ -135,10 +135,10 @@ class RandomizedResponse(NamedSetRandomizer):
         return finite.randomized_response_pair(self.epsilon, self.num_categories)
 
     def renyi_divergence(self, order: Number) -> Number:
-        """log[1 + (e^{a eps} - 1)(1 - e^{-(a-1) eps})/(e^eps + k - 1)]/(a - 1), in which nothing cancels."""
+        """log[1 + e^{(a-1) eps} (1 - e^{-a eps})(1 - e^{-(a-1) eps})/(1 + (k-1) e^-eps)]/(a - 1): nothing cancels."""
         eps, excess = xp.asarray(self.epsilon), xp.asarray(order) - 1
-        fall = xp.log(xp.maximum(-xp.expm1(-excess * eps), SMALLEST))
-        s = log_expm1(order * eps) + fall - xp.logaddexp(eps, xp.log(xp.asarray(self.num_categories) - 1.0))
+        falls = [xp.log(xp.maximum(-xp.expm1(-x), SMALLEST)) for x in (order * eps, excess * eps)]
+        s = excess * eps + falls[0] + falls[1] - xp.log1p((xp.asarray(self.num_categories) - 1.0) * xp.exp(-eps))
         small = xp.exp(xp.minimum(s, 0.0) - xp.log(excess))
         return xp.where(eps > 0, xp.maximum(xp.where(s < -40, small, xp.softplus(s) / excess), SMALLEST), 0.0)
 
