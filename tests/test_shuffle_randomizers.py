@@ -13,17 +13,7 @@ import pytest
 import jaxdp
 from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.shuffle import bounds
-from jaxdp.sources import shuffling as route
 from jaxdp.sources.shuffling import lower_laws, upper_laws
-
-
-@pytest.fixture(autouse=True)
-def short_sums(monkeypatch):
-    """Long sums for a few people take seconds each; shorter ones are wider, and must hold all the same."""
-    monkeypatch.setattr(route, "LOWER_NODES", 512)
-    for function in (route.worst, bounds.bounds):
-        monkeypatch.setattr(function, "__defaults__", (512,))
-
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "randomizers.json").read_text())
 EXACT_SUM = 1e-12  # rounding of an enumeration in double arithmetic
@@ -225,6 +215,24 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
         exact = np.array([direct_delta(*outcomes, n, e) for outcomes, e in zip(joined, epsilon, strict=True)])
         lower, upper = bounds.bounds("delta", made, np.full(size, float(n)), epsilon, 1e-6)
         assert (lower <= exact * (1 + EXACT_SUM)).all() and (exact <= upper * (1 + EXACT_SUM)).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 12])
+def test_few_users_are_counted_in_full(n):
+    tables = np.array([random_table(seed, 2, 4, seed % 2) for seed in range(6)])
+    flat = flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(tables), n), (6,))
+    for law in (upper_laws(flat), lower_laws(flat)):
+        law = jax.tree_util.tree_map(lambda a: a.reshape(-1, *a.shape[2:]), law)
+        finite = np.where(np.isfinite(law.loss), law.loss, 0.0).max(axis=1)
+        for share in (0.0, 0.4, 0.99, 1.0 - 1e-6):
+            epsilon = share * finite
+            exact = np.array(
+                [direct_delta(*parts, n, e) for *parts, e in zip(law.first, law.second, law.base, epsilon, strict=True)]
+            )
+            lower, upper = bounds.bounds("delta", law, np.full(epsilon.shape, float(n)), epsilon, 1e-9)
+            slack = 1e-12 * exact + 1e-15  # of the direct sum, where the outcomes nearly cancel
+            assert (lower <= exact + slack).all() and (exact <= upper + slack).all()
+            assert (upper - lower <= 1e-8 * upper + 1e-15).all()
 
 
 def _five(made, row):

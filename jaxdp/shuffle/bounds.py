@@ -1,13 +1,14 @@
 """Certified delta(epsilon) and epsilon(delta) of batches of shuffled rounds, cheapest source first.
 
 A row is one law of X and a number of users. A law of two outcomes and no rest has one source, the tail of a binomial
-(`two_point`). All others have three, whose answers are intersected: 13 nodes of the contour, the sum over the counts of
-the outcomes (`counts`), and the contour with more nodes. Proofs: notebooks/proofs/shuffle.md.
+(`two_point`). All others have several, whose answers are intersected: 13 nodes of the contour, the sum over the counts
+of the outcomes (`counts`; `every_count` for few users), and the contour with more nodes. Proofs:
+notebooks/proofs/shuffle.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +22,8 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import Kernel, canary, kernel
-from jaxdp.shuffle import contour, counts, law, two_point
+from jaxdp.shuffle import contour, counts, every_count, law, two_point
+from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
 from jaxdp.validate import is_traced
 
@@ -114,17 +116,19 @@ def _epsilon(
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel, Kernel]:
+def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: int = 64) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
 
-    def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any) -> Bounds:
-        seen = _log_delta(lambda e: evaluate(made, users, e, *nodes), made, users, epsilon)
+    def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
+        seen = _log_delta(lambda e: evaluate(made, users, e, *nodes, **static), made, users, epsilon)
         return Bounds(seen.lower, seen.upper)
 
-    def epsilon(made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any) -> Bounds:
-        return _epsilon(lambda e: evaluate(made, users, e, *nodes), made, users, delta, known)
+    def epsilon(
+        made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any, **static: Reports
+    ) -> Bounds:
+        return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known)
 
-    made = kernel(working_set=working_set, large=True, bounds=True, by_numpy=64)
+    made = kernel(working_set=working_set, large=True, bounds=True, by_numpy=by_numpy)
     return made(log_delta), made(epsilon)
 
 
@@ -133,9 +137,12 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int) -> tuple[Kernel
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
 _LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
+_EVERY = _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9)  # compiled, each number is a program
 _KERNELS = {
-    "log_delta": {"13 nodes": contour_log_delta, "nodes": _LONG[0], "counts": counts_log_delta, "two": _TWO[0]},
-    "epsilon": {"13 nodes": contour_epsilon, "nodes": _LONG[1], "counts": counts_epsilon, "two": _TWO[1]},
+    verb: {"13 nodes": short, "nodes": _LONG[i], "counts": counted, "every count": _EVERY[i], "two": _TWO[i]}
+    for i, (verb, short, counted) in enumerate(
+        [("log_delta", contour_log_delta, counts_log_delta), ("epsilon", contour_epsilon, counts_epsilon)]
+    )
 }
 
 
@@ -161,6 +168,16 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
 
 
+def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Reports]]:
+    """Of these rows those of few users, together with those of as many."""
+    for n in np.unique(users[rows & (users <= every_count.MOST_WAYS)]):
+        some = np.flatnonzero(rows & (users == n))
+        massive = (np.column_stack([made.base[some], made.rest[some]]) > 0).any(axis=0)
+        of = Reports(int(n), tuple(np.flatnonzero(massive).tolist()))
+        if every_count.ways(of.users, len(of.places)) <= every_count.MOST_WAYS:
+            yield some, of
+
+
 def _two_outcomes(made: Law) -> tuple[np.ndarray, Law]:
     """Rows whose law has two outcomes and no rest; and of all rows the two outcomes of largest base."""
     live = (made.first > 0) | (made.second > 0)
@@ -184,10 +201,12 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     kernels, outcomes = _KERNELS[verb], made.first.shape[-1]
     lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
 
-    def ask(name: str, places: np.ndarray, made: Law, *last: np.ndarray) -> None:
+    def ask(name: str, places: np.ndarray, made: Law, *last: np.ndarray, **static: Reports) -> None:
         if places.size:
             known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
-            more = kernels[name](*jax.tree_util.tree_map(lambda a: a[places], (made, users, target)), *known, *last)
+            more = kernels[name](
+                *jax.tree_util.tree_map(lambda a: a[places], (made, users, target)), *known, *last, **static
+            )
             upper[places] = np.fmin(upper[places], more.upper)
             lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
@@ -204,6 +223,9 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)
     nodes = min(FEWEST_NODES, most)
     rows = ~two & (nodes > 0)
+    for few, of in _few_users(made, users, rows & np.isinf(terms) & wide()):
+        ask("every count", few, made, of=of)
+        rows[few] = False
     while nodes:
         rows &= wide()
         counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else nodes)))

@@ -379,8 +379,8 @@ def _window_nodes(windows: _Windows, place: Any) -> Any:
     return xp.where(windows.half < xp.inf, xp.round(which * windows.spacing) + place - which * width, place)
 
 
-def _evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
-    """Bounds in units of e^K, turned into bounds of log delta."""
+def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
+    """Bounds of E[S_+] in units of e^log_total, turned into bounds of log delta."""
     scale = log_total + s.log_factor
     certain = xp.log(xp.where(s.certain > 0, s.certain, 1.0))
 
@@ -430,7 +430,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     # all |x| are at most 1, so all angles too where the last node is
     tail = xp.where(NODES * h <= 1, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
-    return _evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
+    return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
@@ -469,4 +469,4 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     estimate, slope = (
         xp.where(windows.smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
     )
-    return _evaluation(s, users * t.log_moment, upper, lower, estimate, slope)
+    return evaluation(s, users * t.log_moment, upper, lower, estimate, slope)

@@ -1,0 +1,85 @@
+r"""E[(X_1 + ... + X_n)_+] of a few users: all ways in which n reports fall on the outcomes, for every law.
+
+The users are cut into halves with sums S and S'. With P(t), Q(t) the mass and the mean of S' where S' > t, which are
+sums over the sorted S', E[(S + S')_+] = E[Q(-S) + S P(-S)]: the work goes with the ways of one half. Rounding:
+notebooks/proofs/shuffle.md, section 9.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp.domains import NEXT_TO_ZERO
+from jaxdp.numerics.roots import Evaluation
+from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import xp
+from jaxdp.shuffle import contour
+from jaxdp.shuffle.law import Law
+
+MOST_WAYS = 60_000
+"""Ways of the larger half up to which this is cheaper than sums over nodes."""
+_UNDERFLOW = 1e-300  # what terms below the smallest double may add up to
+
+
+class Reports(NamedTuple):
+    """Number of users, and the places of the outcomes that have mass; one place beyond the outcomes: that of X = 0."""
+
+    users: int
+    places: tuple[int, ...]
+
+
+def ways(users: int, outcomes: int) -> int:
+    """In how many ways the larger half of the users' reports falls on so many outcomes."""
+    half = users - users // 2
+    return math.comb(half + outcomes - 1, half)
+
+
+@functools.lru_cache(maxsize=64)
+def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
+    """All counts of the outcomes, (ways, outcomes), and the log of the number of orders of the reports."""
+    bars = itertools.combinations(range(users + outcomes - 1), outcomes - 1)
+    size = math.comb(users + outcomes - 1, users)
+    inner = np.fromiter(itertools.chain.from_iterable(bars), np.int64).reshape(size, outcomes - 1)
+    edges = np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, users + outcomes - 1)))
+    counts = np.diff(edges, axis=1) - 1
+    log_factorial = np.array([math.lgamma(k + 1.0) for k in range(users + 1)])
+    return counts.astype(float), log_factorial[users] - log_factorial[counts].sum(axis=1)
+
+
+def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
+    """Bounds of log delta(epsilon); of: the users again, as sizes of arrays."""
+    s = contour.sum_at(law, users, epsilon)
+    places = np.array(of.places)
+    x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))
+    log_mass = xp.log(xp.maximum(xp.append(s.mass, s.rest)[places], NEXT_TO_ZERO))
+    halves = [_counts(of.users // 2, len(places)), _counts(of.users - of.users // 2, len(places))]
+    sizes = [counts.shape[0] for counts, _ in halves]
+    chances = [xp.exp(log_orders + xp.exact_matmul(counts, log_mass)) for counts, log_orders in halves]
+    moved = [xp.exact_matmul(counts, velocity) for counts, _ in halves]
+
+    def positive_part(sign: float) -> tuple[Any, Any, Any]:
+        """E[(S + S')_+], both sums moved by a bound of their rounding; the size of what was added up; the slope."""
+        first, second = (
+            xp.exact_matmul(counts, x) + sign * (len(places) + 8) * ULP * xp.exact_matmul(counts, xp.abs(x))
+            for counts, _ in halves
+        )
+        order = xp.argsort(second)
+        second = second[order]
+        rows = xp.stack([xp.ones_like(second), second, xp.abs(second), moved[1][order]]) * chances[1][order]
+        beyond = xp.pad(xp.cumsum(rows[:, ::-1], axis=1), ((0, 0), (1, 0)))
+        mass, mean, size, motion = beyond[:, sizes[1] - xp.searchsorted(second, -first, side="right")]
+        return (
+            xp.sum(chances[0] * (mean + first * mass)),
+            xp.sum(chances[0] * (size + xp.abs(first) * mass)),
+            -xp.sum(chances[0] * (motion + moved[0] * mass)),
+        )
+
+    (upper, size, slope), (lower, _, _) = positive_part(1.0), positive_part(-1.0)
+    error = 4 * ULP * size * (sum(sizes) + 100 + 8 * users * (1 + xp.max(xp.abs(log_mass))))
+    estimate = 0.5 * (upper + lower)
+    return contour.evaluation(s, xp.zeros(()), upper + error + _UNDERFLOW, lower - error, estimate, slope)
