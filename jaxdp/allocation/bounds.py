@@ -20,10 +20,10 @@ from jaxdp.runtime.precision import canary, kernel
 EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
-_NARROW = 1e-7  # relative width of epsilon at which a search ends
+_NARROW = 3e-7  # relative width of epsilon at which a search ends
 _MOST_CONTOURS = 4  # of a search
 _MARGIN = 0.05  # relative, of a contour's epsilon
-_NEAR = 2.0  # nats of delta from a contour's epsilon to the root
+_NEAR = 0.02  # nats of delta from a contour's epsilon to the root: another contour would not be closer
 _NEWTON_STEPS = 3
 _STEP = 1e-4  # relative step of the difference quotient that is the slope for Newton's method
 # Tested points around the root: in multiples of what the bounds and the root are off by, and of the root.
@@ -68,9 +68,8 @@ def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
         return xp.maximum(z - off / (z + (1.25 + 1.4 * z) / rest), 0.001)
 
     z = xp.fori_loop(0, 6, newton, xp.ones_like(s))
-    skewed = (square + 2) * deviation / 6
-    tail = xp.sqrt(xp.maximum(-2 * log_delta - 2 * xp.log(1 + xp.sqrt(xp.maximum(-2 * log_delta, 0.0))), 0.01))
-    jump = s * (tail + 0.5 * s) - xp.log(step.steps)
+    skewed = xp.minimum((square + 2) * deviation / 6, 1.0)
+    jump = xp.log1p(xp.expm1(cap) / step.steps)  # cap: epsilon of one step; all others at their mean
     remove = xp.maximum(xp.log1p((z + xp.maximum(z * z - 1, 0.0) * skewed) * deviation), jump)
     # "add": the sum that Chernoff's bound makes as rare as z deviations of a normal law
     c = xp.exp(xp.linspace(xp.log(0.02 / step.steps), cap + 5.0, 96))
@@ -121,8 +120,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
         seen = contour.evaluate(made, tested, effort)
         low = xp.maximum(s.low, xp.max(xp.where(seen.lower - _SLACK >= log_delta, tested, 0.0)))
         high = xp.minimum(s.high, xp.min(xp.where(seen.upper + _SLACK <= log_delta, tested, cap)))
-        # another contour would be closer only where delta there is far from delta here
-        near = (sign * (center - root) >= 0) & (steep * xp.abs(center - root) <= _NEAR)
+        near = (sign * (center - root) >= 0) & (steep > 0) & (steep * xp.abs(center - root) <= _NEAR)
         done = near | (high - low <= _NARROW * high) | (s.contours + 1 >= _MOST_CONTOURS)
         return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)
 

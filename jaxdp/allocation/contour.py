@@ -24,6 +24,7 @@ from jaxdp.runtime.arrays import xp
 _ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])  # tilts, in deviations of the tilted sum
 _BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])  # tilts, in units of the contour's
 _NEEDED, _LEAST_SHARE = 40.0, 0.1  # nats of the largest integrand to which the quadrature is to be close
+_LEVELS = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0])  # of the last node: where the quadrature's error is bounded
 _SLACK = 64 * ULP
 _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
 
@@ -182,9 +183,10 @@ def _both_transforms(
     units = 1.5 * w[0].size + 30 + 8 * turns + 4 * xp.abs(c * panels.value) + panels.x**2
     own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
     moved = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
-    missed = xp.exp(_log_errors(step, panels, c, last) - log_moments)
+    levels = last * _LEVELS
+    missed = xp.exp(_log_errors(step, panels, c, levels) - log_moments).T[:, xp.searchsorted(levels[:-1], t)]
     angle = xp.arctan2(im, re)
-    error = (own + missed)[:, None] + (c + t) * moved[:, None] + 4 * ULP * xp.abs(angle)
+    error = own[:, None] + missed + (c + t) * moved[:, None] + 4 * ULP * xp.abs(angle)
     return xp.sqrt(re * re + im * im), angle, error
 
 

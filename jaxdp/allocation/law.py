@@ -107,10 +107,10 @@ def log_moments(law: Law, c: Any) -> Any:
 def log_panel_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
     """log of a bound of |sum - integral| of e^{zX} over each panel, for every z = c + it', |t'| <= t.
 
-    Leading axes of the result: those of c. notebooks/proofs/allocation.md, section 5: each panel's integrand is bounded
-    on Bernstein ellipses, the best counts.
+    Leading axes of the result: those of c and t. notebooks/proofs/allocation.md, section 5: each panel's integrand is
+    bounded on Bernstein ellipses, the best counts.
     """
-    c = xp.asarray(c)[(..., *[None] * (edges.ndim + 1))]
+    c, t = (xp.asarray(one)[(..., *[None] * (edges.ndim + 1))] for one in (c, t))
     middle, half = 0.5 * (edges[..., 1:] + edges[..., :-1]), 0.5 * (edges[..., 1:] - edges[..., :-1])
     middle, half, radius = middle[..., None], half[..., None], xp.asarray(_RADII)
     wide, high = half * 0.5 * (radius + 1 / radius), half * 0.5 * (radius - 1 / radius)

@@ -13,7 +13,7 @@ from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 NATS = 20.0  # by which the integrand falls before the last node
-_REST = math.log(1e-9)  # of delta: what more large steps than are counted may contribute
+_REST, _MANY = math.log(1e-8), 3e4  # of delta: what more large steps than are counted may contribute, to so many steps
 _GRID = 256
 _TILTS = 96
 _PAYS = 1.3  # this many times the nodes justify contours for each number of large steps
@@ -98,14 +98,23 @@ def plan(step: Step) -> Plan:
     nats, top = xp.fori_loop(0, _LOOKS, see, (xp.zeros_like(s), first))
     x, exponent = exponents(top)
     most = xp.max(exponent, axis=1, keepdims=True)
-    above = most + xp.log(xp.cumsum(xp.exp(exponent - most)[:, ::-1], axis=1)[:, ::-1])
+    mass = xp.exp(exponent - most)
+    above = most + xp.log(xp.cumsum(mass[:, ::-1], axis=1)[:, ::-1])
+    seen = xp.cumsum(mass, axis=1)
+    below = most + xp.where(seen > 1e-300, xp.log(seen), xp.inf)
 
-    def rest(count: Any, large: Any) -> Any:
+    def share(count: Any, large: Any, others: Any) -> Any:
+        """log of Chernoff's bound of what so many large steps contribute to delta."""
         ways = log_ways(steps)[count] - xp.log(steps)
-        return ways + (steps - count) * above[:, 0] + count * large - xp.log(c)
+        return xp.min(ways + (steps - count) * others + count * large - xp.log(c)[:, None], axis=0)
 
-    negligible = xp.stack([xp.min(rest(k, above.T), axis=1) for k in range(2, MOST + 1)])
-    enough = xp.minimum(negligible, jumps.log_several_steps(step, x)) <= -nats + _REST
+    rests = xp.stack([share(k, above, above[:, :1]) for k in range(2, MOST + 1)])
+    rests = xp.minimum(rests, jumps.log_several_steps(step, x))
+    # Chernoff's bound of all steps together is far above delta where one or two of them decide
+    apart = xp.logaddexp(xp.logaddexp(share(0, above, below), share(1, above, below)), rests[0])
+    log_delta = xp.minimum(-nats, xp.min(xp.where(xp.log(steps) + log_normal_tail(x) < 0, apart, 0.0)))
+    # the rounding of many steps outweighs a larger share of these
+    enough = rests <= log_delta + _REST + xp.log(xp.maximum(steps / _MANY, 1.0))
     # more large steps than there are would be negligible beyond any split
     enough = enough & (np.arange(2.0, MOST + 1)[:, None] <= steps)
     count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
@@ -125,5 +134,5 @@ def plan(step: Step) -> Plan:
         c,
         xp.where(several, low, above[:, 0]),
         xp.where(several, high, -xp.inf),
-        _best(c, rest(count, high)),
+        _best(c, (steps - count) * above[:, 0] + count * high - xp.log(c)),
     )
