@@ -228,7 +228,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         rows[few] = False
     while nodes:
         rows &= wide()
-        counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else nodes)))
+        counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else 2 * nodes)))
         # those of equal work together: the rows of one batch take as long as the longest
         counted = counted[np.argsort(terms[counted])]
         ask("counts", counted, _outcomes(made, lambda side: side[:, :4]))
