@@ -136,13 +136,18 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
     return Bounds(xp.minimum(xp.maximum(low, together), high), high)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
+def _by_numpy(*_: Any, effort: Effort, **__: Any) -> int:
+    """Points that take NumPy as long as compiling, some 20 seconds."""
+    return 400 if effort == EFFORTS[0] else 12
+
+
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
 def allocation_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of delta of one point. sign: 1 for "remove", -1 for "add"."""
     return _delta(steps, noise, sign, epsilon, effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=40)
+@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
 def allocation_epsilon(
     steps: Any, noise: Any, sign: Any, delta: Any, low: Any = 0.0, high: Any = np.inf, *, effort: Effort
 ) -> Bounds:
