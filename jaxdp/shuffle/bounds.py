@@ -174,7 +174,8 @@ def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple
         some = np.flatnonzero(rows & (users == n))
         massive = (np.column_stack([made.base[some], made.rest[some]]) > 0).any(axis=0)
         of = Reports(int(n), tuple(np.flatnonzero(massive).tolist()))
-        if every_count.ways(of.users, len(of.places)) <= every_count.MOST_WAYS:
+        ways = every_count.ways(of.users, len(of.places))
+        if ways <= every_count.MOST_WAYS and ways * some.size <= every_count.MOST_IN_ALL:
             yield some, of
 
 
