@@ -22,7 +22,7 @@ LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
 _NARROW = 3e-7  # relative width of epsilon at which a search ends
 _MOST_CONTOURS = 4  # of a search
-_MARGIN = 0.05  # relative, of a contour's epsilon
+_MARGIN, _LEAST_MARGIN = 0.05, 1e-4  # relative, of a contour's epsilon
 _NEAR = 0.02  # nats of delta from a contour's epsilon to the root: another contour would not be closer
 _NEWTON_STEPS = 3
 _STEP = 1e-4  # relative step of the difference quotient that is the slope for Newton's method
@@ -55,8 +55,11 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
     return Bounds(xp.clip(xp.maximum(lower, together), 0.0, upper), xp.minimum(upper, 1.0))
 
 
-def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
-    """Epsilon by a normal law of the sum, corrected for skewness or by Chernoff's bound, or by one step alone."""
+def _guess(step: Step, log_delta: Any, cap: Any) -> tuple[Any, Any]:
+    """Epsilon by a normal law of the sum, corrected for skewness or by Chernoff's bound, or by one step alone.
+
+    And what it may be off, relative.
+    """
     s = step.scale
     square = xp.exp(xp.minimum(s * s, 50.0))
     deviation = xp.sqrt((square - 1) / step.steps)
@@ -70,13 +73,15 @@ def _guess(step: Step, log_delta: Any, cap: Any) -> Any:
     z = xp.fori_loop(0, 6, newton, xp.ones_like(s))
     skewed = xp.minimum((square + 2) * deviation / 6, 1.0)
     jump = xp.log1p(xp.expm1(cap) / step.steps)  # cap: epsilon of one step; all others at their mean
-    remove = xp.maximum(xp.log1p((z + xp.maximum(z * z - 1, 0.0) * skewed) * deviation), jump)
+    rise = (z + xp.maximum(z * z - 1, 0.0) * skewed) * deviation  # of the others' sum, relative to its mean
+    off = xp.where(step.sign > 0, 0.3 * rise * xp.exp(-jump) / jump, xp.inf)
     # "add": the sum that Chernoff's bound makes as rare as z deviations of a normal law
     c = xp.exp(xp.linspace(xp.log(0.02 / step.steps), cap + 5.0, 96))
     x = xp.linspace(step.left(), 9.5, 256)
     law = xp.exp(-0.5 * x * x - c[:, None] * xp.exp(step.log_ratio(x))) * ((x[1] - x[0]) / np.sqrt(2 * np.pi))
     add = -xp.log(xp.max((-0.5 * z * z / step.steps - xp.log(xp.sum(law, axis=1))) / c))
-    return xp.clip(xp.where(step.sign > 0, remove, add), 1e-6 * cap, 0.9 * cap)
+    guess = xp.where(step.sign > 0, xp.maximum(xp.log1p(rise), jump), add)
+    return xp.clip(guess, 1e-6 * cap, 0.9 * cap), xp.clip(off, _LEAST_MARGIN, _MARGIN)
 
 
 class _Search(NamedTuple):
@@ -97,7 +102,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
 
     def narrow(s: _Search) -> _Search:
         # A contour answers for epsilons on one side of its own, below for "remove", above for "add", as well as there.
-        margin = xp.minimum(_MARGIN * s.start, s.high - s.low)
+        margin = xp.minimum(off_by * s.start, s.high - s.low)
         center = xp.where(sign > 0, s.start + margin, xp.maximum(s.start - margin, 0.0))
         made = contour.prepare(Step(steps, scale, center, sign), effort)
 
@@ -125,7 +130,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
         return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)
 
     low, high = xp.maximum(known.lower, 0.0), xp.minimum(known.upper, cap)
-    guess = _guess(Step(steps, scale, cap, sign), log_delta, cap)
+    guess, off_by = _guess(Step(steps, scale, cap, sign), log_delta, cap)
     start = xp.where(high - low < 0.5 * high, xp.sqrt(low * high), guess)
     first = _Search(start, low, high, ~inside, xp.zeros((), xp.int32))
     end = xp.while_loop(lambda s: ~s.done, narrow, first)
