@@ -389,3 +389,29 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
     least = jaxdp.epsilon_bounds(part, found.upper[inside], relation="replace_one").lower
     most = jaxdp.epsilon_bounds(part, found.lower[inside], relation="replace_one").upper
     assert (least <= eps[inside]).all() and (eps[inside] <= most).all()
+
+
+def test_two_rarely_sampled_steps_are_the_integral_of_one_step():
+    """Their bulk and their rare large losses are so far apart that a contour needs a bound of epsilon to start from."""
+    step, delta = jaxdp.PoissonSampled(jaxdp.Gaussian(0.7), 1e-5), 1e-10
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(step, 2), delta, relation="remove")
+    assert 0 < upper - lower <= 1e-6 * upper
+    x = np.linspace(-9.0, 12.0, 32001)
+    ratio = 1 + 1e-5 * np.expm1(x / 0.7 - 0.5 / 0.49)
+    weight = np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi) * (x[1] - x[0]) * ratio
+
+    def exact(epsilon):
+        return weight @ jaxdp.delta(step, epsilon - np.log(ratio), relation="remove")
+
+    assert exact(upper * (1 + 1e-6)) < delta < exact(lower * (1 - 1e-6))
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_steps_cost_no_more_than_one_in_which_all_are_sampled_or_none(relation):
+    rng = np.random.default_rng(7)
+    sigma, rate = rng.uniform(0.5, 3, 12), 10 ** rng.uniform(-4, -0.3, 12)
+    steps, delta = np.round(10 ** rng.uniform(0, 2, 12)), 10 ** rng.uniform(-9, -3, 12)
+    one = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma / np.sqrt(steps)), -np.expm1(steps * np.log1p(-rate)))
+    many = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps)
+    least = jaxdp.epsilon_bounds(many, delta, relation=relation).lower
+    assert (least <= jaxdp.epsilon(one, delta, relation=relation) * (1 + 1e-12)).all()

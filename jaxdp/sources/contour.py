@@ -153,15 +153,19 @@ def _sources(
         return lambda params, target, known, gap: answer(verb, direction, params, target)
 
     often = _REPEATS if verb == "epsilon" and ladder in (SAMPLED_LADDER, BANDED_LADDER) else 1
-    contours = [_Contour(verb, direction, effort, often) for effort in ladder]
+    contours: list[Source] = [_Contour(verb, direction, effort, often) for effort in ladder]
     compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
+    bare = plain(simple.unsampled)
+    banded = sum(effort.bands > 0 for effort in ladder)  # these start from what is known
+    contours[len(ladder) - banded : len(ladder) - banded] = [bare]
     pair: tuple[Source, ...] = (
         plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
     )  # fmt: skip
     if not exact:
         refinable = any(isinstance(r, Sampled) and r.refinable(direction) for r, _ in stacks)
         pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
-    return (plain(simple.no_step), plain(simple.one_sampled_step), *pair, plain(simple.unsampled))
+        pair = (*pair, bare)
+    return (plain(simple.no_step), plain(simple.one_sampled_step), *pair)
 
 
 @dataclasses.dataclass(frozen=True)
