@@ -171,5 +171,6 @@ def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
     loss = logs[0] - logs[1]
     loss = xp.where(loss > 0, loss + xp.where(held < 0, blur, -blur), loss)
     loss = xp.where(live, loss, xp.where(first > 0, xp.inf, -xp.inf))
-    rest = xp.where(held < 0, xp.maximum(1 - xp.sum(base), 0.0), 0.0)
+    # a difference: up by its rounding
+    rest = xp.where(held < 0, xp.maximum(1 - xp.sum(base) + 4e-16 * base.size, 0.0), 0.0)
     return Law(first, second, base, loss, rest)
