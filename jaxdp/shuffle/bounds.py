@@ -31,7 +31,7 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
-_COMMON_OUTCOMES, _FEW_ROWS = 8, 512  # few rows are padded to so many outcomes, so that laws share a program
+_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 _SLACK = 2e-13  # rounding of log(delta)
@@ -164,8 +164,9 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
     deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
-    terms = np.prod(np.where(shares > 0, 13 * deviations + 4 + np.minimum(deviations**2, 12), 1.0), axis=1)
-    return np.where(mirror & plain & (loss[:, 0] > 0), terms, np.inf)
+    terms = np.where(shares > 0, 13 * deviations + 4 + np.minimum(deviations**2, 12), 1.0)
+    beside = np.maximum(np.prod(terms[:, 1:], axis=1), counts.LANES if made.base.shape[1] > 2 else 1)
+    return np.where(mirror & plain & (loss[:, 0] > 0), terms[:, 0] * beside, np.inf)
 
 
 def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Reports]]:
@@ -179,12 +180,20 @@ def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple
             yield some, of
 
 
-def _two_outcomes(made: Law) -> tuple[np.ndarray, Law]:
-    """Rows whose law has two outcomes and no rest; and of all rows the two outcomes of largest base."""
+def _live_outcomes(made: Law) -> Law:
+    """The laws without outcomes of probability 0, as far as all rows have such."""
+    live = (made.first > 0) | (made.second > 0) | (made.base > 0)
+    order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
+    size = order.shape[1]
+    more = min((common - size for common in _COMMON_OUTCOMES if common >= size), default=0)
+    more = more if live.shape[0] <= _FEW_ROWS else 0
+    return _outcomes(made, lambda side: np.pad(np.take_along_axis(side, order, axis=1), ((0, 0), (0, more))))
+
+
+def _two_outcomes(made: Law) -> np.ndarray:
+    """Rows whose law has two outcomes and no rest."""
     live = (made.first > 0) | (made.second > 0)
-    two = (live.sum(1) == 2) & ((made.base > 0) == live).all(1) & (made.rest == 0)
-    order = np.argsort(-made.base, axis=1, kind="stable")[:, :2]
-    return two, _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
+    return (live.sum(1) == 2) & ((made.base > 0) == live).all(1) & (made.rest == 0)
 
 
 def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
@@ -199,6 +208,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     """
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most))
+    made = _live_outcomes(made)
     kernels, outcomes = _KERNELS[verb], made.first.shape[-1]
     lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
 
@@ -214,11 +224,8 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     def wide() -> np.ndarray:
         return _gaps(verb, lower, upper) > gap
 
-    two, reduced = _two_outcomes(made)
-    ask("two", np.flatnonzero(two), reduced)
-    missing = _COMMON_OUTCOMES - outcomes
-    if users.size <= _FEW_ROWS and 0 < missing < _COMMON_OUTCOMES - 2:
-        made = _outcomes(made, lambda side: np.pad(side, ((0, 0), (0, missing))))
+    two = _two_outcomes(made)
+    ask("two", np.flatnonzero(two), _outcomes(made, lambda side: side[:, :2]))
     ask("13 nodes", np.flatnonzero(~two), made)
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)

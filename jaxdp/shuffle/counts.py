@@ -31,7 +31,7 @@ _ROOM = 600.0  # nats by which the terms may rise above the first one, on top of
 _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the next
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
-_LANES = 128  # pairs (C, D) that are summed beside each other
+LANES = 128  # pairs (C, D) that are summed beside each other
 
 
 class _Window(NamedTuple):
@@ -82,7 +82,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
-    lanes = _LANES if falls.size > 1 else 1
+    lanes = LANES if falls.size > 1 else 1
     order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))

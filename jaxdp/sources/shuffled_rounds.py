@@ -34,7 +34,7 @@ from jaxdp.validate import is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
 # a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
-_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 1024), (1e-6, 8192)
+_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 512), (1e-6, 8192)
 _LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
