@@ -129,6 +129,17 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
     return total, -jnp.exp(eps) * at
 
 
+def _curve(orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array) -> _Curve:
+    """The curve of the finite part taken for a law of its own, of total mass 1.
+
+    Its p is p / (1 - d), which raises sum p^a q^(1-a) by (1-d)^-a where forward is that of the part itself, of mass
+    1 - d. At orders below 1, and backward, that bound is the larger of the two.
+    """
+    lost = -jnp.log1p(-jnp.minimum(infinity, 1.0))
+    more = jnp.where(orders == 1, forward * jnp.expm1(lost) + lost, orders / (orders - 1) * lost) * (1 + 16 * ULP)
+    return orders, forward + jnp.where((orders >= 1) & (infinity > 0), more, 0.0), backward
+
+
 def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
     orders, forward, backward = curve
     return (infinity >= 0) & ~(
@@ -140,7 +151,7 @@ def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
 def _delta_kernel(
     orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, eps: jax.Array
 ) -> jax.Array:
-    curve = orders, forward, backward
+    curve = _curve(orders, forward, backward, infinity)
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     far = jnp.min(delta_at_order(*_above_one(orders, forward), eps, 0.0, 1.0))
@@ -157,7 +168,7 @@ def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Ar
 def _epsilon_kernel(
     orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, delta: jax.Array
 ) -> jax.Array:
-    curve = orders, forward, backward
+    curve = _curve(orders, forward, backward, infinity)
     room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
     start = jnp.min(epsilon_at_order(*_above_one(orders, forward), delta, infinity, 1.0))
@@ -183,7 +194,7 @@ def _epsilon_kernel(
 def _tradeoff_kernel(
     orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, x: jax.Array
 ) -> jax.Array:
-    curve = orders, forward, backward
+    curve = _curve(orders, forward, backward, infinity)
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
     # x is rounded up, because p* increases
@@ -204,7 +215,8 @@ def optimal_delta_from_rdp(
     epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
     reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None: unknown.
         R_a(P, Q) in its place is wrong for asymmetric pairs.
-    infinity_mass: upper bound of P(L = inf) in [0, 1], where the curves are those of the finite part of the loss L.
+    infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L, normalised
+        or not: log E_P[e^((a-1)L); L < inf] / (a-1) is (`jaxdp.log_mgf` over a - 1).
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
