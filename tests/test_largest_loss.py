@@ -356,3 +356,9 @@ def test_where_hardly_a_tilt_is_found_the_bounds_of_delta_are_valid_not_nan(monk
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands)
     lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
     assert (lower >= 0).all() and (lower <= upper).all() and (upper < 1e-20).all()
+
+
+def test_far_tails_of_rare_sampling_get_a_chernoff_bound_without_bands(monkeypatch):
+    monkeypatch.setattr(bands, "delta_bounds", None)
+    steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.001), 100)
+    assert 3.0215e-208 <= jaxdp.delta(steps, 8.5) <= 1e-180  # by bands 3.0215e-208

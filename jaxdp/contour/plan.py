@@ -164,30 +164,32 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     # The cut depends on delta and delta on the cut. Past a phase transition each repetition gains many digits.
     is_cut = bool(spectrum.discrete) or (bool(spectrum.sampled) and spectrum.direction != "reverse")
     last = _ZOOMS * (_SHARPENED if is_cut else 1)
-    around = xp.array([[-9.0, -9.0], [_widest(spectrum), _widest(spectrum)]])
+    reach = xp.array([-9.0, _widest(spectrum)])
 
     def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
         constant = conversion(c)
         return k - c * eps + constant + 1e-14 * (xp.abs(k) + xp.abs(c * eps) + xp.abs(constant))
 
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        x, _, _, cut, center, best = state
+        x, _, _, cut, around, best = state
         c = xp.exp(x)
         k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
         variance = _scale(spectrum.infinity, k.ravel())
         first = xp.log(xp.maximum(xp.abs(eps) / variance, 1 / xp.sqrt(variance)))
-        center = xp.where(i == 0, first, center)
+        # (where a few rare losses are large the saddle point lies far left of a Gaussian's)
+        ends = xp.minimum(first + reach, xp.append(-xp.log1p(xp.abs(eps)), xp.inf))
+        around = xp.where(i == 0, ends, around)
         bound = chernoff(c[0], k[0])
         near = _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
         best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
         again = i % _ZOOMS == 0
         cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, xp.min(bound)), cut)
-        following = _between(xp.where(again, center + around, near), shape[1])
-        return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, center, best
+        following = _between(xp.where(again, around[:, None], near), shape[1])
+        return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, around, best
 
     shape = (2, _POINTS)
     nothing = xp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, loose, xp.zeros(()), xp.zeros(2)
+    start = _first_points(shape), nothing, nothing, loose, reach, xp.zeros(2)
     _, x, k, cut, _, best = xp.fori_loop(0, last + 2, one_round, start)
     candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)

@@ -34,6 +34,7 @@ _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
+_STEPS_OF_COMPILING = 40_000.0  # of NumPy, down a sum over counts
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -116,7 +117,7 @@ def _epsilon(
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: int = 64) -> tuple[Kernel, Kernel]:
+def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: Any = 64) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
@@ -132,10 +133,16 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: int =
     return made(log_delta), made(epsilon)
 
 
+def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
+    """As many points as take as long as compiling: NumPy takes 0.1 ms for each step down."""
+    steps = 13 * np.sqrt(users * made.base[:, :2].sum(axis=1))
+    return int(min(64.0, _STEPS_OF_COMPILING / np.max(steps)))
+
+
 # Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
 # batch take as many steps as the longest.
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
-counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000)
+counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000, by_numpy=_patience_of_counts)
 _LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
 _EVERY = _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9)  # compiled, each number is a program
 _KERNELS = {
@@ -176,7 +183,7 @@ def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple
         massive = (np.column_stack([made.base[some], made.rest[some]]) > 0).any(axis=0)
         of = Reports(int(n), tuple(np.flatnonzero(massive).tolist()))
         ways = every_count.ways(of.users, len(of.places))
-        if ways <= every_count.MOST_WAYS and ways * some.size <= every_count.MOST_IN_ALL:
+        if ways <= every_count.MOST_WAYS and ways * len(of.places) * some.size <= every_count.MOST_IN_ALL:
             yield some, of
 
 

@@ -21,8 +21,8 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
 
-MOST_WAYS, MOST_IN_ALL = 60_000, 10_000_000
-"""Ways of the larger half up to which this is cheaper than sums over nodes; of all rows together, some seconds."""
+MOST_WAYS, MOST_IN_ALL = 60_000, 100_000_000
+"""Ways of the larger half up to which this is cheaper than sums over nodes; counts of all rows, some seconds."""
 _UNDERFLOW = 1e-300  # what terms below the smallest double may add up to
 
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.domains import SMALLEST
+
 Point = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -91,6 +93,7 @@ def intersect(
             lower, upper = found[pair]
             largest = np.maximum.reduce([lower for lower, _ in found])
             open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > largest)
+            open_rows &= (upper > SMALLEST) | (verb == "epsilon")  # a smaller delta has no number
             rows = np.flatnonzero(open_rows & ~settled[pair])
             if rank < len(sources) and rows.size:
                 some = jax.tree_util.tree_map(operator.itemgetter(rows), params)

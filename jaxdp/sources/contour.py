@@ -71,6 +71,8 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
+TRACED, _TRACED_REPEATS = Effort(16384, 512, 512, False), 2
+_DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
 _COSTLY = 500
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
@@ -133,7 +135,7 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
-    traced = (SAMPLED_LADDER[2], SAMPLED_LADDER[4]) if quadrature else (ladder[1], ladder[-2])
+    traced = TRACED if quadrature else ladder[-2]
     attained = functools.partial(_attained, direction=direction)
     return Route(
         stacks,
@@ -198,7 +200,7 @@ class _Contour:
     def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
-        rows = np.arange(target.size)
+        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | (upper > _DEEP))
         step, threads = _rows_at_once(self.effort, params)
         if self.effort.nodes > _COSTLY and rows.size <= _FEW:
             step = 1
@@ -285,34 +287,27 @@ def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[S
 
 
 @functools.cache
-def _traced_points(direction: str, efforts: tuple[Effort, Effort], exact: bool) -> tuple[Point, Point]:
+def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Point, Point]:
     """The differentiable one-point solvers; cached, so that equal configurations compile once."""
 
     def log_delta(params: Any, eps: Any) -> Any:
-        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, efforts[0])
+        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)
 
-    def point(solve: Callable[..., tuple[Any, Any]]) -> Point:
-        def run(params: Any, target: Any) -> tuple[Any, Any]:
-            made = spectrum(params, direction)
-            first = lower, upper = solve(made, target, xp.asarray(xp.inf), efforts[0])
-            more_lower, more_upper = (
-                first
-                if efforts[0] == efforts[1]
-                else xp.cond(
-                    upper - lower <= 1e-6 * upper,
-                    lambda: (lower, upper),
-                    lambda: solve(made, target, upper, efforts[1]),
-                )
-            )
-            lower = xp.maximum(lower, more_lower) if exact else xp.zeros_like(lower)
-            return lower, xp.minimum(upper, more_upper)
+    def epsilon(params: Any, delta: Any) -> tuple[Any, Any]:
+        made = spectrum(params, direction)
 
-        return run
+        def again(_: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
+            lower, upper = contour.epsilon_bounds(made, delta, found[1], effort)
+            return xp.maximum(found[0], lower), xp.minimum(found[1], upper)
 
-    def delta_bounds(made: Any, eps: Any, known: Any, effort: Effort) -> tuple[Any, Any]:
-        return contour.delta_bounds(made, eps, effort)
+        lower, upper = xp.fori_loop(0, _TRACED_REPEATS, again, (xp.zeros(()), xp.asarray(xp.inf)))
+        return lower if exact else xp.zeros(()), upper
 
-    return implicit_epsilon(point(contour.epsilon_bounds), log_delta), explicit_delta(point(delta_bounds), log_delta)
+    def delta(params: Any, eps: Any) -> tuple[Any, Any]:
+        lower, upper = contour.delta_bounds(spectrum(params, direction), eps, effort)
+        return lower if exact else xp.zeros(()), upper
+
+    return implicit_epsilon(epsilon, log_delta), explicit_delta(delta, log_delta)
 
 
 @canary("contour of the sampled Gaussian")

@@ -33,8 +33,8 @@ from jaxdp.sources.shuffling import (
 from jaxdp.validate import is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
-# a composition, where the pair's own error is larger, and in a moment, where nothing else is off.
-_FIRST, _COMPOSED, _MOMENT = (0.5, 128), (1e-3, 512), (1e-6, 8192)
+# a composition, where the pair's own error is larger, in a moment, where nothing else is off, and for the largest loss.
+_FIRST, _COMPOSED, _MOMENT, _SUPREMUM = (0.5, 128), (1e-3, 512), (1e-6, 8192), (np.inf, 0)
 _LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
@@ -352,8 +352,10 @@ def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
     """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
     if not _has_rounds(stacks):
         return stacks
-    grids = grids_of(stacks, None, None, np.where(np.isfinite(order), order, _LARGEST_ORDER), rounds.MANY)
-    return _replaced(stacks, grids, functools.partial(_upper_law, close=_MOMENT))
+    finite = np.isfinite(order)
+    points, close = (rounds.MANY, _MOMENT) if finite.any() else (rounds.POINTS, _SUPREMUM)
+    grids = grids_of(stacks, None, None, np.where(finite, order, _LARGEST_ORDER), points)
+    return _replaced(stacks, grids, functools.partial(_upper_law, close=close))
 
 
 def _has_rounds(stacks: tuple[Stack, ...]) -> bool:
