@@ -161,11 +161,12 @@ def compiled_programs_leave_room():
 def one_batch_size(request, monkeypatch):
     """Every batch in pieces of one size: a kernel is compiled once, however many rows a test needs, and in other files.
 
-    Not in files marked `batches_as_for_users`.
+    Thousands of rows in larger pieces: calls take time, too. Not in files marked `batches_as_for_users`.
     """
 
     def pieces(size, largest, sparing):
-        return [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
+        step = 8 if size <= 2048 else min(512, largest)
+        return [(start, min(start + step, size), step) for start in range(0, size, step)]
 
     if request.node.get_closest_marker("batches_as_for_users") is None:
         monkeypatch.setattr(precision, "pieces_of", pieces)
