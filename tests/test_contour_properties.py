@@ -112,14 +112,6 @@ def test_composing_once_grouping_and_order_change_nothing():
     np.testing.assert_array_equal(jaxdp.epsilon(swapped, 1e-6, relation="remove"), alone)
 
 
-def test_new_values_do_not_recompile(compiled):
-    solve(np.linspace(1, 2, POINTS), 0.01, 1000, 1e-6)
-    kernel = contour.contour_epsilon
-    before = kernel.traces
-    solve(np.linspace(1.1, 1.9, POINTS), 0.012, 900, 1e-7)
-    assert kernel.traces == before
-
-
 @pytest.mark.parametrize("efforts", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_traced_verbs_agree_with_eager_ones_and_differentiate(efforts):
     """jit, vmap and grad in one compilation; derivatives against finite differences of the eager bounds.

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 from fractions import Fraction
 
 import jax
@@ -182,7 +183,13 @@ def test_the_call_on_the_page_computes_its_numbers_again(mechanism, relation, ta
     assert re.findall(r"<h2>.*?</h2>", names["page"]) == re.findall(r"<h2>.*?</h2>", page)
 
 
-def test_versions_and_assumptions_are_there():
+@pytest.fixture
+def short_profile(monkeypatch):
+    """Where a test reads the words: nine points of the profile, which NumPy answers."""
+    monkeypatch.setattr(sys.modules[Facts.__module__], "_POINTS", 9)
+
+
+def test_versions_and_assumptions_are_there(short_profile):
     seen = words(jaxdp.report(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 4), 1000), delta=1e-6))
     for each in (f"jaxdp {jaxdp.__version__}", f"jax {jax.__version__}", f"numpy {np.__version__}", "backend cpu"):
         assert each in seen
@@ -229,7 +236,7 @@ class Angled(jaxdp.Mechanism):
         return "Angled('</pre><script>')"
 
 
-def test_all_text_from_outside_is_escaped():
+def test_all_text_from_outside_is_escaped(short_profile):
     page = jaxdp.report(Angled(), delta=1e-5)
     assert "<script" not in page and "<b>nothing" not in page and page.count("</pre>") == 1
     assert '<script>alert("a & b")</script>' in words(page)
