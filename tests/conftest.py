@@ -1,9 +1,13 @@
 """Settings of every test: strict promotion, the x64 flag untouched, the same hypothesis examples on every run."""
 
+import os
+
+# The threads of NumPy's matrix products wait busily: contours of finite laws took seven times the CPU seconds.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import collections
 import gc
 import json
-import os
 import pathlib
 import weakref
 
@@ -161,11 +165,12 @@ def compiled_programs_leave_room():
 def one_batch_size(request, monkeypatch):
     """Every batch in pieces of one size: a kernel is compiled once, however many rows a test needs, and in other files.
 
-    Not in files marked `batches_as_for_users`.
+    Thousands of rows in larger pieces: calls take time, too. Not in files marked `batches_as_for_users`.
     """
 
     def pieces(size, largest, sparing):
-        return [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
+        step = 8 if size <= 2048 else min(512, largest)
+        return [(start, min(start + step, size), step) for start in range(0, size, step)]
 
     if request.node.get_closest_marker("batches_as_for_users") is None:
         monkeypatch.setattr(precision, "pieces_of", pieces)

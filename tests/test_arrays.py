@@ -12,6 +12,7 @@ import jaxdp
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.precision import x64
+from jaxdp.sources import contour
 
 EXACT = {
     "erf": (mpmath.erf, [-3.0, -0.1, 0.0, 1e-8, 0.5, 5.0], 1e-15),
@@ -114,3 +115,8 @@ def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
     assert ran
     np.testing.assert_allclose(ours.upper, theirs.upper, rtol=1e-7)
     assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)
+    if name == "sampled Gaussian":  # new values do not recompile
+        before = contour.contour_epsilon.traces
+        new = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([1.1, 1.5, 1.9])), 0.012), 900)
+        jaxdp.epsilon_bounds(new, 1e-7, relation=relation)
+        assert contour.contour_epsilon.traces == before

@@ -5,6 +5,7 @@ in mpmath. None of the planning code runs: the bounds must hold for any plan.
 """
 
 import dataclasses
+import functools
 
 import mpmath as mp
 import numpy as np
@@ -75,7 +76,9 @@ def exact_sampled_and_gaussian(sigma, rate, direction, eps, mu=1.0):
         return mp.npdf(u) * density * exact_gaussian(mu, eps - loss)
 
     with mp.workdps(30):
-        return mp.quad(integrand, mp.linspace(-14, 20, 69))
+        return mp.quad(
+            integrand, mp.linspace(-14, 20, 35), method="gauss-legendre"
+        )  # (entire: its rule is the cheaper one)
 
 
 def exact_gaussian(mu, eps):
@@ -130,55 +133,59 @@ def encloses(bounds, exact):
 
 # One row per error source: a contour on which that source dominates.
 CASES = {
-    "alias": (lambda: gaussian(1.0), exact_gaussian(1.0, 1.0), {"eps": 1.0, "c": 1.5, "period": 4.0, "nodes": 64}),
+    "alias": (
+        lambda: gaussian(1.0),
+        lambda: exact_gaussian(1.0, 1.0),
+        {"eps": 1.0, "c": 1.5, "period": 4.0, "nodes": 64},
+    ),
     "truncation": (
         lambda: gaussian(1.0),
-        exact_gaussian(1.0, 1.0),
+        lambda: exact_gaussian(1.0, 1.0),
         {"eps": 1.0, "c": 1.5, "period": 40.0, "nodes": 12},
     ),
     "truncation, raised line": (
         lambda: sampled(0.5, 0.3, "forward"),
-        exact_sampled(0.5, 0.3, "forward", 2.0),
+        lambda: exact_sampled(0.5, 0.3, "forward", 2.0),
         {"eps": 2.0, "c": 1.0, "period": 40.0, "nodes": 12, "cover": 128},
     ),
     "truncation, raised line, add": (
         lambda: sampled(0.5, 0.3, "reverse"),
-        exact_sampled(0.5, 0.3, "reverse", 0.2),
+        lambda: exact_sampled(0.5, 0.3, "reverse", 0.2),
         {"eps": 0.2, "c": 12.0, "period": 4.0, "nodes": 12, "cover": 128},
     ),
     "cancellation": (
         lambda: gaussian(1.0),
-        exact_gaussian(1.0, 4.0),
+        lambda: exact_gaussian(1.0, 4.0),
         {"eps": 4.0, "c": 11.0, "period": 30.0, "nodes": 256},
     ),
     "cancellation, sampled": (
         lambda: sampled_and_gaussian(0.5, 0.3, "forward"),
-        exact_sampled_and_gaussian(0.5, 0.3, "forward", 2.0),
+        lambda: exact_sampled_and_gaussian(0.5, 0.3, "forward", 2.0),
         {"eps": 2.0, "c": 3.0, "period": 40.0, "nodes": 256},
     ),
     "cancellation, sampled, add": (
         lambda: sampled_and_gaussian(0.5, 0.3, "reverse"),
-        exact_sampled_and_gaussian(0.5, 0.3, "reverse", 2.0),
+        lambda: exact_sampled_and_gaussian(0.5, 0.3, "reverse", 2.0),
         {"eps": 2.0, "c": 8.0, "period": 40.0, "nodes": 256},
     ),
     "smoothing": (
         lambda: binary_response(0.2, 100),
-        exact_binary_response(0.2, 100, 7.0),
+        lambda: exact_binary_response(0.2, 100, 7.0),
         {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
     ),
     "mass at infinity": (
         lambda: binary_response(0.2, 100, 1e-6),
-        exact_binary_response(0.2, 100, 7.0, 1e-6),
+        lambda: exact_binary_response(0.2, 100, 7.0, 1e-6),
         {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
     ),
     "quadrature": (
         lambda: sampled(0.5, 0.3, "forward"),
-        exact_sampled(0.5, 0.3, "forward", 2.0),
+        lambda: exact_sampled(0.5, 0.3, "forward", 2.0),
         {"eps": 2.0, "c": 1.0, "period": 20.0, "nodes": 4096, "quadrature": 20},
     ),
     "tail cut": (
         lambda: sampled(0.5, 0.3, "forward"),
-        exact_sampled(0.5, 0.3, "forward", 2.0),
+        lambda: exact_sampled(0.5, 0.3, "forward", 2.0),
         {"eps": 2.0, "c": 0.3, "period": 60.0, "nodes": 4096, "cut": 5.0},
     ),
 }
@@ -215,25 +222,36 @@ SABOTAGE = {
 }
 
 
+@functools.cache
+def exact_of(name):
+    return CASES[name][1]()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_coarse_contour_still_encloses_the_exact_delta(name):
-    make, exact, contour_choice = CASES[name]
-    assert encloses(bracket(plainly, make, **contour_choice), exact)
+    make, _, contour_choice = CASES[name]
+    assert encloses(bracket(plainly, make, **contour_choice), exact_of(name))
 
 
-@pytest.mark.parametrize("name", CASES)
+# The program of a sampled step has every error term, whichever dominates: one for each direction stands for all.
+ALIKE = {"truncation, raised line", "truncation, raised line, add", "cancellation, sampled", "tail cut"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in CASES]
+)
 def test_it_encloses_the_exact_delta_also_when_compiled_as_for_users(name, compiled_as_for_users):
-    make, exact, contour_choice = CASES[name]
+    make, _, contour_choice = CASES[name]
     assert compiler_options("cpu").get("xla_backend_optimization_level") != 0
-    assert encloses(bracket(compiled, make, **contour_choice), exact)
+    assert encloses(bracket(compiled, make, **contour_choice), exact_of(name))
 
 
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_leaving_an_error_term_out_is_noticed(name, monkeypatch):
-    make, exact, contour_choice = CASES[name]
+    make, _, contour_choice = CASES[name]
     for owner, attribute, replacement in SABOTAGE[name]:
         monkeypatch.setattr(owner, attribute, replacement)
-    assert not encloses(bracket(plainly, make, **contour_choice), exact)
+    assert not encloses(bracket(plainly, make, **contour_choice), exact_of(name))
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
@@ -327,7 +345,7 @@ def exact_m(sigma, rate, direction, z):
         return mp.npdf(u) * (1 - rate + rate * mp.exp(u * mu - mu * mu / 2)) ** power
 
     with mp.workdps(20):
-        return mp.quad(integrand, mp.linspace(-14, 20, 18))
+        return mp.quad(integrand, mp.linspace(-14, 20, 18), method="gauss-legendre")
 
 
 def test_leaving_out_the_mass_at_infinity_is_noticed():

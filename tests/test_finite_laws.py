@@ -6,8 +6,6 @@ supremum, delta at the mass at infinity.
 
 import itertools
 
-import jax
-import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
@@ -15,6 +13,8 @@ import pytest
 import jaxdp
 from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse
 from jaxdp.numerics.exponential_sums import discrete_log_m
+from jaxdp.runtime.arrays import on_host
+from jaxdp.sources import contour
 
 POINTS = 16
 DIGITS = 700
@@ -114,7 +114,8 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("make", "relation", "is_sampled", "times", "inverted"), GROUPS)
-def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, inverted):
+def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, inverted, monkeypatch):
+    monkeypatch.setattr(contour, "PLAIN_LADDER", contour.PLAIN_LADDER[:2])  # most nodes add the most time, no formula
     rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times, inverted)))
     with mp.workdps(DIGITS):
         made = [make(rng) for _ in range(POINTS)]
@@ -152,9 +153,9 @@ def questions(rng, p, q):
 
 def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
     half, exact = np.log([0.5, 0.5]), np.zeros(2)
-    with jax.enable_x64(True):
-        errors = [float(discrete_log_m(1.0, jnp.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
-        unseen = float(discrete_log_m(1.0, jnp.array([-1e16, 0.0]), half, exact)[1])  # of no weight, digits or not
+    with on_host():
+        errors = [float(discrete_log_m(1.0, np.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
+        unseen = float(discrete_log_m(1.0, np.array([-1e16, 0.0]), half, exact)[1])  # of no weight, digits or not
     assert errors[0] < 1e-11 and np.isinf(errors[1]) and unseen < 1e-14
 
 

@@ -385,7 +385,7 @@ PLD = {
         mixture(2.0, [0.0, 1.0, 3.0], [0.8, 0.1, 0.1]),
         # coarse: at its usual interval of 1e-4 the optimistic distribution takes a minute
         lambda relation, **kwargs: pld.from_mixture_gaussian_mechanism(
-            2.0, [0.0, 1.0, 3.0], [0.8, 0.1, 0.1], value_discretization_interval=2e-3, **kwargs
+            2.0, [0.0, 1.0, 3.0], [0.8, 0.1, 0.1], value_discretization_interval=5e-3, **kwargs
         ),
     ),
 }

@@ -56,7 +56,7 @@ def mixture(u):
 
 def integral(function, start=-14):
     places = sorted({mp.mpf(k) / 2 for k in range(2 * start, 2 * int(CUT) + 1)} | {mp.mpf(k) / 8 for k in range(8, 33)})
-    return mp.quad(function, [p for p in places if p >= start])
+    return mp.quad(function, [p for p in places if p >= start], method="gauss-legendre")
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def exact_delta(eps, low, high):
     e = mp.exp(mp.mpf(eps))
     at = mp.mpf(SIGMA) * mp.log((e - 1 + mp.mpf(RATE)) / mp.mpf(RATE)) + 1 / (2 * mp.mpf(SIGMA))
     places = [at] + [p for p in (at + mp.mpf(k) / 8 for k in range(1, 80)) if p < CUT] + [mp.mpf(CUT)]
-    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * (mixture(u) - e), places)
+    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * (mixture(u) - e), places, method="gauss-legendre")
 
 
 BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}

@@ -12,7 +12,9 @@ import jaxdp
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.precision import compiler_options
+from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta, law_epsilon
 
 EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
@@ -252,7 +254,7 @@ def replace_profile(eps, rate, mu):
 
 
 def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_convolution():
-    rate, mu, eps = 0.3, 1.0, np.array([0.1, 0.5, 1.5])
+    rate, mu, eps = 0.3, 1.0, np.array([0.1, 1.5])
     u = np.linspace(mu / 2, 12.0, 200_001)
     loss = np.log1p(rate * np.expm1(mu * u - mu**2 / 2))
     under_q = stats.norm.pdf(u) * (u[1] - u[0]) * np.where((u == u[0]) | (u == u[-1]), 0.5, 1.0)
@@ -301,7 +303,7 @@ def test_combinations_without_a_theorem_are_refused(mechanism, relation, words):
 
 def test_the_moments_of_a_finite_pair_accept_any_shape_of_z():
     pair = jaxdp.DiscretePair(P[1], Q[1])
-    with jax.enable_x64(True):
+    with on_host():
         grid = pair.log_mgf(np.array([[0.0, 1.0], [2.0, -1.0]]) + 0j)
         single = pair.log_mgf(np.asarray(1.0 + 0j))
     both = P[1] * Q[1] > 0
@@ -384,7 +386,7 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
     assert all(low <= value <= high for low, value, high in zip(found.lower, exact, found.upper, strict=True))
     likely = found.upper > 1e-20
     assert likely.sum() > 80 and (found.upper - found.lower <= 1e-8 * found.upper)[likely & (sigma < 1e3)].all()
-    inside = np.flatnonzero(likely & (found.upper < 0.9))[:40]
+    inside = np.flatnonzero(likely & (found.upper < 0.9))[:20]
     part = POISSON(jaxdp.Gaussian(sigma[inside]), rate[inside])
     least = jaxdp.epsilon_bounds(part, found.upper[inside], relation="replace_one").lower
     most = jaxdp.epsilon_bounds(part, found.lower[inside], relation="replace_one").upper
@@ -407,7 +409,8 @@ def test_two_rarely_sampled_steps_are_the_integral_of_one_step():
 
 
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
-def test_steps_cost_no_more_than_one_in_which_all_are_sampled_or_none(relation):
+def test_steps_cost_no_more_than_one_in_which_all_are_sampled_or_none(relation, monkeypatch):
+    monkeypatch.setattr(contour, "SAMPLED_LADDER", contour.SAMPLED_LADDER[:-1])  # of 12 points 2 would ask for the last
     rng = np.random.default_rng(7)
     sigma, rate = rng.uniform(0.5, 3, 12), 10 ** rng.uniform(-4, -0.3, 12)
     steps, delta = np.round(10 ** rng.uniform(0, 2, 12)), 10 ** rng.uniform(-9, -3, 12)

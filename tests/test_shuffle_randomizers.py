@@ -12,6 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp.mechanisms.composition import flat_rows
+from jaxdp.runtime import precision
 from jaxdp.shuffle import bounds
 from jaxdp.sources.shuffling import lower_laws, upper_laws
 
@@ -243,8 +244,9 @@ def _five(made, row):
     return np.array([[side[group.ravel() == g].sum() for g in range(group.max() + 1)] for side in parts])
 
 
-def test_laplace_is_above_its_cells_and_not_far():
+def test_laplace_is_above_its_cells_and_not_far(monkeypatch):
     """A report told by its cell only is a post-processing, with an interval of its own."""
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 32)  # what is compiled in the end is compiled at once
     eps0, cells = 1.5, 8
     inputs, edges = np.linspace(0, 1, 5), np.linspace(0, 1, cells + 1)
 
