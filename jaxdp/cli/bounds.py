@@ -15,7 +15,7 @@ from jaxdp.cli.parser import add_target_command, progress_option, require_full
 from jaxdp.cli.ranges import parse_range
 from jaxdp.cli.table import check_file, print_table
 from jaxdp.mechanisms.composition import batch_shape
-from jaxdp.runtime.progress import pieces
+from jaxdp.runtime.extras import pieces
 
 _Columns: TypeAlias = dict[str, Any]
 _Verb: TypeAlias = Callable[[Any, Any], _Columns]

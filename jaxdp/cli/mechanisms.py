@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp import validate
 from jaxdp.cli.ranges import parse_range
 from jaxdp.mechanisms.shuffled import BOUNDS
-from jaxdp.runtime.progress import pieces
+from jaxdp.runtime.extras import pieces
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ A test that rejects with probability x under Q and p under P is post-processing,
 R_a(p, x) <= rho_a at every order, and R_a(x, p) <= rho'_a where rho' bounds R_a(Q, P). With p*(x) the largest p that
 all constraints allow, the trade-off function is at least 1 - p*(x), and delta <= max_x [p*(x) - e^eps x]. The set of
 allowed (p, x) is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is concave,
-and its values on a grid bound the maximum from above (`concave`).
+and its values on a grid bound the maximum from above (`cell_bounds`).
 
 Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every point is open.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.conversions.concave import cell_bounds
+from jaxdp.conversions.profile import cell_bounds
 from jaxdp.conversions.rdp import delta_at_order, epsilon_at_order, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import bisect, crossing

@@ -119,13 +119,12 @@ class Mechanism:
     >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
     2.5000
 
-    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
-    return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
-    A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
-    it be sampled.
-    The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound of one
-    record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart.
-    The accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
+    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
+    ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric.
+    A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets it be
+    sampled. The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound
+    of one record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart. The
+    accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
     domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
@@ -193,7 +192,7 @@ class Mechanism:
 
     def reverse_infinity_mass(self) -> Number:
         """Q(dP = 0), the mass at infinity of the swapped pair."""
-        return 0.0
+        return self.infinity_mass() if self.symmetric else 0.0
 
     def max_loss(self) -> Number:
         """Supremum of the finite losses (infinity when unbounded)."""
@@ -367,8 +366,8 @@ def _exact_value(leaf: Any) -> Any:
     """A hashable value, equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
     if validate.is_traced(leaf) or isinstance(leaf, Mechanism):  # one without the decorator is a leaf
         return id(leaf)
-    numbers = np.ravel(leaf).tolist()  # Python compares these exactly, whatever their types
-    return np.shape(leaf), *("nan" if number != number else number for number in numbers)
+    # Python compares the numbers exactly, whatever their types
+    return np.shape(leaf), *("nan" if number != number else number for number in np.ravel(leaf).tolist())
 
 
 def as_text(value: object) -> str:

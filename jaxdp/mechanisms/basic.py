@@ -225,10 +225,6 @@ class ApproximateDP(_WorstCase):
         """The record's delta."""
         return self.delta
 
-    def reverse_infinity_mass(self) -> Number:
-        """The record's delta."""
-        return self.delta
-
 
 @record
 class DiscretePair(FiniteLaw):
@@ -244,9 +240,8 @@ class DiscretePair(FiniteLaw):
     The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
     Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
 
-    An outcome with p > 0 = q
-    has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p misses of 1 is charged as mass
-    at infinity, so that rounding of the input errs on the safe side.
+    An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
+    misses of 1 is charged as mass at infinity, so that rounding of the input errs on the safe side.
     """
 
     p: ArrayField = field(NONNEGATIVE)

@@ -155,7 +155,6 @@ class PoissonSampled(Sampled):
 
     mechanism: Mechanism
     sampling_probability: RealField = field(PROBABILITY)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair; UnsupportedMechanismError unless the base has a guarantee under replace_one."""
@@ -206,7 +205,6 @@ class FixedSizeSampled(Sampled):
 
     mechanism: Mechanism
     sampling_probability: RealField = field(PROBABILITY)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     base_relation: ClassVar[Relation] = "replace_one"
 
     def needs_quadrature(self, direction: str | None = None) -> bool:

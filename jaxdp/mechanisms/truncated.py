@@ -17,7 +17,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Number, Real, RealField, Relation
+from jaxdp.typing import Number, Real, RealField
 
 _LARGEST_BATCH = 1e9  # expected records: beyond it the chances are not summed
 _BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leaves out
@@ -43,7 +43,6 @@ class TruncatedPoisson(FiniteLaw):
     full: RealField = field(PROBABILITY)
     joins: RealField = field(PROBABILITY)
     error: RealField = field(NONNEGATIVE, default=0.0)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     exact: ClassVar[bool] = False
 
     def uncut(self) -> Mechanism:

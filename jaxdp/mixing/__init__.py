@@ -7,10 +7,16 @@ mechanisms".
 from jaxdp.mixing.amplification import (
     Guarantee,
     dobrushin_amplification,
+    dobrushin_coefficient,
     doeblin_amplification,
+    doeblin_coefficient,
     hockey_stick_amplification,
+    hockey_stick_coefficient,
+    local_privacy,
+    pure_local_epsilon,
     required_level,
     ultra_mixing_amplification,
+    ultra_mixing_coefficient,
 )
 from jaxdp.mixing.couplings import (
     IteratedLaplace,
@@ -19,14 +25,6 @@ from jaxdp.mixing.couplings import (
     iterated_gaussian_rdp,
     iterated_laplace_pure_epsilon,
     iterated_laplace_rdp,
-)
-from jaxdp.mixing.kernels import (
-    dobrushin_coefficient,
-    doeblin_coefficient,
-    hockey_stick_coefficient,
-    local_privacy,
-    pure_local_epsilon,
-    ultra_mixing_coefficient,
 )
 
 __all__ = [

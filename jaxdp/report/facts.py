@@ -13,7 +13,7 @@ from jaxdp.conversions.profile import tradeoff_from_delta
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.runtime.progress import pieces
+from jaxdp.runtime.extras import pieces
 
 _POINTS = 33  # of the privacy profile
 

@@ -19,7 +19,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.truncated import truncated_poisson
-from jaxdp.training import batches, budget, clipping, noise, settings
+from jaxdp.training import batches, budget, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -208,7 +208,7 @@ class DPSGD:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree.map(lambda a: a[rows], data)
-            part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
+            part, bad = noise.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
             return carry._replace(total=jax.tree.map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad)
 
         zero = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
@@ -373,7 +373,7 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
-    return ClippedSum(*clipping.clip_and_sum(grads, mask, clip_norm))
+    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm))
 
 
 def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
