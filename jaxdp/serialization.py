@@ -101,10 +101,8 @@ def strict(value: object) -> object:
 
 
 def _decoded(name: str, value: Any, numeric: bool) -> Any:
-    if isinstance(value, dict) and set(value) == {"empty"}:
-        return _empty(name, value["empty"])
     if isinstance(value, dict):
-        return _record(name, value)
+        return _empty(name, value["empty"]) if set(value) == {"empty"} else _record(name, value)
     if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
         return tuple(_decoded(name, each, numeric) for each in value)
     if not numeric or value is None:

@@ -150,21 +150,16 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
     pair = pair_from_profile(epsilons, deltas, symmetric=symmetric)
-    if ((pair.p > 0) & (pair.q == 0)).any():
-        return np.where(a > 1, np.inf, _finite_renyi(a, pair))[()]
-    return _finite_renyi(a, pair)[()]
-
-
-def _finite_renyi(a: np.ndarray, pair: DiscretePair) -> np.ndarray:
-    both = (pair.p > 0) & (pair.q > 0)
+    both, alone = (pair.p > 0) & (pair.q > 0), (pair.p > 0) & (pair.q == 0)
     if not both.any():
-        return np.full(a.shape, np.inf)
+        return np.full(a.shape, np.inf)[()]
     log_q = np.log(pair.q[both])
     exponents = log_q + a[..., None] * (np.log(pair.p[both]) - log_q)
     top = exponents.max(-1)
     log_moment = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
     rounding = 1e-14 * (1 + np.abs(log_moment) + np.abs(exponents).max(-1))
-    return np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
+    finite = np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
+    return np.where((a > 1) & alone.any(), np.inf, finite)[()]
 
 
 def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> DiscretePair:

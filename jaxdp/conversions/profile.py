@@ -106,13 +106,11 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     validate.equal_lists(epsilons=eps, lower=low, upper=high)
     validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
     validate.reject("lower", low, low > high, "<= upper")
-    ratio = np.exp(-np.diff(eps))  # a_i / a_{i+1}
+    gap = -np.diff(eps)  # log of a_i / a_{i+1}
     # minus a_i times the slope of the chord left of point i, and of that right of it
-    left = np.concatenate([1 - low[:1], (high[:-1] - low[1:]) / -np.expm1(-np.diff(eps))])
-    steep = np.maximum(left, 0.0)
-    right = np.concatenate([(low[:-1] - high[1:]) * ratio / -np.expm1(-np.diff(eps)), [0.0]])
-    flat = np.maximum(right, 0.0)
-    return Bounds(np.clip(low + flat, 0, 1), np.clip(high + steep, 0, 1))
+    left = np.concatenate([1 - low[:1], (high[:-1] - low[1:]) / -np.expm1(gap)])
+    right = np.concatenate([(low[:-1] - high[1:]) * np.exp(gap) / -np.expm1(gap), [0.0]])
+    return Bounds(np.clip(low + np.maximum(right, 0.0), 0, 1), np.clip(high + np.maximum(left, 0.0), 0, 1))
 
 
 @theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
@@ -210,7 +208,6 @@ def delta_from_tradeoff(
 
 # log mu is halved from -46 on until its last bit.
 _LEAST_LOG_MU, _HALVINGS = -46.0, 60
-_COVERS = ("intervals", "points")
 
 
 @theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256)
@@ -248,7 +245,7 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     delta is 1. Raises ValueError, also without a last axis.
     Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
     """
-    validate.choice("cover", cover, _COVERS)
+    validate.choice("cover", cover, ("intervals", "points"))
     eps, delta = validate.inside("epsilons", epsilons, FINITE), validate.probability("deltas", deltas)
     shape = validate.broadcast(epsilons=eps, deltas=delta)
     if not eps.ndim or shape[-1] == 0:
@@ -256,6 +253,5 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis")
     eps, delta = np.broadcast_to(eps, shape), np.broadcast_to(delta, shape)
     if cover == "intervals" and shape[-1] > 1:
-        delta = np.minimum.accumulate(delta, axis=-1)
-        eps, delta = eps[..., [*range(1, shape[-1]), shape[-1] - 1]], delta
+        eps, delta = eps[..., [*range(1, shape[-1]), shape[-1] - 1]], np.minimum.accumulate(delta, axis=-1)
     return _smallest_mu(eps, delta).max(axis=-1)[()]

@@ -19,7 +19,6 @@ from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
-METHODS = ("cks", "classic")
 # Charge for the handful of operations on a term, relative to its size.
 _ROUNDING = 20 * ULP
 # The logarithm of the order minus 1 is searched on 64 points, then three times on 33 points around the best one.
@@ -137,7 +136,7 @@ def _smallest(
     formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
 ) -> Array:
     """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
-    sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
+    sharp = 1.0 if validate.choice("method", method, ("cks", "classic")) == "cks" else 0.0
     scalars = named_scalars(target, infinity_mass)
     shape = validate.broadcast(**scalars)
     xp = jnp if validate.is_traced(scalars, orders, renyi) else np
@@ -151,8 +150,7 @@ def _smallest(
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
     lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
     validate.broadcast(**lead, **scalars)
-    out = bounds(at, values)
-    return out.min(axis=-1)[()]
+    return bounds(at, values).min(axis=-1)[()]
 
 
 def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "renyi") -> tuple[Any, Any]:

@@ -137,9 +137,7 @@ def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
 
 
 @kernel(working_set=20000)
-def _delta_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, eps: jax.Array
-) -> jax.Array:
+def _delta_kernel(orders, forward, backward, infinity, eps):
     curve = orders, forward, backward
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
@@ -154,9 +152,7 @@ def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 @kernel(working_set=20000)
-def _epsilon_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, delta: jax.Array
-) -> jax.Array:
+def _epsilon_kernel(orders, forward, backward, infinity, delta):
     curve = orders, forward, backward
     room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
@@ -180,9 +176,7 @@ def _epsilon_kernel(
 
 
 @kernel(working_set=20000)
-def _tradeoff_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, x: jax.Array
-) -> jax.Array:
+def _tradeoff_kernel(orders, forward, backward, infinity, x):
     curve = orders, forward, backward
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)

@@ -13,6 +13,8 @@ is marked by bare = 1 (otherwise 0); its v is set to 1 in the frame of its last 
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,10 +93,7 @@ def _blocks(log_k, log_s2, log_d2):
     top = jnp.array([-jnp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
     stack = jnp.zeros((count + 1, 5), log_k.dtype)
     start = (jnp.int32(0), jnp.int32(0), top, top, stack, jnp.zeros((), log_k.dtype))
-
-    def move(carry, x):
-        return _one_move((log_k, log_s2, log_d2), carry, x)
-
+    move = functools.partial(_one_move, (log_k, log_s2, log_d2))
     (_, depth, top, _, stack, largest), _ = lax.scan(move, start, None, length=2 * count)
     return stack.at[depth].set(top), depth + 1, largest
 
@@ -113,18 +112,14 @@ def _outward(log_mu2, some, log_unit, largest, steps, valid):
     return jnp.where(finite, value, jnp.inf)
 
 
-def _log_total(stack, kept):
-    """log of the sum of m over the blocks; inf if a block has no noise. The sum itself may underflow or overflow."""
-    log_m = jnp.where(kept, stack[:, 0], -jnp.inf)
-    return jnp.where(jnp.any((log_m > -jnp.inf) & (stack[:, 4] > 0)), jnp.inf, jax.nn.logsumexp(log_m))
-
-
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
     """mu^2 of a schedule given by logarithms, in units whose quotient is log_unit, and the final blocks."""
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
-    kept = jnp.arange(stack.shape[0]) < number
-    some = jnp.any(kept & (stack[:, 0] > -jnp.inf))
-    mu2 = _outward(_log_total(stack, kept), some, log_unit, largest, log_k.shape[0], valid)
+    log_m = jnp.where(jnp.arange(stack.shape[0]) < number, stack[:, 0], -jnp.inf)
+    some = log_m > -jnp.inf
+    # the sum of m over the blocks may underflow or overflow; it is inf if a block has no noise
+    log_mu2 = jnp.where(jnp.any(some & (stack[:, 4] > 0)), jnp.inf, jax.nn.logsumexp(log_m))
+    mu2 = _outward(log_mu2, jnp.any(some), log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number, log_k)
 
 
@@ -220,10 +215,8 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
     """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
     if log_shift2.shape[0] == 0:
         return jnp.zeros((), log_shift2.dtype)
-    unit = jnp.max(log_shift2)
-    unit = jnp.where(jnp.isfinite(unit), unit, 0.0)
-    noise_unit = jnp.max(log_variance)
-    noise_unit = jnp.where(jnp.isfinite(noise_unit), noise_unit, 0.0)
+    largest = jnp.max(log_shift2), jnp.max(log_variance)
+    unit, noise_unit = (jnp.where(jnp.isfinite(each), each, 0.0) for each in largest)
     logs = log_contraction, log_variance - noise_unit, log_shift2 - unit
     return _mu2_and_blocks(*logs, unit - noise_unit, jnp.bool_(True))[0]
 
@@ -278,7 +271,7 @@ def single_participation_mu2(contraction, noise_std, shift):
     """
     valid = _is_valid(contraction, noise_std, shift)
     unit = _unit(noise_std)
-    huge = 1e300
+    huge = 1e300  # less noise than there is: still an upper bound
 
     def step(hidden, x):
         kappa, noise = x
@@ -286,8 +279,7 @@ def single_participation_mu2(contraction, noise_std, shift):
         before = jnp.where(kappa > 0, here / jnp.where(kappa > 0, kappa, 1.0) ** 2, huge)
         return jnp.minimum(before, huge), here
 
-    start = jnp.zeros((), shift.dtype)
-    _, noise = lax.scan(step, start, (contraction, noise_std / unit), reverse=True)
+    _, noise = lax.scan(step, jnp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
     moved = shift / unit
     mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
     mu2 = jnp.where(moved > 0, jnp.maximum(mu2, NEXT_TO_ZERO), 0.0)
@@ -319,7 +311,7 @@ def _absorb_to_the_right(block, depth, stack):
     return merged, depth, scale, jnp.where(endless, jnp.inf, jnp.logaddexp(merged[0], jnp.where(endless, 0.0, rest)))
 
 
-def _prepend(carry, x, log_reset):
+def _prepend(log_reset, carry, x):
     """Add one step in front of the later steps; update their mu^2, and the best one with a restart at this step."""
     depth, stack, best, plain, alive, largest = carry
     log_k, noise, moved, first = x
@@ -362,11 +354,9 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
     first = jnp.arange(count) == 0
     xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)
-    log_reset = jnp.log(diameter / d_unit)
     zero = jnp.zeros((), shift.dtype)
     stack = jnp.zeros((count + 1, 5), shift.dtype)
     start = (jnp.int32(0), stack, zero + jnp.inf, zero - jnp.inf, jnp.bool_(True), zero)
-    (_, _, best, plain, _, largest), _ = lax.scan(
-        lambda carry, x: _prepend(carry, x, log_reset), start, xs, reverse=True
-    )
+    prepend = functools.partial(_prepend, jnp.log(diameter / d_unit))
+    (_, _, best, plain, _, largest), _ = lax.scan(prepend, start, xs, reverse=True)
     return _outward(jnp.minimum(best, plain), jnp.any(shift > 0), log_unit, largest, count, valid)

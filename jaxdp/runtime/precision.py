@@ -223,7 +223,8 @@ class Kernel:
         where, traced = platform(), self.traces
         pieces = []
         for start, stop, padded in pieces_of(size, self._chunk(where, args), where == "cpu"):
-            piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
+            rows = np.minimum(np.arange(start, start + padded), stop - 1)
+            piece = self._compiled(where)(program[0], *jax.tree.map(lambda leaf, rows=rows: leaf[rows], args))
             piece = jax.tree.map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
@@ -285,16 +286,6 @@ def pieces_of(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int
             rest, padded = min(rest, smaller), smaller
         yield start, start + rest, padded
         start += rest
-
-
-def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
-    def take(array: np.ndarray) -> np.ndarray:
-        part = array[start:stop]
-        if padded == stop - start:
-            return part
-        return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
-
-    return jax.tree.map(take, args)
 
 
 @functools.cache

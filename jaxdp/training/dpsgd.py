@@ -19,7 +19,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.truncated import truncated_poisson
-from jaxdp.training import batches, budget, noise, settings
+from jaxdp.training import batches, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -267,7 +267,7 @@ class DPSGD:
         """
         counts = noise.check_steps(steps)
         if callable(self.clip_norm):
-            self._checked("clip_norm", _steps_in(counts))
+            self._checked("clip_norm", int(np.max(counts, initial=1)))
         if self.sampling == "allocation":
             length, sigma = self.steps_per_epoch, float(self._checked("noise_multiplier", 1)[0])
             return repeat(RandomAllocation(Gaussian(sigma), length), -(-counts // length))
@@ -290,7 +290,7 @@ class DPSGD:
             return float(np.inf)
         length = self.steps_per_epoch if self.sampling == "allocation" else 1
         most = int(validate.integer("max_steps", max_steps, 1))
-        epochs = budget.largest_within(
+        epochs = settings.largest_within(
             lambda n: self.after(np.minimum(n * length, most)), epsilon, delta, -(-most // length)
         )
         return min(epochs * length, most)
@@ -300,12 +300,12 @@ class DPSGD:
 
         A schedule is multiplied by the smallest such factor.
         """
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         self.after(steps)  # an error in a setting or a count is one before the search
         unit = self.noise_multiplier if callable(self.noise_multiplier) else 1.0
 
         def with_noise(factor: float) -> DPSGD:
-            return dataclasses.replace(self, noise_multiplier=budget.scaled(unit, factor))
+            return dataclasses.replace(self, noise_multiplier=settings.scaled(unit, factor))
 
         return with_noise(
             float(calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta))
@@ -322,7 +322,7 @@ class DPSGD:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""
         if not (callable(self.noise_multiplier) or callable(self.sampling_probability)):
             return [(self.noise_multiplier, self.sampling_probability, counts)]
-        last = _steps_in(counts)
+        last = int(np.max(counts, initial=1))
         columns = [self._checked(name, last) for name in ("noise_multiplier", "sampling_probability")]
         different, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         if len(different) > MOST_SETTINGS:
@@ -387,7 +387,3 @@ def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
             f"{int(clipped.step)}: give state.count to clipped_sum, so that every update has a sample of its own."
         )
     return jnp.where(same, noise_std, jnp.nan)
-
-
-def _steps_in(counts: np.ndarray) -> int:
-    return int(np.max(counts, initial=1))

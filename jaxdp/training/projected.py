@@ -15,7 +15,7 @@ from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.basic import NoisyIteration
-from jaxdp.training import batches, budget, noise, schedule, settings
+from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -57,8 +57,7 @@ class StronglyConvexLoss:
 
         A bias column counts in the norm and is regularised with the rest. C = B, beta = B^2/4 + l2, rho = l2.
         """
-        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
-        return cls(lipschitz, smoothness, rho, generalized_linear=True)
+        return cls(*map(float, iteration.logistic_regression(feature_norm, l2)), generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -66,8 +65,7 @@ class StronglyConvexLoss:
 
         Clipping per example is refused for it: a clipped softmax step expands at every step size.
         """
-        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
-        return cls(lipschitz, smoothness, rho)
+        return cls(*map(float, iteration.softmax_regression(feature_norm, l2)))
 
 
 _SIXTEEN_BIT = (
@@ -162,7 +160,10 @@ class NoisyProjectedSGD:
                 "loss depends on the parameters through one scalar (softmax does not). Scale the features instead, "
                 "or state generalized_linear=True on the loss."
             )
-        self._steps(settings.CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
+        self._steps(1 if self._is_constant() else settings.CHECKED_STEPS)
+
+    def _is_constant(self) -> bool:
+        return not (callable(self.learning_rate) or callable(self.noise_std))
 
     @property
     def num_batches(self) -> int:
@@ -258,9 +259,9 @@ class NoisyProjectedSGD:
         answer itself is within the budget, and is at most max_steps.
         Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
         """
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)
-        period, constant = self.num_batches, not (callable(self.learning_rate) or callable(self.noise_std))
+        period, constant = self.num_batches, self._is_constant()
         limit = self._limit(_PLATEAU_STEPS if constant else max_steps)
         largest = limit // period if constant and self.data_steps is None else -(-limit // period)
 
@@ -269,20 +270,20 @@ class NoisyProjectedSGD:
             return schedule.IteratedRelease(np.array(mu))
 
         unlimited = certified_epsilon(after(np.array([largest])), delta)[0] <= epsilon
-        epochs = largest if unlimited else budget.largest_within(after, epsilon, delta, largest - 1)
+        epochs = largest if unlimited else settings.largest_within(after, epsilon, delta, largest - 1)
         if epochs == largest and (constant or (self.data_steps is not None and self.data_steps <= max_steps)):
             return float(np.inf)
         return int(min(epochs * period, np.inf if constant else max_steps))
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
         """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         current = float(self.after(int(noise.check_steps(steps))).mu)  # mu is inversely proportional to the noise
         if current == 0:
             return self
         allowed = float(calibrate(schedule.IteratedRelease, epsilon=epsilon, delta=delta))
         # the quotient, its product with the noise and the mu computed from that round by a few units
-        return dataclasses.replace(self, noise_std=budget.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
+        return dataclasses.replace(self, noise_std=settings.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
 
     def _limit(self, steps: int) -> int:
         return steps if self.data_steps is None else min(steps, self.data_steps)
@@ -308,7 +309,7 @@ class NoisyProjectedSGD:
         limit = self._limit(steps)
         if steps == 0:
             return np.zeros(1 if self.order == "reshuffled" else self.num_batches)
-        constant = not (callable(self.learning_rate) or callable(self.noise_std))
+        constant = self._is_constant()
         rows = self._steps(1 if constant else steps)
         whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
         if constant and (self.order == "cyclic" or whole_epochs):
@@ -329,7 +330,7 @@ class NoisyProjectedSGD:
         # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu; both runs
         # round, and the float32 step that scales the noise is up to 2^-23 below the stated one
         moved = 2 * self.rounding * (1 + 2.0**-23) / rows.noise_std.min()
-        return mu + schedule.every_step_mu(float(rows.log_contraction.max()), moved, steps)
+        return mu + schedule.cyclic_constant_mu(float(rows.log_contraction.max()), moved, 1, steps, steps, 0)
 
     def _steps(self, count: int) -> schedule.Steps:
         """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""

@@ -134,11 +134,6 @@ def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
     return np.where(v1 > 0, np.where(d1 * v2 > d2 * safe, merged, apart), alone)
 
 
-def every_step_mu(log_contraction: float, ratio: float, steps: Any) -> np.ndarray:
-    """Mu of a constant distance in every one of the steps (d/s = ratio)."""
-    return cyclic_constant_mu(log_contraction, ratio, 1, steps, steps, 0)
-
-
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
     """Mu of every slot, (period,), for any public schedule with contractions <= 1."""
     total = schedule.shift.shape[0]
