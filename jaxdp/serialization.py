@@ -30,8 +30,7 @@ def to_json(mechanism: Mechanism) -> str:
     1 is the schema number. A number is a JSON number that reads back as the same float64; "inf", "-inf" and "nan" are
     strings, as JSON has no such numbers. An array is a list of lists; one without entries is ``{"empty": shape}``.
 
-    Raises:
-        TypeError: not a mechanism, a traced number, or a record of a class that is not jaxdp's.
+    Raises TypeError for what is not a mechanism, a traced number, or a record of a class that is not jaxdp's.
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a jaxdp mechanism, got {mechanism!r}.")
@@ -46,10 +45,8 @@ def from_json(text: str) -> Mechanism:
     >>> jaxdp.from_json('{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0}}')
     Gaussian(noise_multiplier=2.0)
 
-    Raises:
-        TypeError: text is not a string.
-        ValueError: not JSON, not a mechanism of jaxdp, an unknown schema number, class or field, or a
-            field that is missing.
+    Raises TypeError where text is not a string; ValueError where it is not JSON or not a mechanism of jaxdp, for an
+    unknown schema number, class or field, or a field that is missing.
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}.")

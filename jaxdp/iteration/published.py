@@ -161,16 +161,10 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     return (alpha * np.sum(terms, axis=-1) / 2)[()]
 
 
-@theorem(
-    Rule(
-        "contraction",
-        lambda contraction, **_: contraction <= 1,
-        "at most 1 in equation (3)",
-        "Use shifted_rdp_optimum.",
-    ),
-    **_PATH,
-    contraction=POSITIVE,
-)
+_SHRINKS = _CONTRACTS._replace(allowed="at most 1 in equation (3)", remedy="Use shifted_rdp_optimum.")
+
+
+@theorem(_SHRINKS, **_PATH, contraction=POSITIVE)
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 

@@ -115,8 +115,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin is drawn as
     64 random bits modulo num_bins: its probability is 1/num_bins up to a relative 2^-48.
 
-    Raises:
-        ValueError: a bin of the epoch does not fit; says which size fits. Under a trace ``overflow`` tells it instead.
+    Raises ValueError where a bin of the epoch does not fit, with the size that does; under a trace ``overflow`` tells.
 
     >>> import jax
     >>> from jaxdp import training

@@ -262,8 +262,7 @@ class DPSGD:
         Runs with other settings or other batches are composed: jaxdp.compose(first.after(1000), second.after(500)).
         Every such run has a key and a state of its own.
 
-        Raises:
-            ValueError: a bad count; a schedule that leaves its range, or has more than 128 different settings.
+        Raises ValueError for a bad count, a schedule that leaves its range or has more than 128 different settings.
         """
         counts = noise.check_steps(steps)
         if callable(self.clip_norm):

@@ -92,12 +92,11 @@ class NoisyProjectedSGD:
     rounding: l2 bound on the floating-point error of one update, charged to every step of both runs; see
     `float32_rounding`.
 
-    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by
-    kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is
-    mu-GDP with mu of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance
-    of two runs (constant settings only).
-    The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7 above that of the
-    optimal allocation for the stated numbers, and not below it.
+    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
+    = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is mu-GDP with mu
+    of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance of two runs
+    (constant settings only). The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7
+    above that of the optimal allocation for the stated numbers, and not below it.
 
     Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`); with
     momentum, Adam, weight decay, scaling or clipping of the mean in front of it an optax.chain runs without an error
@@ -306,9 +305,9 @@ class NoisyProjectedSGD:
         return np.minimum(slot, self.num_batches).astype(np.int64)
 
     def _mu_of_slots(self, steps: int) -> np.ndarray:
-        limit = self._limit(steps)
+        limit, nothing = self._limit(steps), np.zeros(1 if self.order == "reshuffled" else self.num_batches)
         if steps == 0:
-            return np.zeros(1 if self.order == "reshuffled" else self.num_batches)
+            return nothing
         constant = self._is_constant()
         rows = self._steps(1 if constant else steps)
         whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
@@ -321,6 +320,8 @@ class NoisyProjectedSGD:
             mu = schedule.cyclic_constant_mu(
                 log_k, shift / std, self.num_batches, limit, steps, slots, diameter=diameter
             )
+        elif limit == 0:
+            mu = nothing
         else:
             rows = schedule.Steps(*(np.broadcast_to(column, (steps,)) for column in rows))
             mu_of = schedule.mu_of_slots if self.order == "cyclic" else schedule.reshuffled_mu

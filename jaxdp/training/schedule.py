@@ -135,30 +135,22 @@ def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
 
 
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of every slot, (period,), for any public schedule with contractions <= 1."""
-    total = schedule.shift.shape[0]
-    limit = min(total, data_steps)
-    if limit == 0:
-        return np.zeros(period)
-    times = np.arange(-(-limit // period) * period).reshape(-1, period).T
-    return _mu_of_rows(schedule, np.where(times < limit, times, total))
+    """Mu of every slot, (period,), for any public schedule with contractions <= 1, 1 <= data_steps <= its length."""
+    times = np.arange(-(-data_steps // period) * period).reshape(-1, period).T
+    return _mu_of_rows(schedule, np.where(times < data_steps, times, schedule.shift.shape[0]))
 
 
 def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of the worst example when the order is drawn anew for every epoch, a scalar.
+    """Mu of the worst example when the order is drawn anew for every epoch, a scalar; data_steps as in `mu_of_slots`.
 
     The example counts as last in its epoch, with the size max_j d_j prod_{k=j+1..e} kappa_k over the steps j of
     the epoch: never less than for any place in it.
     """
-    total = schedule.shift.shape[0]
-    limit = min(total, data_steps)
-    if limit == 0:
-        return np.zeros(())
-    starts = np.arange(0, limit, period)
-    ends = np.minimum(starts + period, limit) - 1
+    starts = np.arange(0, data_steps, period)
+    ends = np.minimum(starts + period, data_steps) - 1
     log_k = np.cumsum(schedule.log_contraction)
     with np.errstate(divide="ignore"):
-        log_d = np.log(schedule.shift[:limit]) - log_k[:limit]
+        log_d = np.log(schedule.shift[:data_steps]) - log_k[:data_steps]
     largest = np.maximum.reduceat(log_d, starts) + log_k[ends]
     shift = np.array(schedule.shift)
     shift[ends] = np.exp(largest) * _SLACK

@@ -32,9 +32,8 @@ _BLOCK = 2**14
 def values(name: str, setting: Setting, count: int) -> np.ndarray:
     """The setting at steps 0..count-1, (count,) float64, as eager JAX computes it.
 
-    Raises:
-        TypeError: a function that jit cannot trace, or that returns no real number.
-        ValueError: an array in place of one number; more steps than a schedule can be followed for.
+    Raises TypeError for a function that jit cannot trace, or that returns no real number; ValueError for an array in
+    place of one number, and for more steps than a schedule can be followed for.
     """
     if not callable(setting):
         number = validate.real_array(name, setting)
