@@ -78,7 +78,7 @@ def _encoded(name: str, value: Any) -> Any:
                 f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
                 "Keep the parameters of your own mechanisms in a file of your own."
             )
-        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}
         return {"class": cls.__name__, **fields}
     if isinstance(value, tuple):
         return [_encoded(name, each) for each in value]
@@ -136,7 +136,7 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
     cls = records_by_name().get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(records_by_name()))}.")
-    fields = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {each.name: each for each in dataclasses.fields(cls)}
     given = {key: value for key, value in content.items() if key != "class"}
     unknown, missing = sorted(set(given) - set(fields)), sorted(set(fields) - set(given))
     required = [key for key in missing if fields[key].default is dataclasses.MISSING]

@@ -1,7 +1,5 @@
 """Argument checks at the door: one sentence naming the argument, the value and what is allowed."""
 
-from __future__ import annotations
-
 import functools
 import numbers
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line: ``jaxdp epsilon | delta | tradeoff | calibrate | sweep | plot | report``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

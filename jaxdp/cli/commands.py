@@ -1,7 +1,5 @@
 """``jaxdp epsilon | delta | tradeoff``: certified bounds at given points; ``jaxdp calibrate``; ``jaxdp report``."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import pathlib
@@ -70,11 +68,7 @@ def _bounds(arguments: argparse.Namespace) -> None:
         text.check_file("out", arguments.out, (".csv",))
     points = text.parse_range(target, getattr(arguments, target))
     asked = {} if getattr(arguments, "gap", None) is None else {"gap": arguments.gap}
-    verbs: dict[str, Any] = {
-        "epsilon": jaxdp.epsilon_bounds,
-        "delta": jaxdp.delta_bounds,
-        "tradeoff": jaxdp.tradeoff,
-    }
+    verbs: dict[str, Any] = {"epsilon": jaxdp.epsilon_bounds, "delta": jaxdp.delta_bounds, "tradeoff": jaxdp.tradeoff}
 
     def columns(mechanism: Any, at: np.ndarray) -> dict[str, Any]:
         found = verbs[arguments.verb](mechanism, at, relation=arguments.relation, **asked)

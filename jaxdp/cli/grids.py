@@ -1,7 +1,5 @@
 """``jaxdp sweep | plot``: grids of certified values, and pictures of them."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os
@@ -46,13 +44,11 @@ def add_parsers(commands: Any) -> None:
     command.set_defaults(run=_plot)
 
 
-def _value(
-    mechanism: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any
-) -> dict[str, Any]:
+def _value(name: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any) -> dict[str, Any]:
     """What a sweep evaluates: a verb of one mechanism, from named values."""
     of = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
     target = values["delta" if verb == "epsilon" else "epsilon"]
-    return {verb: of(build(mechanism, fixed | values), target, relation=relation)}
+    return {verb: of(build(name, fixed | values), target, relation=relation)}
 
 
 def _sweep(arguments: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """The mechanisms of the command line: their options, parsers with these, and how options become records."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

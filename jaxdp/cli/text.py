@@ -1,7 +1,5 @@
 """Numbers as typed: one, a list, or a range; what is printed and written: tables, JSON, CSV, and their folders."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -89,9 +87,7 @@ def make_folder(name: str, path: str) -> None:
             raise ValueError(f"{name} must be a place to write to, got {path!r}: {str(place)!r} is write-protected.")
 
 
-def print_table(
-    columns: dict[str, list[Any]], roundings: dict[str, str], as_json: bool, table: str | None = None
-) -> None:
+def print_table(columns: dict[str, list], roundings: dict[str, str], as_json: bool, table: str | None = None) -> None:
     """The columns as a table or JSON, and in the CSV file ``table``.
 
     roundings: "up" or "down" for columns of certified bounds, which are displayed rounded to that side.

@@ -58,12 +58,7 @@ def delta_at_order(order, renyi, epsilon, infinity, sharp):
     return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
-_DOMAINS: dict[str, Any] = {
-    "order": ORDER,
-    "renyi": NONNEGATIVE_OR_INFINITE,
-    "infinity": PROBABILITY,
-    "sharp": PROBABILITY,
-}
+_DOMAINS: dict = {"order": ORDER, "renyi": NONNEGATIVE_OR_INFINITE, "infinity": PROBABILITY, "sharp": PROBABILITY}
 _epsilon_at_orders = theorem(**_DOMAINS, delta=PROBABILITY)(epsilon_at_order)
 _delta_at_orders = theorem(**_DOMAINS, epsilon=NOT_NAN, vacuous=1.0)(delta_at_order)
 
@@ -159,11 +154,10 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
         validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")
-    if np.ndim(orders) == 0 or np.ndim(renyi) == 0 or np.shape(orders)[-1] != np.shape(renyi)[-1]:
-        raise ValueError(
-            f"orders and {name} must have the same last axis, got shapes {np.shape(orders)} and {np.shape(renyi)}."
-        )
-    if np.shape(orders)[-1] == 0:
+    first, second = np.shape(orders), np.shape(renyi)
+    if not first or not second or first[-1] != second[-1]:
+        raise ValueError(f"orders and {name} must have the same last axis, got shapes {first} and {second}.")
+    if first[-1] == 0:
         raise ValueError("orders must not be empty.")
     return orders, renyi
 

@@ -131,9 +131,7 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
 
 def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
     orders, forward, backward = curve
-    return (infinity >= 0) & ~(
-        jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)
-    ).any()
+    return (infinity >= 0) & jnp.all((forward >= 0) & (backward >= 0) & (orders > 0))  # no NaN among them
 
 
 @kernel(working_set=20000)
@@ -259,16 +257,14 @@ def tradeoff_from_rdp(
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
 
 
-def _run(
-    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Domain, Real]
-) -> Array:
+def _run(point: Kernel, orders: Any, renyi: Any, reverse: Any, infinity: Real, **target: tuple[Domain, Real]) -> Array:
     """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
     orders, forward = renyi_curve(orders, renyi, POSITIVE)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
         _, backward = renyi_curve(orders, reverse, POSITIVE, "reverse_renyi")
-    scalars = named_scalars(target, infinity_mass)
+    scalars = named_scalars(target, infinity)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
     validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
-    goal, infinity = scalars.values()
-    return at_points(kernel_, *lead.values(), infinity, goal, own=(1, 1, 1, 0, 0))
+    goal, mass = scalars.values()
+    return at_points(point, *lead.values(), mass, goal, own=(1, 1, 1, 0, 0))

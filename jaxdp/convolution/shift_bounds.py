@@ -38,10 +38,8 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     Returns an upper bound in nats of the broadcast shape, if renyi returns one; rounded to nearest. Raises ValueError.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
-    alpha, moved, count = checked(
-        order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands)
-    )
-    return count * renyi(alpha, moved / count)
+    alpha, moved, n = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands))
+    return n * renyi(alpha, moved / n)
 
 
 def _share(shift, scale, count=1):

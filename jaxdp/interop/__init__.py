@@ -92,7 +92,7 @@ def from_dp_event(
     kind, translate = type(event).__name__, _TRANSLATIONS.get(type(event))
     if translate is None:
         raise _UnsupportedEvent(event, f"{kind} has no dominating pair in jaxdp.")
-    if _WITHOUT_THEOREM.get(kind) is neighboring_relation:
+    if (kind, neighboring_relation) in _WITHOUT_THEOREM:
         raise _UnsupportedEvent(event, f"{kind} has no theorem under {neighboring_relation.name}.")
     mechanism = translate(event, neighboring_relation)
     try:
@@ -241,7 +241,7 @@ def _one_query(event: Any, base: Mechanism) -> Mechanism:
         kind = type(event).__name__
         message = f"{kind} is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
         raise _UnsupportedEvent(event, message)
-    mu2 = sum(times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms)  # type: ignore[attr-defined]
+    mu2 = sum((times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms), 0.0)  # type: ignore[attr-defined]
     if mu2 == 0:
         return _NOTHING
     return single or jaxdp.Gaussian(math.sqrt(1 / mu2) * (1 - 1e-15))
@@ -342,9 +342,9 @@ def _tree(event: Any, relation: Any) -> Mechanism:
 
 _NORMALISED = 1e-9
 _WITHOUT_THEOREM = {
-    "RandomizedResponseDpEvent": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "SampledWithoutReplacementDpEvent": NeighboringRelation.REPLACE_SPECIAL,
-    "MixtureOfGaussiansDpEvent": NeighboringRelation.REPLACE_ONE,
+    ("RandomizedResponseDpEvent", NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ("SampledWithoutReplacementDpEvent", NeighboringRelation.REPLACE_SPECIAL),
+    ("MixtureOfGaussiansDpEvent", NeighboringRelation.REPLACE_ONE),
 }
 _BY_NAME: dict[str, Callable[[Any, Any], Mechanism]] = {
     "NoOpDpEvent": lambda event, relation: _NOTHING,

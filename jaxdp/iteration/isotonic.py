@@ -11,8 +11,6 @@ changing the frame loses no digits, and log v does not overflow where kappa^(2T)
 is marked by bare = 1 (otherwise 0); its v is set to 1 in the frame of its last step.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -141,6 +141,7 @@ class Mechanism:
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every mechanism is a record
     event_ndim: ClassVar[Mapping[str, int]] = {}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False
@@ -285,13 +286,8 @@ class Mechanism:
     def __repr__(self) -> str:
         if not dataclasses.is_dataclass(self):
             return object.__repr__(self)  # a class that lacks the decorator
-        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in fields_of(self))
+        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in dataclasses.fields(self))
         return f"{_public_name(type(self))}({', '.join(shown)})"
-
-
-def fields_of(mechanism: Mechanism) -> tuple[Any, ...]:
-    """The dataclass fields of a record."""
-    return dataclasses.fields(mechanism)  # type: ignore[arg-type]  # every mechanism is a record
 
 
 def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
@@ -302,10 +298,10 @@ def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
             getattr(mechanism, each.name),
             is_leaf=lambda value: value is None or isinstance(value, Mechanism),
         )
-        for each in fields_of(mechanism)
+        for each in dataclasses.fields(mechanism)
         if not each.metadata.get("static")
     }
-    return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+    return dataclasses.replace(mechanism, **numbers)
 
 
 def _harmless_outside(rows: Any, mechanism: M) -> M:

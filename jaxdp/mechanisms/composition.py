@@ -12,15 +12,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import field, whole
-from jaxdp.mechanisms.base import (
-    RELATIONS,
-    GaussianMechanism,
-    Mechanism,
-    UnsupportedMechanismError,
-    as_text,
-    fields_of,
-    record,
-)
+from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, as_text, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.runtime import formulas
 from jaxdp.typing import Array, Number, Real, RealField, Relation
@@ -142,7 +134,7 @@ def everything(mechanism: Mechanism) -> Iterator[Mechanism]:
 
 def held(mechanism: Mechanism) -> list[Mechanism]:
     """The mechanisms that the fields of a mechanism hold."""
-    values = [getattr(mechanism, each.name) for each in fields_of(mechanism)]
+    values = [getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     return [part for part in parts if isinstance(part, Mechanism)]
 
@@ -160,7 +152,7 @@ def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Nu
 def event_dims(mechanism: Mechanism) -> list[int]:
     """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism."""
     dims: list[int] = []
-    for each in fields_of(mechanism):
+    for each in dataclasses.fields(mechanism):
         if each.metadata.get("static"):
             continue
         value = getattr(mechanism, each.name)

@@ -170,9 +170,8 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     log_share, log_rest = _shares(nodes, width, above, whole)
     fall = whole[:, 0] + (width[:, 0] / sigma) * (distance[1:] / sigma + mu / 2)
     blur = xp.where(width[:, 0] - 1 > _SLOTS, finite.gauss_error(fall + whole[:, 0]) + _RULE_ERROR, 0.0)
-    outside = xp.logaddexp(
-        _log_lattice_tail(distance[-1] - s / 2 + 1, sigma), _log_lattice_tail(distance[-1] + s / 2 + 1, sigma)
-    )
+    far = distance[-1] + 1
+    outside = xp.logaddexp(_log_lattice_tail(far - s / 2, sigma), _log_lattice_tail(far + s / 2, sigma))
     return _Cells(
         mu * (distance / sigma),
         xp.where(new, log_edge, -xp.inf),

@@ -1,7 +1,5 @@
 """A record of the verbs that were called and their mechanisms, stored beside the numbers of a sweep or a report."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator

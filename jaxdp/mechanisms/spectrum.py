@@ -1,7 +1,5 @@
 """The spectrum (K(z), atoms, masses at infinity) of a composed mechanism, from its normal form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Curves as inline SVG, legible at phone width: for `jaxdp.report`, which needs no plotting package."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import math

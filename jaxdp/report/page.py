@@ -1,8 +1,7 @@
 """The page: one function per section, words and tables around the facts."""
 
-from __future__ import annotations
-
 import ast
+import dataclasses
 import html
 import inspect
 import math
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.mechanisms.base import Mechanism, as_text, fields_of
+from jaxdp.mechanisms.base import Mechanism, as_text
 from jaxdp.mechanisms.composition import everything, held
 from jaxdp.report.facts import Facts
 from jaxdp.report.figures import Curve, Figure
@@ -249,7 +248,7 @@ def _description(facts: Facts) -> str:
 
 def _tree(mechanism: Mechanism) -> str:
     """The record, what it says of itself, its numbers, and the mechanisms inside it."""
-    values = ((each.name, getattr(mechanism, each.name)) for each in fields_of(mechanism))
+    values = ((each.name, getattr(mechanism, each.name)) for each in dataclasses.fields(mechanism))
     numbers = ", ".join(
         f"<code>{_safe(name)} = {_safe(_brief(value))}</code>"
         for name, value in values

@@ -1,7 +1,5 @@
 """Optional packages, each behind an extra of the distribution; a bar for calls that take minutes."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """One-point formulas as public functions: check, broadcast, compute in float64, hand back NumPy or a trace."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

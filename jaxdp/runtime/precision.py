@@ -9,8 +9,6 @@ Two checks stand before the first number. A canary, a computation with a known a
 first row of each compiled program is compared with NumPy's. Either failing is a `BackendError`.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib
@@ -74,8 +72,8 @@ def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
-    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
-    wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
+    skipped = {name for name in _SAVE_TIME if name in flags or (name in _FOR_LARGE and not large)}
+    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in skipped}
     if not _is_known(wanted):
         wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
     return wanted or None
@@ -241,12 +239,10 @@ class Kernel:
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
-            agree = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
+            good = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
         else:
-            agree = all(
-                np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)
-            )
-        if not agree:
+            good = all(np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True))
+        if not good:
             _refuse(self.point.__name__, where, first, "NumPy computes", other)
 
     def __call__(self, *args: Any, **static: Any) -> Any:

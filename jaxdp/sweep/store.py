@@ -1,7 +1,5 @@
 """Storage of the tiles of a sweep: in memory, or on disk in a zarr store that several workers write to; their names."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

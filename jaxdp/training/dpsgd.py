@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import domains, validate
+from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
+from jaxdp.domains import NOISE, POSITIVE, PROBABILITY
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -26,11 +27,7 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
 
-_DOMAINS = {
-    "clip_norm": domains.POSITIVE,
-    "noise_multiplier": domains.NOISE,
-    "sampling_probability": domains.PROBABILITY,
-}
+_DOMAINS = {"clip_norm": POSITIVE, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 
 
 class ClippedSum(NamedTuple):
@@ -306,9 +303,7 @@ class DPSGD:
         def with_noise(factor: float) -> DPSGD:
             return dataclasses.replace(self, noise_multiplier=settings.scaled(unit, factor))
 
-        return with_noise(
-            float(calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta))
-        )
+        return with_noise(float(calibrate(lambda times: with_noise(times).after(steps), epsilon=epsilon, delta=delta)))
 
     def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
         """The mechanism of one step without allocation."""

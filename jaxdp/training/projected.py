@@ -57,7 +57,8 @@ class StronglyConvexLoss:
 
         A bias column counts in the norm and is regularised with the rest. C = B, beta = B^2/4 + l2, rho = l2.
         """
-        return cls(*map(float, iteration.logistic_regression(feature_norm, l2)), generalized_linear=True)
+        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho, generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -65,7 +66,8 @@ class StronglyConvexLoss:
 
         Clipping per example is refused for it: a clipped softmax step expands at every step size.
         """
-        return cls(*map(float, iteration.softmax_regression(feature_norm, l2)))
+        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho)
 
 
 _SIXTEEN_BIT = (
@@ -317,9 +319,7 @@ class NoisyProjectedSGD:
             slots = np.arange(self.num_batches)[-1:] if whole_epochs else np.arange(self.num_batches)
             # the float32 projection leaves the ball by less than a relative 1e-6
             diameter = np.inf if self.radius is None else 2 * self.radius * (1 + 1e-6) / shift
-            mu = schedule.cyclic_constant_mu(
-                log_k, shift / std, self.num_batches, limit, steps, slots, diameter=diameter
-            )
+            mu = schedule.cyclic_constant_mu(log_k, shift / std, self.num_batches, limit, steps, slots, diameter)
         elif limit == 0:
             mu = nothing
         else:

@@ -58,14 +58,7 @@ class Steps(NamedTuple):
 
 
 def cyclic_constant_mu(
-    log_contraction: float,
-    ratio: float,
-    period: int,
-    data_steps: Any,
-    steps: Any,
-    slot: Any,
-    *,
-    diameter: float = np.inf,
+    log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any, diameter: float = np.inf
 ) -> np.ndarray:
     """Mu of an example in slot 0..period-1 of a cyclic order with constant kappa <= 1 and d/s = ratio.
 
