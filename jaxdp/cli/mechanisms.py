@@ -84,9 +84,7 @@ RANDOMIZERS = {
     "subset": Maker("subset selection", jaxdp.SubsetSelection, (_EPS0, _CATEGORIES, _SUBSET)),
     "hashing": Maker("optimal local hashing, OLH", jaxdp.LocalHashing, (_EPS0, _BUCKETS, _COLLISION)),
     "binary-hashing": Maker(
-        "binary local hashing, BLH",
-        lambda eps0, collision: jaxdp.LocalHashing(eps0, 2.0, collision),
-        (_EPS0, _COLLISION),
+        "binary local hashing, BLH", lambda eps0, least: jaxdp.LocalHashing(eps0, 2.0, least), (_EPS0, _COLLISION)
     ),
     "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, (_EPS0,)),
     "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, (_EPS0,)),
@@ -224,10 +222,8 @@ def points_of(
     static = chosen(arguments)
     for values in itertools.product(*static.values()):
         for piece in pieces(columns[0].size, arguments.progress):
-            yield (
-                {name: column[piece] for name, column in zip(axes, columns, strict=True)},
-                dict(zip(static, values, strict=True)),
-            )
+            rows = {name: column[piece] for name, column in zip(axes, columns, strict=True)}
+            yield rows, dict(zip(static, values, strict=True))
 
 
 def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:

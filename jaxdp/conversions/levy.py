@@ -16,6 +16,7 @@ from jaxdp.runtime.precision import x64
 from jaxdp.typing import Array, Complex, Real
 
 LogCharacteristic: TypeAlias = Callable[[np.ndarray], Complex]
+LogDensity: TypeAlias = Callable[[np.ndarray], Real]
 # Points of t evaluated at once, which limits the (points x nodes) array.
 _BLOCK = 4096
 
@@ -77,12 +78,7 @@ def levy_delta(
 
 
 def quadrature_log_characteristic(
-    log_p: Callable[[np.ndarray], Real],
-    log_q: Callable[[np.ndarray], Real],
-    low: float,
-    high: float,
-    *,
-    nodes: int = 256,
+    log_p: LogDensity, log_q: LogDensity, low: float, high: float, *, nodes: int = 256
 ) -> LogCharacteristic:
     """Function t -> log phi(t) = log int p(x) e^{it log(p(x)/q(x))} dx by Gauss-Legendre on [low, high]: an estimate.
 

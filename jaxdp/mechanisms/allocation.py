@@ -31,7 +31,7 @@ class DirectedLaw(LossLaw):
 
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """As given, for the direction that the law was made for."""
-        return self.infinity, self.reverse
+        return self.infinity_mass(), self.reverse
 
 
 @record

@@ -62,11 +62,8 @@ def record(cls: T) -> T:
         made.__post_init__ = _lists_to_arrays
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
-    register_by_class(
-        made,
-        [f.name for f in fields if not f.metadata.get("static")],
-        [f.name for f in fields if f.metadata.get("static")],
-    )
+    static = [each.name for each in fields if each.metadata.get("static")]
+    register_by_class(made, [each.name for each in fields if each.name not in static], static)
     return made
 
 

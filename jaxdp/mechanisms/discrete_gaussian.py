@@ -161,8 +161,8 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     def log_mass(d: Array) -> Array:
         return -0.5 * ((d + s / 2) / sigma) ** 2 - log_total
 
-    log_edge = log_mass(distance) - xp.where(distance == 0, np.log(2.0), 0.0)
     new = xp.concatenate([xp.ones(1, bool), xp.diff(distance) > 0])
+    log_edge = xp.where(new, log_mass(distance) - xp.where(distance == 0, np.log(2.0), 0.0), -xp.inf)
     width = xp.diff(distance)[:, None]
     nodes, log_weights = sum_rule(xp.maximum(width[:, 0] - 1, 0.0))
     log_inside = log_mass(distance[:-1, None] + nodes) + log_weights
@@ -172,16 +172,8 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     blur = xp.where(width[:, 0] - 1 > _SLOTS, finite.gauss_error(fall + whole[:, 0]) + _RULE_ERROR, 0.0)
     far = distance[-1] + 1
     outside = xp.logaddexp(_log_lattice_tail(far - s / 2, sigma), _log_lattice_tail(far + s / 2, sigma))
-    return _Cells(
-        mu * (distance / sigma),
-        xp.where(new, log_edge, -xp.inf),
-        above,
-        log_share,
-        log_rest,
-        log_inside,
-        blur,
-        outside - log_total,
-    )
+    loss = mu * (distance / sigma)
+    return _Cells(loss, log_edge, above, log_share, log_rest, log_inside, blur, outside - log_total)
 
 
 def _shares(nodes: Array, width: Array, above: Array, whole: Array) -> tuple[Array, Array]:
