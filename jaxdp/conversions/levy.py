@@ -43,8 +43,7 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
     h = float(validate.positive("step", step))
     count = int(validate.integer("nodes", nodes, 1))
     with x64():
-        total = np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0] / 2
-        value = np.full(points.shape, total)
+        value = np.full(points.shape, np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0] / 2)
         for start in range(0, count, _BLOCK):
             t = (np.arange(start, min(start + _BLOCK, count)) + 0.5) * h
             weight = np.exp(np.asarray(log_characteristic(t))) / t

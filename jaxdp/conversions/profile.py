@@ -40,8 +40,7 @@ def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     right_slope = jnp.concatenate([jnp.maximum(fall[1:], 0.0), infinite])
     from_left = high[:-1] + jnp.where(width > 0, left_slope * width, 0.0)
     from_right = high[1:] + jnp.where(width > 0, right_slope * width, 0.0)
-    ends = jnp.maximum(high[:-1], high[1:])
-    return jnp.where(width > 0, jnp.minimum(from_left, from_right), ends)
+    return jnp.where(width > 0, jnp.minimum(from_left, from_right), jnp.maximum(high[:-1], high[1:]))
 
 
 _FAR = 700.0

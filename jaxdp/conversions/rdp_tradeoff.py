@@ -108,8 +108,7 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
         grid = left + (right - left) * jnp.linspace(0.0, 1.0, _CELLS + 1)
         x, low, high = jax.vmap(lambda u: _advantage(curve, u, eps))(grid)
         upper = cell_bounds(x, low, high)
-        best = jnp.maximum(jnp.max(low), 0.0)
-        alive = upper >= best
+        alive = upper >= jnp.maximum(jnp.max(low), 0.0)
         first = jnp.argmax(alive)
         last = _CELLS - 1 - jnp.argmax(alive[::-1])
         dead = jnp.maximum(dead, jnp.max(jnp.where(alive, -jnp.inf, upper)))

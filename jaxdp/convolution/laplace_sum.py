@@ -173,8 +173,7 @@ def _renyi_point(n, shift, order, *, size):
         x = ends[segment] + width * (part + 0.5 * (nodes + 1))
         return lax.map(at, x) + jnp.log(jnp.maximum(gauss * width / 2, 1e-300))
 
-    terms = lax.map(panel, jnp.arange(3 * _PANELS))
-    log_excess = jax.nn.logsumexp(terms.reshape(-1))
+    log_excess = jax.nn.logsumexp(lax.map(panel, jnp.arange(3 * _PANELS)).reshape(-1))
     value = jnp.logaddexp(0.0, log_excess) / (order - 1.0)
     # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
     return jnp.where(shift > 0, jnp.fmin(value, shift), 0.0)
@@ -209,9 +208,8 @@ def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
     value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
-    quotient = top / bottom
-    (a, b), (c, d) = _halves(quotient), _halves(bottom)
-    excess = ((a * c - top) + a * d + b * c) + b * d  # quotient * bottom - top
+    (a, b), (c, d) = _halves(top / bottom), _halves(bottom)
+    excess = ((a * c - top) + a * d + b * c) + b * d  # (top / bottom) * bottom - top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
     # Subnormal numbers are rounded outward: XLA would take them for 0.

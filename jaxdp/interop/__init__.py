@@ -221,8 +221,7 @@ def _response_or_uniform(p: float, k: int) -> Mechanism:
 
 
 def _repeated(event: Any, relation: Any) -> Mechanism:
-    count = validate.integer("count", event.count, 0)
-    return jaxdp.repeat(from_dp_event(event.event, relation), count)
+    return jaxdp.repeat(from_dp_event(event.event, relation), validate.integer("count", event.count, 0))
 
 
 def _composed(event: Any, relation: Any) -> Mechanism:

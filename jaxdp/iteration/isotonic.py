@@ -57,8 +57,7 @@ def _one_move(steps, carry, _):
     log_k, log_s2, log_d2 = steps
     index, depth, top, below, stack, largest = carry
     log_v_below = below[1] + 2 * top[2]
-    steeper = _log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4])
-    merges = (depth > 0) & steeper
+    merges = (depth > 0) & (_log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4]))
     log_m, log_v, bare = _merge((below[0], log_v_below, below[4]), (top[0], top[1], top[4]))
     merged = jnp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
 
@@ -106,8 +105,7 @@ def _outward(log_mu2, some, log_unit, largest, steps, valid):
     slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
     value = jnp.maximum(jnp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
     value = jnp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
-    finite = (value < jnp.inf) & valid
-    return jnp.where(finite, value, jnp.inf)
+    return jnp.where((value < jnp.inf) & valid, value, jnp.inf)
 
 
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
@@ -144,8 +142,7 @@ def _prices(contraction, noise_std, shift, blocks):
     gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
     slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
     unit = jnp.where(jnp.max(noise_std) > 0, jnp.max(shift) / _unit(noise_std) ** 2, 0.0)
-    last = position + 1 == following[block]
-    return jnp.where(live, slope * unit, 0.0), live & last
+    return jnp.where(live, slope * unit, 0.0), live & (position + 1 == following[block])
 
 
 def _distances(contraction, noise_std, shift, price, last):
@@ -319,13 +316,11 @@ def _prepend(log_reset, carry, x):
     _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick, bare]), depth, stack)
     best = jnp.where(alive & ~first, jnp.minimum(best, restarted), best)
     merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick, bare]), depth, stack)
-    silent = (noise == -jnp.inf) & (moved == -jnp.inf)
-    keeps = alive & ~silent
+    keeps = alive & ~((noise == -jnp.inf) & (moved == -jnp.inf))
     # Change to the frame of the step before: all later distances are divided by kappa.
     back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
     row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
-    top = stack[jnp.maximum(depth - 1, 0)]
-    slid = top + back * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    slid = stack[jnp.maximum(depth - 1, 0)] + back * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
     slot = jnp.where(keeps, lower, jnp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
     stack = stack.at[slot].set(jnp.where(keeps, row, slid), mode="promise_in_bounds")
     depth = jnp.where(keeps, lower + 1, depth)

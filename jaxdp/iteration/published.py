@@ -180,8 +180,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
-    shrunk = jnp.exp((num_steps + 1) * jnp.log(contraction))
-    return order * (distance / noise_std) ** 2 / (2 * num_steps) * shrunk
+    return order * (distance / noise_std) ** 2 / (2 * num_steps) * jnp.exp((num_steps + 1) * jnp.log(contraction))
 
 
 def _log_geometric(x, count):

@@ -315,8 +315,7 @@ class DiscreteLaplace(Mechanism):
         # taking out the larger end; at y = 1 it is s - 1 terms of e^{zas}
         w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
         near = xp.abs(w) < 1e-6
-        safe = xp.where(near, 1.0, w)
-        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(safe))
+        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(xp.where(near, 1.0, w)))
         linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
         middle = xp.where(near, linear, quotient)
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle

@@ -45,8 +45,7 @@ class _Arrays:
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
     def mapped(*args: Any) -> Any:
         each = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
-        mapped_over = [arg for arg, own in zip(args, each, strict=True) if own]
-        size = np.shape(jax.tree.leaves(mapped_over)[0])[0]
+        size = np.shape(jax.tree.leaves([arg for arg, own in zip(args, each, strict=True) if own])[0])[0]
         rows = [fun(*(_row(arg, i) if own else arg for arg, own in zip(args, each, strict=True))) for i in range(size)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 

@@ -327,8 +327,7 @@ def canary(name: str) -> Callable[[Callable], Callable]:
 
 def ensure_canary(module: str) -> None:
     """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
-    checks = [(name, check) for name, check in CANARIES if check.__module__ == module]
-    _pass_once(module, platform(), checks)
+    _pass_once(module, platform(), [(name, check) for name, check in CANARIES if check.__module__ == module])
 
 
 def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:

@@ -63,8 +63,7 @@ def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_siz
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     batch = cyclic_batch(step, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
-    epoch = jnp.asarray(step, jnp.int32) // num_batches
-    order = jax.random.permutation(_sample_key(key, epoch), num_examples)
+    order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32) // num_batches), num_examples)
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 

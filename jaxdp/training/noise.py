@@ -1,7 +1,5 @@
 """The state of a private transformation, noise that is never drawn twice, and sums of clipped gradients."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -42,14 +40,11 @@ def check_key(key: Any) -> jax.Array:
     """The key as a typed key; an error says what is missing."""
     if key is None:
         raise ValueError("key must be a JAX random key, got None. A default would repeat other runs' noise.")
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {type(key).__name__}.")
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        checked = key
-    elif key.dtype == jnp.uint32:
-        checked = jax.random.wrap_key_data(key)
-    else:
-        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got dtype {key.dtype}.")
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and getattr(key, "dtype", None) != jnp.uint32:
+        found = f"dtype {key.dtype}" if hasattr(key, "dtype") else type(key).__name__
+        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {found}.")
+    checked = key if typed else jax.random.wrap_key_data(key)
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
     return checked
@@ -162,8 +157,8 @@ def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tu
         jnp.tensordot(weight, jnp.where(_column(keep, g), g, 0.0), axes=1, precision=jax.lax.Precision.HIGHEST)
         for g in leaves
     ]
-    tree = jax.tree.structure(gradients)
-    return jax.tree.unflatten(tree, summed), jnp.sum(mask & ~finite, dtype=jnp.int32)
+    total = jax.tree.unflatten(jax.tree.structure(gradients), summed)
+    return total, jnp.sum(mask & ~finite, dtype=jnp.int32)
 
 
 def mean_gradient(

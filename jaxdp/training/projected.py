@@ -142,8 +142,7 @@ class NoisyProjectedSGD:
         if not isinstance(self.loss, StronglyConvexLoss):
             raise TypeError(f"loss must be a StronglyConvexLoss, got {type(self.loss).__name__}.")
         for name in ("batch_size", "num_examples"):
-            size = validate.integer(name, getattr(self, name), 1)
-            object.__setattr__(self, name, int(size))
+            object.__setattr__(self, name, int(validate.integer(name, getattr(self, name), 1)))
         if self.batch_size > self.num_examples:
             raise ValueError(f"batch_size must be at most num_examples = {self.num_examples}, got {self.batch_size}.")
         validate.choice("order", self.order, ("cyclic", "reshuffled"))

@@ -98,8 +98,7 @@ def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.nda
     def bound(back: np.ndarray) -> np.ndarray:
         d, v = _earlier_block(rate, period, back)
         d = d + diameter * kappa * np.exp(-rate * period / 2 * back)
-        at_last = (1 + diameter * kappa) ** 2 / last_v
-        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), at_last)
+        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), (1 + diameter * kappa) ** 2 / last_v)
         return np.where(back < earlier, value, np.inf)
 
     best_back = np.zeros_like(earlier)

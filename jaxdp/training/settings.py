@@ -1,7 +1,5 @@
 """Settings: one number, or a public function of the step like the schedules of optax; and the inverse questions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
