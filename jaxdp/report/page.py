@@ -306,16 +306,12 @@ def _reproduction(facts: Facts) -> str:
         f"<li>{name}: <code>{_safe(as_text(side if side.size > 1 else side[0]))}</code></li>"
         for name, side in zip(("lower", "upper"), map(np.atleast_1d, facts.bounds), strict=True)
     )
-    versions = {
-        "jaxdp": jaxdp.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
-        "numpy": np.__version__,
-        "Python": platform.python_version(),
-        "backend": precision.platform(),
-        "machine": f"{sys.platform} {platform.machine()}",
-    }
+    versions = (
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, jaxlib {jax.lib.__version__}, numpy {np.__version__}, "
+        f"Python {platform.python_version()}, backend {precision.platform()}, "
+        f"machine {sys.platform} {platform.machine()}"
+    )
     return (
         f"<h2>How to compute it again</h2><pre>{_safe(call)}</pre><p>All digits of the bounds, as computed here:</p>"
-        f'<ul>{digits}</ul><p class="note">{", ".join(f"{name} {_safe(text)}" for name, text in versions.items())}</p>'
+        f'<ul>{digits}</ul><p class="note">{_safe(versions)}</p>'
     )

@@ -15,21 +15,18 @@ from jaxdp.mechanisms import provenance
 from jaxdp.sweep.grid import Grid
 
 _PLAIN = (
-    "batch_size", "collision_probability", "delta", "false_positive_rate", "learning_rate", "radius",
-    "sampling_probability", "smoothness", "strong_convexity", "subset_size",
+    "batch_size", "collision_probability", "delta", "false_positive_rate", "learning_rate", "num_categories",
+    "num_examples", "num_steps", "num_users", "radius", "sampling_probability", "smoothness", "strong_convexity",
+    "subset_size",
 )  # fmt: skip
 # name: (long name, units)
-LABELS = {name: (name.replace("_", " "), "1") for name in _PLAIN} | {
+LABELS = {name: (name.replace("num_", "number of ").replace("_", " "), "1") for name in _PLAIN} | {
     "eps0": ("local epsilon", "nats"),
     "epsilon": ("epsilon", "nats"),
     "delta0": ("local delta", "1"),
-    "num_users": ("number of users", "1"),
-    "num_categories": ("number of categories", "1"),
     "noise_multiplier": ("noise multiplier (standard deviation or scale over sensitivity)", "1"),
     "sigma": ("noise multiplier (standard deviation over sensitivity)", "1"),
     "steps": ("number of steps", "1"),
-    "num_steps": ("number of steps", "1"),
-    "num_examples": ("number of examples", "1"),
     "num_buckets": ("number of hash buckets", "1"),
     "scale": ("scale of the noise", "1"),
     "noise_std": ("standard deviation of the noise", "1"),
