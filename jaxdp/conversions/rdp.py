@@ -31,16 +31,12 @@ def log_gain(excess: Any) -> Any:
     return -excess * jnp.log1p(1 / excess) - jnp.log1p(excess)
 
 
-def _gain(excess: Any, sharp: Any) -> Any:
-    return jnp.where(sharp > 0, log_gain(excess), 0.0)
-
-
 def epsilon_at_order(order, renyi, delta, infinity, sharp):
     """Certified epsilon at delta from one order; sharp: 1.0 for "cks", 0.0 for "classic"."""
     excess = order - 1
     infinity, _ = raised(infinity)
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
-    gain = _gain(excess, sharp)
+    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
     value = renyi + (gain - jnp.log(room)) / excess
     # the rounding of delta - infinity_mass counts delta / room times
     lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
@@ -50,7 +46,7 @@ def epsilon_at_order(order, renyi, delta, infinity, sharp):
 def delta_at_order(order, renyi, epsilon, infinity, sharp):
     """Certified delta at epsilon from one order; sharp as for `epsilon_at_order`."""
     excess = order - 1
-    gain = _gain(excess, sharp)
+    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
     exponent = excess * (renyi - epsilon) + gain
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))

@@ -256,7 +256,7 @@ class DiscretePair(FiniteLaw):
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss of the pair, or of its swap."""
-        return finite.plain_part(self.finite_pair(), direction)
+        return finite.sampled_part(self.finite_pair(), xp.ones(()), direction)
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""

@@ -140,13 +140,6 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     )
 
 
-def plain_part(pair: Pair, direction: str) -> Part:
-    """The pair itself, or its swap."""
-    log_p, log_q, loss, blur, only_p, only_q = known = with_losses(pair)
-    swapped = FinitePair(log_q, log_p, -loss, blur, only_q, only_p)
-    return sampled_part(swapped if direction == "reverse" else known, xp.ones(()), "forward")
-
-
 def randomized_response_pair(epsilon: Number, categories: Number) -> FinitePair:
     """The three outcomes of k-ary randomized response: one's own value, the other's, any third; exact losses."""
     scale = xp.log1p((categories - 1.0) * xp.exp(-epsilon))

@@ -123,10 +123,8 @@ def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
 
 def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:
     """Sum over leaves of one number each, a sharded leaf's over its shards too."""
-    total = jnp.zeros((), jnp.float32)
-    for value, names in zip(values, axes, strict=True):
-        total = total + (jax.lax.psum(value, names) if names else value)
-    return total
+    parts = (jax.lax.psum(value, names) if names else value for value, names in zip(values, axes, strict=True))
+    return sum(parts, jnp.zeros((), jnp.float32))
 
 
 def check_params(params: Any, *, low_precision: str | None) -> None:
