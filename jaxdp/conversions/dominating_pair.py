@@ -143,8 +143,7 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     >>> print(f"{jaxdp.conversions.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 0.1, 0.0]):.4f}")
     0.4206
 
-    Returns an upper bound in nats of the shape of orders, float64; inf for a > 1 unless the last delta is 0. Raises
-    ValueError.
+    Returns an upper bound in nats, orders' shape, float64; inf for a > 1 unless the last delta is 0. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Lemma 23, for the pair of `pair_from_profile`.
     """
     a = validate.positive("orders", orders)

@@ -134,8 +134,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     >>> print(f"{jaxdp.conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     0.6351
 
-    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for unequal
-    lengths.
+    Returns a lower bound of f = T(Q, P), x's shape, float64, rounded down. Raises ValueError, also for unequal lengths.
     Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
     (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))

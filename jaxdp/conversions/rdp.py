@@ -1,7 +1,6 @@
 """Renyi DP to (epsilon, delta), one order at a time: the classic conversion and that of Canonne, Kamath, Steinke.
 
-Every order gives a valid bound; the smallest over the given orders is returned. The functions of `rdp_tradeoff` use all
-orders at once.
+Every order gives a valid bound; the smallest over the given orders is returned. `rdp_tradeoff` uses all orders at once.
 """
 
 from __future__ import annotations

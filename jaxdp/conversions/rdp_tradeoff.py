@@ -46,8 +46,7 @@ def _log_probabilities(logit: jax.Array) -> _Pair:
 def _violated(order: jax.Array, bound: jax.Array, first: _Pair, second: _Pair, sign: jax.Array) -> jax.Array:
     """Whether R_order(first, second) of two Bernoulli laws, given by log probabilities, exceeds the bound.
 
-    sign +1: True only where it certainly does; sign -1: False only where it certainly does not. The rounding of every
-    exponent is charged.
+    sign +1: True only where it certainly does; -1: False only where it certainly does not: all rounding is charged.
     """
     (f1, f0), (s1, s0) = first, second
     excess = order - 1

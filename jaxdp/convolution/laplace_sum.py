@@ -295,8 +295,7 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.502261 0.502261
 
-    Returns Bounds in nats of the broadcast shape, float64; their gap follows from that of `laplace_sum_delta_bounds`.
-    Raises ValueError.
+    Returns Bounds in nats, broadcast shape, float64; their gap is due to `laplace_sum_delta_bounds`. Raises ValueError.
     Assumes: only the sum is released, not its summands.
     """
     level = validate.probability("delta", delta)

@@ -115,8 +115,7 @@ class RandomizedResponse(NamedSetRandomizer):
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
     0.1099
 
-    epsilon is that of replacing one person's value, the natural relation; in every other relation the record states the
-    same guarantee.
+    epsilon is that of replacing one person's value, the natural relation; every other relation has the same guarantee.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """

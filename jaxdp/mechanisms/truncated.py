@@ -99,8 +99,7 @@ def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float,
     """1 - s, s, j and their relative error: s = P[S >= largest], j = E[rate largest / (S + 1) | S >= largest].
 
     S ~ Binomial(others, rate), 1 <= largest <= others. By the recurrence of the masses from the mode on, out to where
-    less than 1e-170 is left (Bernstein's inequality). s = 1 and j = rate, which always dominate, for more than 1e9
-    expected records.
+    less than 1e-170 is left (Bernstein's inequality). Beyond 1e9 expected records s = 1, j = rate, which dominate.
     """
     if rate in (0.0, 1.0):
         return 1 - rate, rate, rate * largest / (others + 1), ULP

@@ -1,7 +1,6 @@
 """Privacy amplification by mixing: a private mechanism followed by a Markov kernel.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
 """
 
 from jaxdp.mixing.amplification import (

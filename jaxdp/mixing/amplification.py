@@ -298,8 +298,7 @@ def pure_local_epsilon(gamma: Real) -> Array:
     >>> print(f"{jaxdp.mixing.pure_local_epsilon(0.875):.4f}")
     2.0794
 
-    Returns epsilon in nats of the shape of gamma, float64, rounded up; inf at gamma = 1. Raises ValueError for gamma
-    outside [0, 1].
+    Returns epsilon in nats of the shape of gamma, float64, rounded up; inf at 1. Raises ValueError outside [0, 1].
     """
     value = validate.probability("gamma", gamma)
     with np.errstate(divide="ignore"):

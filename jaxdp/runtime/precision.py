@@ -137,8 +137,7 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
 
     static: names of keyword arguments that fix sizes; each value is compiled once.
-    working_set: float64 numbers alive per point, or a function of the arguments that gives it; it limits the points of
-        one call.
+    working_set: float64 numbers alive per point, or a function of the arguments that gives it; limits a call's points.
     large: the kernel has so many operations that compile time matters more than run time.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that

@@ -62,8 +62,7 @@ class DPSGD:
     sampling: "poisson"; or "truncated_poisson": of a sample above truncated_batch_size a uniformly drawn part of that
     size is kept (`truncated_poisson_batch`; needs num_examples and truncated_batch_size, which may not exceed it); or
     "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`); an epoch has
-    1/sampling_probability steps, a whole number up to 65536. There noise_multiplier and sampling_probability are
-    numbers.
+    1/sampling_probability steps, whole, up to 65536. There noise_multiplier and sampling_probability are numbers.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch

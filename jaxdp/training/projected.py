@@ -91,8 +91,7 @@ class NoisyProjectedSGD:
     or "drop" (never used, so they lose nothing). data_steps: number of steps that see data; later
     ones are noise only (None: all).
     clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
-    rounding: l2 bound on the floating-point error of one update, charged to every step of both runs; see
-    `float32_rounding`.
+    rounding: l2 bound on the floating-point error of one update, charged to each step of both runs: `float32_rounding`.
 
     Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
     = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is mu-GDP with mu
