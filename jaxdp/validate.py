@@ -30,11 +30,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
             array = array.astype(np.float64)
         except OverflowError:
             raise ValueError(f"{name} must be at most 1.8e308, got a whole number beyond that.") from None
-    if (
-        array.dtype == bool
-        or not (np.issubdtype(array.dtype, np.number) or str(array.dtype) == "bfloat16")
-        or np.issubdtype(array.dtype, np.complexfloating)
-    ):
+    if array.dtype.kind not in "iuf" and str(array.dtype) != "bfloat16":
         raise TypeError(f"{name} must be real, got {value!r} of dtype {array.dtype}.")
     return array.astype(np.float64)
 

@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
 import os
@@ -130,6 +131,7 @@ def forget_compiled() -> None:
             compiled.clear_cache()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Kernel:
     """A one-point function with a batched float64 front, run by NumPy or compiled. Made by `kernel`.
 
@@ -145,27 +147,19 @@ class Kernel:
         `jaxdp.runtime.arrays.xp`.
     """
 
-    def __init__(
-        self,
-        point: Callable,
-        *,
-        static: tuple[str, ...] = (),
-        working_set: int | Callable[..., int] = 4096,
-        large: bool = False,
-        bounds: bool = False,
-        by_numpy: int | Callable[..., int] = 0,
-    ):
-        self.point = point
-        self.large = large
-        self.working_set = working_set
-        self.bounds = bounds
-        self.by_numpy = by_numpy
+    point: Callable
+    _: dataclasses.KW_ONLY
+    static: tuple[str, ...] = ()
+    working_set: int | Callable[..., int] = 4096
+    large: bool = False
+    bounds: bool = False
+    by_numpy: int | Callable[..., int] = 0
+
+    def __post_init__(self):
         self.traces = 0
-        parameters = inspect.signature(point).parameters
-        self._defaults = {
-            name: parameters[name].default for name in static if parameters[name].default is not inspect.Parameter.empty
-        }
-        functools.update_wrapper(self, point)
+        defaults = {name: inspect.signature(self.point).parameters[name].default for name in self.static}
+        self._defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+        functools.update_wrapper(self, self.point)
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
         self._answered: collections.Counter[Any] = collections.Counter()
