@@ -57,10 +57,8 @@ class Composed(Mechanism):
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The directions that some part needs; the pair of a symmetric part is the same in every direction."""
-        relation = validate.choice("relation", relation, RELATIONS) or self.natural_relation()
-        wanted: list[str] = []
-        for part in self.parts:
-            wanted += [d for d in part.directions(relation) if d not in wanted]
+        relation = validate.choice("relation", relation, RELATIONS) or natural_relation(self)
+        wanted = tuple(dict.fromkeys(direction for part in self.parts for direction in part.directions(relation)))
         asymmetric = [d for d in wanted if d != "forward"]
         if "replace" in asymmetric:
             if len(asymmetric) > 1:
@@ -70,29 +68,25 @@ class Composed(Mechanism):
             return ("replace",)
         if relation == "add":
             return ("reverse",) if asymmetric else ("forward",)
-        return tuple(wanted) or ("forward",)
-
-    def natural_relation(self) -> Relation:
-        """The natural relation that all parts share; error when there is none."""
-        naturals = {natural_relation(part) for part in self.parts}
-        if len(naturals) > 1:
-            raise UnsupportedMechanismError(
-                f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
-                "say which one you mean with relation=..."
-            )
-        return naturals.pop() if naturals else "add_or_remove"
+        return wanted or ("forward",)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.parts))})"
 
 
 def natural_relation(mechanism: Mechanism) -> Relation:
-    """The relation that relation=None stands for."""
-    if isinstance(mechanism, Composed):
-        return mechanism.natural_relation()
+    """The relation that relation=None stands for; error where the parts of a composition do not share one."""
     if isinstance(mechanism, Repeated):
         return natural_relation(mechanism.mechanism)
-    return mechanism.relations[0]
+    if not isinstance(mechanism, Composed):
+        return mechanism.relations[0]
+    naturals = {natural_relation(part) for part in mechanism.parts}
+    if len(naturals) > 1:
+        raise UnsupportedMechanismError(
+            f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
+            "say which one you mean with relation=..."
+        )
+    return naturals.pop() if naturals else "add_or_remove"
 
 
 def compose(*mechanisms: Mechanism) -> Mechanism:
@@ -225,14 +219,11 @@ def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
 
 
 def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
-    merged: dict[bytes, list[Any]] = {}
+    merged: dict[bytes, tuple[Mechanism, Any]] = {}
     for record_, times in members:
         key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(record_))
-        if key in merged:
-            merged[key][1] = merged[key][1] + times
-        else:
-            merged[key] = [record_, times]
-    return [(r, t) for r, t in merged.values()]
+        merged[key] = record_, times + (merged[key][1] if key in merged else 0)
+    return list(merged.values())
 
 
 def is_gaussian(mechanism: Mechanism) -> bool:

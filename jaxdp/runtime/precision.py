@@ -155,7 +155,7 @@ class Kernel:
     bounds: bool = False
     by_numpy: int | Callable[..., int] = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.traces = 0
         defaults = {name: inspect.signature(self.point).parameters[name].default for name in self.static}
         self._defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
