@@ -82,17 +82,13 @@ def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, ma
     after: takes an array of counts; eight are asked for at once.
     """
     check_budget(epsilon, delta)
-
     low, high = 0, max_steps + 1
     while high - low > 1:
         counts = np.unique(np.linspace(low, high, 10).astype(np.int64)[1:-1])
         counts = counts[(counts > low) & (counts < high)]
-        good = np.asarray(certified_epsilon(after(counts), delta) <= epsilon)
-        first_bad = int(np.argmin(good)) if not good.all() else counts.size
-        if first_bad < counts.size:
-            high = int(counts[first_bad])
-        if first_bad > 0:
-            low = int(counts[first_bad - 1])
+        good = certified_epsilon(after(counts), delta) <= epsilon
+        first_bad = int(np.argmin([*np.asarray(good), False]))
+        low, high = [low, *map(int, counts), high][first_bad : first_bad + 2]
     return low
 
 
