@@ -176,15 +176,10 @@ def log_mass(mass: Number) -> Array:
 def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np.bool) -> FinitePair:
     """The second pair where ``take_second`` is true, else the first; both are filled up to the longer one's length."""
     size = max(first.loss.shape[-1], second.loss.shape[-1])
-
-    def padded(side: Array, filler: float) -> Array:
-        return xp.concatenate([side, xp.full(size - side.shape[-1], filler)])
-
-    fillers = (-xp.inf, -xp.inf, 0.0, 0.0)
-    sides = [
-        xp.where(take_second, padded(b, filler), padded(a, filler))
-        for a, b, filler in zip(first[:4], second[:4], fillers, strict=True)
-    ]
+    sides = []
+    for *both, filler in zip(second[:4], first[:4], (-xp.inf, -xp.inf, 0.0, 0.0), strict=True):
+        filled = (xp.concatenate([side, xp.full(size - side.shape[-1], filler)]) for side in both)
+        sides.append(xp.where(take_second, *filled))
     return FinitePair(*sides, *(xp.where(take_second, b, a) for a, b in zip(first[4:], second[4:], strict=True)))
 
 
