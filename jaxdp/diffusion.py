@@ -1,7 +1,6 @@
 """Diffusion mechanisms: Brownian motion and Ornstein-Uhlenbeck as records that account and sample.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
 """
 
 from __future__ import annotations

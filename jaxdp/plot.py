@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,14 +216,11 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
     return found, values.squeeze(single), {d: values[d].values[0] for d in single}
 
 
-def _lines(values: DataArray, x: str) -> list[tuple[dict[str, Any], DataArray]]:
+def _lines(values: DataArray, x: str) -> Iterator[tuple[dict[str, Any], DataArray]]:
     others = [str(d) for d in values.dims if d != x]
-    shape = [values.sizes[d] for d in others]
-    picked = []
-    for index in np.ndindex(*shape):
+    for index in np.ndindex(*(values.sizes[d] for d in others)):
         where = dict(zip(others, index, strict=True))
-        picked.append(({d: values[d].values[i] for d, i in where.items()}, values.isel(where)))
-    return picked
+        yield {d: values[d].values[i] for d, i in where.items()}, values.isel(where)
 
 
 def _visible(values: np.ndarray) -> np.ndarray:

@@ -30,8 +30,7 @@ def to_json(mechanism: Mechanism) -> str:
     1 is the schema number. A number is a JSON number that reads back as the same float64; "inf", "-inf" and "nan" are
     strings, as JSON has no such numbers. An array is a list of lists; one without entries is ``{"empty": shape}``.
 
-    Raises:
-        TypeError: not a mechanism, a traced number, or a record of a class that is not jaxdp's.
+    Raises TypeError for what is not a mechanism, a traced number, or a record of a class that is not jaxdp's.
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a jaxdp mechanism, got {mechanism!r}.")
@@ -46,10 +45,8 @@ def from_json(text: str) -> Mechanism:
     >>> jaxdp.from_json('{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0}}')
     Gaussian(noise_multiplier=2.0)
 
-    Raises:
-        TypeError: text is not a string.
-        ValueError: not JSON, not a mechanism of jaxdp, an unknown schema number, class or field, or a
-            field that is missing.
+    Raises TypeError where text is not a string; ValueError where it is not JSON or not a mechanism of jaxdp, for an
+    unknown schema number, class or field, or a field that is missing.
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}.")
@@ -81,7 +78,7 @@ def _encoded(name: str, value: Any) -> Any:
                 f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
                 "Keep the parameters of your own mechanisms in a file of your own."
             )
-        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}
         return {"class": cls.__name__, **fields}
     if isinstance(value, tuple):
         return [_encoded(name, each) for each in value]
@@ -101,10 +98,8 @@ def strict(value: object) -> object:
 
 
 def _decoded(name: str, value: Any, numeric: bool) -> Any:
-    if isinstance(value, dict) and set(value) == {"empty"}:
-        return _empty(name, value["empty"])
     if isinstance(value, dict):
-        return _record(name, value)
+        return _empty(name, value["empty"]) if set(value) == {"empty"} else _record(name, value)
     if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
         return tuple(_decoded(name, each, numeric) for each in value)
     if not numeric or value is None:
@@ -141,7 +136,7 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
     cls = records_by_name().get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(records_by_name()))}.")
-    fields = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {each.name: each for each in dataclasses.fields(cls)}
     given = {key: value for key, value in content.items() if key != "class"}
     unknown, missing = sorted(set(given) - set(fields)), sorted(set(fields) - set(given))
     required = [key for key in missing if fields[key].default is dataclasses.MISSING]

@@ -1,7 +1,5 @@
 """Types of the public signatures: what verbs and records take and return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 

@@ -1,7 +1,6 @@
 """Argument checks at the door: one sentence naming the argument, the value and what is allowed."""
 
-from __future__ import annotations
-
+import functools
 import numbers
 from typing import Any
 
@@ -31,11 +30,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
             array = array.astype(np.float64)
         except OverflowError:
             raise ValueError(f"{name} must be at most 1.8e308, got a whole number beyond that.") from None
-    if (
-        array.dtype == bool
-        or not (np.issubdtype(array.dtype, np.number) or str(array.dtype) == "bfloat16")
-        or np.issubdtype(array.dtype, np.complexfloating)
-    ):
+    if array.dtype.kind not in "iuf" and str(array.dtype) != "bfloat16":
         raise TypeError(f"{name} must be real, got {value!r} of dtype {array.dtype}.")
     return array.astype(np.float64)
 
@@ -55,52 +50,37 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     dtype: np.complex128 where the argument may be complex.
     """
     if not is_traced(value):
-        array = real_array(name, value) if dtype is np.float64 else np.asarray(value, dtype)
-        return _inside(name, array, domain), True
+        return inside(name, value, domain, dtype), True
     given = jnp.asarray(value)
     if given.dtype == bool or (dtype is np.float64 and jnp.iscomplexobj(given)):
         raise TypeError(f"{name} must be real, got a traced array of dtype {given.dtype}.")
     number = given.astype(dtype)
-    inside = domain.contains(number)
+    good = domain.contains(number)
     if jnp.issubdtype(given.dtype, jnp.floating) and given.dtype != number.dtype:
         # compiled conversion takes a subnormal number of less precision for 0; its bits without the sign do not
-        inside = inside & ((number != 0) | (given.view(f"int{8 * given.dtype.itemsize}") * 2 == 0))
-    return jnp.where(inside, number, domain.harmless), inside
+        good = good & ((number != 0) | (given.view(f"int{8 * given.dtype.itemsize}") * 2 == 0))
+    return jnp.where(good, number, domain.harmless), good
 
 
-def inside(name: str, value: Any, domain: Domain) -> np.ndarray:
-    """The argument as float64 numbers of the domain."""
-    return _inside(name, real_array(name, value), domain)
+def inside(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> np.ndarray:
+    """The argument as numbers of the domain, float64 (or complex128)."""
+    array = real_array(name, value) if dtype is np.float64 else np.asarray(value, dtype)
+    with np.errstate(invalid="ignore"):
+        good = domain.contains(array)
+        # np.logspace and divisions give fractions
+        fractions = domain.whole and domain.contains(np.rint(array)).all()
+    reject(name, array, ~good, domain.allowed, domain.remedy or ("Round it." if fractions else ""))
+    return array
 
 
-def positive(name: str, value: Any) -> np.ndarray:
-    """The argument as finite float64 numbers > 0."""
-    return inside(name, value, POSITIVE)
-
-
-def nonnegative(name: str, value: Any) -> np.ndarray:
-    """The argument as finite float64 numbers >= 0."""
-    return inside(name, value, NONNEGATIVE)
-
-
-def probability(name: str, value: Any) -> np.ndarray:
-    """The argument as float64 numbers in [0, 1]."""
-    return inside(name, value, PROBABILITY)
+positive = functools.partial(inside, domain=POSITIVE)
+nonnegative = functools.partial(inside, domain=NONNEGATIVE)
+probability = functools.partial(inside, domain=PROBABILITY)
 
 
 def integer(name: str, value: Any, minimum: int) -> np.ndarray:
-    """A float64 array of whole numbers >= minimum."""
+    """The argument as float64 whole numbers >= minimum."""
     return inside(name, value, whole(minimum))
-
-
-def _inside(name: str, array: np.ndarray, domain: Domain) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        # np.logspace and divisions give fractions
-        fractions = domain.whole and domain.contains(np.rint(array)).all()
-        reject(
-            name, array, ~domain.contains(array), domain.allowed, domain.remedy or ("Round it." if fractions else "")
-        )
-    return array
 
 
 def equal_lists(**arrays: np.ndarray) -> None:

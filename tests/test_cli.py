@@ -14,7 +14,7 @@ import jaxdp
 from jaxdp import cli
 from jaxdp.cli import main
 from jaxdp.cli.mechanisms import MECHANISMS, RANDOMIZERS, axes_of, chosen
-from jaxdp.cli.ranges import parse_range
+from jaxdp.cli.text import parse_range
 from jaxdp.runtime import precision
 
 
@@ -544,7 +544,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(capsys, t
         (tmp_path / f"y{ending}").mkdir()
         status, _, err = run(capsys, *command.split(), tmp_path / f"y{ending}")
         assert status == 2 and "must be a file, got the folder" in err
-    monkeypatch.setattr(cli.table.os, "access", lambda *_: False)  # a superuser may write everywhere
+    monkeypatch.setattr(cli.text.os, "access", lambda *_: False)  # a superuser may write everywhere
     status, _, err = run(capsys, *command.split(), tmp_path / f"z{ending}")
     assert status == 2 and "is write-protected" in err
 

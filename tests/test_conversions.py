@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import jaxdp
 from jaxdp import conversions as cv
-from jaxdp.conversions.concave import cell_bounds
+from jaxdp.conversions.profile import cell_bounds
 
 # Outward rounding of the certified functions, with room for SciPy's own error in the reference.
 ROUNDING = 1e-11

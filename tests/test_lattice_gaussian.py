@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.mechanisms import lattice_gaussian
+from jaxdp.mechanisms import discrete_gaussian
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.sources.simple import law_delta
@@ -18,7 +18,7 @@ RATE = 0.1
 
 def rule(count):
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        nodes, log_weights = (np.asarray(side) for side in lattice_gaussian.sum_rule(np.array([count])))
+        nodes, log_weights = (np.asarray(side) for side in discrete_gaussian.sum_rule(np.array([count])))
     return nodes[0], np.exp(log_weights[0])
 
 
@@ -75,7 +75,7 @@ def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
         assert np.all(upper - lower <= close * exact + 1e-300), (sigma, upper / exact - 1, lower / exact - 1)
 
 
-PAIRS = [lattice_gaussian.discrete_gaussian_pair, lattice_gaussian.discrete_gaussian_inner_pair]
+PAIRS = [discrete_gaussian.discrete_gaussian_pair, discrete_gaussian.discrete_gaussian_inner_pair]
 
 
 @pytest.mark.parametrize("pair", PAIRS)

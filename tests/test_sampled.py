@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import jaxdp
+from jaxdp.mechanisms import discrete_gaussian as cells
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms import lattice_gaussian as cells
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.precision import compiler_options

@@ -1,14 +1,12 @@
 """The command line: ``jaxdp epsilon | delta | tradeoff | calibrate | sweep | plot | report``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 import jaxdp
-from jaxdp.cli import bounds, calibration, grids, report
+from jaxdp.cli import commands, grids
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands; ``run`` of what it parses is the function to call."""
     parser = argparse.ArgumentParser(prog="jaxdp", description="Certified differential-privacy accounting.")
     parser.add_argument("--version", action="version", version=f"jaxdp {jaxdp.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    bounds.add_parsers(commands)
-    calibration.add_parser(commands)
-    grids.add_parsers(commands)
-    report.add_parser(commands)
+    chosen = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parsers(chosen)
+    grids.add_parsers(chosen)
     return parser

@@ -1,7 +1,5 @@
 """``jaxdp sweep | plot``: grids of certified values, and pictures of them."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os
@@ -12,11 +10,9 @@ from typing import Any
 import numpy as np
 
 import jaxdp
-from jaxdp import validate
-from jaxdp.cli.mechanisms import axes_of, build, chosen
-from jaxdp.cli.parser import add_command, mechanism_parsers
-from jaxdp.cli.ranges import parse_range
-from jaxdp.cli.table import check_ending, check_file, make_folder, print_table
+from jaxdp import plot, validate
+from jaxdp.cli.mechanisms import add_command, axes_of, build, chosen, parsers
+from jaxdp.cli.text import check_ending, check_file, make_folder, parse_range, print_table
 from jaxdp.runtime.extras import require
 from jaxdp.sweep import sweep
 from jaxdp.typing import Relation
@@ -29,7 +25,7 @@ _FEW = 8  # values of an axis that lines can tell apart
 def add_parsers(commands: Any) -> None:
     """The two commands."""
     command = add_command(commands, "sweep", "a grid of certified values: data set, picture and table")
-    for parser in mechanism_parsers(command):
+    for parser in parsers(command):
         group = parser.add_mutually_exclusive_group(required=True)
         group.add_argument("--delta", metavar="RANGE", help="sweep epsilon at these deltas")
         group.add_argument("--epsilon", metavar="RANGE", help="sweep delta at these epsilons")
@@ -48,13 +44,11 @@ def add_parsers(commands: Any) -> None:
     command.set_defaults(run=_plot)
 
 
-def _value(
-    mechanism: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any
-) -> dict[str, Any]:
+def _value(name: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any) -> dict[str, Any]:
     """What a sweep evaluates: a verb of one mechanism, from named values."""
     of = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
     target = values["delta" if verb == "epsilon" else "epsilon"]
-    return {verb: of(build(mechanism, fixed | values), target, relation=relation)}
+    return {verb: of(build(name, fixed | values), target, relation=relation)}
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -151,8 +145,6 @@ def _chosen_axes(dataset: Any, x: str | None, lines: str | None) -> tuple[str, l
 
 
 def _curves(dataset: Any, x: str, lines: list[str]) -> Any:
-    from jaxdp import plot
-
     shown = str(next(iter(dataset.data_vars)))
     first = {d: [0] for d in dataset.dims if d not in (x, *lines)}
     figure = _figure(8.0)
@@ -165,8 +157,6 @@ def _picture(dataset: Any) -> Any:
     long = [d for d in _numeric_axes(dataset) if dataset.sizes[d] > 1]
     if len(long) < 2 or dataset.sizes[long[1]] <= _FEW:
         return _curves(dataset, _numeric_axes(dataset)[0], [str(d) for d in dataset.dims])
-    from jaxdp import plot
-
     shown = str(next(iter(dataset.data_vars)))
     x, y = sorted(long[:2], key=list(dataset[shown].dims).index)
     panels = dataset.isel({d: [0] for d in long[2:]})

@@ -1,12 +1,11 @@
-"""The mechanisms of the command line: their options, and how options become records."""
-
-from __future__ import annotations
+"""The mechanisms of the command line: their options, parsers with these, and how options become records."""
 
 import argparse
 import dataclasses
 import functools
 import itertools
 import pathlib
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ import numpy as np
 
 import jaxdp
 from jaxdp import validate
-from jaxdp.cli.ranges import parse_range
+from jaxdp.cli.text import RANGE_HELP, parse_range
 from jaxdp.mechanisms.shuffled import BOUNDS
-from jaxdp.runtime.progress import pieces
+from jaxdp.runtime.extras import pieces
+from jaxdp.typing import Relation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,7 @@ RANDOMIZERS = {
     "subset": Maker("subset selection", jaxdp.SubsetSelection, (_EPS0, _CATEGORIES, _SUBSET)),
     "hashing": Maker("optimal local hashing, OLH", jaxdp.LocalHashing, (_EPS0, _BUCKETS, _COLLISION)),
     "binary-hashing": Maker(
-        "binary local hashing, BLH",
-        lambda eps0, collision: jaxdp.LocalHashing(eps0, 2.0, collision),
-        (_EPS0, _COLLISION),
+        "binary local hashing, BLH", lambda eps0, least: jaxdp.LocalHashing(eps0, 2.0, least), (_EPS0, _COLLISION)
     ),
     "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, (_EPS0,)),
     "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, (_EPS0,)),
@@ -155,7 +153,7 @@ def read(path: str) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-def add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
+def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
     """The options of a mechanism; none is required when one of them is solved for."""
     shuffles = name == "shuffle"
     for option in MECHANISMS[name].options:
@@ -224,7 +222,68 @@ def points_of(
     static = chosen(arguments)
     for values in itertools.product(*static.values()):
         for piece in pieces(columns[0].size, arguments.progress):
-            yield (
-                {name: column[piece] for name, column in zip(axes, columns, strict=True)},
-                dict(zip(static, values, strict=True)),
-            )
+            rows = {name: column[piece] for name, column in zip(axes, columns, strict=True)}
+            yield rows, dict(zip(static, values, strict=True))
+
+
+def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """A command of the parser, described by ``text``."""
+    return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=RANGE_HELP)
+
+
+def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
+    """Options that every command with a mechanism has."""
+    parser.add_argument("--relation", choices=typing.get_args(Relation))
+    if table:
+        text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
+        parser.add_argument("--json", action="store_true", help=text)
+
+
+def progress_option(parser: argparse.ArgumentParser) -> None:
+    """A bar, for commands that may take minutes."""
+    text = (
+        "show a bar of finished rows (needs the sweep extra); their last digits may differ, as rows are computed apart"
+    )
+    parser.add_argument("--progress", action="store_true", help=text)
+
+
+def add_target_command(
+    commands: Any,
+    verb: str,
+    text: str,
+    options: Callable[[argparse.ArgumentParser, bool], None],
+    run: Callable[[argparse.Namespace], None],
+    table: bool = True,
+) -> None:
+    """A command on a mechanism, which its name and its options give, or ``--from FILE.json`` in place of a name.
+
+    options: adds those of the command, which are required (or not, as beside ``--from``). run: takes what was parsed,
+    with the file, or None, as ``source``.
+    """
+    command = add_command(commands, verb, text)
+    for parser in (*parsers(command, required=False, table=table), command):
+        options(parser, parser is not command)
+    common_options(command, table)
+    command.add_argument("--from", dest="source", metavar="FILE.json", help="what jaxdp.to_json wrote")
+    command.set_defaults(run=run, verb=verb)
+
+
+def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> None:
+    """ValueError unless there is a mechanism, by name or in a file, and what the command needs besides."""
+    if not complete or (arguments.source is None and "mechanism" not in arguments):
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither in full.")
+
+
+def parsers(
+    command: argparse.ArgumentParser, solved_for: bool = False, required: bool = True, table: bool = True
+) -> list[argparse.ArgumentParser]:
+    """One parser per mechanism, with its options; none is required when one of them is solved for."""
+    choices = command.add_subparsers(required=required, metavar="MECHANISM")
+    made = []
+    for name, entry in MECHANISMS.items():
+        parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=RANGE_HELP)
+        _add_options(parser, name, solved_for)
+        common_options(parser, table=table)
+        parser.set_defaults(mechanism=name)
+        made.append(parser)
+    return made

@@ -20,13 +20,18 @@ which side of the truth its arguments must be.
 """
 
 from jaxdp.conversions.cut_renyi import cut_mass, cut_renyi, cut_renyi_epsilon
-from jaxdp.conversions.dominating_pair import pair_from_profile, pair_from_tradeoff, renyi_from_profile
-from jaxdp.conversions.gaussian_dp import gdp_mu_from_profile
-from jaxdp.conversions.grid import GridPairs, grid_pairs
+from jaxdp.conversions.dominating_pair import (
+    GridPairs,
+    grid_pairs,
+    pair_from_profile,
+    pair_from_tradeoff,
+    renyi_from_profile,
+)
 from jaxdp.conversions.levy import levy_cdf, levy_delta, quadrature_log_characteristic
 from jaxdp.conversions.profile import (
     delta_from_cdfs,
     delta_from_tradeoff,
+    gdp_mu_from_profile,
     loss_tail_from_delta,
     swapped_delta,
     tradeoff_from_delta,

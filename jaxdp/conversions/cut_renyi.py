@@ -32,10 +32,8 @@ _SHARES = np.array([1e-6, 1e-3, 1e-2, 1e-1, 0.5])
 _ORDER = Domain(
     lambda a: (a >= 2) & (a < _TERMS) & (a % 1 == 0), f"a whole number from 2 to {_TERMS - 1}", harmless=2.0, whole=True
 )
-_STEP = {
-    "noise_multiplier": POSITIVE,
-    "sampling_probability": Domain(lambda q: (q > 0) & (q < 1), "in (0, 1)", harmless=0.5),
-}
+_RATE = Domain(lambda q: (q > 0) & (q < 1), "in (0, 1)", harmless=0.5)
+_STEP = {"noise_multiplier": POSITIVE, "sampling_probability": _RATE}
 _TARGET = Domain(lambda delta: (delta > 0) & (delta <= 1), "in (0, 1]", harmless=0.5)
 
 

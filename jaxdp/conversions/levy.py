@@ -16,6 +16,7 @@ from jaxdp.runtime.precision import x64
 from jaxdp.typing import Array, Complex, Real
 
 LogCharacteristic: TypeAlias = Callable[[np.ndarray], Complex]
+LogDensity: TypeAlias = Callable[[np.ndarray], Real]
 # Points of t evaluated at once, which limits the (points x nodes) array.
 _BLOCK = 4096
 
@@ -42,8 +43,7 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
     h = float(validate.positive("step", step))
     count = int(validate.integer("nodes", nodes, 1))
     with x64():
-        total = np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0] / 2
-        value = np.full(points.shape, total)
+        value = np.full(points.shape, np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0] / 2)
         for start in range(0, count, _BLOCK):
             t = (np.arange(start, min(start + _BLOCK, count)) + 0.5) * h
             weight = np.exp(np.asarray(log_characteristic(t))) / t
@@ -77,12 +77,7 @@ def levy_delta(
 
 
 def quadrature_log_characteristic(
-    log_p: Callable[[np.ndarray], Real],
-    log_q: Callable[[np.ndarray], Real],
-    low: float,
-    high: float,
-    *,
-    nodes: int = 256,
+    log_p: LogDensity, log_q: LogDensity, low: float, high: float, *, nodes: int = 256
 ) -> LogCharacteristic:
     """Function t -> log phi(t) = log int p(x) e^{it log(p(x)/q(x))} dx by Gauss-Legendre on [low, high]: an estimate.
 

@@ -6,18 +6,42 @@ H(a) = delta(log a) is convex and decreasing with H(0) = 1, so that values at po
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.conversions.concave import cell_bounds
+from jaxdp.closed_forms import gaussian
 from jaxdp.domains import FINITE, NOT_NAN, PROBABILITY
 from jaxdp.interval import Bounds
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import batched, checked, theorem
 from jaxdp.runtime.precision import kernel
 from jaxdp.typing import Array, Real
+
+
+def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """Upper bounds of a concave function g on the cells [point_i, point_{i+1}], given low_i <= g(point_i) <= high_i.
+
+    The extension of a chord of a concave function lies above it. The chord of the cell to the left bounds g from
+    point_i on, that of the cell to the right bounds g up to point_{i+1}. The smaller of the two exceeds the maximum by
+    the square of the cell width. There is one bound a cell: len(point) - 1 of them.
+    """
+    width = jnp.diff(point)
+    safe = jnp.where(width > 0, width, 1.0)
+    infinite = jnp.full((1,), jnp.inf)
+    rise = jnp.where(width > 0, (high[1:] - low[:-1]) / safe, jnp.inf)
+    fall = jnp.where(width > 0, (high[:-1] - low[1:]) / safe, jnp.inf)
+    left_slope = jnp.concatenate([infinite, jnp.maximum(rise[:-1], 0.0)])
+    right_slope = jnp.concatenate([jnp.maximum(fall[1:], 0.0), infinite])
+    from_left = high[:-1] + jnp.where(width > 0, left_slope * width, 0.0)
+    from_right = high[1:] + jnp.where(width > 0, right_slope * width, 0.0)
+    return jnp.where(width > 0, jnp.minimum(from_left, from_right), jnp.maximum(high[:-1], high[1:]))
+
 
 _FAR = 700.0
 
@@ -81,13 +105,11 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     validate.equal_lists(epsilons=eps, lower=low, upper=high)
     validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
     validate.reject("lower", low, low > high, "<= upper")
-    ratio = np.exp(-np.diff(eps))  # a_i / a_{i+1}
+    gap = -np.diff(eps)  # log of a_i / a_{i+1}
     # minus a_i times the slope of the chord left of point i, and of that right of it
-    left = np.concatenate([1 - low[:1], (high[:-1] - low[1:]) / -np.expm1(-np.diff(eps))])
-    steep = np.maximum(left, 0.0)
-    right = np.concatenate([(low[:-1] - high[1:]) * ratio / -np.expm1(-np.diff(eps)), [0.0]])
-    flat = np.maximum(right, 0.0)
-    return Bounds(np.clip(low + flat, 0, 1), np.clip(high + steep, 0, 1))
+    left = np.concatenate([1 - low[:1], (high[:-1] - low[1:]) / -np.expm1(gap)])
+    right = np.concatenate([(low[:-1] - high[1:]) * np.exp(gap) / -np.expm1(gap), [0.0]])
+    return Bounds(np.clip(low + np.maximum(right, 0.0), 0, 1), np.clip(high + np.maximum(left, 0.0), 0, 1))
 
 
 @theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
@@ -112,8 +134,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     >>> print(f"{jaxdp.conversions.tradeoff_from_delta(0.1, [0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     0.6351
 
-    Returns a lower bound of f = T(Q, P) of the shape of x, float64, rounded down. Raises ValueError, also for unequal
-    lengths.
+    Returns a lower bound of f = T(Q, P), x's shape, float64, rounded down. Raises ValueError, also for unequal lengths.
     Reference: Dong, Roth, Su 2022, Proposition 2.13.
     """
     (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
@@ -181,3 +202,54 @@ def delta_from_tradeoff(
     low, high = batched(best_tests, eps)
     least = -np.expm1(np.minimum(eps, 0.0)) * (1 + 8 * ULP)
     return Bounds(np.clip(low, 0, 1), np.clip(np.maximum(high, least), 0, 1))
+
+
+# log mu is halved from -46 on until its last bit.
+_LEAST_LOG_MU, _HALVINGS = -46.0, 60
+
+
+@theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256)
+def _smallest_mu(epsilon, delta):
+    delta = raised(delta)[0]
+
+    def covers(log_mu):
+        return gaussian.delta_bounds(jnp.exp(log_mu), epsilon)[0] >= delta
+
+    # At the largest mu x1 = eps/mu - mu/2 < -10, where delta is 1 to 1e-22. A larger end would lose digits.
+    largest = jnp.log(20 + 2 * jnp.sqrt(2 * jnp.abs(epsilon)))
+    _, log_mu = bisect(covers, jnp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
+    # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
+    high = jnp.exp(log_mu) * (1 + 1e-13)
+    covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
+    # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
+    least = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
+    return jnp.where(delta <= least, 0.0, jnp.where(covered & (delta < 1), high, jnp.inf))
+
+
+def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["intervals", "points"] = "intervals") -> Array:
+    """Smallest mu whose Gaussian profile lies above the given upper bounds of delta.
+
+    Nothing is known beyond the last epsilon: mu-GDP itself needs the whole profile, down to delta = 0.
+
+    epsilons: in nats, finite, increasing, last axis.
+    deltas: upper bounds of delta in [0, 1]; they broadcast with epsilons.
+    cover: "points": above each point (eps_i, delta_i), with no claim between them. "intervals": above every profile
+        that obeys the points, on all of [eps_1, eps_n]; delta decreases, so delta_i is charged up to eps_{i+1}.
+
+    >>> print(f"{jaxdp.conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
+    1.1962
+
+    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
+    delta is 1. Raises ValueError, also without a last axis.
+    Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
+    """
+    validate.choice("cover", cover, ("intervals", "points"))
+    eps, delta = validate.inside("epsilons", epsilons, FINITE), validate.probability("deltas", deltas)
+    shape = validate.broadcast(epsilons=eps, deltas=delta)
+    if not eps.ndim or shape[-1] == 0:
+        raise ValueError(f"epsilons must have a last axis of at least one point, got shape {eps.shape}.")
+    validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis")
+    eps, delta = np.broadcast_to(eps, shape), np.broadcast_to(delta, shape)
+    if cover == "intervals" and shape[-1] > 1:
+        eps, delta = eps[..., [*range(1, shape[-1]), shape[-1] - 1]], np.minimum.accumulate(delta, axis=-1)
+    return _smallest_mu(eps, delta).max(axis=-1)[()]

@@ -1,7 +1,6 @@
 """Renyi DP to (epsilon, delta), one order at a time: the classic conversion and that of Canonne, Kamath, Steinke.
 
-Every order gives a valid bound; the smallest over the given orders is returned. The functions of `rdp_tradeoff` use all
-orders at once.
+Every order gives a valid bound; the smallest over the given orders is returned. `rdp_tradeoff` uses all orders at once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
-METHODS = ("cks", "classic")
 # Charge for the handful of operations on a term, relative to its size.
 _ROUNDING = 20 * ULP
 # The logarithm of the order minus 1 is searched on 64 points, then three times on 33 points around the best one.
@@ -32,16 +30,12 @@ def log_gain(excess: Any) -> Any:
     return -excess * jnp.log1p(1 / excess) - jnp.log1p(excess)
 
 
-def _gain(excess: Any, sharp: Any) -> Any:
-    return jnp.where(sharp > 0, log_gain(excess), 0.0)
-
-
 def epsilon_at_order(order, renyi, delta, infinity, sharp):
     """Certified epsilon at delta from one order; sharp: 1.0 for "cks", 0.0 for "classic"."""
     excess = order - 1
     infinity, _ = raised(infinity)
     room = jnp.where(delta > infinity, delta - infinity, 1.0)
-    gain = _gain(excess, sharp)
+    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
     value = renyi + (gain - jnp.log(room)) / excess
     # the rounding of delta - infinity_mass counts delta / room times
     lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
@@ -51,7 +45,7 @@ def epsilon_at_order(order, renyi, delta, infinity, sharp):
 def delta_at_order(order, renyi, epsilon, infinity, sharp):
     """Certified delta at epsilon from one order; sharp as for `epsilon_at_order`."""
     excess = order - 1
-    gain = _gain(excess, sharp)
+    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
     exponent = excess * (renyi - epsilon) + gain
     lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
     exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
@@ -59,12 +53,7 @@ def delta_at_order(order, renyi, epsilon, infinity, sharp):
     return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
-_DOMAINS: dict[str, Any] = {
-    "order": ORDER,
-    "renyi": NONNEGATIVE_OR_INFINITE,
-    "infinity": PROBABILITY,
-    "sharp": PROBABILITY,
-}
+_DOMAINS: dict = {"order": ORDER, "renyi": NONNEGATIVE_OR_INFINITE, "infinity": PROBABILITY, "sharp": PROBABILITY}
 _epsilon_at_orders = theorem(**_DOMAINS, delta=PROBABILITY)(epsilon_at_order)
 _delta_at_orders = theorem(**_DOMAINS, epsilon=NOT_NAN, vacuous=1.0)(delta_at_order)
 
@@ -137,7 +126,7 @@ def _smallest(
     formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
 ) -> Array:
     """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
-    sharp = 1.0 if validate.choice("method", method, METHODS) == "cks" else 0.0
+    sharp = 1.0 if validate.choice("method", method, ("cks", "classic")) == "cks" else 0.0
     scalars = named_scalars(target, infinity_mass)
     shape = validate.broadcast(**scalars)
     xp = jnp if validate.is_traced(scalars, orders, renyi) else np
@@ -151,8 +140,7 @@ def _smallest(
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
     lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
     validate.broadcast(**lead, **scalars)
-    out = bounds(at, values)
-    return out.min(axis=-1)[()]
+    return bounds(at, values).min(axis=-1)[()]
 
 
 def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "renyi") -> tuple[Any, Any]:
@@ -161,11 +149,10 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
         validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")
-    if np.ndim(orders) == 0 or np.ndim(renyi) == 0 or np.shape(orders)[-1] != np.shape(renyi)[-1]:
-        raise ValueError(
-            f"orders and {name} must have the same last axis, got shapes {np.shape(orders)} and {np.shape(renyi)}."
-        )
-    if np.shape(orders)[-1] == 0:
+    first, second = np.shape(orders), np.shape(renyi)
+    if not first or not second or first[-1] != second[-1]:
+        raise ValueError(f"orders and {name} must have the same last axis, got shapes {first} and {second}.")
+    if first[-1] == 0:
         raise ValueError("orders must not be empty.")
     return orders, renyi
 

@@ -4,7 +4,7 @@ A test that rejects with probability x under Q and p under P is post-processing,
 R_a(p, x) <= rho_a at every order, and R_a(x, p) <= rho'_a where rho' bounds R_a(Q, P). With p*(x) the largest p that
 all constraints allow, the trade-off function is at least 1 - p*(x), and delta <= max_x [p*(x) - e^eps x]. The set of
 allowed (p, x) is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is concave,
-and its values on a grid bound the maximum from above (`concave`).
+and its values on a grid bound the maximum from above (`cell_bounds`).
 
 Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every point is open.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.conversions.concave import cell_bounds
+from jaxdp.conversions.profile import cell_bounds
 from jaxdp.conversions.rdp import delta_at_order, epsilon_at_order, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
 from jaxdp.numerics.roots import bisect, crossing
@@ -46,8 +46,7 @@ def _log_probabilities(logit: jax.Array) -> _Pair:
 def _violated(order: jax.Array, bound: jax.Array, first: _Pair, second: _Pair, sign: jax.Array) -> jax.Array:
     """Whether R_order(first, second) of two Bernoulli laws, given by log probabilities, exceeds the bound.
 
-    sign +1: True only where it certainly does; sign -1: False only where it certainly does not. The rounding of every
-    exponent is charged.
+    sign +1: True only where it certainly does; -1: False only where it certainly does not: all rounding is charged.
     """
     (f1, f0), (s1, s0) = first, second
     excess = order - 1
@@ -108,8 +107,7 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
         grid = left + (right - left) * jnp.linspace(0.0, 1.0, _CELLS + 1)
         x, low, high = jax.vmap(lambda u: _advantage(curve, u, eps))(grid)
         upper = cell_bounds(x, low, high)
-        best = jnp.maximum(jnp.max(low), 0.0)
-        alive = upper >= best
+        alive = upper >= jnp.maximum(jnp.max(low), 0.0)
         first = jnp.argmax(alive)
         last = _CELLS - 1 - jnp.argmax(alive[::-1])
         dead = jnp.maximum(dead, jnp.max(jnp.where(alive, -jnp.inf, upper)))
@@ -142,15 +140,11 @@ def _curve(orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity:
 
 def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
     orders, forward, backward = curve
-    return (infinity >= 0) & ~(
-        jnp.isnan(forward) | jnp.isnan(backward) | (forward < 0) | (backward < 0) | ~(orders > 0)
-    ).any()
+    return (infinity >= 0) & jnp.all((forward >= 0) & (backward >= 0) & (orders > 0))  # no NaN among them
 
 
 @kernel(working_set=20000)
-def _delta_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, eps: jax.Array
-) -> jax.Array:
+def _delta_kernel(orders, forward, backward, infinity, eps):
     curve = _curve(orders, forward, backward, infinity)
     inside = jnp.isfinite(eps) & (jnp.abs(eps) < _FAR)
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
@@ -165,9 +159,7 @@ def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 @kernel(working_set=20000)
-def _epsilon_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, delta: jax.Array
-) -> jax.Array:
+def _epsilon_kernel(orders, forward, backward, infinity, delta):
     curve = _curve(orders, forward, backward, infinity)
     room = (delta - raised(infinity)[0]) * (1 - 8 * ULP)
     goal = jnp.log(jnp.where(room > 0, room, 0.5))
@@ -191,9 +183,7 @@ def _epsilon_kernel(
 
 
 @kernel(working_set=20000)
-def _tradeoff_kernel(
-    orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array, x: jax.Array
-) -> jax.Array:
+def _tradeoff_kernel(orders, forward, backward, infinity, x):
     curve = _curve(orders, forward, backward, infinity)
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
@@ -277,16 +267,14 @@ def tradeoff_from_rdp(
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)
 
 
-def _run(
-    kernel_: Kernel, orders: Any, renyi: Any, reverse: Any, infinity_mass: Real, **target: tuple[Domain, Real]
-) -> Array:
+def _run(point: Kernel, orders: Any, renyi: Any, reverse: Any, infinity: Real, **target: tuple[Domain, Real]) -> Array:
     """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
     orders, forward = renyi_curve(orders, renyi, POSITIVE)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
         _, backward = renyi_curve(orders, reverse, POSITIVE, "reverse_renyi")
-    scalars = named_scalars(target, infinity_mass)
+    scalars = named_scalars(target, infinity)
     lead = {"orders": orders, "renyi": forward, "reverse_renyi": backward}
     validate.broadcast(**{name: np.empty(np.shape(a)[:-1]) for name, a in lead.items()}, **scalars)
-    goal, infinity = scalars.values()
-    return at_points(kernel_, *lead.values(), infinity, goal, own=(1, 1, 1, 0, 0))
+    goal, mass = scalars.values()
+    return at_points(point, *lead.values(), mass, goal, own=(1, 1, 1, 0, 0))

@@ -94,8 +94,7 @@ def sampled_pair(
 
     base_delta: as for `sampled_delta`.
     epsilons: the losses of the pair in nats, one axis, finite; range and spacing set the accuracy, see
-        `pair_from_profile`. For "remove" and "add" give negative ones too; for "replace_one" eps >= 0 suffices, since
-        the pair is symmetric.
+        `pair_from_profile`. For "remove" and "add" also negative ones; for "replace_one", symmetric, eps >= 0 suffices.
     sampling_probability: q in [0, 1], one number.
     relation: "remove", "add" or "replace_one".
 

@@ -18,6 +18,7 @@ from jax import lax
 from jaxdp import validate
 from jaxdp.domains import NEXT_TO_ZERO, SMALLEST
 from jaxdp.interval import Bounds
+from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, stirling_error
 from jaxdp.runtime.formulas import ORDER, batched
@@ -31,12 +32,10 @@ _SIZES = (16, 128, 1024, LARGEST_SUM)
 _TAIL_ERROR = 1e-13
 # Relative error charged per unit of |x| in addition: at most 9.5e-16 was seen for n = 1, ..., 1e4 up to |x| = 1e5.
 _FAR_ERROR = 3e-15
-# Absolute error charged to a difference whose terms may have underflowed.
 _HALVINGS = 64
 # The Renyi integral is cut where its integrand has dropped by this many nats from its peak.
 _DROP = 80.0
 _PANELS, _NODES = 12, 24
-_SERIES_BELOW = 0.5
 
 
 def _weights(n, size):
@@ -134,27 +133,6 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
     return jnp.where(none | jnp.isnan(lower), 0.0, lower), jnp.where(none, 0.0, upper)
 
 
-def _log_excess(order, t):
-    """Log of e^{alpha t} - 1 - alpha (e^t - 1) >= 0, the integrand of M - 1 against the unshifted density."""
-    excess = order - 1.0
-    growth = jnp.log1p(excess)
-    near = jnp.abs(t) * order < _SERIES_BELOW
-    small = jnp.where(near, t, 0.1 / order)
-    power, total = small, jnp.zeros_like(small)
-    for j in range(2, 18):
-        # alpha^j - alpha = alpha expm1((j-1) log alpha), scaled by t^j / j!.
-        power = power * small / j
-        total = total + order * jnp.expm1((j - 1) * growth) * power
-    far = jnp.where(near, 1.0 / order, t)
-    rise = jnp.maximum(far, 0.0) * order
-    # e^t expm1((alpha-1) t) - (alpha-1) expm1(t), after taking out e^{alpha t} where t > 0.
-    # e^{-alpha t} expm1(t) is written as -e^{-(alpha-1) t} expm1(-t), which does not overflow
-    up = -jnp.expm1(-excess * jnp.abs(far)) + excess * jnp.exp(-excess * jnp.abs(far)) * jnp.expm1(-jnp.abs(far))
-    down = jnp.exp(jnp.minimum(far, 0.0)) * jnp.expm1(excess * jnp.minimum(far, 0.0)) - excess * jnp.expm1(far)
-    direct = rise + jnp.log(jnp.maximum(jnp.where(far > 0, up, down), 1e-300))
-    return jnp.where(near, jnp.log(jnp.maximum(total, 1e-300)), direct)
-
-
 def _window(order, shift, n, weights):
     """[low, high] outside which f(x - s)^alpha f(x)^(1-alpha) has dropped by e^-80 from its peak."""
 
@@ -187,7 +165,7 @@ def _renyi_point(n, shift, order, *, size):
 
     def at(x):
         here = _log_density(x, weights)
-        return here + _log_excess(order, _log_density(x - shift, weights) - here)
+        return here + log_power_excess(_log_density(x - shift, weights) - here, order)
 
     def panel(index):
         segment, part = index // _PANELS, index % _PANELS
@@ -195,8 +173,7 @@ def _renyi_point(n, shift, order, *, size):
         x = ends[segment] + width * (part + 0.5 * (nodes + 1))
         return lax.map(at, x) + jnp.log(jnp.maximum(gauss * width / 2, 1e-300))
 
-    terms = lax.map(panel, jnp.arange(3 * _PANELS))
-    log_excess = jax.nn.logsumexp(terms.reshape(-1))
+    log_excess = jax.nn.logsumexp(lax.map(panel, jnp.arange(3 * _PANELS)).reshape(-1))
     value = jnp.logaddexp(0.0, log_excess) / (order - 1.0)
     # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
     return jnp.where(shift > 0, jnp.fmin(value, shift), 0.0)
@@ -231,9 +208,8 @@ def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
     value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
-    quotient = top / bottom
-    (a, b), (c, d) = _halves(quotient), _halves(bottom)
-    excess = ((a * c - top) + a * d + b * c) + b * d  # quotient * bottom - top
+    (a, b), (c, d) = _halves(top / bottom), _halves(bottom)
+    excess = ((a * c - top) + a * d + b * c) + b * d  # (top / bottom) * bottom - top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
     # Subnormal numbers are rounded outward: XLA would take them for 0.
@@ -319,8 +295,7 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.502261 0.502261
 
-    Returns Bounds in nats of the broadcast shape, float64; their gap follows from that of `laplace_sum_delta_bounds`.
-    Raises ValueError.
+    Returns Bounds in nats, broadcast shape, float64; their gap is due to `laplace_sum_delta_bounds`. Raises ValueError.
     Assumes: only the sum is released, not its summands.
     """
     level = validate.probability("delta", delta)

@@ -38,10 +38,8 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     Returns an upper bound in nats of the broadcast shape, if renyi returns one; rounded to nearest. Raises ValueError.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
-    alpha, moved, count = checked(
-        order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands)
-    )
-    return count * renyi(alpha, moved / count)
+    alpha, moved, n = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands))
+    return n * renyi(alpha, moved / n)
 
 
 def _share(shift, scale, count=1):
@@ -62,8 +60,7 @@ def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
     0.6191
 
-    Returns an upper bound in nats of the broadcast shape, float64, with a relative excess of at most 2e-14. Raises
-    ValueError.
+    Returns an upper bound in nats, broadcast shape, float64; its relative excess is at most 2e-14. Raises ValueError.
     Reference: Mironov 2017, Corollary 2.
     """
     return laplace_renyi_upper(order, _share(shift, scale))
@@ -110,8 +107,7 @@ def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> A
 def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
     """Renyi bound k R_alpha(P^{*m} + s/k, P^{*m}) of a sum of n Laplace(b) noises in k = n / m groups of m.
 
-    The divergence of one group is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact
-    value (m = n).
+    A group's divergence is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact one (m = n).
 
     order, shift, scale: as for `laplace_bound`.
     num_summands: n, whole, a multiple of group_size.

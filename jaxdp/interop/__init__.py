@@ -89,9 +89,11 @@ def from_dp_event(
     if not isinstance(event, dp_event.DpEvent):
         raise TypeError(f"event must be a dp_accounting DpEvent, got {type(event).__name__}.")
     relation_name(neighboring_relation)
-    translate = _TRANSLATIONS.get(type(event))
+    kind, translate = type(event).__name__, _TRANSLATIONS.get(type(event))
     if translate is None:
-        raise _UnsupportedEvent(event, f"{type(event).__name__} has no dominating pair in jaxdp.")
+        raise _UnsupportedEvent(event, f"{kind} has no dominating pair in jaxdp.")
+    if (kind, neighboring_relation) in _WITHOUT_THEOREM:
+        raise _UnsupportedEvent(event, f"{kind} has no theorem under {neighboring_relation.name}.")
     mechanism = translate(event, neighboring_relation)
     try:
         mechanism.validate()
@@ -160,12 +162,7 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
 
-def _nothing(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.compose()
-
-
-def _everything(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.ApproximateDP(0.0, 1.0)
+_NOTHING, _EVERYTHING = jaxdp.compose(), jaxdp.ApproximateDP(0.0, 1.0)
 
 
 def _reveals_everything(mechanism: Mechanism) -> bool:
@@ -174,7 +171,7 @@ def _reveals_everything(mechanism: Mechanism) -> bool:
 
 def _noise(record: Callable[[float], Mechanism], event: Any, relation: Any) -> Mechanism:
     noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
-    return record(noise) if noise > 0 else _everything(event, relation)
+    return record(noise) if noise > 0 else _EVERYTHING
 
 
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
@@ -182,38 +179,29 @@ def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     shift = float(validate.integer("sensitivity", event.sensitivity, 0))
     # the parameter is the decay rate of the noise; dp_accounting reads 0 as no privacy, and so does this translation
     if rate == 0:
-        return _everything(event, relation)
-    return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _nothing(event, relation)
+        return _EVERYTHING
+    return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _NOTHING
 
 
 def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
     if event.dimension != 1:
-        raise _UnsupportedEvent(
-            event,
-            f"DiscreteGaussianDpEvent needs dimension=1, got {event.dimension}: the scalar pair covers scalars only.",
-        )
+        needed = f"dimension=1, got {event.dimension}: the scalar pair covers scalars only."
+        raise _UnsupportedEvent(event, f"DiscreteGaussianDpEvent needs {needed}")
     sigma = float(validate.nonnegative("sigma", event.sigma))
     shift = float(validate.integer("sensitivity", event.sensitivity, 0))
     if shift == 0:
-        return _nothing(event, relation)
-    return jaxdp.DiscreteGaussian(sigma, shift) if sigma > 0 else _everything(event, relation)
-
-
-def _epsilon_delta(event: Any, relation: Any) -> Mechanism:
-    epsilon = float(validate.nonnegative("epsilon", event.epsilon))
-    return jaxdp.ApproximateDP(epsilon, float(validate.probability("delta", event.delta)))
+        return _NOTHING
+    return jaxdp.DiscreteGaussian(sigma, shift) if sigma > 0 else _EVERYTHING
 
 
 def _randomized_response(event: Any, relation: Any) -> Mechanism:
     """Truth with 1 - p + p/k, each other value with p/k: e^eps = 1 + k (1 - p)/p."""
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise _UnsupportedEvent(event, "RandomizedResponseDpEvent has no theorem under ADD_OR_REMOVE_ONE.")
     p = float(validate.probability("noise_parameter", event.noise_parameter))
     k = float(validate.integer("num_buckets", event.num_buckets, 1))
     if k == 1 or p == 1:
-        return _nothing(event, relation)
+        return _NOTHING
     if p == 0:
-        return _everything(event, relation)
+        return _EVERYTHING
     if relation is NeighboringRelation.REPLACE_SPECIAL:
         return _response_or_uniform(p, int(k))
     # a half ulp outward: the logarithm is rounded
@@ -233,8 +221,7 @@ def _response_or_uniform(p: float, k: int) -> Mechanism:
 
 
 def _repeated(event: Any, relation: Any) -> Mechanism:
-    count = validate.integer("count", event.count, 0)
-    return jaxdp.repeat(from_dp_event(event.event, relation), count)
+    return jaxdp.repeat(from_dp_event(event.event, relation), validate.integer("count", event.count, 0))
 
 
 def _composed(event: Any, relation: Any) -> Mechanism:
@@ -245,29 +232,24 @@ def _one_query(event: Any, base: Mechanism) -> Mechanism:
     """All queries on one batch as one mechanism: of several Gaussians, the Gaussian whose mu^2 is the sum of theirs."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
     if any(_reveals_everything(atom) for atom, _ in atoms):
-        return _everything(event, None)
-    if len(atoms) == 1 and atoms[0][1] == 1 and isinstance(atoms[0][0], (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
-        return atoms[0][0]
-    mu2 = 0.0
-    for atom, times in atoms:
-        if not isinstance(atom, GaussianMechanism):
-            raise _UnsupportedEvent(
-                event,
-                f"{type(event).__name__} is supported for Gaussian events, and for a single Laplace or DiscreteLaplace "
-                "event.",
-            )
-        mu2 += times * float(atom.gaussian_mu()) ** 2
+        return _EVERYTHING
+    single = atoms[0][0] if len(atoms) == 1 and atoms[0][1] == 1 else None
+    if isinstance(single, (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
+        return single
+    if not all(isinstance(atom, GaussianMechanism) for atom, _ in atoms):
+        kind = type(event).__name__
+        message = f"{kind} is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
+        raise _UnsupportedEvent(event, message)
+    mu2 = sum((times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms), 0.0)  # type: ignore[attr-defined]
     if mu2 == 0:
-        return jaxdp.compose()
-    if len(atoms) == 1 and atoms[0][1] == 1:
-        return atoms[0][0]
-    return jaxdp.Gaussian(math.sqrt(1 / mu2) * (1 - 1e-15))
+        return _NOTHING
+    return single or jaxdp.Gaussian(math.sqrt(1 / mu2) * (1 - 1e-15))
 
 
 def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[..., Mechanism]) -> Mechanism:
     batch_query = _one_query(event, base)
     if probability == 0 or not flatten(batch_query):
-        return jaxdp.compose()
+        return _NOTHING
     if _reveals_everything(batch_query):
         # the batch is revealed: by dp_accounting's convention the event is not private, whatever the probability
         return batch_query
@@ -280,8 +262,6 @@ def _poisson(event: Any, relation: Any) -> Mechanism:
 
 
 def _without_replacement(event: Any, relation: Any) -> Mechanism:
-    if relation is NeighboringRelation.REPLACE_SPECIAL:
-        raise _UnsupportedEvent(event, "SampledWithoutReplacementDpEvent has no theorem under REPLACE_SPECIAL.")
     size = float(validate.integer("source_dataset_size", event.source_dataset_size, 1))
     batch = float(validate.integer("sample_size", event.sample_size, 0))
     if batch >= size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -295,8 +275,6 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
 
 def _mixture(event: Any, relation: Any) -> Mechanism:
     """A mixture of Gaussians; sensitivities and their probabilities are rounded up, which dominates."""
-    if relation is NeighboringRelation.REPLACE_ONE:
-        raise _UnsupportedEvent(event, "MixtureOfGaussiansDpEvent has no theorem under REPLACE_ONE.")
     deviation = float(validate.nonnegative("standard_deviation", event.standard_deviation))
     sizes = np.atleast_1d(validate.nonnegative("sensitivities", event.sensitivities))
     chances = np.atleast_1d(validate.probability("sampling_probs", event.sampling_probs))
@@ -308,9 +286,9 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
     order = np.argsort(sizes[chances > 0])
     sizes, chances = sizes[chances > 0][order], _normalised(chances[chances > 0][order])
     if sizes[-1] == 0:
-        return _nothing(event, relation)
+        return _NOTHING
     if deviation == 0:
-        return _everything(event, relation)
+        return _EVERYTHING
     shifts = np.nextafter(sizes / deviation, np.inf) * (sizes > 0)
     if np.all((sizes == 0) | (sizes == sizes[-1])):
         rate = min(math.nextafter(math.fsum(chances[sizes > 0]), 2.0), 1.0)
@@ -344,9 +322,9 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
     batch = int(validate.integer("truncated_batch_size", event.truncated_batch_size, 0))
     noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
     if 0 in (size, rate, batch):
-        return _nothing(event, relation)
+        return _NOTHING
     if noise == 0:
-        return _everything(event, relation)
+        return _EVERYTHING
     if batch < size and relation is NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, f"{type(event).__name__} has no theorem under REPLACE_SPECIAL if batches fill.")
     return truncated_poisson(noise, rate, size - 1, batch)
@@ -358,19 +336,23 @@ def _tree(event: Any, relation: Any) -> Mechanism:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
     depth = int(max(steps, default=0)).bit_length()
-    each = _noise(jaxdp.Gaussian, event, relation)
-    return jaxdp.repeat(each, depth) if depth > 0 else jaxdp.compose()
+    return jaxdp.repeat(_noise(jaxdp.Gaussian, event, relation), depth) if depth > 0 else _NOTHING
 
 
 _NORMALISED = 1e-9
+_WITHOUT_THEOREM = {
+    ("RandomizedResponseDpEvent", NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ("SampledWithoutReplacementDpEvent", NeighboringRelation.REPLACE_SPECIAL),
+    ("MixtureOfGaussiansDpEvent", NeighboringRelation.REPLACE_ONE),
+}
 _BY_NAME: dict[str, Callable[[Any, Any], Mechanism]] = {
-    "NoOpDpEvent": _nothing,
-    "NonPrivateDpEvent": _everything,
+    "NoOpDpEvent": lambda event, relation: _NOTHING,
+    "NonPrivateDpEvent": lambda event, relation: _EVERYTHING,
     "GaussianDpEvent": functools.partial(_noise, jaxdp.Gaussian),
     "LaplaceDpEvent": functools.partial(_noise, jaxdp.Laplace),
     "DiscreteLaplaceDpEvent": _discrete_laplace,
     "DiscreteGaussianDpEvent": _discrete_gaussian,
-    "EpsilonDeltaDpEvent": _epsilon_delta,
+    "EpsilonDeltaDpEvent": lambda event, relation: jaxdp.ApproximateDP(event.epsilon, event.delta),
     "RandomizedResponseDpEvent": _randomized_response,
     "SelfComposedDpEvent": _repeated,
     "ComposedDpEvent": _composed,

@@ -77,8 +77,7 @@ def _edges(largest: Array) -> Array:
     """Cells of equal width where the mass is, wider ones beyond."""
     inner = -_NEAR + (largest + 2 * _NEAR) * xp.arange(_INNER_CELLS) / _INNER_CELLS
     outer = (_FAR - _NEAR) * xp.arange(_OUTER_CELLS) / _OUTER_CELLS
-    end = xp.full(1, largest + _FAR)
-    return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, end])
+    return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, xp.full(1, largest + _FAR)])
 
 
 def _growth(log_weight: Array, shifts: Array, step: Array) -> Array:

@@ -57,8 +57,7 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
     """Lipschitz constant kappa of the gradient step w -> w - eta grad f(w).
 
     The sharp constant is max(|1 - eta rho|, |1 - eta beta|), for eta <= 2 / beta. With published=True it is
-    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho), which is equal at eta = 2 / (beta + rho) and
-    larger elsewhere.
+    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho): equal at 2 / (beta + rho), larger elsewhere.
 
     step_size: eta > 0.
     smoothness: beta > 0, Lipschitz constant of grad f on the whole space.
@@ -128,8 +127,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     >>> print("{:.4f} {:.2f} {:.2f}".format(*jaxdp.iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
     1.4142 0.60 0.10
 
-    Assumes: as `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand
-    distances.
+    Assumes: as `logistic_regression`, and gradients are not clipped: clipping may make the softmax step expand.
 
     Returns LossConstants of the broadcast shape, float64; the Lipschitz constant is rounded up. Raises ValueError.
     Traced, it gives constants (inf, inf, 0).

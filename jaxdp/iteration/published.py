@@ -148,8 +148,7 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
     0.5
 
-    Returns a bound in nats of the broadcast leading shape, float64. Raises ValueError, also without an axis of
-    distances.
+    Returns a bound in nats, broadcast leading shape, float64. Raises ValueError, also without an axis of distances.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).
     """
     alpha, lip = validate.inside("order", order, LINEAR_ORDER), validate.positive("contraction", contraction)
@@ -161,16 +160,10 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     return (alpha * np.sum(terms, axis=-1) / 2)[()]
 
 
-@theorem(
-    Rule(
-        "contraction",
-        lambda contraction, **_: contraction <= 1,
-        "at most 1 in equation (3)",
-        "Use shifted_rdp_optimum.",
-    ),
-    **_PATH,
-    contraction=POSITIVE,
-)
+_SHRINKS = _CONTRACTS._replace(allowed="at most 1 in equation (3)", remedy="Use shifted_rdp_optimum.")
+
+
+@theorem(_SHRINKS, **_PATH, contraction=POSITIVE)
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
@@ -186,8 +179,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
-    shrunk = jnp.exp((num_steps + 1) * jnp.log(contraction))
-    return order * (distance / noise_std) ** 2 / (2 * num_steps) * shrunk
+    return order * (distance / noise_std) ** 2 / (2 * num_steps) * jnp.exp((num_steps + 1) * jnp.log(contraction))
 
 
 def _log_geometric(x, count):
@@ -227,8 +219,7 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
     0.4359
 
-    Returns mu of the broadcast shape, float64; sqrt(T) d / s at k = 1. It is `gdp_mu` up to rounding. Raises
-    ValueError.
+    Returns mu of the broadcast shape, float64: `gdp_mu` up to rounding; sqrt(T) d / s at k = 1. Raises ValueError.
     Assumes: as `gdp_mu`.
     Reference: Bok, Su, Altschuler 2024, NoisyGD.
     """

@@ -58,8 +58,7 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     noise_std: s_j >= 0 per coordinate, in the units of the iterate (step size times gradient noise).
     shift: d_j >= 0, sup over x of |psi_j(x) - psi'_j(x)|; 0 where the record does not take part. With batch size b,
         step size eta, gradient bound C and noise on the mean: 2 eta C / b (replace one), eta C / b (zero out).
-    diameter: of the set that the iterates are projected on before every step, >= 0; or None. It broadcasts with the
-        leading axes.
+    diameter: >= 0, of the set the iterates are projected on before every step; broadcasts with leading axes; or None.
 
     >>> print(f"{jaxdp.iteration.gdp_mu([0.9, 0.9, 0.9], noise_std=1.0, shift=[1.0, 0.0, 0.0]):.4f}")
     0.5158
@@ -73,8 +72,7 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     Returns mu of the leading shape, float64; inf where a step with d_j > 0 is never followed by noise. The excess of
     mu^2 is that of `isotonic.shift_allocation_mu2`. Differentiable under x64 traces without a diameter. Raises
     ValueError for contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
-    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md; for constant schedules Bok, Su, Altschuler 2024, Lemma
-    C.3.
+    Reference: notebooks/proofs/heterogeneous_gdp_iteration.md; constant schedules: Bok, Su, Altschuler 2024, Lemma C.3.
     """
     schedule, _ = _checked_schedule(contraction, noise_std, shift)
     if diameter is None:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import BELOW_INFINITY, PROBABILITY, Domain, field, whole
+from jaxdp.domains import PROBABILITY, Domain, field, whole
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.shuffled import LossLaw
-from jaxdp.typing import ArrayField, Number, Real, RealField, Relation
+from jaxdp.typing import Number, Real, RealField, Relation
 
 _NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part more often than there are steps")
 
@@ -23,18 +23,15 @@ _NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part mor
 class DirectedLaw(LossLaw):
     """The finite law of the loss of one direction of a pair: losses and log weights under its first law.
 
-    infinity, reverse_infinity: masses at infinity of the pair of this direction and of its swap.
+    infinity, reverse: masses at infinity of the pair of this direction and of its swap.
     """
 
-    losses: ArrayField
-    log_weights: ArrayField = field(BELOW_INFINITY)
-    infinity: RealField = field(PROBABILITY)
     reverse: RealField = field(PROBABILITY)
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """As given, for the direction that the law was made for."""
-        return self.infinity, self.reverse
+        return self.infinity_mass(), self.reverse
 
 
 @record

@@ -62,11 +62,8 @@ def record(cls: T) -> T:
         made.__post_init__ = _lists_to_arrays
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
-    register_by_class(
-        made,
-        [f.name for f in fields if not f.metadata.get("static")],
-        [f.name for f in fields if f.metadata.get("static")],
-    )
+    static = [each.name for each in fields if each.metadata.get("static")]
+    register_by_class(made, [each.name for each in fields if each.name not in static], static)
     return made
 
 
@@ -119,13 +116,12 @@ class Mechanism:
     >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
     2.5000
 
-    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none,
-    return it from ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``.
-    A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets
-    it be sampled.
-    The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound of one
-    record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart.
-    The accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
+    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
+    ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric.
+    A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets it be
+    sampled. The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound
+    of one record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart. The
+    accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
     domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
@@ -142,6 +138,7 @@ class Mechanism:
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every mechanism is a record
     event_ndim: ClassVar[Mapping[str, int]] = {}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False
@@ -193,7 +190,7 @@ class Mechanism:
 
     def reverse_infinity_mass(self) -> Number:
         """Q(dP = 0), the mass at infinity of the swapped pair."""
-        return 0.0
+        return self.infinity_mass() if self.symmetric else 0.0
 
     def max_loss(self) -> Number:
         """Supremum of the finite losses (infinity when unbounded)."""
@@ -286,13 +283,8 @@ class Mechanism:
     def __repr__(self) -> str:
         if not dataclasses.is_dataclass(self):
             return object.__repr__(self)  # a class that lacks the decorator
-        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in fields_of(self))
+        shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in dataclasses.fields(self))
         return f"{_public_name(type(self))}({', '.join(shown)})"
-
-
-def fields_of(mechanism: Mechanism) -> tuple[Any, ...]:
-    """The dataclass fields of a record."""
-    return dataclasses.fields(mechanism)  # type: ignore[arg-type]  # every mechanism is a record
 
 
 def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
@@ -303,10 +295,10 @@ def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
             getattr(mechanism, each.name),
             is_leaf=lambda value: value is None or isinstance(value, Mechanism),
         )
-        for each in fields_of(mechanism)
+        for each in dataclasses.fields(mechanism)
         if not each.metadata.get("static")
     }
-    return dataclasses.replace(mechanism, **numbers)  # type: ignore[type-var]
+    return dataclasses.replace(mechanism, **numbers)
 
 
 def _harmless_outside(rows: Any, mechanism: M) -> M:
@@ -367,8 +359,8 @@ def _exact_value(leaf: Any) -> Any:
     """A hashable value, equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
     if validate.is_traced(leaf) or isinstance(leaf, Mechanism):  # one without the decorator is a leaf
         return id(leaf)
-    numbers = np.ravel(leaf).tolist()  # Python compares these exactly, whatever their types
-    return np.shape(leaf), *("nan" if number != number else number for number in numbers)
+    # Python compares the numbers exactly, whatever their types
+    return np.shape(leaf), *("nan" if number != number else number for number in np.ravel(leaf).tolist())
 
 
 def as_text(value: object) -> str:

@@ -115,8 +115,7 @@ class RandomizedResponse(NamedSetRandomizer):
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
     0.1099
 
-    epsilon is that of replacing one person's value, the natural relation; in every other relation the record states the
-    same guarantee.
+    epsilon is that of replacing one person's value, the natural relation; every other relation has the same guarantee.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """
@@ -225,10 +224,6 @@ class ApproximateDP(_WorstCase):
         """The record's delta."""
         return self.delta
 
-    def reverse_infinity_mass(self) -> Number:
-        """The record's delta."""
-        return self.delta
-
 
 @record
 class DiscretePair(FiniteLaw):
@@ -244,9 +239,8 @@ class DiscretePair(FiniteLaw):
     The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
     Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
 
-    An outcome with p > 0 = q
-    has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p misses of 1 is charged as mass
-    at infinity, so that rounding of the input errs on the safe side.
+    An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
+    misses of 1 is charged as mass at infinity, so that rounding of the input errs on the safe side.
     """
 
     p: ArrayField = field(NONNEGATIVE)
@@ -261,7 +255,7 @@ class DiscretePair(FiniteLaw):
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss of the pair, or of its swap."""
-        return finite.plain_part(self.finite_pair(), direction)
+        return finite.sampled_part(self.finite_pair(), xp.ones(()), direction)
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""
@@ -320,8 +314,7 @@ class DiscreteLaplace(Mechanism):
         # taking out the larger end; at y = 1 it is s - 1 terms of e^{zas}
         w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
         near = xp.abs(w) < 1e-6
-        safe = xp.where(near, 1.0, w)
-        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(safe))
+        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(xp.where(near, 1.0, w)))
         linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
         middle = xp.where(near, linear, quotient)
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle

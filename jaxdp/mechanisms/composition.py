@@ -12,15 +12,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import field, whole
-from jaxdp.mechanisms.base import (
-    RELATIONS,
-    GaussianMechanism,
-    Mechanism,
-    UnsupportedMechanismError,
-    as_text,
-    fields_of,
-    record,
-)
+from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, as_text, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.runtime import formulas
 from jaxdp.typing import Array, Number, Real, RealField, Relation
@@ -65,10 +57,8 @@ class Composed(Mechanism):
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
         """The directions that some part needs; the pair of a symmetric part is the same in every direction."""
-        relation = validate.choice("relation", relation, RELATIONS) or self.natural_relation()
-        wanted: list[str] = []
-        for part in self.parts:
-            wanted += [d for d in part.directions(relation) if d not in wanted]
+        relation = validate.choice("relation", relation, RELATIONS) or natural_relation(self)
+        wanted = tuple(dict.fromkeys(direction for part in self.parts for direction in part.directions(relation)))
         asymmetric = [d for d in wanted if d != "forward"]
         if "replace" in asymmetric:
             if len(asymmetric) > 1:
@@ -78,29 +68,25 @@ class Composed(Mechanism):
             return ("replace",)
         if relation == "add":
             return ("reverse",) if asymmetric else ("forward",)
-        return tuple(wanted) or ("forward",)
-
-    def natural_relation(self) -> Relation:
-        """The natural relation that all parts share; error when there is none."""
-        naturals = {natural_relation(part) for part in self.parts}
-        if len(naturals) > 1:
-            raise UnsupportedMechanismError(
-                f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
-                "say which one you mean with relation=..."
-            )
-        return naturals.pop() if naturals else "add_or_remove"
+        return wanted or ("forward",)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.parts))})"
 
 
 def natural_relation(mechanism: Mechanism) -> Relation:
-    """The relation that relation=None stands for."""
-    if isinstance(mechanism, Composed):
-        return mechanism.natural_relation()
+    """The relation that relation=None stands for; error where the parts of a composition do not share one."""
     if isinstance(mechanism, Repeated):
         return natural_relation(mechanism.mechanism)
-    return mechanism.relations[0]
+    if not isinstance(mechanism, Composed):
+        return mechanism.relations[0]
+    naturals = {natural_relation(part) for part in mechanism.parts}
+    if len(naturals) > 1:
+        raise UnsupportedMechanismError(
+            f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
+            "say which one you mean with relation=..."
+        )
+    return naturals.pop() if naturals else "add_or_remove"
 
 
 def compose(*mechanisms: Mechanism) -> Mechanism:
@@ -142,7 +128,7 @@ def everything(mechanism: Mechanism) -> Iterator[Mechanism]:
 
 def held(mechanism: Mechanism) -> list[Mechanism]:
     """The mechanisms that the fields of a mechanism hold."""
-    values = [getattr(mechanism, each.name) for each in fields_of(mechanism)]
+    values = [getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     return [part for part in parts if isinstance(part, Mechanism)]
 
@@ -160,7 +146,7 @@ def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Nu
 def event_dims(mechanism: Mechanism) -> list[int]:
     """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism."""
     dims: list[int] = []
-    for each in fields_of(mechanism):
+    for each in dataclasses.fields(mechanism):
         if each.metadata.get("static"):
             continue
         value = getattr(mechanism, each.name)
@@ -233,14 +219,11 @@ def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
 
 
 def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
-    merged: dict[bytes, list[Any]] = {}
+    merged: dict[bytes, tuple[Mechanism, Any]] = {}
     for record_, times in members:
         key = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(record_))
-        if key in merged:
-            merged[key][1] = merged[key][1] + times
-        else:
-            merged[key] = [record_, times]
-    return [(r, t) for r, t in merged.values()]
+        merged[key] = record_, times + (merged[key][1] if key in merged else 0)
+    return list(merged.values())
 
 
 def is_gaussian(mechanism: Mechanism) -> bool:

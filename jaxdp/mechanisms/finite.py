@@ -7,8 +7,6 @@ spread of the likelihood ratio: the larger pair post-processes to the smaller), 
 (p_i, 0) and (0, q_i). The first discretises, the second bounds what lies outside a window.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -87,8 +85,7 @@ def mixture_log_ratio(w: Array, q: Number) -> Array:
     x, rate = xp.where(flip, -w, w), xp.where(flip, 1 - q, q)
     large = x > 30
     middle = xp.where(large, 0.0, x)
-    excess = rate * xp.expm1(middle)
-    small_form = log_one_plus(excess) - xp.where(flip, middle, 0.0)
+    small_form = log_one_plus(rate * xp.expm1(middle)) - xp.where(flip, middle, 0.0)
     safe = xp.where(rate > 0, rate, 1.0)
     far = xp.log(safe) + xp.log1p((1 - rate) / safe * xp.exp(-xp.maximum(x, 30.0)))
     # log A(x) is far + x: under a flip that x goes with the w outside
@@ -143,13 +140,6 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     )
 
 
-def plain_part(pair: Pair, direction: str) -> Part:
-    """The pair itself, or its swap."""
-    log_p, log_q, loss, blur, only_p, only_q = known = with_losses(pair)
-    swapped = FinitePair(log_q, log_p, -loss, blur, only_q, only_p)
-    return sampled_part(swapped if direction == "reverse" else known, xp.ones(()), "forward")
-
-
 def randomized_response_pair(epsilon: Number, categories: Number) -> FinitePair:
     """The three outcomes of k-ary randomized response: one's own value, the other's, any third; exact losses."""
     scale = xp.log1p((categories - 1.0) * xp.exp(-epsilon))
@@ -186,15 +176,10 @@ def log_mass(mass: Number) -> Array:
 def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np.bool) -> FinitePair:
     """The second pair where ``take_second`` is true, else the first; both are filled up to the longer one's length."""
     size = max(first.loss.shape[-1], second.loss.shape[-1])
-
-    def padded(side: Array, filler: float) -> Array:
-        return xp.concatenate([side, xp.full(size - side.shape[-1], filler)])
-
-    fillers = (-xp.inf, -xp.inf, 0.0, 0.0)
-    sides = [
-        xp.where(take_second, padded(b, filler), padded(a, filler))
-        for a, b, filler in zip(first[:4], second[:4], fillers, strict=True)
-    ]
+    sides = []
+    for *both, filler in zip(second[:4], first[:4], (-xp.inf, -xp.inf, 0.0, 0.0), strict=True):
+        filled = (xp.concatenate([side, xp.full(size - side.shape[-1], filler)]) for side in both)
+        sides.append(xp.where(take_second, *filled))
     return FinitePair(*sides, *(xp.where(take_second, b, a) for a, b in zip(first[4:], second[4:], strict=True)))
 
 
@@ -311,9 +296,7 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     whole = xp.where(whole > 0, whole, 1.0)
     to_right = log_expm1(up) - log_expm1(whole)
     to_left = up + log_expm1(xp.maximum(whole - up, 0.0)) - log_expm1(whole)
-    right = xp.logsumexp(log_density + to_right, axis=1)
-    left = xp.logsumexp(log_density + to_left, axis=1)
-    log_q = at_edges(left, right)
+    log_q = at_edges(*(xp.logsumexp(log_density + share, axis=1) for share in (to_left, to_right)))
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))

@@ -1,7 +1,5 @@
 """A record of the verbs that were called and their mechanisms, stored beside the numbers of a sweep or a report."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator
@@ -20,12 +18,9 @@ def note(verb: str, mechanism: Mechanism, relation: str) -> None:
         return
     call = {"verb": verb, "mechanism": type(mechanism).__name__, "relation": relation}
     rounds = [each for each in everything(mechanism) if isinstance(each, Shuffled)]
-    for key, values in (
-        ("bound", [each.chosen_bound() for each in rounds]),
-        ("randomizer", [type(each.randomizer).__name__ for each in rounds]),
-    ):
-        if values:
-            call[key] = ", ".join(dict.fromkeys(values))
+    if rounds:
+        call["bound"] = ", ".join(dict.fromkeys(each.chosen_bound() for each in rounds))
+        call["randomizer"] = ", ".join(dict.fromkeys(type(each.randomizer).__name__ for each in rounds))
     calls.append(call)
 
 

@@ -11,15 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import (
-    REPLACE,
-    FiniteLaw,
-    GaussianMechanism,
-    Mechanism,
-    UnsupportedMechanismError,
-    record,
-    static_field,
-)
+from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
@@ -85,15 +77,12 @@ class Sampled(FiniteLaw):
 
     def simplified(self) -> Mechanism:
         """The record with a base of composed Gaussians replaced by the one Gaussian that they are."""
-        if isinstance(self.mechanism, GaussianMechanism) or not is_gaussian(self.mechanism):
-            return self
-        return dataclasses.replace(self, mechanism=as_gaussian(self.mechanism))  # type: ignore[type-var]
+        return dataclasses.replace(self, mechanism=as_gaussian(self.mechanism)) if is_gaussian(self.mechanism) else self
 
     def is_exact(self, direction: str) -> bool:
         """Whether the pair of this direction is the mechanism's own."""
-        return self.needs_quadrature(direction) or (
-            not is_gaussian(self.mechanism) and self.mechanism.finite_pair_is_exact()
-        )
+        base = self.mechanism
+        return self.needs_quadrature(direction) or (not is_gaussian(base) and base.finite_pair_is_exact())
 
     def enclosing_records(self, fine: bool) -> tuple[Sampled, Sampled] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
@@ -101,7 +90,7 @@ class Sampled(FiniteLaw):
             return None
         none = np.zeros(np.shape(self.sampling_probability))
         bases = (EnclosingPair(self.mechanism, inner, fine) for inner in (none, none + 1.0))
-        outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)  # type: ignore[type-var]
+        outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)
         return outer, inner
 
     def refinable(self, direction: str) -> bool:
@@ -155,7 +144,6 @@ class PoissonSampled(Sampled):
 
     mechanism: Mechanism
     sampling_probability: RealField = field(PROBABILITY)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair; UnsupportedMechanismError unless the base has a guarantee under replace_one."""
@@ -206,7 +194,6 @@ class FixedSizeSampled(Sampled):
 
     mechanism: Mechanism
     sampling_probability: RealField = field(PROBABILITY)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     base_relation: ClassVar[Relation] = "replace_one"
 
     def needs_quadrature(self, direction: str | None = None) -> bool:

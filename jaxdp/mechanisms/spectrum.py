@@ -1,7 +1,5 @@
 """The spectrum (K(z), atoms, masses at infinity) of a composed mechanism, from its normal form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -71,13 +69,9 @@ def _mu2(closed: list[Stack]) -> Array:
 
 def _infinity(record: Mechanism, times: Array, direction: str) -> tuple[_Masses, _Masses]:
     """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
-
-    def both(r: Mechanism) -> tuple[Array, Array]:
-        first, second = r.masses_at_infinity(direction)
-        return xp.asarray(first, xp.float64), xp.asarray(second, xp.float64)
-
-    forward, backward = (xp.broadcast_to(m, times.shape) for m in xp.vmap(both)(record))
-    return _rounds(forward, times), _rounds(backward, times)
+    both = xp.vmap(lambda r: tuple(xp.asarray(mass, xp.float64) for mass in r.masses_at_infinity(direction)))(record)
+    forward, backward = (_rounds(xp.broadcast_to(mass, times.shape), times) for mass in both)
+    return forward, backward
 
 
 def _rounds(mass: Array, times: Array) -> _Masses:

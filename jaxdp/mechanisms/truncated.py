@@ -17,7 +17,7 @@ from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Number, Real, RealField, Relation
+from jaxdp.typing import Number, Real, RealField
 
 _LARGEST_BATCH = 1e9  # expected records: beyond it the chances are not summed
 _BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leaves out
@@ -43,7 +43,6 @@ class TruncatedPoisson(FiniteLaw):
     full: RealField = field(PROBABILITY)
     joins: RealField = field(PROBABILITY)
     error: RealField = field(NONNEGATIVE, default=0.0)
-    relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     exact: ClassVar[bool] = False
 
     def uncut(self) -> Mechanism:
@@ -100,8 +99,7 @@ def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float,
     """1 - s, s, j and their relative error: s = P[S >= largest], j = E[rate largest / (S + 1) | S >= largest].
 
     S ~ Binomial(others, rate), 1 <= largest <= others. By the recurrence of the masses from the mode on, out to where
-    less than 1e-170 is left (Bernstein's inequality). s = 1 and j = rate, which always dominate, for more than 1e9
-    expected records.
+    less than 1e-170 is left (Bernstein's inequality). Beyond 1e9 expected records s = 1, j = rate, which dominate.
     """
     if rate in (0.0, 1.0):
         return 1 - rate, rate, rate * largest / (others + 1), ULP

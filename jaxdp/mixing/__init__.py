@@ -1,16 +1,21 @@
 """Privacy amplification by mixing: a private mechanism followed by a Markov kernel.
 
-Theorem numbers are those of Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion
-mechanisms".
+Theorem numbers: Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
 """
 
 from jaxdp.mixing.amplification import (
     Guarantee,
     dobrushin_amplification,
+    dobrushin_coefficient,
     doeblin_amplification,
+    doeblin_coefficient,
     hockey_stick_amplification,
+    hockey_stick_coefficient,
+    local_privacy,
+    pure_local_epsilon,
     required_level,
     ultra_mixing_amplification,
+    ultra_mixing_coefficient,
 )
 from jaxdp.mixing.couplings import (
     IteratedLaplace,
@@ -19,14 +24,6 @@ from jaxdp.mixing.couplings import (
     iterated_gaussian_rdp,
     iterated_laplace_pure_epsilon,
     iterated_laplace_rdp,
-)
-from jaxdp.mixing.kernels import (
-    dobrushin_coefficient,
-    doeblin_coefficient,
-    hockey_stick_coefficient,
-    local_privacy,
-    pure_local_epsilon,
-    ultra_mixing_coefficient,
 )
 
 __all__ = [

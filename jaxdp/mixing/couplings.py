@@ -6,7 +6,7 @@ Theorem numbers: see `jaxdp.mixing`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +21,7 @@ from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
 _HALVINGS = 80
+Divergence: TypeAlias = Callable[[Array, Array], Array]
 
 
 class IteratedLaplace(NamedTuple):
@@ -38,13 +39,7 @@ class IteratedLaplace(NamedTuple):
     first_share: Array
 
 
-def coupling_bound(
-    renyi_first: Callable[[Array, Array], Array],
-    renyi_kernel: Callable[[Array, Array], Array],
-    order: Real,
-    shift: Real,
-    hidden: Real,
-) -> Array:
+def coupling_bound(renyi_first: Divergence, renyi_kernel: Divergence, order: Real, shift: Real, hidden: Real) -> Array:
     """Renyi bound R_alpha(P1 + w, P1) + R_alpha(P2 + (shift - w), P2) of noise P2 added after noise P1.
 
     The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.

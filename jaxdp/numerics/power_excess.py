@@ -6,23 +6,24 @@ from typing import Any
 
 from jaxdp.runtime.arrays import xp
 
-
-def _exp_excess(y: Any) -> Any:
-    """e^y - 1 - y without cancellation near 0."""
-    small = xp.abs(y) < 0.3
-    near = xp.where(small, y, 0.0)
-    series = xp.ones_like(near)
-    for i in range(14, 2, -1):
-        series = 1.0 + near / i * series
-    return xp.where(small, 0.5 * near * near * series, xp.expm1(xp.where(small, 1.0, xp.minimum(y, 600.0))) - y)
+_SERIES_BELOW = 0.5
 
 
 def log_power_excess(loss: Any, order: Any) -> Any:
-    """Log of f(e^loss), f(t) = t^order - 1 - order (t - 1), order > 1.
-
-    f = h(order L) - order h(L), h(y) = e^y - 1 - y; the two parts cancel by order/(order - 1).
-    """
-    power = order * loss
-    direct = xp.log(xp.maximum(_exp_excess(power) - order * _exp_excess(loss), 0.0))
-    far = power + xp.log1p(-xp.minimum((1.0 + order * xp.expm1(loss)) * xp.exp(-xp.minimum(power, 700.0)), 0.5))
-    return xp.where(power > 50.0, far, direct)
+    """Log of e^{alpha t} - 1 - alpha (e^t - 1) >= 0 at the loss t and the order alpha > 1, to 1e-14 (1 + |alpha t|)."""
+    excess = order - 1.0
+    growth = xp.log1p(excess)
+    near = xp.abs(loss) * order < _SERIES_BELOW
+    small = xp.where(near, loss, 0.1 / order)
+    power, total = small, xp.zeros_like(small)
+    for j in range(2, 18):
+        # alpha^j - alpha = alpha expm1((j-1) log alpha), scaled by t^j / j!
+        power = power * small / j
+        total = total + order * xp.expm1((j - 1) * growth) * power
+    far = xp.where(near, 1.0 / order, loss)
+    # e^t expm1((alpha-1) t) - (alpha-1) expm1(t), after taking out e^{alpha t} where t > 0; e^{-alpha t} expm1(t) is
+    # written as -e^{-(alpha-1) t} expm1(-t), which does not overflow
+    up = -xp.expm1(-excess * xp.abs(far)) + excess * xp.exp(-excess * xp.abs(far)) * xp.expm1(-xp.abs(far))
+    down = xp.exp(xp.minimum(far, 0.0)) * xp.expm1(excess * xp.minimum(far, 0.0)) - excess * xp.expm1(far)
+    direct = xp.maximum(far, 0.0) * order + xp.log(xp.maximum(xp.where(far > 0, up, down), 1e-300))
+    return xp.where(near, xp.log(xp.maximum(total, 1e-300)), direct)

@@ -13,7 +13,7 @@ from jaxdp.conversions.profile import tradeoff_from_delta
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.runtime.progress import pieces
+from jaxdp.runtime.extras import pieces
 
 _POINTS = 33  # of the privacy profile
 
@@ -76,5 +76,4 @@ def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
     if not found.size:
         fallback = float(otherwise())
         found = np.array([fallback if 0 < fallback < np.inf else 1.0])
-    steps = np.linspace(0.0, 1.0, _POINTS) ** 2
-    return np.unique(np.concatenate([1.25 * found.max() * steps, found]))
+    return np.unique(np.concatenate([1.25 * found.max() * np.linspace(0.0, 1.0, _POINTS) ** 2, found]))

@@ -1,7 +1,5 @@
 """Curves as inline SVG, legible at phone width: for `jaxdp.report`, which needs no plotting package."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import math
@@ -111,8 +109,7 @@ def _steps(low: float, high: float) -> list[tuple[float, str]]:
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
     """At most seven powers of ten."""
     first, last = round(math.log10(low)), round(math.log10(high))
-    every = math.ceil((last - first) / 6)
-    powers = range(last, first - 1, -every)
+    powers = range(last, first - 1, -math.ceil((last - first) / 6))
     return [
         (10.0**p, "1" if p == 0 else f'10<tspan dy="-4" font-size="8.5">{str(p).replace("-", "−")}</tspan>')
         for p in powers

@@ -1,8 +1,7 @@
 """The page: one function per section, words and tables around the facts."""
 
-from __future__ import annotations
-
 import ast
+import dataclasses
 import html
 import inspect
 import math
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.mechanisms.base import Mechanism, as_text, fields_of
+from jaxdp.mechanisms.base import Mechanism, as_text
 from jaxdp.mechanisms.composition import everything, held
 from jaxdp.report.facts import Facts
 from jaxdp.report.figures import Curve, Figure
@@ -249,7 +248,7 @@ def _description(facts: Facts) -> str:
 
 def _tree(mechanism: Mechanism) -> str:
     """The record, what it says of itself, its numbers, and the mechanisms inside it."""
-    values = ((each.name, getattr(mechanism, each.name)) for each in fields_of(mechanism))
+    values = ((each.name, getattr(mechanism, each.name)) for each in dataclasses.fields(mechanism))
     numbers = ", ".join(
         f"<code>{_safe(name)} = {_safe(_brief(value))}</code>"
         for name, value in values
@@ -307,16 +306,12 @@ def _reproduction(facts: Facts) -> str:
         f"<li>{name}: <code>{_safe(as_text(side if side.size > 1 else side[0]))}</code></li>"
         for name, side in zip(("lower", "upper"), map(np.atleast_1d, facts.bounds), strict=True)
     )
-    versions = {
-        "jaxdp": jaxdp.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
-        "numpy": np.__version__,
-        "Python": platform.python_version(),
-        "backend": precision.platform(),
-        "machine": f"{sys.platform} {platform.machine()}",
-    }
+    versions = (
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, jaxlib {jax.lib.__version__}, numpy {np.__version__}, "
+        f"Python {platform.python_version()}, backend {precision.platform()}, "
+        f"machine {sys.platform} {platform.machine()}"
+    )
     return (
         f"<h2>How to compute it again</h2><pre>{_safe(call)}</pre><p>All digits of the bounds, as computed here:</p>"
-        f'<ul>{digits}</ul><p class="note">{", ".join(f"{name} {_safe(text)}" for name, text in versions.items())}</p>'
+        f'<ul>{digits}</ul><p class="note">{_safe(versions)}</p>'
     )

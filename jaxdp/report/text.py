@@ -1,7 +1,5 @@
 """Numbers as text for people, never rounded to the side on which a bound would be false."""
 
-from __future__ import annotations
-
 import decimal
 import math
 from fractions import Fraction

@@ -5,8 +5,6 @@ program. Inside `on_host` it is NumPy, and the same lines run eagerly, one point
 where compiling takes seconds. The functions that NumPy lacks are defined here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -47,11 +45,8 @@ class _Arrays:
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
     def mapped(*args: Any) -> Any:
         each = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
-        mapped_over = [arg for arg, mine in zip(args, each, strict=True) if mine]
-        size = np.shape(jax.tree.leaves(mapped_over)[0])[0]
-        rows = [
-            fun(*(_row(arg, i) if mine else arg for arg, mine in zip(args, each, strict=True))) for i in range(size)
-        ]
+        size = np.shape(jax.tree.leaves([arg for arg, own in zip(args, each, strict=True) if own])[0])[0]
+        rows = [fun(*(_row(arg, i) if own else arg for arg, own in zip(args, each, strict=True))) for i in range(size)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
     return mapped
@@ -158,10 +153,7 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "exact_matmul": (np.matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
     "top_k": (_host_top_k, jax.lax.top_k),
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
-    "bits": (
-        lambda x: np.asarray(x, np.float64).view(np.int64),
-        lambda x: jax.lax.bitcast_convert_type(x, jnp.int64),
-    ),
+    "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
 }
 
 xp: Any = _Arrays()

@@ -1,7 +1,5 @@
 """A hash that tells one computation from another: the code of a function and every value it refers to."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import types

@@ -1,7 +1,5 @@
 """One-point formulas as public functions: check, broadcast, compute in float64, hand back NumPy or a trace."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -48,12 +46,10 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
 
         @functools.wraps(point)
         def one_point(*values: Any) -> Any:
-            return _unless(False, point(**dict(zip(names, values, strict=True))), vacuous)
-
-        def masked(*values: Any) -> Any:
+            """The formula of numbers, followed where they are traced by whether each is inside its domain."""
             numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
-            good = jnp.stack([*inside, *(rule.holds(**numbers) for rule in rules)]).all()
-            return _unless(~good, point(**numbers), vacuous)
+            good = [*inside, *(rule.holds(**numbers) for rule in rules)] if inside else [True]
+            return _unless(~jnp.stack(good).all(), point(**numbers), vacuous)
 
         kernel = Kernel(one_point, working_set=working_set)
 
@@ -68,7 +64,7 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             numbers = {name: number for name, (number, _) in confined.items()}
             validate.broadcast(**numbers)
             if traced:
-                return batched(jax.vmap(masked), *numbers.values(), *(inside for _, inside in confined.values()))
+                return batched(jax.vmap(one_point), *numbers.values(), *(inside for _, inside in confined.values()))
             for name, holds, allowed, remedy in rules:
                 bad = ~holds(**numbers)
                 validate.reject(name, np.broadcast_to(numbers[name], np.shape(bad)), bad, allowed, remedy)

@@ -9,12 +9,11 @@ Two checks stand before the first number. A canary, a computation with a known a
 first row of each compiled program is compared with NumPy's. Either failing is a `BackendError`.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
 import os
@@ -74,8 +73,8 @@ def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
-    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in _SAVE_TIME or name not in flags}
-    wanted = wanted if large else {name: value for name, value in wanted.items() if name not in _FOR_LARGE}
+    skipped = {name for name in _SAVE_TIME if name in flags or (name in _FOR_LARGE and not large)}
+    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in skipped}
     if not _is_known(wanted):
         wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
     return wanted or None
@@ -132,6 +131,7 @@ def forget_compiled() -> None:
             compiled.clear_cache()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Kernel:
     """A one-point function with a batched float64 front, run by NumPy or compiled. Made by `kernel`.
 
@@ -139,8 +139,7 @@ class Kernel:
     NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
 
     static: names of keyword arguments that fix sizes; each value is compiled once.
-    working_set: float64 numbers alive per point, or a function of the arguments that gives it; it limits the points of
-        one call.
+    working_set: float64 numbers alive per point, or a function of the arguments that gives it; limits a call's points.
     large: the kernel has so many operations that compile time matters more than run time.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
@@ -148,27 +147,19 @@ class Kernel:
         `jaxdp.runtime.arrays.xp`.
     """
 
-    def __init__(
-        self,
-        point: Callable,
-        *,
-        static: tuple[str, ...] = (),
-        working_set: int | Callable[..., int] = 4096,
-        large: bool = False,
-        bounds: bool = False,
-        by_numpy: int | Callable[..., int] = 0,
-    ):
-        self.point = point
-        self.large = large
-        self.working_set = working_set
-        self.bounds = bounds
-        self.by_numpy = by_numpy
+    point: Callable
+    _: dataclasses.KW_ONLY
+    static: tuple[str, ...] = ()
+    working_set: int | Callable[..., int] = 4096
+    large: bool = False
+    bounds: bool = False
+    by_numpy: int | Callable[..., int] = 0
+
+    def __post_init__(self) -> None:
         self.traces = 0
-        parameters = inspect.signature(point).parameters
-        self._defaults = {
-            name: parameters[name].default for name in static if parameters[name].default is not inspect.Parameter.empty
-        }
-        functools.update_wrapper(self, point)
+        defaults = {name: inspect.signature(self.point).parameters[name].default for name in self.static}
+        self._defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+        functools.update_wrapper(self, self.point)
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
         self._answered: collections.Counter[Any] = collections.Counter()
@@ -223,7 +214,8 @@ class Kernel:
         where, traced = platform(), self.traces
         pieces = []
         for start, stop, padded in pieces_of(size, self._chunk(where, args), where == "cpu"):
-            piece = self._compiled(where)(program[0], *_slice(args, start, stop, padded))
+            rows = np.minimum(np.arange(start, start + padded), stop - 1)
+            piece = self._compiled(where)(program[0], *jax.tree.map(lambda leaf, rows=rows: leaf[rows], args))
             piece = jax.tree.map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
             if self._patience(args, static) and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, piece, self._by_numpy(args, start, static))
@@ -240,12 +232,10 @@ class Kernel:
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
-            agree = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
+            good = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
         else:
-            agree = all(
-                np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True)
-            )
-        if not agree:
+            good = all(np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True))
+        if not good:
             _refuse(self.point.__name__, where, first, "NumPy computes", other)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
@@ -285,16 +275,6 @@ def pieces_of(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int
             rest, padded = min(rest, smaller), smaller
         yield start, start + rest, padded
         start += rest
-
-
-def _slice(args: Any, start: int, stop: int, padded: int) -> Any:
-    def take(array: np.ndarray) -> np.ndarray:
-        part = array[start:stop]
-        if padded == stop - start:
-            return part
-        return np.concatenate([part, np.repeat(part[-1:], padded - (stop - start), axis=0)])
-
-    return jax.tree.map(take, args)
 
 
 @functools.cache
@@ -340,8 +320,7 @@ def canary(name: str) -> Callable[[Callable], Callable]:
 
 def ensure_canary(module: str) -> None:
     """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
-    checks = [(name, check) for name, check in CANARIES if check.__module__ == module]
-    _pass_once(module, platform(), checks)
+    _pass_once(module, platform(), [(name, check) for name, check in CANARIES if check.__module__ == module])
 
 
 def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:

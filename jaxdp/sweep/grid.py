@@ -129,8 +129,7 @@ def _axis(name: str, values: Any) -> np.ndarray | list[Any]:
     array = np.atleast_1d(np.asarray(values, dtype=object)) if mixed else array
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"axis {name} must be a number or a non-empty 1-D sequence, got shape {array.shape}.")
-    allowed = (str, bytes, bool, type(None), int, float)
-    bad = [v for v in array.tolist() if not isinstance(v, allowed)]
+    bad = [v for v in array.tolist() if not isinstance(v, (str, bytes, bool, type(None), int, float))]
     if bad:
         raise ValueError(f"axis {name} must hold real numbers, strings, booleans or None, got {bad[0]!r}.")
     return array if array.dtype.kind in "iuf" else array.tolist()

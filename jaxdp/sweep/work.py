@@ -1,7 +1,5 @@
 """The computation of one tile of a sweep, in this process or on a worker: call, checks, and storage."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

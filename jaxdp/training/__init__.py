@@ -13,9 +13,8 @@ from jaxdp.training.batches import (
 )
 from jaxdp.training.checkpoint import Checkpoints, RewoundError, refuse_rewind
 from jaxdp.training.dpsgd import DPSGD, ClippedSum
-from jaxdp.training.loss import StronglyConvexLoss
 from jaxdp.training.noise import NoisyState
-from jaxdp.training.projected import NoisyProjectedSGD, float32_rounding
+from jaxdp.training.projected import NoisyProjectedSGD, StronglyConvexLoss, float32_rounding
 from jaxdp.training.schedule import IteratedRelease
 from jaxdp.training.shuffled_pass import ShuffledSGD
 

@@ -62,9 +62,8 @@ def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_siz
     >>> sorted(int(index) for batch in batches for index in batch.indices)
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
-    order = jax.random.permutation(_sample_key(key, step // num_batches), num_examples)
     batch = cyclic_batch(step, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
+    order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32) // num_batches), num_examples)
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
@@ -115,8 +114,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
     The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin is drawn as
     64 random bits modulo num_bins: its probability is 1/num_bins up to a relative 2^-48.
 
-    Raises:
-        ValueError: a bin of the epoch does not fit; says which size fits. Under a trace ``overflow`` tells it instead.
+    Raises ValueError where a bin of the epoch does not fit, with the size that does; under a trace ``overflow`` tells.
 
     >>> import jax
     >>> from jaxdp import training
@@ -203,12 +201,8 @@ def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, si
     step = _checked_step(step, 0, num_examples=num_examples, size=size)
     if not validate.is_traced(probability):
         probability = float(validate.probability("probability", probability))
-    return _coins(_sample_key(key, step), probability, num_examples)
-
-
-def _coins(key: jax.Array, probability: float | jax.Array, count: int) -> jax.Array:
     # float32 uniforms have 23 bits and compare upwards: at rate 1e-3 that is 1e-4 more than was accounted for
-    bits = jax.random.bits(key, (count,), jnp.uint32)
+    bits = jax.random.bits(_sample_key(key, step), (num_examples,), jnp.uint32)
     # the product is exact; a comparison with NaN is False
     xp = jnp if isinstance(probability, jax.Array) else np
     below = xp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(xp.uint32)

@@ -68,8 +68,7 @@ class Checkpoints:
 
     def furthest(self) -> int:
         """The newest count saved here, 0 when there is none."""
-        counts = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
-        return max(counts, default=0)
+        return max((int(p.name) for p in self._directory.iterdir() if p.name.isdigit()), default=0)
 
     def save(self, params: Params, state: NoisyState) -> None:
         """Write a checkpoint under state.count; RewoundError when a later one exists."""

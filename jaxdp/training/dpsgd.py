@@ -10,27 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import domains, validate
+from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
+from jaxdp.domains import NOISE, POSITIVE, PROBABILITY
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.truncated import truncated_poisson
-from jaxdp.training import batches, budget, clipping, noise, settings
+from jaxdp.training import batches, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
 
-_DOMAINS = {
-    "clip_norm": domains.POSITIVE,
-    "noise_multiplier": domains.NOISE,
-    "sampling_probability": domains.PROBABILITY,
-}
+_DOMAINS = {"clip_norm": POSITIVE, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 
 
 class ClippedSum(NamedTuple):
@@ -65,8 +62,7 @@ class DPSGD:
     sampling: "poisson"; or "truncated_poisson": of a sample above truncated_batch_size a uniformly drawn part of that
     size is kept (`truncated_poisson_batch`; needs num_examples and truncated_batch_size, which may not exceed it); or
     "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`); an epoch has
-    1/sampling_probability steps, a whole number up to 65536. There noise_multiplier and sampling_probability are
-    numbers.
+    1/sampling_probability steps, whole, up to 65536. There noise_multiplier and sampling_probability are numbers.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
     allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
@@ -208,7 +204,7 @@ class DPSGD:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree.map(lambda a: a[rows], data)
-            part, bad = clipping.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
+            part, bad = noise.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
             return carry._replace(total=jax.tree.map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad)
 
         zero = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
@@ -262,12 +258,11 @@ class DPSGD:
         Runs with other settings or other batches are composed: jaxdp.compose(first.after(1000), second.after(500)).
         Every such run has a key and a state of its own.
 
-        Raises:
-            ValueError: a bad count; a schedule that leaves its range, or has more than 128 different settings.
+        Raises ValueError for a bad count, a schedule that leaves its range or has more than 128 different settings.
         """
         counts = noise.check_steps(steps)
         if callable(self.clip_norm):
-            self._checked("clip_norm", _steps_in(counts))
+            self._checked("clip_norm", int(np.max(counts, initial=1)))
         if self.sampling == "allocation":
             length, sigma = self.steps_per_epoch, float(self._checked("noise_multiplier", 1)[0])
             return repeat(RandomAllocation(Gaussian(sigma), length), -(-counts // length))
@@ -290,7 +285,7 @@ class DPSGD:
             return float(np.inf)
         length = self.steps_per_epoch if self.sampling == "allocation" else 1
         most = int(validate.integer("max_steps", max_steps, 1))
-        epochs = budget.largest_within(
+        epochs = settings.largest_within(
             lambda n: self.after(np.minimum(n * length, most)), epsilon, delta, -(-most // length)
         )
         return min(epochs * length, most)
@@ -300,16 +295,14 @@ class DPSGD:
 
         A schedule is multiplied by the smallest such factor.
         """
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         self.after(steps)  # an error in a setting or a count is one before the search
         unit = self.noise_multiplier if callable(self.noise_multiplier) else 1.0
 
         def with_noise(factor: float) -> DPSGD:
-            return dataclasses.replace(self, noise_multiplier=budget.scaled(unit, factor))
+            return dataclasses.replace(self, noise_multiplier=settings.scaled(unit, factor))
 
-        return with_noise(
-            float(calibrate(lambda factor: with_noise(factor).after(steps), epsilon=epsilon, delta=delta))
-        )
+        return with_noise(float(calibrate(lambda times: with_noise(times).after(steps), epsilon=epsilon, delta=delta)))
 
     def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
         """The mechanism of one step without allocation."""
@@ -322,7 +315,7 @@ class DPSGD:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""
         if not (callable(self.noise_multiplier) or callable(self.sampling_probability)):
             return [(self.noise_multiplier, self.sampling_probability, counts)]
-        last = _steps_in(counts)
+        last = int(np.max(counts, initial=1))
         columns = [self._checked(name, last) for name in ("noise_multiplier", "sampling_probability")]
         different, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         if len(different) > MOST_SETTINGS:
@@ -373,7 +366,7 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
-    return ClippedSum(*clipping.clip_and_sum(grads, mask, clip_norm))
+    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm))
 
 
 def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
@@ -387,7 +380,3 @@ def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
             f"{int(clipped.step)}: give state.count to clipped_sum, so that every update has a sample of its own."
         )
     return jnp.where(same, noise_std, jnp.nan)
-
-
-def _steps_in(counts: np.ndarray) -> int:
-    return int(np.max(counts, initial=1))

@@ -1,6 +1,4 @@
-"""The state of a private transformation, and noise that is never drawn twice."""
-
-from __future__ import annotations
+"""The state of a private transformation, noise that is never drawn twice, and sums of clipped gradients."""
 
 import itertools
 from collections.abc import Callable
@@ -42,14 +40,11 @@ def check_key(key: Any) -> jax.Array:
     """The key as a typed key; an error says what is missing."""
     if key is None:
         raise ValueError("key must be a JAX random key, got None. A default would repeat other runs' noise.")
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {type(key).__name__}.")
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        checked = key
-    elif key.dtype == jnp.uint32:
-        checked = jax.random.wrap_key_data(key)
-    else:
-        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got dtype {key.dtype}.")
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and getattr(key, "dtype", None) != jnp.uint32:
+        found = f"dtype {key.dtype}" if hasattr(key, "dtype") else type(key).__name__
+        raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {found}.")
+    checked = key if typed else jax.random.wrap_key_data(key)
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
     return checked
@@ -128,10 +123,8 @@ def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
 
 def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:
     """Sum over leaves of one number each, a sharded leaf's over its shards too."""
-    total = jnp.zeros((), jnp.float32)
-    for value, names in zip(values, axes, strict=True):
-        total = total + (jax.lax.psum(value, names) if names else value)
-    return total
+    parts = (jax.lax.psum(value, names) if names else value for value, names in zip(values, axes, strict=True))
+    return sum(parts, jnp.zeros((), jnp.float32))
 
 
 def check_params(params: Any, *, low_precision: str | None) -> None:
@@ -144,3 +137,46 @@ def check_params(params: Any, *, low_precision: str | None) -> None:
             raise TypeError(f"params must be floating, got a leaf of dtype {dtype}.")
         if low_precision and np.dtype(dtype).itemsize < 4:
             raise TypeError(f"params must be float32 or float64, got {dtype}: {low_precision}")
+
+
+def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tuple[Any, jax.Array]:
+    """(sum of the masked per-example gradients, each clipped in l2 over all leaves; number left out).
+
+    gradients: leaves with leading axis the batch. clip_norm None: no clipping. Examples with a non-finite
+    gradient count as left out. float32 throughout.
+    """
+    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(gradients)]
+    finite = jnp.stack([jnp.all(jnp.isfinite(g.reshape(g.shape[0], -1)), axis=1) for g in leaves]).all(0)
+    keep = mask & finite
+    weight = keep.astype(jnp.float32)
+    if clip_norm is not None:
+        weight = weight * _clip_factor(leaves, keep, clip_norm)
+    summed = [
+        jnp.tensordot(weight, jnp.where(_column(keep, g), g, 0.0), axes=1, precision=jax.lax.Precision.HIGHEST)
+        for g in leaves
+    ]
+    total = jax.tree.unflatten(jax.tree.structure(gradients), summed)
+    return total, jnp.sum(mask & ~finite, dtype=jnp.int32)
+
+
+def mean_gradient(
+    loss: Callable[[Any, Any], Any], params: Any, examples: Any, mask: Any, *, clip_norm: float | None
+) -> tuple[Any, jax.Array]:
+    """`clip_and_sum` of the gradients of loss(params, example) over a batch of examples."""
+    per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, examples)
+    return clip_and_sum(per_example, jnp.asarray(mask), clip_norm)
+
+
+def _clip_factor(leaves: list[jax.Array], keep: jax.Array, clip_norm: float) -> jax.Array:
+    # the largest entry comes out first, else the square of a gradient of 1e20 is infinite and its clip zero
+    rows = [jnp.where(_column(keep, g), g, 0.0).reshape(g.shape[0], -1) for g in leaves]
+    largest = jnp.stack([jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]).max(0)
+    unit = jnp.where(largest > 0, largest, 1.0)
+    square = sum(jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows)
+    # inward by more than float32 sums of squares err, so that rounding leaves no gradient longer than clip_norm
+    bound = clip_norm * (1 - 1e-5)
+    return jnp.minimum(1.0, bound / (unit * jnp.maximum(jnp.sqrt(square), 1e-30)))
+
+
+def _column(keep: jax.Array, leaf: jax.Array) -> jax.Array:
+    return keep.reshape((-1,) + (1,) * (leaf.ndim - 1))

@@ -1,4 +1,4 @@
-"""Noisy projected SGD whose last iterate is amplified by iteration."""
+"""Noisy projected SGD whose last iterate is amplified by iteration, and the constants of its loss."""
 
 from __future__ import annotations
 
@@ -11,15 +11,64 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import validate
+from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.basic import NoisyIteration
-from jaxdp.training import batches, budget, noise, schedule, settings
-from jaxdp.training.clipping import mean_gradient
-from jaxdp.training.loss import StronglyConvexLoss
+from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class StronglyConvexLoss:
+    """Constants of the loss of one example, f(w, x) = l(w, x) + r(w), on all of R^d.
+
+    lipschitz: C >= |grad_w l(w, x)|, the data term alone (the regulariser is the same in both runs).
+    smoothness: beta, Lipschitz constant of grad_w f. strong_convexity: rho >= 0, of the regulariser r
+    (rho = 0: convex only). generalized_linear: l depends on w through one scalar <w, x>; only then does
+    clipping per example keep the step a contraction.
+
+    Assumes: the constants hold for every example that could occur, at every w; every step's gradient
+    holds grad r in full, also where the batch is short or empty. Constants taken from the data (such as
+    the largest norm of a feature vector) are not covered.
+
+    Raises: ValueError unless 0 <= strong_convexity <= smoothness, lipschitz > 0.
+
+    >>> from jaxdp import training
+    >>> training.StronglyConvexLoss.logistic_regression(feature_norm=2.0, l2=0.5)
+    StronglyConvexLoss(lipschitz=2.0, smoothness=1.5, strong_convexity=0.5, generalized_linear=True)
+    """
+
+    lipschitz: float
+    smoothness: float
+    strong_convexity: float = 0.0
+    generalized_linear: bool = False
+
+    def __post_init__(self):
+        validate.positive("lipschitz", self.lipschitz)
+        validate.positive("smoothness", self.smoothness)
+        rho = validate.nonnegative("strong_convexity", self.strong_convexity)
+        validate.reject("strong_convexity", rho, rho > self.smoothness, f"at most smoothness = {self.smoothness}")
+
+    @classmethod
+    def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
+        """Constants of log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with |x| <= feature_norm, y in {-1, 1}.
+
+        A bias column counts in the norm and is regularised with the rest. C = B, beta = B^2/4 + l2, rho = l2.
+        """
+        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho, generalized_linear=True)
+
+    @classmethod
+    def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
+        """Constants of multinomial logistic regression: C = sqrt(2) B, beta = B^2/2 + l2, rho = l2.
+
+        Clipping per example is refused for it: a clipped softmax step expands at every step size.
+        """
+        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho)
+
 
 _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
@@ -42,15 +91,13 @@ class NoisyProjectedSGD:
     or "drop" (never used, so they lose nothing). data_steps: number of steps that see data; later
     ones are noise only (None: all).
     clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
-    rounding: l2 bound on the floating-point error of one update, charged to every step of both runs; see
-    `float32_rounding`.
+    rounding: l2 bound on the floating-point error of one update, charged to each step of both runs: `float32_rounding`.
 
-    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by
-    kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is
-    mu-GDP with mu of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance
-    of two runs (constant settings only).
-    The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7 above that of the
-    optimal allocation for the stated numbers, and not below it.
+    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
+    = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is mu-GDP with mu
+    of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance of two runs
+    (constant settings only). The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7
+    above that of the optimal allocation for the stated numbers, and not below it.
 
     Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`); with
     momentum, Adam, weight decay, scaling or clipping of the mean in front of it an optax.chain runs without an error
@@ -94,8 +141,7 @@ class NoisyProjectedSGD:
         if not isinstance(self.loss, StronglyConvexLoss):
             raise TypeError(f"loss must be a StronglyConvexLoss, got {type(self.loss).__name__}.")
         for name in ("batch_size", "num_examples"):
-            size = validate.integer(name, getattr(self, name), 1)
-            object.__setattr__(self, name, int(size))
+            object.__setattr__(self, name, int(validate.integer(name, getattr(self, name), 1)))
         if self.batch_size > self.num_examples:
             raise ValueError(f"batch_size must be at most num_examples = {self.num_examples}, got {self.batch_size}.")
         validate.choice("order", self.order, ("cyclic", "reshuffled"))
@@ -113,7 +159,10 @@ class NoisyProjectedSGD:
                 "loss depends on the parameters through one scalar (softmax does not). Scale the features instead, "
                 "or state generalized_linear=True on the loss."
             )
-        self._steps(settings.CHECKED_STEPS if callable(self.learning_rate) or callable(self.noise_std) else 1)
+        self._steps(1 if self._is_constant() else settings.CHECKED_STEPS)
+
+    def _is_constant(self) -> bool:
+        return not (callable(self.learning_rate) or callable(self.noise_std))
 
     @property
     def num_batches(self) -> int:
@@ -168,7 +217,7 @@ class NoisyProjectedSGD:
         `loss.lipschitz` in l2. Returns float32 leaves.
         """
         bound = self.loss.lipschitz if self.clip else None
-        mean, _ = mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
+        mean, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity
         return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params)
 
@@ -209,9 +258,9 @@ class NoisyProjectedSGD:
         answer itself is within the budget, and is at most max_steps.
         Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
         """
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)
-        period, constant = self.num_batches, not (callable(self.learning_rate) or callable(self.noise_std))
+        period, constant = self.num_batches, self._is_constant()
         limit = self._limit(_PLATEAU_STEPS if constant else max_steps)
         largest = limit // period if constant and self.data_steps is None else -(-limit // period)
 
@@ -220,20 +269,20 @@ class NoisyProjectedSGD:
             return schedule.IteratedRelease(np.array(mu))
 
         unlimited = certified_epsilon(after(np.array([largest])), delta)[0] <= epsilon
-        epochs = largest if unlimited else budget.largest_within(after, epsilon, delta, largest - 1)
+        epochs = largest if unlimited else settings.largest_within(after, epsilon, delta, largest - 1)
         if epochs == largest and (constant or (self.data_steps is not None and self.data_steps <= max_steps)):
             return float(np.inf)
         return int(min(epochs * period, np.inf if constant else max_steps))
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
         """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
-        budget.check_budget(epsilon, delta)
+        settings.check_budget(epsilon, delta)
         current = float(self.after(int(noise.check_steps(steps))).mu)  # mu is inversely proportional to the noise
         if current == 0:
             return self
         allowed = float(calibrate(schedule.IteratedRelease, epsilon=epsilon, delta=delta))
         # the quotient, its product with the noise and the mu computed from that round by a few units
-        return dataclasses.replace(self, noise_std=budget.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
+        return dataclasses.replace(self, noise_std=settings.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
 
     def _limit(self, steps: int) -> int:
         return steps if self.data_steps is None else min(steps, self.data_steps)
@@ -256,10 +305,10 @@ class NoisyProjectedSGD:
         return np.minimum(slot, self.num_batches).astype(np.int64)
 
     def _mu_of_slots(self, steps: int) -> np.ndarray:
-        limit = self._limit(steps)
+        limit, nothing = self._limit(steps), np.zeros(1 if self.order == "reshuffled" else self.num_batches)
         if steps == 0:
-            return np.zeros(1 if self.order == "reshuffled" else self.num_batches)
-        constant = not (callable(self.learning_rate) or callable(self.noise_std))
+            return nothing
+        constant = self._is_constant()
         rows = self._steps(1 if constant else steps)
         whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
         if constant and (self.order == "cyclic" or whole_epochs):
@@ -268,9 +317,9 @@ class NoisyProjectedSGD:
             slots = np.arange(self.num_batches)[-1:] if whole_epochs else np.arange(self.num_batches)
             # the float32 projection leaves the ball by less than a relative 1e-6
             diameter = np.inf if self.radius is None else 2 * self.radius * (1 + 1e-6) / shift
-            mu = schedule.cyclic_constant_mu(
-                log_k, shift / std, self.num_batches, limit, steps, slots, diameter=diameter
-            )
+            mu = schedule.cyclic_constant_mu(log_k, shift / std, self.num_batches, limit, steps, slots, diameter)
+        elif limit == 0:
+            mu = nothing
         else:
             rows = schedule.Steps(*(np.broadcast_to(column, (steps,)) for column in rows))
             mu_of = schedule.mu_of_slots if self.order == "cyclic" else schedule.reshuffled_mu
@@ -280,7 +329,7 @@ class NoisyProjectedSGD:
         # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu; both runs
         # round, and the float32 step that scales the noise is up to 2^-23 below the stated one
         moved = 2 * self.rounding * (1 + 2.0**-23) / rows.noise_std.min()
-        return mu + schedule.every_step_mu(float(rows.log_contraction.max()), moved, steps)
+        return mu + schedule.cyclic_constant_mu(float(rows.log_contraction.max()), moved, 1, steps, steps, 0)
 
     def _steps(self, count: int) -> schedule.Steps:
         """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""

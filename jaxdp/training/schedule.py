@@ -58,14 +58,7 @@ class Steps(NamedTuple):
 
 
 def cyclic_constant_mu(
-    log_contraction: float,
-    ratio: float,
-    period: int,
-    data_steps: Any,
-    steps: Any,
-    slot: Any,
-    *,
-    diameter: float = np.inf,
+    log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any, diameter: float = np.inf
 ) -> np.ndarray:
     """Mu of an example in slot 0..period-1 of a cyclic order with constant kappa <= 1 and d/s = ratio.
 
@@ -105,8 +98,7 @@ def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.nda
     def bound(back: np.ndarray) -> np.ndarray:
         d, v = _earlier_block(rate, period, back)
         d = d + diameter * kappa * np.exp(-rate * period / 2 * back)
-        at_last = (1 + diameter * kappa) ** 2 / last_v
-        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), at_last)
+        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), (1 + diameter * kappa) ** 2 / last_v)
         return np.where(back < earlier, value, np.inf)
 
     best_back = np.zeros_like(earlier)
@@ -134,36 +126,23 @@ def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
     return np.where(v1 > 0, np.where(d1 * v2 > d2 * safe, merged, apart), alone)
 
 
-def every_step_mu(log_contraction: float, ratio: float, steps: Any) -> np.ndarray:
-    """Mu of a constant distance in every one of the steps (d/s = ratio)."""
-    return cyclic_constant_mu(log_contraction, ratio, 1, steps, steps, 0)
-
-
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of every slot, (period,), for any public schedule with contractions <= 1."""
-    total = schedule.shift.shape[0]
-    limit = min(total, data_steps)
-    if limit == 0:
-        return np.zeros(period)
-    times = np.arange(-(-limit // period) * period).reshape(-1, period).T
-    return _mu_of_rows(schedule, np.where(times < limit, times, total))
+    """Mu of every slot, (period,), for any public schedule with contractions <= 1, 1 <= data_steps <= its length."""
+    times = np.arange(-(-data_steps // period) * period).reshape(-1, period).T
+    return _mu_of_rows(schedule, np.where(times < data_steps, times, schedule.shift.shape[0]))
 
 
 def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of the worst example when the order is drawn anew for every epoch, a scalar.
+    """Mu of the worst example when the order is drawn anew for every epoch, a scalar; data_steps as in `mu_of_slots`.
 
     The example counts as last in its epoch, with the size max_j d_j prod_{k=j+1..e} kappa_k over the steps j of
     the epoch: never less than for any place in it.
     """
-    total = schedule.shift.shape[0]
-    limit = min(total, data_steps)
-    if limit == 0:
-        return np.zeros(())
-    starts = np.arange(0, limit, period)
-    ends = np.minimum(starts + period, limit) - 1
+    starts = np.arange(0, data_steps, period)
+    ends = np.minimum(starts + period, data_steps) - 1
     log_k = np.cumsum(schedule.log_contraction)
     with np.errstate(divide="ignore"):
-        log_d = np.log(schedule.shift[:limit]) - log_k[:limit]
+        log_d = np.log(schedule.shift[:data_steps]) - log_k[:data_steps]
     largest = np.maximum.reduceat(log_d, starts) + log_k[ends]
     shift = np.array(schedule.shift)
     shift[ends] = np.exp(largest) * _SLACK

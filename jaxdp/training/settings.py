@@ -1,6 +1,4 @@
-"""Settings: one number, or a public function of the step like the schedules of optax."""
-
-from __future__ import annotations
+"""Settings: one number, or a public function of the step like the schedules of optax; and the inverse questions."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -10,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.accounting import epsilon as certified_epsilon
 
 Setting: TypeAlias = float | Callable[[Any], Any]
 """One number, or a function of the int32 step that returns one number and that jit can trace."""
@@ -31,9 +30,8 @@ _BLOCK = 2**14
 def values(name: str, setting: Setting, count: int) -> np.ndarray:
     """The setting at steps 0..count-1, (count,) float64, as eager JAX computes it.
 
-    Raises:
-        TypeError: a function that jit cannot trace, or that returns no real number.
-        ValueError: an array in place of one number; more steps than a schedule can be followed for.
+    Raises TypeError for a function that jit cannot trace, or that returns no real number; ValueError for an array in
+    place of one number, and for more steps than a schedule can be followed for.
     """
     if not callable(setting):
         number = validate.real_array(name, setting)
@@ -66,3 +64,34 @@ def at(setting: Setting, step: Any) -> Any:
     if not callable(setting):
         return setting
     return jnp.asarray(setting(jnp.asarray(step, jnp.int32))).astype(jnp.float32)
+
+
+def check_budget(epsilon: Any, delta: Any) -> None:
+    """Epsilon >= 0 and 0 < delta < 1, single numbers."""
+    eps = validate.real_array("epsilon", epsilon)
+    validate.reject("epsilon", eps, ~(eps >= 0), ">= 0")
+    value = validate.probability("delta", delta)
+    validate.reject("delta", value, (value == 0) | (value == 1), "in (0, 1)")
+    if eps.ndim or value.ndim:
+        raise ValueError(f"epsilon and delta must be single numbers, got shapes {eps.shape}, {value.shape}.")
+
+
+def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
+    """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count.
+
+    after: takes an array of counts; eight are asked for at once.
+    """
+    check_budget(epsilon, delta)
+    low, high = 0, max_steps + 1
+    while high - low > 1:
+        counts = np.unique(np.linspace(low, high, 10).astype(np.int64)[1:-1])
+        counts = counts[(counts > low) & (counts < high)]
+        good = certified_epsilon(after(counts), delta) <= epsilon
+        first_bad = int(np.argmin([*np.asarray(good), False]))
+        low, high = [low, *map(int, counts), high][first_bad : first_bad + 2]
+    return low
+
+
+def scaled(setting: Setting, factor: float) -> Setting:
+    """The setting times a factor, in every step."""
+    return (lambda step: factor * setting(step)) if callable(setting) else float(setting) * factor

@@ -15,7 +15,7 @@ from jaxdp.domains import NOISE
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
-from jaxdp.training import batches, clipping, noise
+from jaxdp.training import batches, noise
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -66,7 +66,7 @@ class ShuffledSGD:
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             rate = learning_rate(count) if callable(learning_rate) else learning_rate
             single = jax.tree.map(lambda g: g[None], grads)
-            total, bad = clipping.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
+            total, bad = noise.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
             std = self.noise_multiplier * self.clip_norm
             return jax.tree.map(lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws), bad
 

@@ -1,0 +1,137 @@
+"""``jaxdp epsilon | delta | tradeoff``: certified bounds at given points; ``jaxdp calibrate``; ``jaxdp report``."""
+
+import argparse
+import functools
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import jaxdp
+from jaxdp.cli import mechanisms, text
+from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.runtime.extras import pieces
+
+# verb: (what it is asked at; the columns that it computes, with the side to which each is rounded for display; help)
+_VERBS = {
+    "epsilon": ("delta", {"lower": "down", "epsilon": "up"}, "certified epsilon at a delta"),
+    "delta": ("epsilon", {"lower": "down", "delta": "up"}, "certified delta at an epsilon"),
+    "tradeoff": (
+        "false_positive_rate",
+        {"false_negative_rate": "down"},
+        "certified lower bound of the false negative rate at a false positive rate",
+    ),
+}
+
+
+def add_parsers(commands: Any) -> None:
+    """The five commands."""
+    for verb, (_, _, what) in _VERBS.items():
+        mechanisms.add_target_command(commands, verb, what, functools.partial(_bounds_options, verb), _bounds)
+    what = "the parameter value that meets a target epsilon and delta"
+    for parser in mechanisms.parsers(mechanisms.add_command(commands, "calibrate", what), solved_for=True):
+        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="noise-multiplier, --sigma, ...")
+        where = "where the value is sought (default: outward from 1; a probability needs it)"
+        parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
+        parser.add_argument("--epsilon", required=True, metavar="RANGE")
+        parser.add_argument("--delta", required=True, metavar="RANGE")
+        mechanisms.progress_option(parser)
+        parser.set_defaults(run=_calibrate)
+    what = "one HTML page on a mechanism, for a privacy review board"
+    mechanisms.add_target_command(commands, "report", what, _report_options, _report, table=False)
+
+
+def _gathered(parts: Iterator[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Whole columns from pieces of them; within a piece they broadcast."""
+    columns: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, values in zip(part, np.broadcast_arrays(*part.values()), strict=True):
+            columns.setdefault(name, []).extend(values.ravel().tolist())
+    return columns
+
+
+def _bounds_options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument("--" + _VERBS[verb][0].replace("_", "-"), required=required, metavar="RANGE")
+    parser.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
+    if verb != "tradeoff":
+        gap = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
+        parser.add_argument("--gap", type=float, metavar="GAP", help=gap)
+    mechanisms.progress_option(parser)
+
+
+def _bounds(arguments: argparse.Namespace) -> None:
+    target, roundings, _ = _VERBS[arguments.verb]
+    mechanisms.require_full(arguments, getattr(arguments, target) is not None, "and --" + target.replace("_", "-"))
+    if arguments.out is not None:
+        text.check_file("out", arguments.out, (".csv",))
+    points = text.parse_range(target, getattr(arguments, target))
+    asked = {} if getattr(arguments, "gap", None) is None else {"gap": arguments.gap}
+    verbs: dict[str, Any] = {"epsilon": jaxdp.epsilon_bounds, "delta": jaxdp.delta_bounds, "tradeoff": jaxdp.tradeoff}
+
+    def columns(mechanism: Any, at: np.ndarray) -> dict[str, Any]:
+        found = verbs[arguments.verb](mechanism, at, relation=arguments.relation, **asked)
+        return {target: at} | dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
+
+    def of_name() -> Iterator[dict[str, Any]]:
+        for rows, case in mechanisms.points_of(arguments, mechanisms.axes_of(arguments) | {target: points}):
+            yield rows | case | columns(mechanisms.build(arguments.mechanism, rows | case), rows[target])
+
+    def of_file() -> Iterator[dict[str, Any]]:
+        mechanism = mechanisms.read(arguments.source)
+        spread = points.reshape(-1, *[1] * len(batch_shape(mechanism)))
+        for piece in pieces(len(points), arguments.progress):
+            yield columns(mechanism, spread[piece])
+
+    gathered = _gathered(of_name() if arguments.source is None else of_file())
+    text.print_table(gathered, roundings, arguments.json, arguments.out)
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    options = mechanisms.MECHANISMS[arguments.mechanism].options
+    names = {name: option.name for option in options for name in option.names}
+    wanted = names.get(arguments.solve_for.lstrip("-").replace("-", "_"), "")
+    if not wanted:
+        raise ValueError(f"solve-for must be one of {', '.join(map(repr, names))}, got {arguments.solve_for!r}.")
+    axes = mechanisms.axes_of(arguments, solved_for=wanted)
+    axes |= {name: text.parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
+    bracket = text.parse_bracket(arguments.bracket)
+
+    def solved() -> Iterator[dict[str, Any]]:
+        for rows, case in mechanisms.points_of(arguments, axes):
+            values = jaxdp.calibrate(
+                lambda value, fixed=rows | case: mechanisms.build(arguments.mechanism, fixed | {wanted: value}),
+                epsilon=rows["epsilon"],
+                delta=rows["delta"],
+                bracket=bracket,
+                relation=arguments.relation,
+            )
+            # in full: a value rounded for display might miss the target
+            yield rows | case | {wanted: values if arguments.json else [repr(float(value)) for value in values]}
+
+    text.print_table(_gathered(solved()), {}, arguments.json)
+
+
+def _report_options(parser: argparse.ArgumentParser, required: bool) -> None:
+    group = parser.add_mutually_exclusive_group(required=required)
+    for name, other in (("delta", "epsilon"), ("epsilon", "delta")):
+        where = f"{name} at which {other} is certified; the first one is the headline"
+        group.add_argument(f"--{name}", metavar="RANGE", help=where)
+    mechanisms.progress_option(parser)
+    parser.add_argument("--out", required=required, metavar="FILE.html", help="the page")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    given = {name: getattr(arguments, name) for name in ("delta", "epsilon") if getattr(arguments, name) is not None}
+    complete = arguments.out is not None and len(given) == 1
+    mechanisms.require_full(arguments, complete, "with --out FILE.html and --delta or --epsilon")
+    text.check_file("out", arguments.out, (".html", ".htm"))
+    page = jaxdp.report(
+        mechanisms.single(arguments) if arguments.source is None else mechanisms.read(arguments.source),
+        **{name: text.parse_range(name, typed) for name, typed in given.items()},
+        relation=arguments.relation,
+        progress=arguments.progress,
+    )
+    pathlib.Path(arguments.out).write_text(page, encoding="utf-8")
+    print(f"written: {arguments.out}", file=sys.stderr)
