@@ -179,10 +179,11 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
     largest = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
     low, high = np.broadcast_to(-largest - 1.0, x.shape), np.broadcast_to(largest + 1.0, x.shape)
     best = np.zeros(x.shape)
-    for _ in range(3):
+    for gap in (1e-2, 1e-2, 1e-6):  # any delta gives a valid bound
         eps = np.linspace(low, high, 33, axis=-1)
+        above = delta_bounds(wide, eps, relation=relation, gap=gap).upper
         with np.errstate(over="ignore"):
-            value = 1 - delta(wide, eps, relation=relation) - np.exp(eps) * x[..., None] * (1 + 4e-16)
+            value = 1 - above - np.exp(eps) * x[..., None] * (1 + 4e-16)
         index = np.argmax(value, axis=-1)[..., None]
         best = np.maximum(best, np.take_along_axis(value, index, -1)[..., 0])
         low = np.take_along_axis(eps, np.maximum(index - 1, 0), -1)[..., 0]

@@ -138,7 +138,7 @@ class Mechanism:
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every mechanism is a record
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every mechanism is a record
     event_ndim: ClassVar[Mapping[str, int]] = {}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False

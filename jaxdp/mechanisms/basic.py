@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
-from jaxdp.iteration.isotonic import shift_allocation_mu2
+from jaxdp.iteration.isotonic import allocation, shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
@@ -375,7 +375,13 @@ class NoisyIteration(GaussianMechanism):
 
     def gaussian_mu(self) -> Number:
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
-        mu2 = shift_allocation_mu2(self.contraction, self.noise_std, self.shift)
+        steps = self.contraction, self.noise_std, self.shift
+        # concrete numbers by the compiled loop: an eager one is compiled anew each time
+        mu2 = (
+            shift_allocation_mu2(*steps)
+            if validate.is_traced(steps)
+            else allocation(*(np.asarray(x)[None] for x in steps))[0]
+        )
         positive = mu2 > 0
         return xp.where(positive, xp.sqrt(xp.where(positive, mu2, 1.0)), 0.0)
 

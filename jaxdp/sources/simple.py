@@ -27,7 +27,7 @@ from jaxdp.sources.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
 _RANKS = 64
 
 
-@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=256)
+@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=40)
 def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
     solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
     return solve(xp.asarray(record.mechanism.gaussian_mu()), record.sampling_probability, target, direction)
@@ -110,7 +110,7 @@ def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.nda
     return Answer(lower, upper, rows)
 
 
-@kernel(static=("verb", "direction"), working_set=512, by_numpy=256)
+@kernel(static=("verb", "direction"), working_set=512, by_numpy=40)
 def _all_or_none(stacks: Any, target: Any, *, verb: str, direction: str) -> Any:
     """Upper bound of epsilon or delta of sampled steps: of one step of all their mu, as likely sampled as any is."""
     mu = composed_mu(tuple((record.mechanism, times) for record, times in stacks)) * (1 + mu_error(stacks))
