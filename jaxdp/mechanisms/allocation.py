@@ -64,7 +64,7 @@ class RandomAllocation(Mechanism):
     not covered, nor shuffling into batches of fixed size, whose steps depend on each other.
 
     Accuracy: one epoch is bounded within 1e-6 for most settings from three steps on, two steps within 7e-6, several
-    epochs within 2e-5 to 3e-4, a few seconds a point. docs/limits.md has the measured figures.
+    epochs within 2e-5 to 3e-4, seconds a point. docs/limits.md has the measured figures.
 
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
     of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 9.
