@@ -134,9 +134,9 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: Any =
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
-    """As many points as take as long as compiling: NumPy takes 0.1 ms for each step down."""
+    """As many points as take as long as compiling, at 0.1 ms for each step down; at least 1: programs are compared."""
     steps = 13 * np.sqrt(users * made.base[:, :2].sum(axis=1))
-    return int(min(64.0, _STEPS_OF_COMPILING / np.max(steps, initial=1.0)))
+    return int(np.clip(_STEPS_OF_COMPILING / np.max(steps, initial=1.0), 1, 64))
 
 
 # Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a

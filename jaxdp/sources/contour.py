@@ -71,6 +71,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
+# Under a trace every point has the same effort, as often.
 TRACED, _TRACED_REPEATS = Effort(16384, 512, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
