@@ -37,6 +37,7 @@ class LatticeContour(NamedTuple):
     log_m_c: jax.Array
     log_m_c_units: jax.Array
     log_kept: jax.Array
+    shift: jax.Array
 
 
 def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
@@ -80,6 +81,7 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
         zero,
         log_m_c[None],
         units[None],
+        zero,
         zero,
     )
 

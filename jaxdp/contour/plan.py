@@ -268,12 +268,13 @@ def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBoun
     )
 
 
-def log_alias(bound: AliasBound, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logs of the certified bounds of the alias terms left of eps (after subtraction) and right of it.
 
+    They hold for every number within ``shift`` of eps.
     Proof: notebooks/proofs/contour_certificate.md, section 2.
     """
-    away = bound.above * eps[..., None]
+    away, eps = bound.above * (eps - shift)[..., None], eps + shift
     right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)), axis=-1)
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
     toward = bound.below * eps[..., None]

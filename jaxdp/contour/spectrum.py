@@ -131,11 +131,15 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """K(c + it) - K(c) at equally spaced t: log modulus and phase; excess: M is off by e^excess - 1 of its modulus."""
+    """K(c + it) - K(c) at equally spaced t: log modulus and phase; excess: M is off by e^excess - 1 of its modulus.
+
+    They are those of a loss that is larger by one and the same number, at most ``shift`` in modulus.
+    """
 
     log_abs: jax.Array
     excess: jax.Array
     phase: jax.Array
+    shift: jax.Array
 
 
 def along_line(spectrum: Spectrum, lines: list[Line], c: jax.Array, step: jax.Array, count: int) -> Nodes:
@@ -150,13 +154,15 @@ def along_line(spectrum: Spectrum, lines: list[Line], c: jax.Array, step: jax.Ar
     log_abs, phase = xp.real(value), xp.imag(value)
     turned = xp.abs(phase)
     excess = (spectrum.closed_units + 4 * (xp.abs(base) + xp.abs(value)) + 16) * _ULP
+    shift = xp.zeros(())
     for part, line in zip(spectrum.parts, lines, strict=True):
-        size, angle, error = xp.vmap(lambda one: log_ratios(one, step, count))(line)
+        size, angle, error, moved = xp.vmap(lambda one: log_ratios(one, step, count))(line)
         times = part.times[:, None]
+        shift = shift + xp.sum(xp.where(part.times > 0, part.times * moved, 0.0))
         size, angle, error = (xp.where(times > 0, times * x, 0.0) for x in (size, angle, xp.log1p(error)))
         log_abs, phase, turned = (
             total + xp.sum(x, axis=0) for total, x in ((log_abs, size), (phase, angle), (turned, xp.abs(angle)))
         )
         excess = excess + xp.sum(error + 4 * _ULP * xp.abs(size), axis=0)
     # phases of many parts may be larger than their sum, which is what `node_weights` charges
-    return Nodes(log_abs, excess + 2 * _ULP * xp.maximum(turned - xp.abs(phase), 0.0), phase)
+    return Nodes(log_abs, excess + 2 * _ULP * xp.maximum(turned - xp.abs(phase), 0.0), phase, shift)

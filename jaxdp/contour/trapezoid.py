@@ -85,6 +85,7 @@ class Contour(NamedTuple):
     log_m_c: jax.Array
     log_m_c_units: jax.Array  # bound of the error of log_m_c, in units of 2^-53
     log_kept: jax.Array
+    shift: jax.Array  # the sum is that of a loss which is larger by an unknown number, at most this in modulus
 
 
 def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeContour:
@@ -114,9 +115,8 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     t = step * xp.arange(effort.nodes + 1)
     real, imag, errors = node_weights(nodes, c, t, extra)
     tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
-    return Contour(
-        plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
-    )
+    kept = spectrum.log_kept(plan.cut)
+    return Contour(plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, kept, nodes.shift)
 
 
 def table(values: jax.Array) -> jax.Array:
@@ -201,7 +201,7 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     exponent = xp.abs(contour.log_m_c[:, None]) + xp.abs(c * each) + xp.abs(ref)
     own, moment = contour.errors[..., None]
     # ``head`` is the error of the logarithm of ``front``; where it exceeds a quarter no bound is claimed
-    head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP
+    head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP + 2 * c * contour.shift
     raised = 1 + 2 * xp.minimum(head, 0.25)
     nodes = own + 4 * xp.abs(each) * moment
     tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
@@ -255,11 +255,11 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
 def evaluate(
     contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
 ) -> Sums:
-    """Certified delta at eps, one or some, in units of e^ref."""
+    """Certified delta at a number within ``contour.shift`` of eps, the same distance for all eps, in units of e^ref."""
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
-    left, right = log_alias(known.bound, eps)
+    left, right = log_alias(known.bound, eps, contour.shift)
     left, right = xp.exp(left - ref) * _OUTWARD, xp.exp(right - ref) * _OUTWARD
     left_low, left_high = _left_alias(contour, known, left, eps, ref)
     upper = raw.total - left_low + raw.tail + raw.rounding
@@ -288,6 +288,7 @@ def _left_alias(
     """
     first, second = xp.exp(known.log_first - ref), xp.exp(known.log_second + eps - ref)
     rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + xp.abs(ref) + xp.abs(eps)) + known.off
+    rounded = rounded + 2 * contour.shift
     blur = rounded * (first + second)
     low = first * known.m0 * known.kept - second * known.m1 - blur
     high = first * known.m0 - second * known.m1 * known.kept + blur + rest
@@ -319,6 +320,8 @@ def epsilon_bounds(
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
     tries = _TRIES if effort.nodes < 10_000 and not kinked else _TRIES_KINKED
     lower, upper, _ = proved_ends(at, 0.0, 0.9 * search, search, ceiling=ceiling, most_tries=tries)
+    lower = xp.maximum(lower - contour.shift, 0.0) * (1 - 2 * _ULP)
+    upper = xp.minimum((upper + contour.shift) * (1 + 2 * _ULP), ceiling)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
 
 
@@ -380,10 +383,11 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     plan = plan_delta(spectrum, e, effort.quadrature)
     contour = build(spectrum, plan, effort)
     ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -700.0, 0.0), 0.0)  # e^-ref is finite
-    sums = evaluate(contour, aliases(contour, spectrum), spectrum, e, ref)
+    sides = e + contour.shift * xp.array([-1.0, 1.0])
+    sums = evaluate(contour, aliases(contour, spectrum), spectrum, sides, ref)
     # what underflows is charged the smallest normal number
-    upper = xp.where(sums.upper > 0, sums.upper * xp.exp(ref), xp.inf) + SMALLEST
-    lower = sums.lower * xp.exp(ref)
+    upper = xp.where(sums.upper[0] > 0, sums.upper[0] * xp.exp(ref), xp.inf) + SMALLEST
+    lower = sums.lower[1] * xp.exp(ref)
     chernoff = xp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
     upper = xp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
     upper = xp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
@@ -408,7 +412,7 @@ def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: E
     """
     ref = xp.log(delta)
     contour = build_truncated(spectrum, plan_comparison(spectrum, eps, ref, effort.quadrature), effort)
-    raw = contour_sum(contour, eps, ref)
+    raw = contour_sum(contour, eps - contour.shift, ref)
     left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
     error = (raw.tail + raw.rounding)[0]
     # besides: ref is the logarithm of delta to two units

@@ -6,12 +6,16 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
 LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
+_SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # of the series of e^z - 1 - z, |z| <= 1
+_TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
+_GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift
 
 
 class Line(NamedTuple):
@@ -22,7 +26,8 @@ class Line(NamedTuple):
     loss: jax.Array  # complex (size,)
     error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
     rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
-    drift: jax.Array  # (2,) sum |weight| times: its relative error and |loss|, the error of loss; both count t times
+    mean_rule: jax.Array  # bound of |Im sum weight loss|, exact weights and losses: the tilted mean of L is real
+    drift: jax.Array  # (2, size) |weight| times: its relative error and |loss|, the error of loss
     deviation: jax.Array  # upper bound of the tilted standard deviation of L
     variation: jax.Array  # total variation of the tilted density of L (inf: not known)
 
@@ -60,9 +65,10 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
     mean = xp.sum(weight * loss)
     deviation = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
-    drift = xp.sum(weight * xp.stack([(2 * off + error) * xp.abs(loss), blur]), axis=-1)
-    nothing = xp.zeros_like(log_m)
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, deviation, xp.full_like(log_m, xp.inf))
+    drift = weight * xp.stack([(2 * off + error) * xp.abs(loss), xp.broadcast_to(blur, loss.shape)])
+    drift, rule = xp.where(xp.isfinite(error), drift, 0.0), xp.where(xp.isfinite(error), 0.0, xp.inf)
+    unknown = xp.full_like(log_m, xp.inf)
+    return Line(log_m, weight + 0j, loss + 0j, error, rule, xp.zeros_like(log_m), drift, deviation, unknown)
 
 
 def ratios_less_one(
@@ -70,21 +76,34 @@ def ratios_less_one(
 ) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = start + step (0..count-1): real and imaginary part.
 
-    Im L >= 0. Its error (`ratio_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as
-    the power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
-    two small tables instead of count x size exponentials, it is the sum of weight ((1 + p) x + p): matrix products.
+    Im L >= 0. It is i t mean + sum weight (exp(i t L) - 1 - i t L): nearly all outcomes have next to no loss, so the
+    second sum is of second order, and with it all errors but that of the mean (`ratio_error`). The nodes are equally
+    spaced, t = anchor + offset: with p, x = exp(i t L) - 1 at the anchors and offsets and p', x' the same less i t L,
+    two small tables instead of count x size exponentials, the second sum is that of weight (p x + x' + p').
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
-    none = xp.zeros_like(w_re), xp.zeros_like(w_re)
-    (x, y), following = _powers_less_one(_turned_less_one(step * line.loss), inner, none)
-    (p, turn), _ = _powers_less_one(following, outer, none if start is None else _turned_less_one(start * line.loss))
-    whole = 1 + p
-    a, b = w_re * whole - w_im * turn, w_re * turn + w_im * whole
-    x, y = x.T, y.T
-    re = in_blocks(a, x) - in_blocks(b, y) + sum_in_blocks(w_re * p - w_im * turn)[:, None]
-    im = in_blocks(b, x) + in_blocks(a, y) + sum_in_blocks(w_re * turn + w_im * p)[:, None]
-    return re.reshape(-1)[:count], im.reshape(-1)[:count]
+    base = _turned_by(step * line.loss)
+    low, following = _powers(base, inner, _no_turn(base))
+    high, _ = _powers(following, outer, _no_turn(base) if start is None else _turned_by(start * line.loss))
+    low = _with_bend(_places(step, inner, None)[:, None] * line.loss, low)
+    high = _with_bend(_places(step * inner, outer, start)[:, None] * line.loss, high)
+    a, b = w_re * high.re - w_im * high.im, w_re * high.im + w_im * high.re
+    x, y = low.re.T, low.im.T
+    rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
+    re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
+    im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
+    return re.reshape(-1)[:count], im.reshape(-1)[:count] + _places(step, count, start) * mean_loss(line)
+
+
+def mean_loss(line: Any) -> jax.Array:
+    """The tilted mean of the loss, which is real."""
+    terms = xp.real(line.weight) * xp.real(line.loss) - xp.imag(line.weight) * xp.imag(line.loss)
+    return sum_in_blocks(terms[None])[0]
+
+
+def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return sum_in_blocks(w_re * x - w_im * y), sum_in_blocks(w_re * y + w_im * x)
 
 
 def _places(step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
@@ -92,39 +111,59 @@ def _places(step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
     return t if start is None else start + t
 
 
-def less_one_error(line: Any, step: jax.Array, count: int, start: jax.Array | None = None) -> jax.Array:
-    """By how much `ratios_less_one` may be off at its nodes by rounding, its weights and losses taken as they are."""
-    inner, outer = split(count)
-    size = line.loss.shape[0]
-    offset = step * (xp.arange(count) % inner)
-    t = _places(step, count, start)
-    weight, loss = xp.abs(line.weight), xp.abs(line.loss)
-    mass, moved = xp.sum(weight), xp.sum(weight * loss)
-    tables = ((40 if start is None else 55) + 5 * (inner * outer - 1).bit_length()) * t * moved
-    # of the products of p and x, and of the sum of p alone: |e^{itL} - 1| is at most t |L|, and at most 2
-    products = 1.5 * (sum(blocks_of(size)) + 4) * xp.minimum(offset * moved, 2 * mass)
-    alone = 1.5 * (sum(short_blocks_of(size)) + 4) * xp.minimum((t - offset) * moved, 2 * mass)
-    return ULP * (tables + products + alone)
+def _turned(line: Any, step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
+    """Bounds of the sums of `_per_loss` times min(t |L|, 2) at t = start + step (0..count-1): (3, count).
+
+    The sums rise with t; each node takes those at a place start + step 2^i right of it.
+    """
+    above = xp.floor(xp.log2(xp.maximum(xp.arange(count) + 0.0, 1.0))).astype(int) + 1
+    places = _places(step, 1, start) + step * 2.0 ** np.arange(count.bit_length() + 1)
+    reached = xp.minimum(places[:, None] * xp.abs(line.loss), 2.0)
+    return xp.exact_matmul(_per_loss(line), reached.T)[:, above]
 
 
-def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: jax.Array | None = None) -> jax.Array:
-    """By how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all, the true m(c) below them."""
-    count, mass = re.shape[0], xp.sum(xp.abs(line.weight))
-    t = _places(step, count, start)
-    moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
-    return line.rule + moved + less_one_error(line, step, count, start) + 32 * ULP * (xp.abs(re) + xp.abs(im))
+def _per_loss(line: Any) -> jax.Array:
+    """(3, size): the two rows of ``drift``, and |weight| |loss|."""
+    return xp.concatenate([line.drift, (xp.abs(line.weight) * xp.abs(line.loss))[None]])
 
 
-def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, and the error of the ratio over its modulus.
+def ratio_error(
+    line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """(error, shift): by how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all.
+
+    They are within ``error`` of e^{its} m(c + it)/m(c), the true m(c), for one real |s| <= shift: an error of the mean
+    does not count at every node but moves the loss, all at once. Where the weights are poor the shift is 0.
+    Proof: notebooks/proofs/contour_certificate.md, section 5.
+    """
+    count, size, t = re.shape[0], line.loss.shape[0], _places(step, re.shape[0], start)
+    weights, losses, moved = xp.sum(_per_loss(line), axis=-1)
+    mean_units = 1.5 * (sum(short_blocks_of(size)) + 4) + 4
+    units = _TABLE_UNITS + 0.75 * (sum(blocks_of(size)) + 4) + 1.5 * (sum(short_blocks_of(size)) + 4)
+    by_weight, by_loss, by_table = _turned(line, step, count, start)
+    rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
+    off_mean = ULP * mean_units * moved
+    mass = xp.sum(xp.abs(line.weight))
+    plain = rounded + t * (off_mean + losses) + xp.minimum(t * weights, 2 * line.error * (1 + mass))
+    shift = weights + losses + off_mean
+    known = line.error < _GOOD
+    turned = t * shift  # by which a ratio that is not 1 turns
+    centred = (rounded + t * (line.mean_rule + by_weight + by_loss)) * (1 + turned)
+    centred = centred + turned * (xp.abs(re) + xp.abs(im) + 2 * turned)
+    return xp.where(known, xp.minimum(centred, plain + t * shift), plain), xp.where(known, shift, 0.0)
+
+
+def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, the error of the ratio over its modulus, shift.
 
     The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
+    Error and shift are those of `ratio_error`.
     """
     re, im = ratios_less_one(line, step, count)
     log_abs, angle = log_one_plus(re, im)
     log_abs = xp.maximum(log_abs, xp.log(LEAST_RATIO))
-    error = ratio_error(line, re, im, step) + 2 * LEAST_RATIO
-    return log_abs, angle, xp.where(xp.arange(count) > 0, error, 0.0) * xp.exp(-log_abs)
+    error, shift = ratio_error(line, re, im, step)
+    return log_abs, angle, xp.where(xp.arange(count) > 0, error + 2 * LEAST_RATIO, 0.0) * xp.exp(-log_abs), shift
 
 
 def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -132,14 +171,15 @@ def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array
     re, im = ratios_less_one(line, step, count)
     whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
     rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
-    error = line.error + rounded + less_one_error(line, step, count) + step * xp.arange(count) * line.drift[1]
-    return xp.complex(re + whole[0], im + whole[1]), error
+    counted = line._replace(rule=line.error, drift=line.drift * xp.array([[0.0], [1.0]]))  # weights' errors only once
+    error, shift = ratio_error(counted, re, im, step)
+    return xp.complex(re + whole[0], im + whole[1]), rounded + error + step * xp.arange(count) * shift
 
 
 def largest_ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
     """Upper bounds of |m(c + it)|/m(c), the true m(c), at t = start + step (0..count-1)."""
     re, im = ratios_less_one(line, step, count, start)
-    return (1 + 8 * ULP) * xp.hypot(1 + re, im) + ratio_error(line, re, im, step, start)
+    return (1 + 8 * ULP) * xp.hypot(1 + re, im) + ratio_error(line, re, im, step, start)[0]
 
 
 def split(count: int) -> tuple[int, int]:
@@ -174,34 +214,60 @@ def sum_in_blocks(rows: jax.Array) -> jax.Array:
     return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
 
 
-Table = tuple[jax.Array, jax.Array]  # real and imaginary part
+class Turned(NamedTuple):
+    """e^{i theta} - 1, and e^{i theta} - 1 - i theta: real and imaginary parts."""
+
+    re: jax.Array
+    im: jax.Array
+    bend_re: jax.Array
+    bend_im: jax.Array
 
 
-def _turned_less_one(angle: jax.Array) -> Table:
-    """e^{i angle} - 1 of complex angles, without cancellation."""
-    less_one, half = xp.expm1(-xp.imag(angle)), 0.5 * xp.real(angle)
+def _is_small(angle: jax.Array) -> jax.Array:
+    return xp.abs(xp.real(angle)) + xp.imag(angle) <= 1
+
+
+def _turned_by(angle: jax.Array) -> Turned:
+    """`Turned` of complex angles, Im >= 0, without cancellation; the bends of small angles only."""
+    u, v = xp.real(angle), xp.imag(angle)
+    less_one, half = xp.expm1(-v), 0.5 * u
     sine, cosine = xp.sin(half), xp.cos(half)
     turned, side = -2 * sine * sine, 2 * sine * cosine  # cos - 1 and sin of the whole angle
-    return less_one * (1 + turned) + turned, (1 + less_one) * side
+    z = xp.where(_is_small(angle), xp.complex(-v, u), 0.0)  # e^z - 1 - z = (z^2 / 2) (1 + (z / 3) (1 + (z / 4) (...)))
+    series, _ = xp.scan(lambda more, share: (1 + z * share * more, None), xp.ones_like(z), _SHARES)
+    bend = 0.5 * z * z * series
+    return Turned(less_one * (1 + turned) + turned, (1 + less_one) * side, xp.real(bend), xp.imag(bend))
 
 
-def _times_less_one(one: Table, other: Table) -> Table:
-    """(1 + a)(1 + x) - 1 = a x + a + x."""
-    (a, b), (x, y) = one, other
-    return x * (1 + a) - y * b + a, y * (1 + a) + x * b + b
+def _with_bend(angle: jax.Array, turned: Turned) -> Turned:
+    """The bends of large angles as differences, in which little cancels."""
+    small = _is_small(angle)
+    re, im = turned.re + xp.imag(angle), turned.im - xp.real(angle)
+    return turned._replace(bend_re=xp.where(small, turned.bend_re, re), bend_im=xp.where(small, turned.bend_im, im))
 
 
-def _powers_less_one(base: Table, count: int, first: Table) -> tuple[Table, Table]:
-    """(1 + first)(1 + base)^k - 1, k = 0..count-1, shape (count, size), and the power after (count a power of two).
+def _times(one: Turned, other: Turned) -> Turned:
+    """Of the sum of both angles: e^{i(a + b)} - 1 = p x + p + x."""
+    (p, q, c, d), (x, y, e, f) = one, other
+    re, im = p * x - q * y, p * y + q * x
+    return Turned(re + p + x, im + q + y, re + c + e, im + d + f)
 
-    k = row x inner + column: products of two smaller tables, down to four powers, each the one before times the base.
+
+def _powers(base: Turned, count: int, first: Turned) -> tuple[Turned, Turned]:
+    """Of the angles first + k base, k = 0..count-1, shape (count, size), and of first + count base.
+
+    count is a power of two. k = row x inner + column: products of two smaller tables, down to four powers, each the one
+    before times the base.
     """
     if count <= 4:  # a loop, because the compiler would compute the base again for every power
-        following, table = xp.scan(lambda now, _: (_times_less_one(now, base), now), first, None, length=count)
+        following, table = xp.scan(lambda now, _: (_times(base, now), now), first, None, length=count)
         return table, following
     inner, outer = split(count)
-    none = xp.zeros_like(first[0]), xp.zeros_like(first[0])
-    low, following = _powers_less_one(base, inner, none)
-    high, following = _powers_less_one(following, outer, first)
-    re, im = _times_less_one((high[0][:, None], high[1][:, None]), low)
-    return (re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]), following
+    low, following = _powers(base, inner, _no_turn(base))
+    high, following = _powers(following, outer, first)
+    made = _times(Turned(*[x[:, None] for x in high]), low)
+    return Turned(*[x.reshape(outer * inner, -1)[:count] for x in made]), following
+
+
+def _no_turn(like: Turned) -> Turned:
+    return Turned(*[xp.zeros_like(x) for x in like])

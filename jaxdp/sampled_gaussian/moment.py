@@ -38,7 +38,7 @@ _LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included.
+    """Ends of the line on which everything but 1e-25 of m(c) lives (add: `add_direction.outside`), cut included.
 
     c: (..., 1), and so the ends.
     """
@@ -204,9 +204,12 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top) + (c + 1) * own
     raw = raw + ULP * xp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
-    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
-    rule = 2 * rule * (1 + error) + 1e-20
-    drift = xp.sum(modulus * xp.stack([(2 * ULP * units + error) * xp.abs(loss), (1.01 + error) * ULP * own]), axis=-1)
+    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-24, xp.inf)
+    rule = 2 * rule * (1 + error) + 1e-24
+    # |L| <= its largest on the line + 5 + mu in the strip and, on average, outside the line
+    mean_rule = rule * (2 * xp.max(xp.abs(loss)) + 12 + 2 * mu)
+    off = xp.where(xp.isfinite(error), error, 0.0)
+    drift = modulus * xp.stack([(2 * ULP * units + off) * xp.abs(loss), (1.01 + off) * ULP * own])
     size2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
     deviation = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * size2 + strip_loss))
     if direction == "reverse":
@@ -215,7 +218,7 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
         deviation = xp.fmin(deviation, cells)
     else:
         variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
-    return Line(log_m, weight, loss, error, rule, drift, deviation, variation)
+    return Line(log_m, weight, loss, error, rule, mean_rule, drift, deviation, variation)
 
 
 def _loss_units(loss, v, mu, q, direction):

@@ -348,10 +348,10 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
     units = spectrum.closed_units + 4 * (xp.abs(base) + xp.abs(value)) + 4 * some.size + 32
     log_abs = xp.real(value) + some.log_abs
     log_raised = xp.real(value) + some.log_raised + units * _ULP
-    nodes = Nodes(log_abs, xp.maximum(log_raised - log_abs, 0.0), xp.imag(value) + some.phase)
+    nothing = xp.zeros(())
+    nodes = Nodes(log_abs, xp.maximum(log_raised - log_abs, 0.0), xp.imag(value) + some.phase, nothing)
     real, imag, errors = node_weights(nodes, c, t, xp.zeros(1))
     log_m = xp.real(base) + some.log_m
-    nothing = xp.zeros(())
     return Contour(
         plan,
         h,
@@ -364,6 +364,7 @@ def build(spectrum: Spectrum, steps: Steps, pieces: Pieces, plan: Plan, effort: 
         log_m[None],
         (16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m) + some.log_m_units)[None],
         nothing,
+        nothing,
     )
 
 
@@ -374,7 +375,8 @@ def _lines(steps: Steps, label: Label, c: jax.Array) -> SoftLine:
 def _log_ratios(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.Array, jax.Array, jax.Array]:
     """(lines, log|m(c + it)/m(c)| at the nodes, angle, error over modulus), the ratio to the true m(c)."""
     lines = _lines(steps, label, c)
-    return lines, *xp.vmap(lambda line: log_ratios(line, h, count))(lines)
+    log_abs, angle, error, shift = xp.vmap(lambda line: log_ratios(line, h, count))(lines)
+    return lines, log_abs, angle, error + shift[:, None] * h * xp.arange(count) * xp.exp(-log_abs)
 
 
 def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:

@@ -70,7 +70,8 @@ class SoftLine(NamedTuple):
     weight: jax.Array
     loss: jax.Array
     error: jax.Array
-    rule: jax.Array  # these two as in `jaxdp.numerics.exponential_sums.Line`
+    rule: jax.Array  # these three as in `jaxdp.numerics.exponential_sums.Line`
+    mean_rule: jax.Array
     drift: jax.Array
     log_edge: jax.Array  # |the integrand| along the upper edge, per cell, relative to m(c)
     rest: jax.Array  # the ends and what lies left of the line, relative to m(c)
@@ -215,10 +216,10 @@ def soft_line(step: Step, label: Label, c: jax.Array) -> SoftLine:
     # |e^{itL} - 1| <= t |L|; a weight is off by its units, all together by the error of their sum, a loss by its own
     loss = xp.abs(step.line_a)
     own = log_units(step.nodes, step.line_a, step.mu, step.rate)
-    drift = 2 * ULP * xp.sum(size * xp.stack([units * loss, own]), axis=-1)
-    drift = xp.where(sound, drift + xp.stack([error * xp.sum(size * loss), xp.zeros_like(error)]), xp.inf)
+    drift = size * xp.stack([(2 * ULP * units + xp.where(sound, error, 0.0)) * loss, 2 * ULP * own])
     rule = 2 * (strip + rest) * (1 + error) + 1e-20
-    return SoftLine(log_m, weight, step.line_a, error, rule, drift, log_edge, rest)
+    mean_rule = rule * (2 * xp.max(loss) + 12 + 2 * step.mu)
+    return SoftLine(log_m, weight, step.line_a, error, rule, mean_rule, drift, log_edge, rest)
 
 
 def decay(step: Step, line: SoftLine, t: jax.Array) -> jax.Array:
