@@ -1,7 +1,5 @@
 """The verbs: validate, choose the route, enter float64, call the kernels. Written once for every mechanism."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

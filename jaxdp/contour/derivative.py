@@ -1,7 +1,5 @@
 """log delta as a differentiable formula: the contour sum at a frozen plan, without certificates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

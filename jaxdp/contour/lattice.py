@@ -10,8 +10,6 @@ is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of 
 A and B are nonnegative, so nothing cancels between the two geometric sums.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -3,8 +3,6 @@
 A poor choice gives wide bounds, never wrong ones. Certified are `Plan.rdp_epsilon`, `Plan.log_chernoff`, `log_alias`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

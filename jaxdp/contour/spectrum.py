@@ -1,7 +1,5 @@
 """What the inversion needs to know of one composed mechanism: K on the real axis and on vertical lines."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -8,9 +8,7 @@ p = 2 pi/h), alias right, truncation, quadrature and rounding of each node, mass
 The argument for each stands in notebooks/proofs/contour_certificate.md.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -55,14 +53,6 @@ class Effort(NamedTuple):
     smooth: bool
     lattice: bool = False
     bands: int = 0
-
-    @staticmethod
-    def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
-        """Points that NumPy computes in about the time that the effort's program takes to compile."""
-        mechanisms = sum(times.shape[1] for _, times in stacks)
-        plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
-        most = {0: plain, 4: 64, 8: 32}.get(effort.bands, 4)
-        return most // mechanisms
 
 
 class Contour(NamedTuple):

@@ -1,7 +1,5 @@
 """The contour beyond its last node: a majorant of |M(c + it)| (notebooks/proofs/contour_certificate.md, section 3)."""
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.contour.spectrum import Spectrum

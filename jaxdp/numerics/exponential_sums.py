@@ -1,7 +1,5 @@
 """Tilted one-step laws as sums of exponentials, and those sums at many equally spaced points at once."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ What this says about the integrand replaces the cruder bounds of `jaxdp.sampled_
 of the loss, where c is huge. Argument: notebooks/proofs/contour_certificate.md, sections 4 and 5.
 """
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.numerics.rounding import ULP

@@ -8,8 +8,6 @@ which falls in t. At small t the best y is small and D is what a Gaussian of the
 an exponential. Argument: notebooks/proofs/contour_certificate.md, section 3.4.
 """
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

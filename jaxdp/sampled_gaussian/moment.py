@@ -13,8 +13,6 @@ In the forward and replace directions the line ends at ``cut``: the mass of P be
 mass at infinity, and what remains is an honest, smaller integral.
 """
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.numerics.exponential_sums import Line

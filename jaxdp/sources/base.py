@@ -1,7 +1,5 @@
 """What a route is, how its sources' answers are intersected, and how they are differentiated."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Everything without a closed form: what is simple first, then the contour of K at one effort after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -81,13 +79,14 @@ _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-_contour_kernel = kernel(
-    static=("direction", "effort"),
-    working_set=60000,
-    large=True,
-    bounds=True,
-    by_numpy=Effort.by_numpy,
-)
+def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
+    """Points that NumPy computes in about the time that the effort's program takes to compile."""
+    mechanisms = sum(times.shape[1] for _, times in stacks)
+    plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
+    return {0: plain, 4: 64, 8: 32}.get(effort.bands, 4) // mechanisms
+
+
+_contour_kernel = kernel(static=("direction", "effort"), working_set=60000, large=True, bounds=True, by_numpy=_by_numpy)
 
 
 @_contour_kernel

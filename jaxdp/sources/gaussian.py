@@ -1,7 +1,5 @@
 """Gaussian-DP mechanisms and their compositions: one mu, the closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Renyi divergence and K(z) of a composed mechanism: sums over its parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxdp.contour.spectrum import Spectrum

@@ -10,8 +10,6 @@ stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction
 closed form.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

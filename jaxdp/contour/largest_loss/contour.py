@@ -4,8 +4,6 @@ M_j = prod (B_j + A_j)^T - prod B_j^T over the sampled steps, B_j below the band
 Argument: notebooks/proofs/contour_certificate.md, section 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ are those of `jaxdp.sampled_gaussian.moment` with one more factor under the inte
 notebooks/proofs/contour_certificate.md, section 10.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
