@@ -99,7 +99,7 @@ def bracket_by(nodes, size):
         k_above = xp.vmap(lambda x: band_contour.log_moment(spectrum, steps, pieces, x)[0])(above)
         nothing = xp.zeros(1)
         plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing)
-        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
+        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, False))
         contours = jax.tree_util.tree_map(lambda x: x[None], contour)
         tilts = band_contour.Tilt(c[None], xp.full((1,), xp.inf))
         masses = jax.tree_util.tree_map(lambda x: x[None], band_contour.masses_of(steps, pieces))
@@ -207,12 +207,9 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
         if band == "lowest":
             fallen = [labels.log_fallen(step, piece, c, line, xp.asarray(t)) for t in frequency]
             decay = xp.minimum(decay, xp.exp(xp.stack(fallen)))
-        return (
-            labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay,
-            labels.standard_deviation(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
-        )  # fmt: skip
+        return labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay, line.rest
 
-    (lower, upper), log_m, error, ratio, off, decay, spread, variation, rest = plainly(run, order, *ends_of(band))
+    (lower, upper), log_m, error, ratio, off, decay, rest = plainly(run, order, *ends_of(band))
     exact = exact_moment(mp.mpf(order), *BANDS[band])
     assert 0 <= upper - mp.log(exact) < 1e-8 + rest
     assert 0 <= mp.log(exact) - lower < 1e-8 + rest
@@ -221,17 +218,6 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
         true = exact_moment(mp.mpc(order, t), *BANDS[band]) / exact
         assert abs(true - mp.mpc(complex(value))) <= charged
         assert abs(true) <= bound
-
-    def tilted(function):
-        return integral(lambda u: function(mp.log(mixture(u))) * mp.npdf(u) * label(u, *BANDS[band])
-                        * mixture(u) ** (order + 1)) / exact  # fmt: skip
-
-    mean = tilted(lambda x: x)
-    true = mp.sqrt(tilted(lambda x: (x - mean) ** 2))
-    assert true <= spread
-    if band == "lowest":  # the only one that needs them
-        assert spread <= 1.5 * true
-        assert tilted_variation(order, band, exact) <= variation < 1.2 * tilted_variation(order, band, exact)
 
 
 @pytest.mark.parametrize("times", [1, 500])
@@ -251,38 +237,26 @@ def test_probabilities_of_a_band_are_enclosed(band, times):
     assert masses.p_upper - masses.p_lower < 1e-10 * times
 
 
-def tilted_variation(order, band, moment):
-    """Total variation of the tilted density of the loss, from its values at many places."""
-    u = np.linspace(-10.0, CUT, 40_001)
-    mixed = 1 - RATE + RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2)
-    share = RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2) / mixed
-    low, high = BANDS[band]
-    tagged = 1 / (1 + np.exp(2 * np.sinh(np.clip((u - high) / 0.3, -6.0, 6.0))))
-    assert low is None
-    density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi) * tagged * mixed ** (order + 1) * SIGMA / share
-    return float(np.abs(np.diff(density)).sum() / float(moment))
-
-
 def test_rounding_of_a_ratio_less_one_goes_with_its_size():
     """Against mpmath, at random laws with losses of 1e-9 to 1: the error is within its bound, and the bound small."""
     random = np.random.default_rng(3)
-    cases = (1e-9, 1.0, 4000, 0.0), (1e-4, 0.3, 1025, 0.0), (1.0, 0.05, 300, 0.0), (0.1, 0.2, 65, 7.3)
-    for scale, step, count, start in cases:
+    cases = (1e-9, 1.0, 4000), (1e-4, 0.3, 1025), (1.0, 0.05, 300), (0.1, 0.2, 65)
+    for scale, step, count in cases:
         loss = scale * (random.normal(size=700) + 1j * random.uniform(0, 0.2, 700))
         weight = random.uniform(size=700) * np.exp(1j * random.normal(size=700))
         weight = weight / weight.sum()
 
-        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count, start=start):
+        def run(loss_re, loss_im, weight_re, weight_im, step=step, count=count):
             line = Exponentials(weight_re + 1j * weight_im, loss_re + 1j * loss_im)
-            return ratios_less_one(line, step, count, start), less_one_error(line, step, count, start)
+            return ratios_less_one(line, step, count), less_one_error(line, step, count)
 
         found = [by(run, loss.real, loss.imag, weight.real, weight.imag) for by in (plainly, compiled)]
         for n in (0, 1, 17, count // 2, count - 1):
-            turned = (mp.expm1(1j * (mp.mpf(start) + mp.mpf(step) * n) * mp.mpc(x)) for x in loss)
+            turned = (mp.expm1(1j * mp.mpf(step) * n * mp.mpc(x)) for x in loss)
             exact = mp.fsum(mp.mpc(w) * e for w, e in zip(weight, turned, strict=True))
             for (re, im), bound in found:
                 off, bounded = abs(mp.mpc(float(re[n]), float(im[n])) - exact), float(bound[n])
-                small, large = (start + step * n) * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
+                small, large = step * n * np.sum(np.abs(weight * loss)), np.sum(np.abs(weight))
                 assert off <= bounded <= min(1e-12 * small, 2e-12 * large)
 
 
@@ -335,7 +309,7 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
             lambda z: 0.02 * z * (z + 1), xp.asarray(64.0), xp.asarray(0.04), (part,), (), "forward", nothing,
             nothing, xp.inf,
         )  # fmt: skip
-        return bands.epsilon_bounds(spectrum, delta, xp.asarray(8.0), Effort(2048, 1024, 128, False, bands=8))
+        return bands.epsilon_bounds(spectrum, delta, xp.asarray(8.0), Effort(2048, 1024, False, bands=8))
 
     lower, upper = plainly(run, 1e-9)
     mechanism = jaxdp.compose(

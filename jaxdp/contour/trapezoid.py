@@ -41,7 +41,7 @@ _TOP_ROUNDING = 1e-11
 
 
 class Effort(NamedTuple):
-    """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`).
+    """Static sizes: contour nodes, quadrature nodes; smooth adds a tiny Gaussian (see `Contour`).
 
     lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
     bands: edges of the label by which `jaxdp.contour.largest_loss` splits the law; 0 for the plain contour.
@@ -49,7 +49,6 @@ class Effort(NamedTuple):
 
     nodes: int
     quadrature: int
-    cover: int
     smooth: bool
     lattice: bool = False
     bands: int = 0
@@ -103,7 +102,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
         units = units + xp.sum(xp.where(part.times > 0, part.times * own, 0.0))
     t = step * xp.arange(effort.nodes + 1)
     real, imag, errors = node_weights(nodes, c, t, extra)
-    tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
+    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0])
     return Contour(
         plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
     )

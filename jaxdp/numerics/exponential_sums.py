@@ -21,8 +21,6 @@ class Line(NamedTuple):
     error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
     rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
     drift: jax.Array  # (2,) sum |weight| times: its relative error and |loss|, the error of loss; both count t times
-    deviation: jax.Array  # upper bound of the tilted standard deviation of L
-    variation: jax.Array  # total variation of the tilted density of L (inf: not known)
 
 
 def discrete_log_m(
@@ -56,17 +54,12 @@ def _tilted(
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
     """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
-    mean = xp.sum(weight * loss)
-    deviation = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
     drift = xp.sum(weight * xp.stack([(2 * off + error) * xp.abs(loss), blur]), axis=-1)
-    nothing = xp.zeros_like(log_m)
-    return Line(log_m, weight + 0j, loss + 0j, error, nothing, drift, deviation, xp.full_like(log_m, xp.inf))
+    return Line(log_m, weight + 0j, loss + 0j, error, xp.zeros_like(log_m), drift)
 
 
-def ratios_less_one(
-    line: Any, step: jax.Array, count: int, start: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = start + step (0..count-1): real and imaginary part.
+def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1): real and imaginary part.
 
     Im L >= 0. Its error (`ratio_error`) is small where it is small, so that a power of 1e6 of the ratio is as exact as
     the power's logarithm is small. The nodes are equally spaced: with p = exp(i anchor L) - 1, x = exp(i offset L) - 1,
@@ -74,9 +67,8 @@ def ratios_less_one(
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
-    none = xp.zeros_like(w_re), xp.zeros_like(w_re)
-    (x, y), following = _powers_less_one(_turned_less_one(step * line.loss), inner, none)
-    (p, turn), _ = _powers_less_one(following, outer, none if start is None else _turned_less_one(start * line.loss))
+    (x, y), following = _powers_less_one(_turned_less_one(step * line.loss), inner)
+    (p, turn), _ = _powers_less_one(following, outer)
     whole = 1 + p
     a, b = w_re * whole - w_im * turn, w_re * turn + w_im * whole
     x, y = x.T, y.T
@@ -85,32 +77,27 @@ def ratios_less_one(
     return re.reshape(-1)[:count], im.reshape(-1)[:count]
 
 
-def _places(step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
-    t = step * xp.arange(count)
-    return t if start is None else start + t
-
-
-def less_one_error(line: Any, step: jax.Array, count: int, start: jax.Array | None = None) -> jax.Array:
+def less_one_error(line: Any, step: jax.Array, count: int) -> jax.Array:
     """By how much `ratios_less_one` may be off at its nodes by rounding, its weights and losses taken as they are."""
     inner, outer = split(count)
     size = line.loss.shape[0]
     offset = step * (xp.arange(count) % inner)
-    t = _places(step, count, start)
+    t = step * xp.arange(count)
     weight, loss = xp.abs(line.weight), xp.abs(line.loss)
     mass, moved = xp.sum(weight), xp.sum(weight * loss)
-    tables = ((40 if start is None else 55) + 5 * (inner * outer - 1).bit_length()) * t * moved
+    tables = (40 + 5 * (inner * outer - 1).bit_length()) * t * moved
     # of the products of p and x, and of the sum of p alone: |e^{itL} - 1| is at most t |L|, and at most 2
     products = 1.5 * (sum(blocks_of(size)) + 4) * xp.minimum(offset * moved, 2 * mass)
     alone = 1.5 * (sum(short_blocks_of(size)) + 4) * xp.minimum((t - offset) * moved, 2 * mass)
     return ULP * (tables + products + alone)
 
 
-def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: jax.Array | None = None) -> jax.Array:
+def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> jax.Array:
     """By how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all, the true m(c) below them."""
     count, mass = re.shape[0], xp.sum(xp.abs(line.weight))
-    t = _places(step, count, start)
+    t = step * xp.arange(count)
     moved = xp.minimum(t * line.drift[0], 2 * line.error * (1 + mass)) + t * line.drift[1]
-    return line.rule + moved + less_one_error(line, step, count, start) + 32 * ULP * (xp.abs(re) + xp.abs(im))
+    return line.rule + moved + less_one_error(line, step, count) + 32 * ULP * (xp.abs(re) + xp.abs(im))
 
 
 def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -132,12 +119,6 @@ def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array
     rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
     error = line.error + rounded + less_one_error(line, step, count) + step * xp.arange(count) * line.drift[1]
     return xp.complex(re + whole[0], im + whole[1]), error
-
-
-def largest_ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
-    """Upper bounds of |m(c + it)|/m(c), the true m(c), at t = start + step (0..count-1)."""
-    re, im = ratios_less_one(line, step, count, start)
-    return (1 + 8 * ULP) * xp.hypot(1 + re, im) + ratio_error(line, re, im, step, start)
 
 
 def split(count: int) -> tuple[int, int]:
@@ -189,17 +170,17 @@ def _times_less_one(one: Table, other: Table) -> Table:
     return x * (1 + a) - y * b + a, y * (1 + a) + x * b + b
 
 
-def _powers_less_one(base: Table, count: int, first: Table) -> tuple[Table, Table]:
-    """(1 + first)(1 + base)^k - 1, k = 0..count-1, shape (count, size), and the power after (count a power of two).
+def _powers_less_one(base: Table, count: int) -> tuple[Table, Table]:
+    """(1 + base)^k - 1, k = 0..count-1, shape (count, size), and the power after (count a power of two).
 
     k = row x inner + column: products of two smaller tables, down to four powers, each the one before times the base.
     """
     if count <= 4:  # a loop, because the compiler would compute the base again for every power
-        following, table = xp.scan(lambda now, _: (_times_less_one(now, base), now), first, None, length=count)
+        none = xp.zeros_like(base[0]), xp.zeros_like(base[0])
+        following, table = xp.scan(lambda now, _: (_times_less_one(now, base), now), none, None, length=count)
         return table, following
     inner, outer = split(count)
-    none = xp.zeros_like(first[0]), xp.zeros_like(first[0])
-    low, following = _powers_less_one(base, inner, none)
-    high, following = _powers_less_one(following, outer, first)
+    low, following = _powers_less_one(base, inner)
+    high, following = _powers_less_one(following, outer)
     re, im = _times_less_one((high[0][:, None], high[1][:, None]), low)
     return (re.reshape(outer * inner, -1)[:count], im.reshape(outer * inner, -1)[:count]), following
