@@ -212,7 +212,7 @@ SABOTAGE = {
     "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "cancellation, sampled": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "cancellation, sampled, add": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
-    "smoothing": [(contour, "_SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
+    "smoothing": [(contour, "SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
     "quadrature": [(spectrum, "tilted_line", errorless_line)],
     # the ends of the line are charged more than the mass beyond them, so both must go
     "tail cut": [

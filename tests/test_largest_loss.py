@@ -154,7 +154,7 @@ def without_swapped(*arguments):
 SOFT_LINE, NODE_WEIGHTS, LOG_EXPM1 = labels.soft_line, band_contour.node_weights, bands.log_expm1
 MASSES_OF = band_contour.masses_of
 SABOTAGE = {
-    "alias on the right": (bands, "conversion", lambda c: xp.full_like(c, -xp.inf)),
+    "alias on the right": (bands, "log_alias", lambda *a: (xp.asarray(-xp.inf), xp.asarray(-xp.inf))),
     "alias on the left": (bands, "log_expm1", without_left),
     "alias on the left, of the swapped pair": (band_contour, "masses_of", without_swapped),
     "truncation": (labels, "decay", lambda *a: xp.zeros(())),

@@ -24,15 +24,15 @@ from jaxdp.contour.plan import (
     plan_delta,
     plan_epsilon,
 )
-from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
+from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line, counted
 from jaxdp.contour.truncation import log_fallen, log_tail
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
+from jaxdp.numerics.exponential_sums import Line, blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-_SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
+SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
 _TRIES = 12  # of a search at the lesser efforts
 _TRIES_KINKED = 60  # and where a tested end may be far from where Newton expects it, or nothing larger follows
@@ -83,29 +83,32 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
 
 def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     """Evaluate K on the contour and bound what is beyond its end."""
-    c, step = plan.c, 2 * xp.pi / plan.period
-    end = step * effort.nodes
+    c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
-    nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
     extra, mixing = xp.zeros(1), xp.zeros(())
     if effort.smooth:
         extra, mixing = _smoothing(end, spectrum.mu2, fallen)
+    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0])
+    return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
+
+
+def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra: jax.Array) -> Contour:
+    """The contour's nodes, and what goes with them, with nothing said of what is beyond the last."""
+    c, step = plan.c, 2 * xp.pi / plan.period
+    nodes = along_line(spectrum, lines, c, step, count + 1)
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
     # K(c) stands here and is taken from every node: two values, each with its error
     units = 16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
-        log_m_c = log_m_c + xp.sum(xp.where(part.times > 0, part.times * line.log_m, 0.0))
+        log_m_c = log_m_c + counted(part, line.log_m)
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
         # nodes are relative to the true m(c)
-        own = 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53
-        units = units + xp.sum(xp.where(part.times > 0, part.times * own, 0.0))
-    t = step * xp.arange(effort.nodes + 1)
-    real, imag, errors = node_weights(nodes, c, t, extra)
-    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0])
-    return Contour(
-        plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, spectrum.log_kept(plan.cut)
-    )
+        units = units + counted(part, 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53)
+    real, imag, errors = node_weights(nodes, c, step * xp.arange(count + 1), extra)
+    units, unknown = xp.broadcast_to(units, extra.shape), xp.asarray(xp.inf)
+    kept = spectrum.log_kept(plan.cut)
+    return Contour(plan, step, table(real), table(imag), errors, unknown, extra, xp.zeros(()), log_m_c, units, kept)
 
 
 def table(values: jax.Array) -> jax.Array:
@@ -117,7 +120,7 @@ def table(values: jax.Array) -> jax.Array:
 
 def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if all else has."""
-    s2 = xp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+    s2 = xp.maximum(2 * SMOOTH_EXPONENT / end**2 - mu2, 0.0)
     s2 = xp.where(fallen < -_FALLEN, 0.0, s2)
     s = xp.sqrt(s2)
     near, far = xp.erf(s / np.sqrt(8.0)), xp.erf(s / np.sqrt(2.0))
@@ -166,38 +169,29 @@ class Raw(NamedTuple):
 
 
 def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
-    """The sum of `Contour` at eps (one or some), with what is left out beyond its end and its rounding.
-
-    Fields of the result: (smoothings, *eps.shape).
-    """
+    """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
     c, h = contour.plan.c, contour.step
-    each = xp.reshape(eps, (-1,))
-    base = contour.log_m_c[:, None] - c * each - ref
+    base = contour.log_m_c - c * eps - ref
     front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]
     down, along = h * columns * xp.arange(rows), h * xp.arange(columns)
-    down, along = down[:, None], along[:, None]
-    cosine, sine = xp.cos(along * each), xp.sin(along * each)
-
-    waves = xp.concatenate([cosine, sine, along * cosine, along * sine], axis=1)
-    real_waves = xp.split(in_blocks(contour.real, waves), 4, axis=-1)
-    imag_waves = xp.split(in_blocks(contour.imag, waves), 4, axis=-1)
+    cosine, sine = xp.cos(along * eps), xp.sin(along * eps)
+    waves = xp.stack([cosine, sine, along * cosine, along * sine], axis=1)
+    real_waves, imag_waves = (xp.moveaxis(in_blocks(x, waves), -1, 0) for x in (contour.real, contour.imag))
     real, imag = real_waves[0] + imag_waves[1], imag_waves[0] - real_waves[1]
     real_t, imag_t = real_waves[2] + imag_waves[3], imag_waves[2] - real_waves[3]
-    cosine, sine = xp.cos(down * each), xp.sin(down * each)
+    cosine, sine = xp.cos(down * eps), xp.sin(down * eps)
     total = xp.sum(real * cosine + imag * sine, axis=1)
     turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=1)
-    exponent = xp.abs(contour.log_m_c[:, None]) + xp.abs(c * each) + xp.abs(ref)
-    own, moment = contour.errors[..., None]
+    exponent = xp.abs(contour.log_m_c) + xp.abs(c * eps) + xp.abs(ref)
+    own, moment = contour.errors
     # ``head`` is the error of the logarithm of ``front``; where it exceeds a quarter no bound is claimed
-    head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP
+    head = (contour.log_m_c_units + 4 * exponent + 16) * _ULP
     raised = 1 + 2 * xp.minimum(head, 0.25)
-    nodes = own + 4 * xp.abs(each) * moment
     tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
-    rounding = front * (nodes * raised + 2 * head * xp.abs(total))
+    rounding = front * ((own + 4 * xp.abs(eps) * moment) * raised + 2 * head * xp.abs(total))
     tail, rounding = (xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding))
-    raw = front * total, front * (turned - c * total), tail, rounding
-    return Raw(*(xp.reshape(x, x.shape[:1] + eps.shape) for x in raw))
+    return Raw(front * total, front * (turned - c * total), tail, rounding)
 
 
 class Aliases(NamedTuple):
@@ -224,8 +218,8 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
         both, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
-        ends = ends + xp.sum(xp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
-        off = off + xp.max(xp.sum(xp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
+        ends = ends + counted(atoms, both)
+        off = off + xp.max(counted(atoms, error + 4 * _ULP))
     return Aliases(
         alias_bound(
             plan,
@@ -244,7 +238,7 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
 def evaluate(
     contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
 ) -> Sums:
-    """Certified delta at eps, one or some, in units of e^ref."""
+    """Certified delta at eps, in units of e^ref."""
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
@@ -359,7 +353,7 @@ def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.
 
 
 def _largest_blur(part: Discrete) -> jax.Array:
-    return xp.sum(xp.where(part.times > 0, part.times * xp.max(part.blur, axis=-1), 0.0))
+    return counted(part, xp.max(part.blur, axis=-1))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:

@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxdp.contour.spectrum import Spectrum
+from jaxdp.contour.spectrum import Spectrum, counted
 from jaxdp.numerics.exponential_sums import Line
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
@@ -15,10 +15,8 @@ def log_tail(spectrum: Spectrum, lines: list[Line], fallen: jax.Array, end: jax.
     raised line by ``fallen`` (see `log_fallen`); both only fall.
     """
     # the true M(c) against the computed one
-    blur = sum(
-        xp.sum(xp.where(part.times > 0, part.times * xp.log1p(line.error), 0.0))
-        for part, line in zip(spectrum.parts, lines, strict=True)
-    )
+    pairs = zip(spectrum.parts, lines, strict=True)
+    blur = sum((counted(part, xp.log1p(line.error)) for part, line in pairs), xp.zeros(()))
     return fallen - 0.5 * mu2 * end**2 - xp.log(end) + blur
 
 
@@ -29,5 +27,5 @@ def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Arr
         size = line.weight.shape[-1] // 2
         each = xp.vmap(log_decay, in_axes=(None, 0, 0, None, None, None, 0, None))
         bound = each(c, part.mu, part.rate, cut, spectrum.direction, size, line.log_m, end)
-        total = total + xp.sum(xp.where((part.times > 0) & (bound < 0), part.times * bound, 0.0))
+        total = total + counted(part, xp.minimum(bound, 0.0))
     return total
