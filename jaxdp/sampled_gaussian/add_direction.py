@@ -6,6 +6,7 @@ of the loss, where c is huge. Argument: notebooks/proofs/contour_certificate.md,
 
 import jax
 
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, log_integrand
@@ -24,13 +25,9 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
     size = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
     width = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = 0.5 * (low + high)
-        right = middle + c * mu * xp.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
-        return xp.where(right, low, middle), xp.where(right, middle, high)
-
-    low, high = xp.fori_loop(0, 10, halve, (-width, xp.zeros_like(c)))
+    low, high = bisect(
+        lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(c), 10
+    )
     return 0.5 * (low + high), width * 2.0**-10
 
 
@@ -41,17 +38,13 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
     """
     mode, slack = _mode(c, mu, q)
     peak = log_integrand(mode, c, mu, q, "reverse")
-
     sides, drops = xp.array([-1.0, 1.0]), xp.array(_DROP)
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        near, far = ends
-        middle = 0.5 * (near + far)
-        dead = log_integrand(mode + sides * middle, c, mu, q, "reverse") < peak - drops
-        return xp.where(dead, near, middle), xp.where(dead, middle, far)
+    def dead(distance: jax.Array) -> jax.Array:
+        return log_integrand(mode + sides * distance, c, mu, q, "reverse") < peak - drops
 
     widest = (HALF_WIDTH + slack) * xp.ones(2)
-    _, distance = xp.fori_loop(0, _HALVINGS, halve, (xp.zeros_like(widest), widest))
+    _, distance = bisect(dead, xp.zeros_like(widest), widest, _HALVINGS)
     return mode - distance[..., :1], mode + distance[..., 1:]
 
 

@@ -61,37 +61,6 @@ def exponent(v, y, c, mu, q, direction):
     return re + (c + 1) * a_re - c * b_re, im + (c + 1) * a_im - c * b_im, a_re - b_re, a_im - b_im
 
 
-def _side_error(on_axis, on_line, on_edge, y, step, log_m):
-    """What the vertical ends of the strip contribute, relative to m(c): of the integrand's logarithm at both ends.
-
-    The line runs in the strip's middle, at distance y from its edges. Along an end |A^{-c}| grows with
-    the distance from the real axis, and beyond the line the midpoint kernel falls like e^{-2 pi d/step};
-    the logarithm of the product is convex there, so its largest value is at an end.
-    """
-    height = xp.maximum(xp.maximum(on_line, on_axis), on_edge - 2 * xp.pi * y / step)
-    return xp.sum(xp.exp(xp.minimum(height + 2 * y * y - log_m, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
-
-
-def _edge_mass(v, y, c, mu, q, step, log_m, direction):
-    """Bound of the integral of |integrand at t = 0| along Im u = 2y, relative to m(c).
-
-    Twice (midpoint sum + one largest cell): the integrand's modulus rises and falls once or twice, and its
-    peak is at most e^{bend step^2/8} above the grid. Or, reverse with |Im u| mu <= pi/2, where |A| rises with
-    Re u: cell by cell, the largest g times |A| at the cell's left end, a node.
-    """
-    bend = 1 + (c + 1) * mu * mu / (2 * (1 + xp.cos(xp.minimum(2 * xp.abs(y) * mu, 3.0))))
-    left = xp.concatenate([v[:1] - step, v])
-    log_size = exponent(left, 2 * y, c, mu, q, direction)[0] - log_m
-    scaled = exp_or_inf(log_size[1:]) * step / ROOT_2PI
-    humps = 2 * (xp.sum(scaled) + xp.max(scaled) * exp_or_inf(bend * step * step / 8))
-    if direction != "reverse":
-        return humps
-    lifted = 0.5 * gained(left, step)
-    cells = xp.sum(scaled * xp.exp(lifted[1:])) + exp_or_inf(log_size[0] + lifted[0]) * step / ROOT_2PI
-    humps, cells = (x * exp_or_inf(6e-14 * c) for x in (humps, cells))  # log A is within 3e-14
-    return xp.where(2 * xp.abs(y) * mu <= 0.5 * xp.pi, xp.minimum(humps, cells * (1 + 1e-9)), humps)
-
-
 def height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
     """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
     if direction == "reverse":
@@ -102,7 +71,7 @@ def height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, directi
 
 
 def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction):
-    """(int |integrand at t = 0| along both edges of |Im u| <= 2y, its logarithms at both ends): bounds.
+    """(int |integrand at t = 0| along an edge of |Im u| <= 2y, its logarithm in the strip at both ends): bounds.
 
     on_axis: logarithm of the integrand at the nodes and at both ends ``at``, relative to m(c); log_a: log A there.
     lift: what |g| gains off the axis, in the exponent. In units of m(c).
@@ -169,21 +138,16 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
     y = xp.minimum(height(low, high, c, mu, direction), 8 * step)
-    signed = -y if direction == "reverse" else y
-    heights = xp.concatenate([xp.full_like(at, 1.0), xp.full(2, 2.0)])
-    re, phase, loss_re, loss_im = exponent(xp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
-    at_ends = on_axis[-2:], re[-4:-2], re[-2:]
-    re, phase, loss_re, loss_im = (x[:-4] for x in (re, phase, loss_re, loss_im))
+    re, phase, loss_re, loss_im = exponent(v, -y if direction == "reverse" else y, c, mu, q, direction)
     top = xp.max(re)
     scale = xp.exp(re - top)
     total = xp.sum(scale * xp.cos(phase))
     weight = xp.complex(scale * xp.cos(phase), scale * xp.sin(phase)) / total
     loss = xp.complex(loss_re, loss_im)
     log_m = top + xp.log(total) + xp.log(step / ROOT_2PI)
-    # |A(u + is)| <= A(u): forward the edge carries at most e^{2 y^2} m(c)
-    edge = xp.exp(2 * y * y) if direction == "forward" else _edge_mass(v, signed, c, mu, q, step, log_m, direction)
+    edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
     strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
-    sides = _side_error(*at_ends, y, step, log_m)
+    sides = xp.sum(xp.exp(xp.minimum(at_ends, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
     raw = strip + sides
     if direction == "reverse":
         raw = raw + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
