@@ -97,7 +97,7 @@ def bracket_by(nodes, size):
         k_above = xp.vmap(lambda x: band_contour.log_moment(spectrum, steps, pieces, x)[0])(above)
         nothing = xp.zeros(1)
         plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing)
-        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, 64, False))
+        contour = band_contour.build(spectrum, steps, pieces, plan, Effort(nodes, size, False))
         contours = jax.tree_util.tree_map(lambda x: x[None], contour)
         tilts = band_contour.Tilt(c[None], xp.full((1,), xp.inf))
         masses = jax.tree_util.tree_map(lambda x: x[None], band_contour.masses_of(steps, pieces))
@@ -153,7 +153,7 @@ def without_swapped(*arguments):
 SOFT_LINE, NODE_WEIGHTS, LOG_EXPM1 = labels.soft_line, band_contour.node_weights, bands.log_expm1
 MASSES_OF = band_contour.masses_of
 SABOTAGE = {
-    "alias on the right": (bands, "conversion", lambda c: xp.full_like(c, -xp.inf)),
+    "alias on the right": (bands, "log_alias", lambda *a: (xp.asarray(-xp.inf), xp.asarray(-xp.inf))),
     "alias on the left": (bands, "log_expm1", without_left),
     "alias on the left, of the swapped pair": (band_contour, "masses_of", without_swapped),
     "truncation": (labels, "decay", lambda *a: xp.zeros(())),
@@ -207,12 +207,9 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
         if band == "lowest":
             fallen = [labels.log_fallen(step, piece, c, line, xp.asarray(t)) for t in frequency]
             decay = xp.minimum(decay, xp.exp(xp.stack(fallen)))
-        return (
-            labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay,
-            labels.standard_deviation(step, piece, c, line), labels.variation(step, piece, c, line), line.rest,
-        )  # fmt: skip
+        return labels.log_moment(step, piece, c)[:2], line.log_m, line.error, ratio, off, decay, line.rest
 
-    (lower, upper), log_m, error, ratio, off, decay, spread, variation, rest = plainly(run, order, *ends_of(band))
+    (lower, upper), log_m, error, ratio, off, decay, rest = plainly(run, order, *ends_of(band))
     exact = exact_moment(mp.mpf(order), *BANDS[band])
     assert 0 <= upper - mp.log(exact) < 1e-8 + rest
     assert 0 <= mp.log(exact) - lower < 1e-8 + rest
@@ -221,17 +218,6 @@ def test_a_labelled_step_is_enclosed_at_real_and_complex_order(band):
         true = exact_moment(mp.mpc(order, t), *BANDS[band]) / exact
         assert abs(true - mp.mpc(complex(value))) <= charged
         assert abs(true) <= bound
-
-    def tilted(function):
-        return integral(lambda u: function(mp.log(mixture(u))) * mp.npdf(u) * label(u, *BANDS[band])
-                        * mixture(u) ** (order + 1)) / exact  # fmt: skip
-
-    mean = tilted(lambda x: x)
-    true = mp.sqrt(tilted(lambda x: (x - mean) ** 2))
-    assert true <= spread
-    if band == "lowest":  # the only one that needs them
-        assert spread <= 1.5 * true
-        assert tilted_variation(order, band, exact) <= variation < 1.2 * tilted_variation(order, band, exact)
 
 
 @pytest.mark.parametrize("times", [1, 500])
@@ -249,18 +235,6 @@ def test_probabilities_of_a_band_are_enclosed(band, times):
         exact = mp.log((under + exact_moment(mp.mpf(z), low, high)) ** times - under**times)
         assert lower <= exact <= upper
     assert masses.p_upper - masses.p_lower < 1e-10 * times
-
-
-def tilted_variation(order, band, moment):
-    """Total variation of the tilted density of the loss, from its values at many places."""
-    u = np.linspace(-10.0, CUT, 40_001)
-    mixed = 1 - RATE + RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2)
-    share = RATE * np.exp(u / SIGMA - 0.5 / SIGMA**2) / mixed
-    low, high = BANDS[band]
-    tagged = 1 / (1 + np.exp(2 * np.sinh(np.clip((u - high) / 0.3, -6.0, 6.0))))
-    assert low is None
-    density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi) * tagged * mixed ** (order + 1) * SIGMA / share
-    return float(np.abs(np.diff(density)).sum() / float(moment))
 
 
 def test_bound_of_the_label_holds_at_every_angle_used():
@@ -312,7 +286,7 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
             lambda z: 0.02 * z * (z + 1), xp.asarray(64.0), xp.asarray(0.04), (part,), (), "forward", nothing,
             nothing, xp.inf,
         )  # fmt: skip
-        return bands.epsilon_bounds(spectrum, delta, xp.asarray(8.0), Effort(2048, 1024, 128, False, bands=8))
+        return bands.epsilon_bounds(spectrum, delta, xp.asarray(8.0), Effort(2048, 1024, False, bands=8))
 
     lower, upper = plainly(run, 1e-9)
     mechanism = jaxdp.compose(

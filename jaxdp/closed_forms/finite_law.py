@@ -1,7 +1,5 @@
 """delta and epsilon of one run of a mechanism whose loss takes finitely many values: an all-positive sum."""
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.domains import SMALLEST

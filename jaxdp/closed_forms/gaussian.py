@@ -5,8 +5,6 @@ density(x1) [Mills(x1) - Mills(x2)], which keeps its digits down to 1e-300 where
 tails loses them. d delta/d eps = -e^eps Phi_c(x2), d delta/d mu = density(x1).
 """
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.domains import SMALLEST

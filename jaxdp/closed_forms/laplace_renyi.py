@@ -1,7 +1,5 @@
 """Renyi divergences of Laplace and discrete Laplace noise against their own shift."""
 
-from __future__ import annotations
-
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.special import log1mexp, log_one_plus
 from jaxdp.runtime.arrays import xp

@@ -11,8 +11,6 @@ Next to the supremum of the add direction's loss g is a difference whose roundin
 it may be off, delta rising in g.
 """
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.closed_forms import gaussian

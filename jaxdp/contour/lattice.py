@@ -10,8 +10,6 @@ is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of 
 A and B are nonnegative, so nothing cancels between the two geometric sums.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -93,7 +91,7 @@ def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
-    """(value, slope in eps, 0, rounding) of S_N at eps, one or some, in units of e^ref: (1, *eps.shape)."""
+    """(value, slope in eps, 0, rounding) of S_N at eps in units of e^ref, each of shape (1,)."""
     c, ell = contour.plan.c, contour.spacing
     position = (eps - contour.offset) / ell
     index = xp.floor(position) + 1
@@ -102,10 +100,10 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     log_m_c = contour.log_m_c[0]
     front = xp.exp(log_m_c - c * beyond - ref)
     a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)
-    angle = contour.node_t * beyond[..., None]
+    angle = contour.node_t * beyond
     cosine, sine = xp.cos(angle), xp.sin(angle)
-    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine, axis=-1)
-    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine, axis=-1)
+    first = xp.sum(contour.first[0] * cosine + contour.first[1] * sine)
+    second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine)
     own, moment, mass = contour.errors
     place = xp.abs(contour.offset) + xp.abs(eps) + ell
     # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled

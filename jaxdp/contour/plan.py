@@ -3,8 +3,6 @@
 A poor choice gives wide bounds, never wrong ones. Certified are `Plan.rdp_epsilon`, `Plan.log_chernoff`, `log_alias`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -244,10 +242,8 @@ class AliasBound(NamedTuple):
 
     above: jax.Array
     right: jax.Array
-    right_size: jax.Array  # sizes of the terms of ``right``, for their rounding
     below: jax.Array
     left: jax.Array
-    left_size: jax.Array
     plain: jax.Array
 
 
@@ -255,17 +251,10 @@ def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBoun
     """The bound at a plan. k_above, k_below: the plan's values of K plus those of the smoothing."""
     c, period = plan.c, plan.period
     gap = plan.above - c
-    right = k_above + conversion(plan.above) - log_expm1(xp.where(gap > 0, gap * period, 1e-9))
-    left = k_below + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
-    return AliasBound(
-        plan.above,
-        xp.where(gap > 0, right, xp.inf),
-        xp.abs(k_above),
-        1 + plan.below,
-        left,
-        xp.abs(k_below),
-        -log_expm1((1 + c) * period),
-    )
+    right = k_above + 1e-15 * xp.abs(k_above) + conversion(plan.above)
+    right = xp.where(gap > 0, right - log_expm1(xp.where(gap > 0, gap * period, 1e-9)), xp.inf)
+    left = k_below + 1e-15 * xp.abs(k_below) + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
+    return AliasBound(plan.above, right, 1 + plan.below, left, -log_expm1((1 + c) * period))
 
 
 def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -274,13 +263,12 @@ def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.
     They hold for every number within ``shift`` of eps.
     Proof: notebooks/proofs/contour_certificate.md, section 2.
     """
-    away, eps = bound.above * (eps - shift)[..., None], eps + shift
-    right = xp.min(bound.right - away + 1e-15 * (bound.right_size + xp.abs(away)), axis=-1)
+    away, toward = bound.above * (eps - shift), bound.below * (eps + shift)
+    right = xp.min(bound.right - away + 1e-15 * xp.abs(away))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
-    toward = bound.below * eps[..., None]
-    left = xp.min(bound.left + toward + 1e-15 * (bound.left_size + xp.abs(toward)), axis=-1)
+    left = xp.min(bound.left + toward + 1e-15 * xp.abs(toward))
     # c'' -> 0 is delta_QP <= 1: all that is known where the swapped pair has no exponential moment
-    return xp.minimum(left, bound.plain + eps), right
+    return xp.minimum(left, bound.plain + eps + shift), right
 
 
 def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):

@@ -1,7 +1,5 @@
 """What the inversion needs to know of one composed mechanism: K on the real axis and on vertical lines."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.moment import real_log_m, tail_mass, tilted_line
 
-_SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
+SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 MASS_ROUNDING = 2.0**-42
 """By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
 
@@ -43,6 +41,11 @@ class Discrete:
         beyond = tail > xp.exp(-0.5 * cut * cut)
         last = xp.max(xp.where(beyond, xp.take_along_axis(self.loss, order, -1), -xp.inf), axis=-1, keepdims=True)
         return xp.where(self.loss <= last, self.log_weight, -xp.inf)
+
+
+def counted(part: Sampled | Discrete, x: jax.Array) -> jax.Array:
+    """Sum over the stack, the last axis of x, each as often as it is run."""
+    return xp.sum(xp.where(part.times > 0, part.times * x, 0.0), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Spectrum:
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
         """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
-        return self._real(-1 - c, c, xp.full_like(cut, xp.inf), max(size // 2, 64), _SWAPPED[self.direction])
+        return self._real(-1 - c, c, xp.full_like(cut, xp.inf), max(size // 2, 64), SWAPPED[self.direction])
 
     def _real(
         self, z: jax.Array, c: jax.Array, cut: jax.Array, size: int, direction: str, rough: bool = False
@@ -96,11 +99,11 @@ class Spectrum:
         total = total + self.closed_units * _ULP + 4 * _ULP * xp.abs(total)
         for part in self.sampled:
             log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, rough)
-            total = total + xp.sum(xp.where(part.times > 0, part.times * log_m, 0.0), axis=-1)
+            total = total + counted(part, log_m)
         for atoms in self.discrete:
             log_m, error = discrete_log_m(z[:, None], atoms.loss, atoms.kept(cut), atoms.blur)
             log_m = log_m + 8 * _ULP * xp.abs(log_m) + error * (1 + 1e-6)
-            total = total + xp.sum(xp.where(atoms.times > 0, atoms.times * log_m, 0.0), axis=-1)
+            total = total + counted(atoms, log_m)
         return xp.where(xp.isnan(total), xp.inf, total)
 
     def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
@@ -120,12 +123,12 @@ class Spectrum:
         kept = xp.zeros(())
         for atoms in self.discrete:
             dropped = xp.minimum(xp.exp(-0.5 * cut * cut) * 1.001, 0.5)
-            kept = kept + xp.sum(xp.where(atoms.times > 0, atoms.times * xp.log1p(-dropped), 0.0))
+            kept = kept + counted(atoms, xp.log1p(-dropped))
         if self.direction == "reverse":
             return kept
         for part in self.sampled:
             tail = tail_mass(part.mu, part.rate, xp.broadcast_to(cut, part.mu.shape))
-            kept = kept + xp.sum(xp.where(part.times > 0, part.times * xp.log1p(-xp.minimum(tail, 0.5)), 0.0))
+            kept = kept + counted(part, xp.log1p(-xp.minimum(tail, 0.5)))
         return kept
 
 

@@ -8,9 +8,7 @@ p = 2 pi/h), alias right, truncation, quadrature and rounding of each node, mass
 The argument for each stands in notebooks/proofs/contour_certificate.md.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,15 +24,15 @@ from jaxdp.contour.plan import (
     plan_delta,
     plan_epsilon,
 )
-from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line
+from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line, counted
 from jaxdp.contour.truncation import log_fallen, log_tail
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
+from jaxdp.numerics.exponential_sums import Line, blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-_SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
+SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
 _TRIES = 12  # of a search at the lesser efforts
 _TRIES_KINKED = 60  # and where a tested end may be far from where Newton expects it, or nothing larger follows
@@ -43,7 +41,7 @@ _TOP_ROUNDING = 1e-11
 
 
 class Effort(NamedTuple):
-    """Static sizes: contour nodes, quadrature nodes, covering points; smooth adds a tiny Gaussian (see `Contour`).
+    """Static sizes: contour nodes, quadrature nodes; smooth adds a tiny Gaussian (see `Contour`).
 
     lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
     bands: edges of the label by which `jaxdp.contour.largest_loss` splits the law; 0 for the plain contour.
@@ -51,18 +49,9 @@ class Effort(NamedTuple):
 
     nodes: int
     quadrature: int
-    cover: int
     smooth: bool
     lattice: bool = False
     bands: int = 0
-
-    @staticmethod
-    def by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
-        """Points that NumPy computes in about the time that the effort's program takes to compile."""
-        mechanisms = sum(times.shape[1] for _, times in stacks)
-        plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
-        most = {0: plain, 4: 64, 8: 32}.get(effort.bands, 4)
-        return most // mechanisms
 
 
 class Contour(NamedTuple):
@@ -95,28 +84,34 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
 
 def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     """Evaluate K on the contour and bound what is beyond its end."""
-    c, step = plan.c, 2 * xp.pi / plan.period
-    end = step * effort.nodes
+    c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
-    nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
     extra, mixing = xp.zeros(1), xp.zeros(())
     if effort.smooth:
         extra, mixing = _smoothing(end, spectrum.mu2, fallen)
+    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0])
+    return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
+
+
+def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra: jax.Array) -> Contour:
+    """The contour's nodes, and what goes with them, with nothing said of what is beyond the last."""
+    c, step = plan.c, 2 * xp.pi / plan.period
+    nodes = along_line(spectrum, lines, c, step, count + 1)
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
     # K(c) stands here and is taken from every node: two values, each with its error
     units = 16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
-        log_m_c = log_m_c + xp.sum(xp.where(part.times > 0, part.times * line.log_m, 0.0))
+        log_m_c = log_m_c + counted(part, line.log_m)
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
         # nodes are relative to the true m(c)
-        own = 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53
-        units = units + xp.sum(xp.where(part.times > 0, part.times * own, 0.0))
-    t = step * xp.arange(effort.nodes + 1)
-    real, imag, errors = node_weights(nodes, c, t, extra)
-    tail = log_tail(spectrum, lines, fallen, end, step, spectrum.mu2 + extra[0], effort.cover)
-    kept = spectrum.log_kept(plan.cut)
-    return Contour(plan, step, table(real), table(imag), errors, tail, extra, mixing, log_m_c, units, kept, nodes.shift)
+        units = units + counted(part, 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53)
+    real, imag, errors = node_weights(nodes, c, step * xp.arange(count + 1), extra)
+    units, unknown = xp.broadcast_to(units, extra.shape), xp.asarray(xp.inf)
+    kept, unmixed = spectrum.log_kept(plan.cut), xp.zeros(())
+    return Contour(
+        plan, step, table(real), table(imag), errors, unknown, extra, unmixed, log_m_c, units, kept, nodes.shift
+    )
 
 
 def table(values: jax.Array) -> jax.Array:
@@ -128,7 +123,7 @@ def table(values: jax.Array) -> jax.Array:
 
 def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if all else has."""
-    s2 = xp.maximum(2 * _SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+    s2 = xp.maximum(2 * SMOOTH_EXPONENT / end**2 - mu2, 0.0)
     s2 = xp.where(fallen < -_FALLEN, 0.0, s2)
     s = xp.sqrt(s2)
     near, far = xp.erf(s / np.sqrt(8.0)), xp.erf(s / np.sqrt(2.0))
@@ -177,38 +172,29 @@ class Raw(NamedTuple):
 
 
 def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
-    """The sum of `Contour` at eps (one or some), with what is left out beyond its end and its rounding.
-
-    Fields of the result: (smoothings, *eps.shape).
-    """
+    """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
     c, h = contour.plan.c, contour.step
-    each = xp.reshape(eps, (-1,))
-    base = contour.log_m_c[:, None] - c * each - ref
+    base = contour.log_m_c - c * eps - ref
     front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]
     down, along = h * columns * xp.arange(rows), h * xp.arange(columns)
-    down, along = down[:, None], along[:, None]
-    cosine, sine = xp.cos(along * each), xp.sin(along * each)
-
-    waves = xp.concatenate([cosine, sine, along * cosine, along * sine], axis=1)
-    real_waves = xp.split(in_blocks(contour.real, waves), 4, axis=-1)
-    imag_waves = xp.split(in_blocks(contour.imag, waves), 4, axis=-1)
+    cosine, sine = xp.cos(along * eps), xp.sin(along * eps)
+    waves = xp.stack([cosine, sine, along * cosine, along * sine], axis=1)
+    real_waves, imag_waves = (xp.moveaxis(in_blocks(x, waves), -1, 0) for x in (contour.real, contour.imag))
     real, imag = real_waves[0] + imag_waves[1], imag_waves[0] - real_waves[1]
     real_t, imag_t = real_waves[2] + imag_waves[3], imag_waves[2] - real_waves[3]
-    cosine, sine = xp.cos(down * each), xp.sin(down * each)
+    cosine, sine = xp.cos(down * eps), xp.sin(down * eps)
     total = xp.sum(real * cosine + imag * sine, axis=1)
     turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=1)
-    exponent = xp.abs(contour.log_m_c[:, None]) + xp.abs(c * each) + xp.abs(ref)
-    own, moment = contour.errors[..., None]
+    exponent = xp.abs(contour.log_m_c) + xp.abs(c * eps) + xp.abs(ref)
+    own, moment = contour.errors
     # ``head`` is the error of the logarithm of ``front``; where it exceeds a quarter no bound is claimed
-    head = (xp.reshape(contour.log_m_c_units, (-1, 1)) + 4 * exponent + 16) * _ULP + 2 * c * contour.shift
+    head = (contour.log_m_c_units + 4 * exponent + 16) * _ULP + 2 * c * contour.shift
     raised = 1 + 2 * xp.minimum(head, 0.25)
-    nodes = own + 4 * xp.abs(each) * moment
     tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
-    rounding = front * (nodes * raised + 2 * head * xp.abs(total))
+    rounding = front * ((own + 4 * xp.abs(eps) * moment) * raised + 2 * head * xp.abs(total))
     tail, rounding = (xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding))
-    raw = front * total, front * (turned - c * total), tail, rounding
-    return Raw(*(xp.reshape(x, x.shape[:1] + eps.shape) for x in raw))
+    return Raw(front * total, front * (turned - c * total), tail, rounding)
 
 
 class Aliases(NamedTuple):
@@ -235,8 +221,8 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
         both, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
-        ends = ends + xp.sum(xp.where(atoms.times > 0, atoms.times * both, 0.0), axis=-1)
-        off = off + xp.max(xp.sum(xp.where(atoms.times > 0, atoms.times * (error + 4 * _ULP), 0.0), axis=-1))
+        ends = ends + counted(atoms, both)
+        off = off + xp.max(counted(atoms, error + 4 * _ULP))
     return Aliases(
         alias_bound(
             plan,
@@ -373,7 +359,7 @@ def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.
 
 
 def _largest_blur(part: Discrete) -> jax.Array:
-    return xp.sum(xp.where(part.times > 0, part.times * xp.max(part.blur, axis=-1), 0.0))
+    return counted(part, xp.max(part.blur, axis=-1))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
@@ -383,11 +369,12 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[ja
     plan = plan_delta(spectrum, e, effort.quadrature)
     contour = build(spectrum, plan, effort)
     ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -700.0, 0.0), 0.0)  # e^-ref is finite
-    sides = e + contour.shift * xp.array([-1.0, 1.0])
-    sums = evaluate(contour, aliases(contour, spectrum), spectrum, sides, ref)
+    left_and_right = aliases(contour, spectrum)
+    sides = e + contour.shift * xp.array([0.0] if effort.lattice else [-1.0, 1.0])
+    sums = xp.vmap(lambda eps: evaluate(contour, left_and_right, spectrum, eps, ref))(sides)
     # what underflows is charged the smallest normal number
     upper = xp.where(sums.upper[0] > 0, sums.upper[0] * xp.exp(ref), xp.inf) + SMALLEST
-    lower = sums.lower[1] * xp.exp(ref)
+    lower = sums.lower[-1] * xp.exp(ref)
     chernoff = xp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
     upper = xp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
     upper = xp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))

@@ -137,7 +137,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
 
 
 def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
-    bound, penalty = checked(feature_norm=(validate.positive, feature_norm), l2=(validate.nonnegative, l2))
+    bound, penalty = checked(feature_norm=(POSITIVE, feature_norm), l2=(NONNEGATIVE, l2))
     if validate.is_traced(bound, penalty):
         inside = (bound > 0) & (penalty >= 0)
         return jnp.where(inside, bound, jnp.inf), jnp.where(inside, penalty, 0.0)

@@ -63,10 +63,6 @@ class LossLaw(Mechanism):
         """The mass under P of an infinite loss."""
         return self.infinity
 
-    def reverse_infinity_mass(self) -> Number:
-        """That of the swapped pair: the same, because the pair is symmetric."""
-        return self.infinity
-
     def max_loss(self) -> Number:
         """The largest loss that has mass."""
         return xp.max(xp.where(self.log_weights > -xp.inf, self.losses, 0.0))

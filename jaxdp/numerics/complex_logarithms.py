@@ -1,7 +1,5 @@
 """log(1 + x) and log(e^x - 1) of complex x, as modulus and angle, without cancellation next to 0."""
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.runtime.arrays import xp

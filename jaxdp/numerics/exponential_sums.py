@@ -1,7 +1,5 @@
 """Tilted one-step laws as sums of exponentials, and those sums at many equally spaced points at once."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -28,8 +26,6 @@ class Line(NamedTuple):
     rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
     mean_rule: jax.Array  # bound of |Im sum weight loss|, exact weights and losses: the tilted mean of L is real
     drift: jax.Array  # (2, size) |weight| times: its relative error and |loss|, the error of loss
-    deviation: jax.Array  # upper bound of the tilted standard deviation of L
-    variation: jax.Array  # total variation of the tilted density of L (inf: not known)
 
 
 def discrete_log_m(
@@ -63,18 +59,13 @@ def _tilted(
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
     """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
-    mean = xp.sum(weight * loss)
-    deviation = xp.sqrt(xp.sum(weight * (loss - mean) ** 2) * (1 + 1e-9) + 1e-300)
     drift = weight * xp.stack([(2 * off + error) * xp.abs(loss), xp.broadcast_to(blur, loss.shape)])
     drift, rule = xp.where(xp.isfinite(error), drift, 0.0), xp.where(xp.isfinite(error), 0.0, xp.inf)
-    unknown = xp.full_like(log_m, xp.inf)
-    return Line(log_m, weight + 0j, loss + 0j, error, rule, xp.zeros_like(log_m), drift, deviation, unknown)
+    return Line(log_m, weight + 0j, loss + 0j, error, rule, xp.zeros_like(log_m), drift)
 
 
-def ratios_less_one(
-    line: Any, step: jax.Array, count: int, start: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = start + step (0..count-1): real and imaginary part.
+def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1): real and imaginary part.
 
     Im L >= 0. It is i t mean + sum weight (exp(i t L) - 1 - i t L): nearly all outcomes have next to no loss, so the
     second sum is of second order, and with it all errors but that of the mean (`ratio_error`). The nodes are equally
@@ -84,16 +75,16 @@ def ratios_less_one(
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
     base = _turned_by(step * line.loss)
-    low, following = _powers(base, inner, _no_turn(base))
-    high, _ = _powers(following, outer, _no_turn(base) if start is None else _turned_by(start * line.loss))
-    low = _with_bend(_places(step, inner, None)[:, None] * line.loss, low)
-    high = _with_bend(_places(step * inner, outer, start)[:, None] * line.loss, high)
+    low, following = _powers(base, inner)
+    high, _ = _powers(following, outer)
+    low = _with_bend(step * xp.arange(inner)[:, None] * line.loss, low)
+    high = _with_bend(step * inner * xp.arange(outer)[:, None] * line.loss, high)
     a, b = w_re * high.re - w_im * high.im, w_re * high.im + w_im * high.re
     x, y = low.re.T, low.im.T
     rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
     re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
     im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
-    return re.reshape(-1)[:count], im.reshape(-1)[:count] + _places(step, count, start) * mean_loss(line)
+    return re.reshape(-1)[:count], im.reshape(-1)[:count] + step * xp.arange(count) * mean_loss(line)
 
 
 def mean_loss(line: Any) -> jax.Array:
@@ -106,18 +97,13 @@ def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> t
     return sum_in_blocks(w_re * x - w_im * y), sum_in_blocks(w_re * y + w_im * x)
 
 
-def _places(step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
-    t = step * xp.arange(count)
-    return t if start is None else start + t
+def _turned(line: Any, step: jax.Array, count: int) -> jax.Array:
+    """Bounds of the sums of `_per_loss` times min(t |L|, 2) at t = step (0..count-1): (3, count).
 
-
-def _turned(line: Any, step: jax.Array, count: int, start: jax.Array | None) -> jax.Array:
-    """Bounds of the sums of `_per_loss` times min(t |L|, 2) at t = start + step (0..count-1): (3, count).
-
-    The sums rise with t; each node takes those at a place start + step 2^i right of it.
+    The sums rise with t; each node takes those at a place step 2^i right of it.
     """
     above = xp.floor(xp.log2(xp.maximum(xp.arange(count) + 0.0, 1.0))).astype(int) + 1
-    places = _places(step, 1, start) + step * 2.0 ** np.arange(count.bit_length() + 1)
+    places = step * 2.0 ** np.arange(count.bit_length() + 1)
     reached = xp.minimum(places[:, None] * xp.abs(line.loss), 2.0)
     return xp.exact_matmul(_per_loss(line), reached.T)[:, above]
 
@@ -127,20 +113,18 @@ def _per_loss(line: Any) -> jax.Array:
     return xp.concatenate([line.drift, (xp.abs(line.weight) * xp.abs(line.loss))[None]])
 
 
-def ratio_error(
-    line: Any, re: jax.Array, im: jax.Array, step: jax.Array, start: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
+def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(error, shift): by how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all.
 
     They are within ``error`` of e^{its} m(c + it)/m(c), the true m(c), for one real |s| <= shift: an error of the mean
     does not count at every node but moves the loss, all at once. Where the weights are poor the shift is 0.
     Proof: notebooks/proofs/contour_certificate.md, section 5.
     """
-    count, size, t = re.shape[0], line.loss.shape[0], _places(step, re.shape[0], start)
+    count, size, t = re.shape[0], line.loss.shape[0], step * xp.arange(re.shape[0])
     weights, losses, moved = xp.sum(_per_loss(line), axis=-1)
     mean_units = 1.5 * (sum(short_blocks_of(size)) + 4) + 4
     units = _TABLE_UNITS + 0.75 * (sum(blocks_of(size)) + 4) + 1.5 * (sum(short_blocks_of(size)) + 4)
-    by_weight, by_loss, by_table = _turned(line, step, count, start)
+    by_weight, by_loss, by_table = _turned(line, step, count)
     rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
     off_mean = ULP * mean_units * moved
     mass = xp.sum(xp.abs(line.weight))
@@ -174,12 +158,6 @@ def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array
     counted = line._replace(rule=line.error, drift=line.drift * xp.array([[0.0], [1.0]]))  # weights' errors only once
     error, shift = ratio_error(counted, re, im, step)
     return xp.complex(re + whole[0], im + whole[1]), rounded + error + step * xp.arange(count) * shift
-
-
-def largest_ratios(line: Any, start: jax.Array, step: jax.Array, count: int) -> jax.Array:
-    """Upper bounds of |m(c + it)|/m(c), the true m(c), at t = start + step (0..count-1)."""
-    re, im = ratios_less_one(line, step, count, start)
-    return (1 + 8 * ULP) * xp.hypot(1 + re, im) + ratio_error(line, re, im, step, start)[0]
 
 
 def split(count: int) -> tuple[int, int]:
@@ -253,21 +231,18 @@ def _times(one: Turned, other: Turned) -> Turned:
     return Turned(re + p + x, im + q + y, re + c + e, im + d + f)
 
 
-def _powers(base: Turned, count: int, first: Turned) -> tuple[Turned, Turned]:
-    """Of the angles first + k base, k = 0..count-1, shape (count, size), and of first + count base.
+def _powers(base: Turned, count: int) -> tuple[Turned, Turned]:
+    """Of the angles k base, k = 0..count-1, shape (count, size), and of count base.
 
     count is a power of two. k = row x inner + column: products of two smaller tables, down to four powers, each the one
     before times the base.
     """
     if count <= 4:  # a loop, because the compiler would compute the base again for every power
-        following, table = xp.scan(lambda now, _: (_times(base, now), now), first, None, length=count)
+        nothing = Turned(*[xp.zeros_like(x) for x in base])
+        following, table = xp.scan(lambda now, _: (_times(base, now), now), nothing, None, length=count)
         return table, following
     inner, outer = split(count)
-    low, following = _powers(base, inner, _no_turn(base))
-    high, following = _powers(following, outer, first)
+    low, following = _powers(base, inner)
+    high, following = _powers(following, outer)
     made = _times(Turned(*[x[:, None] for x in high]), low)
     return Turned(*[x.reshape(outer * inner, -1)[:count] for x in made]), following
-
-
-def _no_turn(like: Turned) -> Turned:
-    return Turned(*[xp.zeros_like(x) for x in like])

@@ -1,7 +1,5 @@
 """t^a - 1 - a (t - 1), the convex function behind the Renyi divergence, without cancellation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxdp.runtime.arrays import xp

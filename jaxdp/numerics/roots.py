@@ -1,7 +1,5 @@
 """Bracketed root finding whose two ends are both tested points, never the last iterate unchecked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

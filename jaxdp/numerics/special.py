@@ -5,8 +5,6 @@ float64 scope. The forms differ from the textbook ones where the textbook ones l
 each says which and how many.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

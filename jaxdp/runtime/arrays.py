@@ -8,6 +8,7 @@ where compiling takes seconds. The functions that NumPy lacks are defined here.
 import contextlib
 import functools
 import math
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,6 +100,12 @@ def _host_erfcx(x: Any) -> Any:
     return np.exp(head * head) * (np.exp((x - head) * (x + head)) * _host_erfc(x))
 
 
+def _host_ndtri(x: float) -> float:
+    if 0 < x < 1:
+        return statistics.NormalDist().inv_cdf(x)
+    return {0.0: -math.inf, 1.0: math.inf}.get(float(x), math.nan)
+
+
 def _host_log_ndtr(x: Any) -> Any:
     x = np.asarray(x, np.float64)
     far = np.where(x < -30.0, x, -30.0)
@@ -145,6 +152,7 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "erfc": (_host_erfc, jax.scipy.special.erfc),
     "erfcx": (_host_erfcx, jax.scipy.special.erfcx),
     "ndtr": (lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)), jax.scipy.special.ndtr),
+    "ndtri": (np.vectorize(_host_ndtri, otypes=[np.float64]), jax.scipy.special.ndtri),
     "log_ndtr": (_host_log_ndtr, jax.scipy.special.log_ndtr),
     "cummin": (functools.partial(_host_accumulate, np.minimum), jax.lax.cummin),
     "cummax": (functools.partial(_host_accumulate, np.maximum), jax.lax.cummax),

@@ -83,20 +83,14 @@ def _unless(bad: Any, made: Any, vacuous: Any) -> Any:
     return jax.tree.unflatten(tree, kept)
 
 
-def checked(**arguments: tuple[Callable | Domain, Any]) -> list[Any]:
-    """Arguments in order, each given as (check or domain, value), that broadcast; a traced value is left as it is."""
-    values = {}
-    for name, (check, value) in arguments.items():
-        if isinstance(check, Domain):
-            check = functools.partial(validate.inside, domain=check)
-        values[name] = value if validate.is_traced(value) else check(name, value)
+def checked(**arguments: tuple[Domain, Any]) -> list[Any]:
+    """Arguments in order, each given as (domain, value), that broadcast; a traced value is left as it is."""
+    values = {
+        name: value if validate.is_traced(value) else validate.inside(name, value, domain)
+        for name, (domain, value) in arguments.items()
+    }
     validate.broadcast(**values)
     return list(values.values())
-
-
-def whole(minimum: int) -> Callable[[str, Any], np.ndarray]:
-    """A check for `checked`: whole numbers >= minimum."""
-    return functools.partial(validate.integer, minimum=minimum)
 
 
 def flat_rows(array: Any, own: int, shape: tuple[int, ...]) -> Any:

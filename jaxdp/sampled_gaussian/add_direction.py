@@ -4,13 +4,12 @@ What this says about the integrand replaces the cruder bounds of `jaxdp.sampled_
 of the loss, where c is huge. Argument: notebooks/proofs/contour_certificate.md, sections 4 and 5.
 """
 
-from __future__ import annotations
-
 import jax
 
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, gained, log_integrand, log_mixture_real
+from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, log_integrand
 
 _DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `HALF_WIDTH`: left, right
 _HALVINGS = 6
@@ -26,13 +25,9 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
     size = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
     width = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = 0.5 * (low + high)
-        right = middle + c * mu * xp.sigmoid(middle * mu - mu * mu / 2 + logit) > 0
-        return xp.where(right, low, middle), xp.where(right, middle, high)
-
-    low, high = xp.fori_loop(0, 10, halve, (-width, xp.zeros_like(c)))
+    low, high = bisect(
+        lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(c), 10
+    )
     return 0.5 * (low + high), width * 2.0**-10
 
 
@@ -43,31 +38,26 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
     """
     mode, slack = _mode(c, mu, q)
     peak = log_integrand(mode, c, mu, q, "reverse")
-
     sides, drops = xp.array([-1.0, 1.0]), xp.array(_DROP)
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        near, far = ends
-        middle = 0.5 * (near + far)
-        dead = log_integrand(mode + sides * middle, c, mu, q, "reverse") < peak - drops
-        return xp.where(dead, near, middle), xp.where(dead, middle, far)
+    def dead(distance: jax.Array) -> jax.Array:
+        return log_integrand(mode + sides * distance, c, mu, q, "reverse") < peak - drops
 
     widest = (HALF_WIDTH + slack) * xp.ones(2)
-    _, distance = xp.fori_loop(0, _HALVINGS, halve, (xp.zeros_like(widest), widest))
+    _, distance = bisect(dead, xp.zeros_like(widest), widest, _HALVINGS)
     return mode - distance[..., :1], mode + distance[..., 1:]
 
 
 def outside(ends, log_a, c, mu, q, log_m):
     """What g A^{-c}, log-concave, carries outside the two ends, relative to m(c): at most its ends over their slopes.
 
-    log_a: log A at the ends. Also those slopes, left and right, or 0 where an end is on the wrong side of the mode
-    (then the first is inf).
+    log_a: log A at the ends. Infinite where an end is on the wrong side of the mode.
     """
     w = ends * mu - mu * mu / 2
     share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
     slopes = xp.maximum((-ends - c * mu * share) * xp.array([1.0, -1.0]) - 1e-9, 0.0)
     value = xp.exp(xp.minimum(-0.5 * ends * ends - c * log_a - log_m, 600.0)) / ROOT_2PI
-    return xp.sum(xp.where(slopes > 0, value / xp.where(slopes > 0, slopes, 1.0), xp.inf), axis=-1), slopes
+    return xp.sum(xp.where(slopes > 0, value / xp.where(slopes > 0, slopes, 1.0), xp.inf), axis=-1)
 
 
 def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
@@ -79,39 +69,3 @@ def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.A
     both = xp.log(xp.where(q > 0, q, 1e-300)) + xp.log1p(-xp.minimum(q, 1 - ULP)) + w
     x = 2 * xp.exp(xp.minimum(both - 2 * log_a, 0.0)) * (1 - xp.cos(2 * y * mu))
     return 0.5 * c * x * (1 + x) * (1 + 1e-9)
-
-
-def deviation_and_variation(v, step, slopes, mean, c, mu, q, log_m, error):
-    """Bounds of the deviation of L = -log A around ``mean``, and of the total variation of its density, tilted to c.
-
-    Cells [v_k, v_k+1]: A rises, so A^{-c} is largest and L farthest at an end. Outside, g A^{-c} is log-concave and
-    falls with the slopes at the ends, while L rises to -log(1 - q) on the left and falls by mu per unit on the right.
-    """
-    left = xp.concatenate([v[:1] - step, v])
-    ends = xp.stack([v[0] - 0.5 * step, v[-1] + 0.5 * step])
-    at = xp.concatenate([left, v[-1:] + step, ends])
-    ends_a = log_mixture_real(at * mu - mu * mu / 2, q)
-    log_a, ends_a, beyond_a = ends_a[:-3], ends_a[:-2], ends_a[-2:]
-    far = xp.square(xp.abs(ends_a + mean) + 4e-14 * (xp.abs(ends_a) + xp.abs(mean)))
-    far = xp.maximum(far[:-1], far[1:])
-    f = -0.5 * left * left + 0.5 * gained(left, step) - c * log_a - log_m
-    inside = xp.sum(xp.exp(xp.minimum(f, 600.0)) * far) * step
-    beyond = xp.exp(xp.minimum(-0.5 * ends * ends - c * beyond_a - log_m, 600.0))
-    rest = xp.maximum(far[0], xp.square(xp.log1p(-xp.minimum(q, 1 - ULP)) + mean))
-    fall = xp.where(slopes > 0, 1 / xp.where(slopes > 0, slopes, 1.0), xp.inf)
-    outside = beyond[0] * rest * fall[0] + beyond[1] * (2 * far[-1] * fall[1] + 4 * mu * mu * fall[1] ** 3)
-    deviation = xp.sqrt((inside + outside) / ROOT_2PI * (1 + error) * (1 + 1e-6))
-    return deviation, _variation(left, f, log_a, slopes, c, mu, q)
-
-
-def _variation(left, f, log_a, slopes, c, mu, q):
-    """The total variation: log f = log(g A^{-c} / s) + const is concave for c >= 1: it rises once and falls once.
-
-    Twice the largest f, cell by cell: the largest g times A^{-c}/s at the cell's left end, a node, as both fall. The
-    peak is between the nodes when the slope at the left end, that of g A^{-c} less mu (1 - s), is positive. For c < 1
-    the curvature is below mu^2/4 - 1, and nothing is claimed unless that is negative too.
-    """
-    slope = xp.log(xp.where(q > 0, q, 1.0)) + left * mu - mu * mu / 2 - log_a
-    peak = xp.exp(xp.minimum(xp.max(f - slope) - xp.log(ROOT_2PI * mu), 600.0))
-    single = ((c >= 1) | (mu < 2)) & (slopes[0] > mu) & (slopes[1] > 0)
-    return xp.where((q > 0) & single, 2 * peak * 1.001, xp.inf)

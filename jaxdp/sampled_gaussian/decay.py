@@ -1,14 +1,12 @@
 r"""How far a sampled Gaussian's characteristic function has decayed, for good: a bound that only falls with t.
 
-On a line raised by y, |exp(i t L)| = e^{-t |arg A|}, so
+On a line raised by y, |exp(i t L)| = e^{-t Im L} with Im L >= 0, so
 
-    |m(c + it)| <= D_y(t) = int |g A^{c+1}| e^{-t arg A} du  over Im u = y  (add: |g A^{-c}|, Im u = -y),
+    |m(c + it)| <= D_y(t) = int |the integrand of m(c)| e^{-t Im L} du  over Im u = y  (add: Im u = -y),
 
 which falls in t. At small t the best y is small and D is what a Gaussian of the same variance would have; far out it is
-an exponential. Argument: notebooks/proofs/contour_certificate.md, section 3.4.
+an exponential. Argument: notebooks/proofs/contour_certificate.md, section 4.
 """
-
-from __future__ import annotations
 
 import jax
 import numpy as np
@@ -16,33 +14,22 @@ import numpy as np
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction
-from jaxdp.sampled_gaussian.likelihood_ratio import (
-    HALF_WIDTH,
-    ROOT_2PI,
-    exact_nodes,
-    exp_or_inf,
-    gained,
-    integrand_and_mixture,
-    log_mixture,
-    log_units,
-)
+from jaxdp.sampled_gaussian.likelihood_ratio import ROOT_2PI, exact_nodes, exp_or_inf, integrand_and_mixture
+from jaxdp.sampled_gaussian.moment import along_edges, exponent, height, interval, loss_units
 
 HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
 _FEWER = 4  # every so many nodes tell which height is best
 
 
 def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array:
-    """log of a bound of |m(c + is)| / e^{log_m} for all s >= end (remove and add); at most a little above 0."""
-    if direction == "reverse":
-        low, high = add_direction.interval(c[None], mu[None], q[None])
-        low, cell, v = exact_nodes(low[0], high[0], size)
-    else:
-        top = (c + 1) * mu + HALF_WIDTH
-        low, cell, v = exact_nodes(xp.full_like(top, -HALF_WIDTH), xp.minimum(top, cut), size)
-    ends = xp.stack([low, low + size * cell])
-    strip = _strip(ends, mu, direction)
+    """log of a bound of |m(c + is)| / e^{log_m} for all s >= end; at most a little above 0."""
+    low, high = interval(c[None], mu[None], q[None], cut[None], direction)
+    low, cell, v = exact_nodes(low[0], high[0], size)
+    high = low + size * cell
+    ends, reach = xp.stack([low, high]), height(low, high, c, mu, direction)
+    strip = reach if direction == "forward" else xp.minimum(2 * reach, 0.45 * xp.pi / mu)
     few = v[::_FEWER]
-    rough = xp.vmap(lambda y: xp.logsumexp(_exponent(few, y, c, mu, q, direction, end)[0]))(strip * HEIGHTS)
+    rough = xp.vmap(lambda y: xp.logsumexp(_fallen(few, y, c, mu, q, direction, end)[0]))(strip * HEIGHTS)
     y = strip * xp.asarray(HEIGHTS)[xp.argmin(rough)]
     bound = _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, end)
     return xp.fmin(xp.log(xp.where(xp.isnan(bound), xp.inf, bound)), 1.0)
@@ -53,43 +40,30 @@ def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
     return 16 + 4 * mu * (xp.abs(v) + mu)
 
 
-def _strip(ends: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
-    """How far from the axis: arg A below 0.45 pi; add, |A|^{-c} not much larger than on the axis."""
-    if direction != "reverse":
-        return xp.minimum(1.0, 0.45 * xp.pi / mu)
-    steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * xp.sum(ends), 1e-9))
-    return 2 * xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
-
-
-def _exponent(v, y, c, mu, q, direction: str, t) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log of D_y(t)'s integrand at v + iy; t arg A; units of 2^-53 by which A's power may be off."""
-    sign, power = (-1.0, -c) if direction == "reverse" else (1.0, c + 1)
-    log_a, angle = log_mixture(v * mu - mu * mu / 2, sign * y * mu, q)
-    turned = t * xp.maximum(sign * angle, 0.0)
-    own = xp.abs(power) * log_units(v, xp.complex(log_a, angle), mu, q)
-    return -0.5 * v * v + 0.5 * y * y + power * log_a - turned, turned, own
+def _fallen(v, y, c, mu, q, direction: str, t) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log of D_y(t)'s integrand at v + iy; t Im L; units of 2^-53 by which the powers of A may be off."""
+    signed = -y if direction == "reverse" else y
+    log_size, _, loss_re, loss_im = exponent(v, signed, c, mu, q, direction)
+    turned = t * xp.maximum(loss_im, 0.0)
+    own = (c + 1) * loss_units(xp.complex(loss_re, loss_im), v, mu, q, direction)
+    return log_size - turned, turned, own
 
 
 def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Array:
     """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
-    exponent, turned, own = _exponent(v, y, c, mu, q, direction, t)
-    weight = xp.exp(xp.minimum(exponent - log_m, 600.0)) * cell / ROOT_2PI
+    log_size, turned, own = _fallen(v, y, c, mu, q, direction, t)
+    weight = xp.exp(xp.minimum(log_size - log_m, 600.0)) * cell / ROOT_2PI
     units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + turned * turn_units(v, mu) + own
-    units = units + xp.where(q > 0.5, 4 * t * y * mu, 0.0)
+    units = units + xp.where(q > 0.5, 4 * t * y * mu, 0.0) * (2 if direction == "replace" else 1)
     total = xp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
+    at = xp.concatenate([v, ends])
+    on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     lift = 0.5 * (y * y + room * room)
-    on_axis, axis_a = integrand_and_mixture(xp.concatenate([v, ends]), c, mu, q, direction)
-    on_axis = on_axis - log_m + lift
-    at_ends = on_axis[-2:]
-    edge, outside = xp.exp(lift), 1e-20
+    edge, at_ends = along_edges(at, on_axis - log_m, log_a, cell, 0.5 * strip, lift, c, mu, q, direction)
+    outside = 1e-20 * edge
     if direction == "reverse":
-        at = xp.concatenate([v, ends])
-        growth = add_direction.growth(at, axis_a, 0.5 * strip, c, mu, q)
-        # the left end of the line is that of its first cell
-        edge = xp.sum(exp_or_inf((on_axis + growth + 0.5 * gained(at, cell))[:-1])) * cell / ROOT_2PI
-        outside = add_direction.outside(ends, axis_a[-2:], c, mu, q, log_m)[0]
-        at_ends = at_ends + growth[-2:]
+        outside = add_direction.outside(ends, log_a[-2:], c, mu, q, log_m)
     kernel = xp.expm1(xp.minimum(2 * xp.pi * room / cell, 600.0))
     sides = xp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
     # (log A on the axis is within 3e-14, which counts c times)

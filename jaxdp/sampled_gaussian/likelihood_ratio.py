@@ -1,7 +1,5 @@
 """A = 1 - q + q e^w, the likelihood ratio of a sampled Gaussian, on the axis and off it."""
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.runtime.arrays import xp

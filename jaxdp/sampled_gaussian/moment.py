@@ -13,8 +13,6 @@ In the forward and replace directions the line ends at ``cut``: the mass of P be
 mass at infinity, and what remains is an honest, smaller integral.
 """
 
-from __future__ import annotations
-
 import jax
 
 from jaxdp.numerics.exponential_sums import Line
@@ -29,12 +27,10 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
     gained,
     integrand_and_mixture,
     log_mixture,
-    log_mixture_real,
     log_units,
 )
 
 _DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
-_LARGEST_MU = 9.0  # beyond it the modes of the density of L may lie outside the line
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
@@ -50,11 +46,10 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, directio
 
 def tail_mass(mu: jax.Array, q: jax.Array, end: jax.Array) -> jax.Array:
     """Upper bound of P(u > end) under (1-q) N(0,1) + q N(mu,1)."""
-    ndtr = xp.ndtr
-    return ((1 - q) * ndtr(-end) + q * ndtr(mu - end)) * (1 + 1e-12)
+    return ((1 - q) * xp.ndtr(-end) + q * xp.ndtr(mu - end)) * (1 + 1e-12)
 
 
-def _exponent(v, y, c, mu, q, direction):
+def exponent(v, y, c, mu, q, direction):
     """(real part, phase, loss re, loss im) of the integrand's logarithm at u = v + i y."""
     a_re, a_im = log_mixture(v * mu - mu * mu / 2, y * mu, q)
     re, im = -(v * v - y * y) / 2, -v * y
@@ -66,50 +61,28 @@ def _exponent(v, y, c, mu, q, direction):
     return re + (c + 1) * a_re - c * b_re, im + (c + 1) * a_im - c * b_im, a_re - b_re, a_im - b_im
 
 
-def _side_error(on_axis, on_line, on_edge, y, step, log_m):
-    """What the vertical ends of the strip contribute, relative to m(c): of the integrand's logarithm at both ends.
-
-    The line runs in the strip's middle, at distance y from its edges. Along an end |A^{-c}| grows with
-    the distance from the real axis, and beyond the line the midpoint kernel falls like e^{-2 pi d/step};
-    the logarithm of the product is convex there, so its largest value is at an end.
-    """
-    height = xp.maximum(xp.maximum(on_line, on_axis), on_edge - 2 * xp.pi * y / step)
-    return xp.sum(xp.exp(xp.minimum(height + 2 * y * y - log_m, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
-
-
-def _edge_height(v, y, c, mu, q, log_m, direction):
-    """Logarithm of the integrand's modulus along Im u = 2y at t = 0, relative to m(c)."""
-    height, _, _, _ = _exponent(v, 2 * y, c, mu, q, direction)
-    return height - log_m
-
-
-def _edge_mass(v, y, c, mu, q, step, log_m, direction):
-    """Bound of the integral of |integrand at t = 0| along Im u = 2y, relative to m(c).
-
-    Twice (midpoint sum + one largest cell): the integrand's modulus rises and falls once or twice, and its
-    peak is at most e^{bend step^2/8} above the grid. Or, reverse with |Im u| mu <= pi/2, where |A| rises with
-    Re u: cell by cell, the largest g times |A| at the cell's left end, a node.
-    """
-    bend = 1 + (c + 1) * mu * mu / (2 * (1 + xp.cos(xp.minimum(2 * xp.abs(y) * mu, 3.0))))
-    left = xp.concatenate([v[:1] - step, v])
-    height = _edge_height(left, y, c, mu, q, log_m, direction)
-    scaled = exp_or_inf(height[1:]) * step / ROOT_2PI
-    humps = 2 * (xp.sum(scaled) + xp.max(scaled) * exp_or_inf(bend * step * step / 8))
-    if direction != "reverse":
-        return humps
-    lifted = 0.5 * gained(left, step)
-    cells = xp.sum(scaled * xp.exp(lifted[1:])) + exp_or_inf(height[0] + lifted[0]) * step / ROOT_2PI
-    humps, cells = (x * exp_or_inf(6e-14 * c) for x in (humps, cells))  # log A is within 3e-14
-    return xp.where(2 * xp.abs(y) * mu <= 0.5 * xp.pi, xp.minimum(humps, cells * (1 + 1e-9)), humps)
-
-
-def _height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
+def height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
     """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
     if direction == "reverse":
         steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * (low + high), 1e-9))
         return xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
     top = xp.minimum(1.0, 0.45 * xp.pi / mu)
     return top if direction == "forward" else xp.minimum(top, xp.sqrt(6.0 / xp.maximum(c, 1e-3)) / mu)
+
+
+def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction):
+    """(int |integrand at t = 0| along an edge of |Im u| <= 2y, its logarithm in the strip at both ends): bounds.
+
+    on_axis: logarithm of the integrand at the nodes and at both ends ``at``, relative to m(c); log_a: log A there.
+    lift: what |g| gains off the axis, in the exponent. In units of m(c).
+    """
+    if direction == "reverse":
+        grown = on_axis + add_direction.growth(at, log_a, y, c, mu, q) + 6e-14 * c  # log A is within 3e-14
+        # the left end of the line is that of its first cell
+        cells = xp.sum(exp_or_inf((grown + 0.5 * gained(at, step))[..., :-1]), axis=-1, keepdims=True)
+        return (cells * step / ROOT_2PI * xp.exp(lift)).reshape(xp.shape(lift)), grown[..., -2:] + lift
+    growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
+    return xp.exp(lift + growth), on_axis[..., -2:] + growth + lift
 
 
 def real_log_m(
@@ -125,32 +98,20 @@ def real_log_m(
     high = low + size * step
     at = xp.concatenate([v, low, high], axis=-1)
     everywhere, log_a = integrand_and_mixture(at, c, mu, q, direction)
-    height, at_ends = everywhere[..., :-2], everywhere[..., -2:]
-    top = xp.max(height, axis=-1, keepdims=True)
-    log_m = top + xp.log(xp.sum(xp.exp(height - top), axis=-1, keepdims=True)) + xp.log(step / ROOT_2PI)
-    cell = step / ROOT_2PI
-    y = _height(low, high, c, mu, direction)
-    if direction == "reverse":
-        # strip |Im u| <= 2y: |A|^{-c} grows off the axis
-        growth = add_direction.growth(at, log_a, y, c, mu, q)
-        grown = (everywhere + 0.5 * gained(at, step) + growth)[..., :-1]  # low is the left end of the first cell
-        edge = xp.sum(exp_or_inf(grown - log_m), axis=-1, keepdims=True)
-        edge = edge * cell * xp.exp(2 * y * y) * exp_or_inf(6e-14 * c)  # log A is within 3e-14
-        at_ends = at_ends + 6e-14 * c + growth[..., -2:]
-    else:
-        growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
-        edge = xp.exp(2 * y * y + growth)
-        at_ends = at_ends + growth
+    inside = everywhere[..., :-2]
+    top = xp.max(inside, axis=-1, keepdims=True)
+    log_m = top + xp.log(xp.sum(xp.exp(inside - top), axis=-1, keepdims=True)) + xp.log(step / ROOT_2PI)
+    y = height(low, high, c, mu, direction)
+    edge, at_ends = along_edges(at, everywhere - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
     strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
-    ends = xp.sum(xp.exp(xp.minimum(at_ends - log_m + 2 * y * y, 50.0)), axis=-1, keepdims=True)
-    ends = ends * (6 * y + 3 * step) / ROOT_2PI
+    ends = xp.sum(xp.exp(xp.minimum(at_ends, 50.0)), axis=-1, keepdims=True) * (6 * y + 3 * step) / ROOT_2PI
     if rough:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
         return xp.where((strip < 0.05) & (ends < _DEAD), log_m, xp.inf)[..., 0]
     error = strip + ends
     if direction == "reverse":
-        error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[0][..., None]
-    terms = (2 * c + 1) * _mean_error(v, height - top, log_a[..., :-2], mu, q, direction)
+        error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[..., None]
+    terms = (2 * c + 1) * _mean_error(v, inside - top, log_a[..., :-2], mu, q, direction)
     rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + terms
     return xp.where(error < 1e-3, log_m + 2 * error + rounding, xp.inf)[..., 0]
 
@@ -176,31 +137,22 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     at = xp.concatenate([v, xp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
-    y = xp.minimum(_height(low, high, c, mu, direction), 8 * step)
-    signed = -y if direction == "reverse" else y
-    heights = xp.concatenate([xp.full_like(at, 1.0), xp.full(2, 2.0)])
-    re, phase, loss_re, loss_im = _exponent(xp.append(at, at[-2:]), signed * heights, c, mu, q, direction)
-    at_ends = on_axis[-2:], re[-4:-2], re[-2:]
-    re, phase, loss_re, loss_im = (x[:-4] for x in (re, phase, loss_re, loss_im))
+    y = xp.minimum(height(low, high, c, mu, direction), 8 * step)
+    re, phase, loss_re, loss_im = exponent(v, -y if direction == "reverse" else y, c, mu, q, direction)
     top = xp.max(re)
     scale = xp.exp(re - top)
     total = xp.sum(scale * xp.cos(phase))
     weight = xp.complex(scale * xp.cos(phase), scale * xp.sin(phase)) / total
     loss = xp.complex(loss_re, loss_im)
     log_m = top + xp.log(total) + xp.log(step / ROOT_2PI)
-    # |A(u + is)| <= A(u): forward the edge carries at most e^{2 y^2} m(c)
-    edge = xp.exp(2 * y * y) if direction == "forward" else _edge_mass(v, signed, c, mu, q, step, log_m, direction)
+    edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
     strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
-    sides = _side_error(*at_ends, y, step, log_m)
-    mean = xp.sum(weight * loss)
-    strip_loss = 20 * (mu * y) ** 2
-    variance = xp.real(xp.sum(weight * (loss - mean) ** 2))
+    sides = xp.sum(xp.exp(xp.minimum(at_ends, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
     raw = strip + sides
     if direction == "reverse":
-        beyond, slopes = add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
-        raw = raw + beyond
+        raw = raw + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
     rule = raw
-    own, modulus = _loss_units(loss, v, mu, q, direction), xp.abs(weight)
+    own, modulus = loss_units(loss, v, mu, q, direction), xp.abs(weight)
     units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top) + (c + 1) * own
     raw = raw + ULP * xp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
@@ -210,41 +162,11 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     mean_rule = rule * (2 * xp.max(xp.abs(loss)) + 12 + 2 * mu)
     off = xp.where(xp.isfinite(error), error, 0.0)
     drift = modulus * xp.stack([(2 * ULP * units + off) * xp.abs(loss), (1.01 + off) * ULP * own])
-    size2 = xp.sum(xp.abs(weight) * xp.abs(loss - mean) ** 2)
-    deviation = xp.sqrt(xp.maximum(variance, 0.0) + 8 * (error + 1e-12) * (4 * size2 + strip_loss))
-    if direction == "reverse":
-        mean_loss = xp.real(mean)
-        cells, variation = add_direction.deviation_and_variation(v, step, slopes, mean_loss, c, mu, q, log_m, error)
-        deviation = xp.fmin(deviation, cells)
-    else:
-        variation = _variation(v, log_a[:-2], step, c, mu, q, log_m, direction)
-    return Line(log_m, weight, loss, error, rule, mean_rule, drift, deviation, variation)
+    return Line(log_m, weight, loss, error, rule, mean_rule, drift)
 
 
-def _loss_units(loss, v, mu, q, direction):
+def loss_units(loss, v, mu, q, direction):
     """Units of 2^-53 by which the loss may be off, which stands in a weight's exponent times c."""
     if direction == "replace":
         return 16 * (xp.abs(loss) + (1 + (q > 0.5)) * mu * (xp.abs(v) + mu))
     return log_units(v, loss if direction == "forward" else -loss, mu, q)
-
-
-def _variation(v, log_a, step, c, mu, q, log_m, direction):
-    """Upper bound of the total variation of the tilted density of L (remove and replace).
-
-    On the grid it is summed; between grid points log f bends by at most ``bend`` per unit squared, which
-    bounds what a turning point in a cell can add. Outside the line f only falls (mu < 9).
-    """
-    logit = xp.log(xp.where(q > 0, q, 1.0)) + v * mu - mu * mu / 2
-    slope = logit - log_a  # log s(u), dL/du = mu s
-    if direction == "forward":
-        log_f, bend = -v * v / 2 + (c + 1) * log_a - slope, 1 + (c + 2) * mu * mu / 4
-    else:
-        log_b = log_mixture_real(-v * mu - mu * mu / 2, q)
-        other = xp.log(xp.where(q > 0, q, 1.0)) - v * mu - mu * mu / 2 - log_b
-        log_f = -v * v / 2 + (c + 1) * log_a - c * log_b - xp.logaddexp(slope, other)
-        bend = 1 + (2 * c + 1) * mu * mu / 4 + 2 * mu * mu
-    f = xp.exp(xp.minimum(log_f - log_m - xp.log(ROOT_2PI * mu), 600.0))
-    hump = xp.expm1(xp.minimum(bend * step * step / 8, 50.0))
-    cells = xp.abs(xp.diff(f)) + 4 * xp.maximum(f[1:], f[:-1]) * (1 + hump) * hump
-    total = xp.sum(cells) + (f[0] + f[-1]) * (1 + hump) ** 4
-    return xp.where((q > 0) & (mu < _LARGEST_MU) & xp.isfinite(total), total * 1.001, xp.inf)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.formulas import batched, whole
+from jaxdp.runtime.formulas import batched
 from jaxdp.typing import Array, Real
 
 _ROUNDS = 8
@@ -136,7 +136,7 @@ def approximate_ldp(
         raise ValueError("term 'published' needs bound='clones': the proof of Theorem 3.8 does not cover 'stronger'.")
     epsilon = validate.nonnegative("central_epsilon", central_epsilon)
     delta, extra = validate.probability("central_delta", central_delta), validate.probability("delta0", delta0)
-    local, users = validate.nonnegative("eps0", eps0), whole(1)("n", n)
+    local, users = validate.nonnegative("eps0", eps0), validate.integer("n", n, 1)
     validate.broadcast(central_epsilon=epsilon, central_delta=delta, eps0=local, delta0=extra, n=users)
 
     def total(epsilon, delta, local, extra, users):

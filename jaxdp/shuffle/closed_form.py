@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from jaxdp import validate
-from jaxdp.domains import SMALLEST
+from jaxdp.domains import NONNEGATIVE, PROBABILITY, SMALLEST, Domain, whole
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.formulas import at_points, checked, whole
+from jaxdp.runtime.formulas import at_points, checked
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle.bounds import least_epsilon
 from jaxdp.typing import Array, Real
 
 
-def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Callable, Real]) -> list[Any]:
-    """[eps0 >= 0, whole n >= 1, delta in [0, 1], *others], which broadcast; others are (check, value), by name."""
-    return checked(eps0=(validate.nonnegative, eps0), n=(whole(1), n), delta=(validate.probability, delta), **others)
+def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Domain, Real]) -> list[Any]:
+    """[eps0 >= 0, whole n >= 1, delta in [0, 1], *others], which broadcast; others are (domain, value), by name."""
+    return checked(eps0=(NONNEGATIVE, eps0), n=(whole(1), n), delta=(PROBABILITY, delta), **others)
 
 
 def _guarded(value, condition, eps0, num_users, delta):

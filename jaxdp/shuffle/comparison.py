@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.runtime.formulas import batched, checked, whole
+from jaxdp.domains import NONNEGATIVE, whole
+from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.closed_form import reports
 from jaxdp.typing import Array, Real
 
@@ -221,7 +222,7 @@ def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
         5.90e-04
 
     """
-    arguments = checked(order=(whole(2), order), eps0=(validate.nonnegative, eps0), n=(whole(1), n))
+    arguments = checked(order=(whole(2), order), eps0=(NONNEGATIVE, eps0), n=(whole(1), n))
     most = int(arguments[0].max(initial=2))
     log_factorial = np.array([math.lgamma(i + 1) for i in range(most + 1)])
     log_half_gamma = np.array([math.lgamma(i / 2) if i else 0.0 for i in range(most + 1)])

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.runtime.formulas import batched, checked, whole
+from jaxdp.domains import NONNEGATIVE, PROBABILITY, whole
+from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
@@ -53,9 +54,7 @@ def local_epsilon_for(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    arguments = checked(
-        central_epsilon=(validate.nonnegative, central_epsilon), n=(whole(1), n), delta=(validate.probability, delta)
-    )
+    arguments = checked(central_epsilon=(NONNEGATIVE, central_epsilon), n=(whole(1), n), delta=(PROBABILITY, delta))
 
     def solve(epsilon, users, target):
         low = epsilon.copy()  # eps0 = central_epsilon always meets the target
@@ -100,9 +99,9 @@ def num_users_for(
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     arguments = checked(
-        central_epsilon=(validate.nonnegative, central_epsilon),
-        eps0=(validate.nonnegative, eps0),
-        delta=(validate.probability, delta),
+        central_epsilon=(NONNEGATIVE, central_epsilon),
+        eps0=(NONNEGATIVE, eps0),
+        delta=(PROBABILITY, delta),
     )
 
     def solve(epsilon, local, target):

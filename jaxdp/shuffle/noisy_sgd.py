@@ -9,7 +9,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.formulas import batched, whole
+from jaxdp.runtime.formulas import batched
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle.approximate import epsilon_upper
 from jaxdp.shuffle.bounds import clones_bounds
@@ -72,7 +72,7 @@ def noisy_sgd_one_pass_epsilon(
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     noise, scale = validate.positive("noise_std", noise_std), validate.positive("lipschitz", lipschitz)
-    users, target = whole(1)("n", n), validate.probability("delta", delta)
+    users, target = validate.integer("n", n, 1), validate.probability("delta", delta)
     validate.reject("delta", target, (target <= 0) | (target >= 1), "in (0, 1)")
     validate.broadcast(noise_std=noise, lipschitz=scale, n=users, delta=target)
 

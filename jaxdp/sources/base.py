@@ -1,7 +1,5 @@
 """What a route is, how its sources' answers are intersected, and how they are differentiated."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Callable
@@ -124,56 +122,6 @@ def one_or_composed(
     return Answer(lower, upper, True)
 
 
-def implicit_epsilon(
-    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
-) -> Point:
-    """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
-
-    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. Both
-    bounds get the same derivative. It is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where
-    log_delta has loops whose length is not known. Compiled as a unit: traced eagerly (a bare jax.grad) it would run
-    one operation at a time.
-    """
-
-    @jax.custom_jvp
-    def solve(params: Any, target: Any) -> tuple[Any, Any]:
-        return bounds(params, target)
-
-    @solve.defjvp
-    def jvp(primals: Any, tangents: Any) -> Any:
-        params, target = primals
-        lower, upper = solve(params, target)
-        live = (upper > 0) & jnp.isfinite(upper)
-        eps = jnp.where(live, upper, 1.0)
-        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, eps)
-        by_params = jax.tree_util.tree_map(lambda g: _finite(-g / by_eps, live), by_params)
-        by_target = _finite(1 / (jnp.where(target > 0, target, 1.0) * by_eps), live)
-        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
-        return (lower, upper), (tangent, tangent)
-
-    return jax.jit(solve)
-
-
-def explicit_delta(
-    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
-) -> Point:
-    """delta bounds with the derivative of the differentiable formula."""
-
-    @jax.custom_jvp
-    def solve(params: Any, eps: Any) -> tuple[Any, Any]:
-        return bounds(params, eps)
-
-    @solve.defjvp
-    def jvp(primals: Any, tangents: Any) -> Any:
-        lower, upper = solve(*primals)
-        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(*primals)
-        by_params = jax.tree_util.tree_map(lambda g: _finite(upper * g), by_params)
-        tangent = _directional(by_params, tangents[0]) + _finite(upper * by_eps) * tangents[1]
-        return (lower, upper), (tangent, tangent)
-
-    return jax.jit(solve)
-
-
 def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[Any, Any], Any]) -> Callable:
     """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target).
 
@@ -191,8 +139,44 @@ def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[An
     return solve
 
 
-def _finite(value: Any, live: Any = True) -> Any:
-    return jnp.where(live & jnp.isfinite(value), value, 0.0)
+def implicit_epsilon(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
+    """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
+
+    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. The
+    derivative is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops
+    whose length is not known. Compiled as a unit: traced eagerly (a bare jax.grad) it would run one operation at a
+    time.
+    """
+
+    def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
+        _, upper = found = solve(params, target)
+        live = (upper > 0) & jnp.isfinite(upper)
+        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, jnp.where(live, upper, 1.0))
+        by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
+        return found, by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
+
+    solve = differentiated(bounds, with_gradient)
+    return jax.jit(solve)
+
+
+def explicit_delta(
+    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+) -> Point:
+    """delta bounds with the derivative of the differentiable formula."""
+
+    def with_gradient(params: Any, eps: Any) -> tuple[Any, Any, Any]:
+        _, upper = found = solve(params, eps)
+        gradients = gradient(log_delta, argnums=(0, 1))(params, eps)
+        return found, *jax.tree_util.tree_map(lambda g: upper * g, gradients)
+
+    solve = differentiated(bounds, with_gradient)
+    return jax.jit(solve)
+
+
+def _finite(value: Any) -> Any:
+    return jnp.where(jnp.isfinite(value), value, 0.0)
 
 
 def _directional(gradient: Any, tangent: Any) -> Any:

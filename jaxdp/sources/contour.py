@@ -1,7 +1,5 @@
 """Everything without a closed form: what is simple first, then the contour of K at one effort after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -37,34 +35,34 @@ from jaxdp.sources.base import (
     wide,
 )
 
-# Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, cover, smooth)
+# Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
 SAMPLED_LADDER = (
-    Effort(128, 96, 48, False),
-    Effort(512, 256, 128, False),
-    Effort(2048, 512, 256, False),
-    Effort(16384, 512, 512, False),
-    Effort(65536, 1024, 1024, True),
-    Effort(262144, 4096, 4096, True),
+    Effort(128, 96, False),
+    Effort(512, 256, False),
+    Effort(2048, 512, False),
+    Effort(16384, 512, False),
+    Effort(65536, 1024, True),
+    Effort(262144, 4096, True),
 )
 # enough to see that the add direction has the smaller delta
-COMPARED = Effort(16, 96, 16, False)
+COMPARED = Effort(16, 96, False)
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
 BANDED_LADDER = (
     *SAMPLED_LADDER[:4],
-    Effort(1024, 1280, 64, False, bands=4),
-    Effort(1024, 2048, 256, False, bands=8),
-    Effort(8192, 4096, 512, False, bands=14),
-    Effort(65536, 4096, 512, False, bands=14),
+    Effort(1024, 1280, False, bands=4),
+    Effort(1024, 2048, False, bands=8),
+    Effort(8192, 4096, False, bands=14),
+    Effort(65536, 4096, False, bands=14),
 )
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
 GAUSSIAN_LADDER = (
-    Effort(128, 1, 1, False),
-    Effort(1024, 1, 1, False),
-    Effort(16384, 1, 1, True),
-    Effort(262144, 1, 1, True),
+    Effort(128, 1, False),
+    Effort(1024, 1, False),
+    Effort(16384, 1, True),
+    Effort(262144, 1, True),
 )
-PLAIN_LADDER = (Effort(4096, 1, 1, True), Effort(32768, 1, 1, True), Effort(262144, 1, 1, True))
-LATTICE_LADDER = tuple(Effort(nodes, 1, 1, False, True) for nodes in (256, 4096, 65536))
+PLAIN_LADDER = (Effort(4096, 1, True), Effort(32768, 1, True), Effort(262144, 1, True))
+LATTICE_LADDER = tuple(Effort(nodes, 1, False, True) for nodes in (256, 4096, 65536))
 _CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
 _ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
@@ -72,7 +70,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
 # Under a trace every point has the same effort, as often.
-TRACED, _TRACED_REPEATS = Effort(16384, 512, 512, False), 2
+TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
 _COSTLY = 500
@@ -81,13 +79,14 @@ _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors i
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 
 
-_contour_kernel = kernel(
-    static=("direction", "effort"),
-    working_set=60000,
-    large=True,
-    bounds=True,
-    by_numpy=Effort.by_numpy,
-)
+def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
+    """Points that NumPy computes in about the time that the effort's program takes to compile."""
+    mechanisms = sum(times.shape[1] for _, times in stacks)
+    plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
+    return {0: plain, 4: 64, 8: 32}.get(effort.bands, 4) // mechanisms
+
+
+_contour_kernel = kernel(static=("direction", "effort"), working_set=60000, large=True, bounds=True, by_numpy=_by_numpy)
 
 
 @_contour_kernel
@@ -223,7 +222,7 @@ def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
     """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
     finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in params)
     width = max(effort.quadrature, _WIDEST if finite else 1)
-    size = effort.nodes + 2 * (math.isqrt(effort.nodes) + math.isqrt(effort.cover)) * width
+    size = effort.nodes + 2 * math.isqrt(effort.nodes) * width
     size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
     on_cpu = platform() == "cpu"
     room = _CACHED if on_cpu else _ON_ACCELERATOR

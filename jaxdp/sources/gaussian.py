@@ -1,7 +1,5 @@
 """Gaussian-DP mechanisms and their compositions: one mu, the closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +47,16 @@ def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
     return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), trivial)
+
+
+@kernel(working_set=512, by_numpy=4096)
+def gaussian_tradeoff(stacks: tuple[Stack, ...], x: Any) -> Any:
+    """Lower bound of the smallest false negative rate, Phi(-Phi^-1(x) - mu), at a false positive rate x."""
+    mu = composed_mu(stacks)
+    quantile = xp.ndtri(x)  # not Phi^-1(1 - x): 1 - x is rounded, and is 1 below 1e-16
+    off = 2e-14 * (1 + xp.abs(quantile) + mu) + mu * mu_error(stacks)
+    value = xp.ndtr(-quantile - mu - xp.where(xp.isfinite(off), off, 0.0))
+    return xp.maximum(xp.where(xp.isnan(value), 0.0, value) * (1 - 1e-12) - 1e-15, 0.0)
 
 
 def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], trivial: Any = 0.0) -> tuple[Any, Any]:

@@ -1,10 +1,8 @@
 """Renyi divergence and K(z) of a composed mechanism: sums over its parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from jaxdp.contour.spectrum import Spectrum
+from jaxdp.contour.spectrum import SWAPPED, Spectrum, counted
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.runtime.arrays import xp
@@ -17,7 +15,8 @@ _NUDGES = (1.0, 1.0 + 1e-6, 1.0 + 1e-3)
 _SMALLEST = 1e-5
 
 
-def renyi_upper(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
+@kernel(static=("direction",), working_set=400_000, by_numpy=256)
+def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
     finite = xp.isfinite(order) & (order > 1)
     alpha = xp.where(finite, order, 2.0)
@@ -40,12 +39,7 @@ def renyi_upper(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any
 
 
 @kernel(static=("direction",), working_set=400_000, by_numpy=256)
-def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
-    """`renyi_upper`, batched."""
-    return renyi_upper(stacks, order, direction=direction)
-
-
-def log_mgf_point(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
+def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """K(z) of one parameter point at one complex z (an estimate, 1e-12 relative in exp(K) per step)."""
     made = spectrum(stacks, direction)
     total = made.closed(z)
@@ -55,13 +49,12 @@ def log_mgf_point(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
         exponents = atoms.log_weight + z * atoms.loss
         shift = xp.max(xp.real(exponents), axis=-1, keepdims=True)
         values = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0]
-        total = total + xp.sum(xp.where(atoms.times > 0, atoms.times * values, 0.0))
+        total = total + counted(atoms, values)
     return total
 
 
 def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
     """T log m(z): the line's abscissa must be >= -1/2, so the left half plane is read off the swapped pair."""
-    swapped = {"forward": "reverse", "reverse": "forward", "replace": "replace"}[direction]
 
     def half_plane(w: Any, side: str) -> Any:
         c, t = xp.real(w), xp.imag(w)
@@ -69,15 +62,11 @@ def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
         lines = make(c, part.mu, part.rate, xp.asarray(xp.inf), side, _SIZE)
         ratio = xp.sum(lines.weight * xp.exp(1j * xp.abs(t) * lines.loss), axis=-1)
         value = lines.log_m + xp.log(xp.where(t < 0, xp.conj(ratio), ratio))
-        return xp.sum(xp.where(part.times > 0, part.times * value, 0.0))
+        return counted(part, value)
 
     right = xp.real(z) >= -0.5
     return xp.where(
-        right, half_plane(xp.where(right, z, 0.0), direction), half_plane(xp.where(right, 0.0, -1 - z), swapped)
+        right,
+        half_plane(xp.where(right, z, 0.0), direction),
+        half_plane(xp.where(right, 0.0, -1 - z), SWAPPED[direction]),
     )
-
-
-@kernel(static=("direction",), working_set=400_000, by_numpy=256)
-def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
-    """`log_mgf_point`, batched."""
-    return log_mgf_point(stacks, z, direction=direction)

@@ -3,8 +3,6 @@
 Each takes (verb, direction, stacks, target), and returns bounds of the rows that it covers, the vacuous ones elsewhere.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Truncated Poisson batches: rare cuts are charged as a delta beside Poisson batches, others by the finite law."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

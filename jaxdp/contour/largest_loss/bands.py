@@ -10,8 +10,6 @@ stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction
 closed form.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -29,7 +27,7 @@ from jaxdp.contour.largest_loss.contour import (
     place,
     tilt_of,
 )
-from jaxdp.contour.plan import conversion, tail_cut
+from jaxdp.contour.plan import alias_bound, log_alias, tail_cut
 from jaxdp.contour.spectrum import Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
 from jaxdp.domains import SMALLEST
@@ -71,15 +69,11 @@ def _left_alias(masses: Masses, spectrum: Spectrum, c, p, eps: jax.Array, ref: j
 def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
     """Bounds of e^-ref delta(eps): the sums over the contours of all bands, with their errors."""
     tilts, contours, masses = bands
-    raw: Raw = xp.vmap(lambda one: Raw(*(x[0] if x.ndim else x for x in contour_sum(one, eps, ref))))(contours)
-    plan = contours.plan
-    c, p = plan.c, plan.period
-    gap = plan.above - c[:, None]
-    right = plan.k_above - plan.above * eps + conversion(plan.above)
-    right = right - log_expm1(xp.where(gap > 0, gap * p[:, None], 1e-9))
-    right = right + 1e-14 * (xp.abs(plan.k_above) + plan.above * xp.abs(eps))
-    right = xp.exp(xp.min(xp.where(gap > 0, right, xp.inf), axis=1) - ref) * _OUTWARD
-    left_low, left_high = _left_alias(masses, spectrum, c, p, eps, ref)
+    raw = xp.vmap(lambda one: Raw(*(x[0] for x in contour_sum(one, eps, ref))))(contours)
+    right_of = xp.vmap(lambda plan, shift: log_alias(alias_bound(plan, plan.k_above, plan.k_below), eps, shift)[1])
+    right = right_of(contours.plan, contours.shift)
+    right = xp.exp(right - ref) * _OUTWARD
+    left_low, left_high = _left_alias(masses, spectrum, contours.plan.c, contours.plan.period, eps, ref)
     largest = xp.exp(chernoff(tilts, eps) - ref) * _OUTWARD
     middle = raw.total - left_low
     upper = middle + raw.tail + raw.rounding

@@ -4,8 +4,6 @@ M_j = prod (B_j + A_j)^T - prod B_j^T over the sampled steps, B_j below the band
 Argument: notebooks/proofs/contour_certificate.md, section 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from jaxdp.contour.plan import Plan, conversion
 from jaxdp.contour.spectrum import Nodes, Spectrum
 from jaxdp.contour.trapezoid import Contour, Effort, node_weights, table
 from jaxdp.numerics.complex_logarithms import log_expm1_complex, log_one_plus
-from jaxdp.numerics.exponential_sums import LEAST_RATIO, largest_ratios, log_ratios, ratios
+from jaxdp.numerics.exponential_sums import LEAST_RATIO, log_ratios, ratios
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
@@ -281,8 +279,7 @@ def _lowest(steps: Steps, within: Label, c: jax.Array, h: jax.Array, effort: Eff
         _counted(steps, size + xp.log1p(error)),
         _counted(steps, angle),
         _counted(steps, xp.abs(size) + xp.abs(angle)),
-        xp.fmin(_covered(steps, within, line, c, end, h, effort.cover), fallen - xp.log(end))
-        + _counted(steps, xp.log1p(line.error)),
+        fallen - xp.log(end) + _counted(steps, xp.log1p(line.error)),
     )
 
 
@@ -377,23 +374,3 @@ def _log_ratios(steps: Steps, label: Label, c, h, count) -> tuple[SoftLine, jax.
     lines = _lines(steps, label, c)
     log_abs, angle, error, shift = xp.vmap(lambda line: log_ratios(line, h, count))(lines)
     return lines, log_abs, angle, error + shift[:, None] * h * xp.arange(count) * xp.exp(-log_abs)
-
-
-def _covered(steps: Steps, label: Label, lines: SoftLine, c, end, step, cover) -> jax.Array:
-    """log of the lowest band's tail: cells up to twice the variation V of its density, (V/t)^T from there on."""
-    of = xp.vmap(lambda s, x, line: labels.variation(s, x, c, line))(steps.step, label, lines)
-    deviation = xp.vmap(lambda s, x, line: labels.standard_deviation(s, x, c, line))(steps.step, label, lines)
-    counts = xp.where(xp.isfinite(of), steps.times, 0.0)
-    i = xp.argmax(counts)
-    v, power = of[i], counts[i]
-    far = xp.maximum(2 * v, end)
-    beyond = power * (xp.log(v) - xp.log(far)) - xp.log(far) - xp.log(power + 1)
-    width = (far + step - end) / cover
-    left = end + width * xp.arange(cover)
-    sizes = xp.vmap(lambda line: largest_ratios(line, end + 0.5 * width, width, cover))(lines)
-    largest = xp.minimum(sizes + 0.5 * width * deviation[:, None], 1.0)
-    live = (steps.times > 0)[:, None]
-    log_abs = xp.sum(xp.where(live, steps.times[:, None] * xp.log(largest), 0.0), axis=0)
-    near = xp.logsumexp(log_abs + xp.log(width + step) - 2 * xp.log(left))
-    total = xp.logaddexp(near, beyond)
-    return xp.where((power > 0) & xp.isfinite(total), total, xp.inf)

@@ -9,8 +9,6 @@ are those of `jaxdp.sampled_gaussian.moment` with one more factor under the inte
 notebooks/proofs/contour_certificate.md, section 10.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -248,31 +246,3 @@ def log_fallen(step: Step, label: Label, c: jax.Array, line: SoftLine, end: jax.
 
     each = xp.vmap(modulus)(xp.asarray(HEIGHTS))
     return xp.fmin(xp.log(xp.min(xp.where(xp.isnan(each), xp.inf, each)) + line.rest), 1.0)
-
-
-def standard_deviation(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
-    """Upper bound of the tilted deviation of L around its mean, cell by cell on the axis."""
-    mean = xp.real(xp.sum(line.weight * line.loss))
-    log_a = xp.append(log_mixture_real((_LOW * step.mu - step.mu**2 / 2), step.rate), step.log_a_end)
-    far = xp.square(xp.abs(log_a - mean) + 4e-14 * (xp.abs(log_a) + xp.abs(mean)))
-    far = xp.maximum(far[1:], far[:-1])
-    log_f = step.log_g_top + (c + 1) * step.log_a_end + label.bound - line.log_m + xp.log(step.cell / ROOT_2PI)
-    bottom = xp.log1p(-xp.minimum(step.rate, 1 - ULP))
-    outside = line.rest * xp.square(xp.abs(bottom) + xp.abs(mean) + step.mu * 50)
-    return xp.sqrt((xp.sum(xp.exp(xp.minimum(log_f, 600.0)) * far) + outside) * (1 + line.error) * (1 + 1e-9))
-
-
-def variation(step: Step, label: Label, c: jax.Array, line: SoftLine) -> jax.Array:
-    """Upper bound of the total variation of the tilted density of L under the label W (which falls)."""
-    mu, q, v, width = step.mu, step.rate, step.nodes, step.cell
-    w = v * mu - mu * mu / 2
-    log_s = xp.log(xp.where(q > 0, q, 1.0)) + w - step.log_a
-    log_f = step.log_g + (c + 1) * step.log_a - log_s - line.log_m - xp.log(ROOT_2PI * mu)
-    hump = xp.expm1(xp.minimum((1 + (c + 2) * mu * mu / 4) * width * width / 8, 50.0))
-    top = xp.maximum(log_f[1:], log_f[:-1])
-    moved = -xp.expm1(-xp.abs(xp.diff(log_f))) + 4 * (1 + hump) * hump
-    turned = -xp.expm1(xp.minimum(xp.diff(label.log), 0.0)) * (1 + hump) + 1e-14
-    cells = xp.sum(xp.exp(xp.minimum(top + label.log[:-1], 600.0)) * (moved + turned))
-    ends = xp.exp(xp.minimum(log_f[xp.array([0, -1])] + label.log[xp.array([0, -1])], 600.0))
-    total = cells + 2 * xp.sum(ends) * (1 + hump) ** 4
-    return xp.where((q > 0) & (mu < 9.0) & xp.isfinite(total), total * 1.001 * (1 + line.error), xp.inf)
