@@ -227,7 +227,7 @@ def _largest_hockey_stick(matrix, error, level):
 def dobrushin_coefficient(kernel: Real) -> float:
     """Dobrushin coefficient of a finite kernel: the largest total variation distance between two rows.
 
-    It is `hockey_stick_coefficient` at level 0, with its kernel, accuracy and errors; so are the next functions.
+    It is `hockey_stick_coefficient` at level 0, with the kernel, the accuracy and the errors of that function.
 
     >>> print(f"{jaxdp.mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
@@ -238,7 +238,8 @@ def dobrushin_coefficient(kernel: Real) -> float:
 def doeblin_coefficient(kernel: Real) -> float:
     """Doeblin coefficient of a finite kernel: 1 minus the sum over outputs of the smallest entry of the column.
 
-    It is the smallest gamma with K(x) >= (1 - gamma) omega for all states x and some law omega.
+    It is the smallest gamma with K(x) >= (1 - gamma) omega for all states x and some law omega. Kernel, accuracy and
+    errors: as for `hockey_stick_coefficient`.
 
     >>> print(f"{jaxdp.mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
@@ -250,7 +251,8 @@ def doeblin_coefficient(kernel: Real) -> float:
 def ultra_mixing_coefficient(kernel: Real) -> float:
     """Ultra-mixing coefficient of a finite kernel: 1 minus the smallest ratio K(x)[y] / K(x')[y].
 
-    It is 1 where an output is possible in one state and not in another.
+    It is 1 where an output is possible in one state and not in another. Kernel, accuracy and errors: as for
+    `hockey_stick_coefficient`.
 
     >>> print(f"{jaxdp.mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.8750
@@ -264,8 +266,8 @@ def ultra_mixing_coefficient(kernel: Real) -> float:
 def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
     """Local guarantee (level, gamma) of a finite kernel read as a local randomizer.
 
-    gamma is `hockey_stick_coefficient` at the level, of whose shape it is: the delta of the kernel at epsilon = level.
-    `pure_local_epsilon` gives the guarantee with delta = 0.
+    gamma is `hockey_stick_coefficient`, with its arguments, shape, accuracy and errors: the delta of the kernel at
+    epsilon = level. `pure_local_epsilon` gives the guarantee with delta = 0.
 
     >>> print("epsilon {:.1f}, delta {:.4f}".format(*jaxdp.mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
     epsilon 1.0, delta 0.5282
