@@ -24,7 +24,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, raised, stirling_error
-from jaxdp.runtime.formulas import ORDER, batched, checked, theorem
+from jaxdp.runtime.formulas import ORDER, at_points, checked, theorem
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
 
@@ -323,7 +323,7 @@ def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
     n = validate.integer("num_summands", num_summands, 1)
     validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", "Use laplace_bound beyond.")
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
-    return batched(lambda *flat: point(*flat, size=size), n, *arguments)
+    return at_points(point, n, *arguments, size=size)
 
 
 def _ratio(shift, scale):
