@@ -221,14 +221,6 @@ def _response_or_uniform(p: float, k: int) -> Mechanism:
     return jaxdp.DiscretePair([1 - other, other], [1 - uniform, uniform])
 
 
-def _repeated(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.repeat(from_dp_event(event.event, relation), *_numbers(event, count=whole(0)))
-
-
-def _composed(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.compose(*(from_dp_event(part, relation) for part in event.events))
-
-
 def _one_query(event: Any, base: Mechanism) -> Mechanism:
     """All queries on one batch as one mechanism: of several Gaussians, the Gaussian whose mu^2 is the sum of theirs."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
@@ -351,8 +343,10 @@ _BY_NAME: dict[str, Callable[[Any, Any], Mechanism]] = {
     "DiscreteGaussianDpEvent": _discrete_gaussian,
     "EpsilonDeltaDpEvent": lambda event, relation: jaxdp.ApproximateDP(event.epsilon, event.delta),
     "RandomizedResponseDpEvent": _randomized_response,
-    "SelfComposedDpEvent": _repeated,
-    "ComposedDpEvent": _composed,
+    "SelfComposedDpEvent": lambda event, relation: jaxdp.repeat(
+        from_dp_event(event.event, relation), *_numbers(event, count=whole(0))
+    ),
+    "ComposedDpEvent": lambda event, relation: jaxdp.compose(*(from_dp_event(e, relation) for e in event.events)),
     "PoissonSampledDpEvent": _poisson,
     "SampledWithoutReplacementDpEvent": _without_replacement,
     "MixtureOfGaussiansDpEvent": _mixture,

@@ -90,7 +90,8 @@ class Grid:
         short = sum(len(axis) for axis in self.numeric.values()) <= self.batch
         columns: dict[str, list[Any]] = {name: [] for name in self.numeric}
         for name, axis in self.numeric.items():
-            tried = axis if short else _extremes(axis)
+            ends = axis[[0, int(np.argmin(axis)), int(np.argmax(axis))]]
+            tried = axis if short else np.concatenate([ends, axis[~np.isfinite(axis)][:1]])
             for other in self.numeric:
                 columns[other].extend(tried if other == name else [first[other]] * len(tried))
         size = max((len(column) for column in columns.values()), default=1)
@@ -112,8 +113,3 @@ def _axis(name: str, values: Any) -> np.ndarray | list[Any]:
     if bad:
         raise ValueError(f"axis {name} must hold real numbers, strings, booleans or None, got {bad[0]!r}.")
     return array if array.dtype.kind in "iuf" else array.tolist()
-
-
-def _extremes(axis: np.ndarray) -> np.ndarray:
-    ends = np.array([0, int(np.argmin(axis)), int(np.argmax(axis))])
-    return np.concatenate([axis[ends], axis[~np.isfinite(axis)][:1]])
