@@ -39,10 +39,7 @@ _UP = 1.0 + 2.0**-49
 
 
 class Quadrature(NamedTuple):
-    """An integral and an estimate of its absolute error.
-
-    value: of the integral.
-    error: difference of two rules plus the outermost panels. An estimate, not a certificate.
+    """An integral (value) and an estimate of its absolute error: difference of two rules plus the outermost panels.
 
     >>> integral = jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
     >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
@@ -56,11 +53,9 @@ class Quadrature(NamedTuple):
 class OUParameters(NamedTuple):
     """Parameters of an Ornstein-Uhlenbeck mechanism, and its error next to that of Gaussian noise.
 
-    theta, rho: pull towards 0 and noise level, > 0.
-    time: t at which the value is released.
-    mse_at_radius: mean squared error of a value of norm R.
-    gaussian_mse: mean squared error of Gaussian noise with the same Renyi curve.
-    ratio: mse_at_radius / gaussian_mse.
+    theta, rho, time: pull towards 0 and noise level, > 0, and the t at which the value is released.
+    mse_at_radius: mean squared error of a value of norm R. gaussian_mse: that of Gaussian noise with the same Renyi
+        curve. ratio: mse_at_radius / gaussian_mse.
 
     >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
@@ -190,15 +185,11 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
 def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism.
 
-    The release at time t is (alpha, alpha Lambda)-RDP for all alpha.
-
-    theta, rho: pull towards 0 and noise level, > 0.
-    time, sensitivity: t > 0, and Delta > 0 in L2.
+    theta, rho: pull towards 0 and noise level, > 0. All else is as for `brownian_lambda`.
 
     >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
     0.0783
 
-    Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Corollary 7.
     """
     return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
@@ -208,10 +199,8 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
 def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimension: Real) -> Array:
     """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
-    theta, rho: pull towards 0 and noise level, > 0.
-    time: t > 0.
-    norm: |f| >= 0, L2 norm of the value.
-    dimension: d, whole, >= 1.
+    theta, rho, time: > 0, as for `OrnsteinUhlenbeck`.
+    norm, dimension: |f| >= 0, L2 norm of the value, and d, whole, >= 1.
 
     >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
     9.0462
@@ -226,8 +215,7 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
     """Mean squared error d s^2 of Gaussian noise with Renyi divergence alpha Lambda, s^2 = Delta^2 / (2 Lambda).
 
-    lam: Lambda > 0 in nats, Renyi divergence per unit of order.
-    sensitivity: Delta > 0 in L2.
+    lam, sensitivity: Lambda > 0 in nats, Renyi divergence per unit of order, and Delta > 0 in L2.
     dimension: d, whole, >= 1.
     radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error d s^2 / (1 + d s^2 / R^2)
         of the release rescaled by the best constant.
@@ -252,9 +240,8 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
 
     theta = log(1 + d Delta^2 / (2 rdp R^2)), rho^2 = theta Delta^2 / (2 rdp (e^{2 theta} - 1)), t = 1.
 
-    rdp: Renyi divergence per unit of order in nats, > 0.
-    sensitivity: Delta > 0 in L2.
-    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
+    rdp, sensitivity, dimension: as lam, sensitivity and dimension of `gaussian_mse`.
+    radius: R > 0 with |f| <= R for all data sets.
 
     >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
@@ -279,12 +266,9 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
 
 
 def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dimension: Real) -> Array:
-    """Whether theta R^2 <= 4 d rho^2: the error is at most that of Gaussian noise at every time.
+    """Whether theta R^2 <= 4 d rho^2: exactly then the error is at most that of Gaussian noise at every time.
 
-    The condition is necessary as well as sufficient.
-
-    theta, rho: pull towards 0 and noise level, > 0.
-    radius, dimension: R > 0 with |f| <= R for all data sets, and d, whole, >= 1.
+    theta, rho, radius, dimension: as for `OrnsteinUhlenbeck` and `calibrate_ornstein_uhlenbeck`.
 
     >>> print(jaxdp.diffusion.ornstein_uhlenbeck_beats_gaussian(theta=1.0, rho=1.0, radius=1.0, dimension=10))
     True
@@ -340,8 +324,7 @@ def _integral(kappa, start, panels):
 def renyi_from_lambda(order: Real, lam: Real) -> Array:
     """Renyi divergence alpha Lambda of a diffusion mechanism at order alpha >= 1.
 
-    order: alpha >= 1.
-    lam: Lambda >= 0 in nats, from `brownian_lambda`, `ornstein_uhlenbeck_lambda` or `diffusion_lambda`.
+    order, lam: alpha, and Lambda >= 0 in nats, as the functions above give it.
 
     >>> print(f"{jaxdp.diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
     0.5000

@@ -7,6 +7,7 @@ colour, there is one legend, and a title that is there stays.
 
 from __future__ import annotations
 
+import functools
 import textwrap
 import weakref
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def curves(
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
         look = key.look(*_texts(dataset, choice, dash, label, _title(dataset, name)), given)
-        ax.plot(line[x].values, _visible(line.values), **look)
+        ax.plot(line[x].values, line.values, **look)
     _finish(ax, dataset, x, name, fixed, values)
     key.draw(ax, legend)
     return ax
@@ -97,7 +98,7 @@ def band(
     key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
         look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
-        ax.fill_between(top[x].values, _visible(bottom.values), _visible(top.values), **look)
+        ax.fill_between(top[x].values, bottom.values, top.values, **look)
     for name, values in ((lower, low), (upper, high)):
         _finish(ax, dataset, x, name, fixed, values)
     key.draw(ax, legend)
@@ -138,10 +139,10 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     if min(table.shape) > 1 and high > low * 1.5:
         levels = [v for v in _levels(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
-        ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7)
+        ax.clabel(lines, fmt="{:g}".format, fontsize=7)
     _keep_apart(ax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
-    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, _title(dataset, y), upright=True))
     _head(ax, dataset, fixed)
     return ax
@@ -166,7 +167,7 @@ class _Key:
             free = [d for d in _DASHES if d not in self.dashes.values()] or _DASHES
             look["linestyle"] = given.get("linestyle", self.dashes.setdefault(dash, free[0]))
             self.dashes[dash] = look["linestyle"]
-        make = (lambda **style: patches.Patch(**style)) if filled else (lambda **style: lines.Line2D([], [], **style))
+        make = patches.Patch if filled else functools.partial(lines.Line2D, [], [])
         if color:
             style = look if not dash or filled else look | {"linestyle": "-"}
             self.handles.setdefault(color, make(**style))
@@ -218,24 +219,19 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
 
 def _lines(values: DataArray, x: str) -> Iterator[tuple[dict[str, Any], DataArray]]:
     others = [str(d) for d in values.dims if d != x]
+    values = values.where(np.isfinite(values))  # the others leave a gap
     for index in np.ndindex(*(values.sizes[d] for d in others)):
         where = dict(zip(others, index, strict=True))
         yield {d: values[d].values[i] for d, i in where.items()}, values.isel(where)
-
-
-def _visible(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _texts(dataset: Dataset, choice: dict[str, Any], dash: str | None, label: str, otherwise: str) -> tuple[str, str]:
     """Legend texts of one line: what its colour says and what its dashes say."""
     color = _describe(dataset, {d: v for d, v in choice.items() if d != dash})
     dashes = _describe(dataset, {d: v for d, v in choice.items() if d == dash})
-    if not color and not dashes:
-        return label or otherwise, ""
-    if not color:
-        return label, dashes
-    return color, ", ".join(filter(None, [label, dashes])) or otherwise
+    if color:
+        return color, ", ".join(filter(None, [label, dashes])) or otherwise
+    return (label, dashes) if dashes else (label or otherwise, "")
 
 
 def _dash_dimension(values: DataArray, x: str) -> str | None:
@@ -273,7 +269,7 @@ def _few_ticks(axis: Axis, values: np.ndarray) -> None:
     if values.max() < 100 * values.min():
         ticker = _require("matplotlib.ticker")
         axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(ticker.NullFormatter())
 
 

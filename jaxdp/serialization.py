@@ -1,7 +1,5 @@
 """Mechanisms as JSON text that every later release reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

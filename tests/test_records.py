@@ -94,6 +94,19 @@ def test_unknown_relations_and_relations_without_a_theorem_are_refused():
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 1000), 1e-5, relation="add")
 
 
+def test_one_number_of_a_noisy_iteration_is_that_of_every_step():
+    steps = jaxdp.NoisyIteration([0.9, 0.8], 1.0, [1.0, 0.5])
+    assert steps == jaxdp.NoisyIteration([0.9, 0.8], [1.0, 1.0], [1.0, 0.5])
+    mu = jaxdp.iteration.gdp_mu([0.9, 0.8], 1.0, [1.0, 0.5])
+    assert jaxdp.renyi(steps, 2.0) == pytest.approx(mu**2, rel=1e-12)
+    assert jaxdp.epsilon(jaxdp.NoisyIteration(0.9, 1.0, [[1.0, 0.5], [2.0, 0.5]]), 1e-5).shape == (2,)
+    with jax.enable_x64(True):
+        slope = jax.grad(lambda noise: jaxdp.epsilon(jaxdp.NoisyIteration([0.9, 0.8], noise, [1.0, 0.5]), 1e-5))(1.0)
+        assert slope < 0
+    with pytest.raises(ValueError, match="contraction, noise_std and shift must have the same number of steps"):
+        jaxdp.epsilon(jaxdp.NoisyIteration(0.9, 1.0, 1.0), 1e-5)
+
+
 def test_mixing_natural_relations_must_be_decided_by_the_caller():
     mixed = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.NoisyIteration([0.9], [1.0], [1.0]))
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation"):

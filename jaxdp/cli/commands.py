@@ -43,13 +43,10 @@ def add_parsers(commands: Any) -> None:
     mechanisms.add_target_command(commands, "report", what, _report_options, _report, table=False)
 
 
-def _gathered(parts: Iterator[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Whole columns from pieces of them; within a piece they broadcast."""
-    columns: dict[str, list[Any]] = {}
-    for part in parts:
-        for name, values in zip(part, np.broadcast_arrays(*part.values()), strict=True):
-            columns.setdefault(name, []).extend(values.ravel().tolist())
-    return columns
+def _rows(parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of pieces of columns; within a piece the columns broadcast."""
+    tables = ((part, (column.ravel().tolist() for column in np.broadcast_arrays(*part.values()))) for part in parts)
+    return [dict(zip(part, row, strict=True)) for part, columns in tables for row in zip(*columns, strict=True)]
 
 
 def _bounds_options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
@@ -84,14 +81,17 @@ def _bounds(arguments: argparse.Namespace) -> None:
         for piece in pieces(len(points), arguments.progress):
             yield columns(mechanism, spread[piece])
 
-    gathered = _gathered(of_name() if arguments.source is None else of_file())
-    text.print_table(gathered, roundings, arguments.json, arguments.out)
+    rows = _rows(of_name() if arguments.source is None else of_file())
+    text.print_table(rows, roundings, arguments.json, arguments.out)
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
+    def spelled(flag: str) -> str:
+        return flag.lstrip("-").replace("-", "_")
+
     options = mechanisms.MECHANISMS[arguments.mechanism].options
-    names = {name: option.name for option in options for name in option.names}
-    wanted = names.get(arguments.solve_for.lstrip("-").replace("-", "_"), "")
+    names = {spelled(flag): option.name for option in options for flag in (option.flag, *option.aliases)}
+    wanted = names.get(spelled(arguments.solve_for), "")
     if not wanted:
         raise ValueError(f"solve-for must be one of {', '.join(map(repr, names))}, got {arguments.solve_for!r}.")
     axes = mechanisms.axes_of(arguments, solved_for=wanted)
@@ -110,7 +110,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             # in full: a value rounded for display might miss the target
             yield rows | case | {wanted: values if arguments.json else [repr(float(value)) for value in values]}
 
-    text.print_table(_gathered(solved()), {}, arguments.json)
+    text.print_table(_rows(solved()), {}, arguments.json)
 
 
 def _report_options(parser: argparse.ArgumentParser, required: bool) -> None:

@@ -75,7 +75,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     frame = dataset.to_dataframe().reset_index().assign(**fixed)
     always = (*static, target, verb)
     varying = [name for name in (*axes, *fixed, verb) if name in always or len(axes[name]) > 1]
-    print_table({name: frame[name].tolist() for name in varying}, {verb: "up"}, arguments.json)
+    print_table(frame[varying].to_dict("records"), {verb: "up"}, arguments.json)
     for name in filter(None, (arguments.out, arguments.plot)):
         print(f"written: {name}", file=sys.stderr)
 
@@ -88,10 +88,8 @@ def _plot(arguments: argparse.Namespace) -> None:
     size = _parse_size(arguments.size)
     if not os.path.exists(source):
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}: there is no such file.")
-    opened = xarray.open_zarr if source.endswith(".zarr") else xarray.open_dataset
     try:
-        with opened(source) as dataset:
-            loaded = dataset.load()
+        loaded = xarray.load_dataset(source)
     except Exception as error:  # netCDF, HDF5 and zarr each have errors of their own for a file that is none of theirs
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}, which cannot be read.") from error
     if not loaded.data_vars or not _numeric_axes(loaded):

@@ -37,11 +37,6 @@ class Option:
         """The option as typed."""
         return "--" + self.name.replace("_", "-")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What ``--solve-for`` calls it: the name and every alias, in Python's spelling."""
-        return (self.name, *(alias.lstrip("-").replace("-", "_") for alias in self.aliases))
-
 
 class Maker(NamedTuple):
     """A record, made of the values of its parameters in the order of its fields."""
@@ -142,13 +137,13 @@ def single(arguments: argparse.Namespace) -> Any:
 
 def read(path: str) -> Any:
     """The record in a file that `jaxdp.to_json` wrote."""
+    wrong = f"from must be a file that jaxdp.to_json wrote, got {path!r}"
     try:
         return jaxdp.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        reason = (error.strerror or "").lower()
-        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r} ({reason}).") from None
+        raise ValueError(f"{wrong} ({(error.strerror or '').lower()}).") from None
     except UnicodeDecodeError:
-        raise ValueError(f"from must be a file that jaxdp.to_json wrote, got {path!r}, which is no text.") from None
+        raise ValueError(f"{wrong}, which is no text.") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -241,10 +236,8 @@ def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
 
 def progress_option(parser: argparse.ArgumentParser) -> None:
     """A bar, for commands that may take minutes."""
-    text = (
-        "show a bar of finished rows (needs the sweep extra); their last digits may differ, as rows are computed apart"
-    )
-    parser.add_argument("--progress", action="store_true", help=text)
+    what = "show a bar of finished rows (needs the sweep extra); last digits may differ, as rows are computed apart"
+    parser.add_argument("--progress", action="store_true", help=what)
 
 
 def add_target_command(

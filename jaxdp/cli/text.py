@@ -87,22 +87,22 @@ def make_folder(name: str, path: str) -> None:
             raise ValueError(f"{name} must be a place to write to, got {path!r}: {str(place)!r} is write-protected.")
 
 
-def print_table(columns: dict[str, list], roundings: dict[str, str], as_json: bool, table: str | None = None) -> None:
-    """The columns as a table or JSON, and in the CSV file ``table``.
+def print_table(rows: list[dict[str, Any]], roundings: dict[str, str], as_json: bool, path: str | None = None) -> None:
+    """The rows as a table or JSON, and in the CSV file ``path``.
 
     roundings: "up" or "down" for columns of certified bounds, which are displayed rounded to that side.
     """
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    if table is not None:
-        with open(table, "w", newline="") as file:
-            csv.writer(file).writerows([list(columns), *(list(row.values()) for row in rows)])
+    names = list(rows[0])
+    if path is not None:
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([names, *(row.values() for row in rows)])
     if as_json:
         print(json.dumps([{k: strict(v) for k, v in row.items()} for row in rows], allow_nan=False))
         return
-    shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(columns, "...")] + rows[-_ROWS // 2 :]
-    cells = [[_cell(row[name], roundings.get(name)) for name in columns] for row in shown]
-    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(columns)]
-    for line in ([*columns], *cells):
+    shown = rows if len(rows) <= _ROWS else rows[: _ROWS // 2] + [dict.fromkeys(names, "...")] + rows[-_ROWS // 2 :]
+    cells = [names, *([_cell(row[name], roundings.get(name)) for name in names] for row in shown)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     if len(shown) < len(rows):
         print(f"{len(rows)} rows; --json or --out give all of them.")
@@ -114,6 +114,4 @@ def _cell(value: Any, rounding: str | None) -> str:
         return str(value)
     if value.is_integer() and abs(value) < 1e15:
         return f"{value:.0f}"
-    if rounding is None:
-        return f"{value:.9g}"
-    return outward(value, rounding == "up", 9)
+    return f"{value:.9g}" if rounding is None else outward(value, rounding == "up", 9)

@@ -19,26 +19,28 @@ Every function but `levy_cdf`, `levy_delta` and `quadrature_log_characteristic` 
 which side of the truth its arguments must be.
 """
 
-from jaxdp.conversions.cut_renyi import cut_mass, cut_renyi, cut_renyi_epsilon
 from jaxdp.conversions.dominating_pair import (
     GridPairs,
     grid_pairs,
     pair_from_profile,
     pair_from_tradeoff,
     renyi_from_profile,
+    sampled_delta,
+    sampled_pair,
 )
-from jaxdp.conversions.levy import levy_cdf, levy_delta, quadrature_log_characteristic
 from jaxdp.conversions.profile import (
     delta_from_cdfs,
     delta_from_tradeoff,
     gdp_mu_from_profile,
+    levy_cdf,
+    levy_delta,
     loss_tail_from_delta,
+    quadrature_log_characteristic,
     swapped_delta,
     tradeoff_from_delta,
 )
-from jaxdp.conversions.rdp import delta_from_rdp, epsilon_from_rdp
+from jaxdp.conversions.rdp import cut_mass, cut_renyi, cut_renyi_epsilon, delta_from_rdp, epsilon_from_rdp
 from jaxdp.conversions.rdp_tradeoff import optimal_delta_from_rdp, optimal_epsilon_from_rdp, tradeoff_from_rdp
-from jaxdp.conversions.sampled import sampled_delta, sampled_pair
 
 __all__ = [
     "GridPairs", "cut_mass", "cut_renyi", "cut_renyi_epsilon", "delta_from_cdfs", "delta_from_rdp",

@@ -225,8 +225,8 @@ def optimal_epsilon_from_rdp(
 ) -> Array:
     """Certified epsilon >= 0 at delta from all orders of a Renyi curve at once, through its trade-off function.
 
-    delta: in [0, 1]; broadcasts with the leading axes of renyi.
-    orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
+    delta: in [0, 1]; broadcasts with the leading axes of renyi. The others, and the reference: those of
+        `optimal_delta_from_rdp`.
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
@@ -235,8 +235,7 @@ def optimal_epsilon_from_rdp(
 
     Returns epsilon in nats, float64, of the broadcast shape without the axis of orders: the smallest epsilon tried
     whose certified delta meets the target (1e-9 relative); inf where delta does not exceed infinity_mass or no order
-    above 1 has a finite bound. Raises ValueError, also for unequal lengths.
-    Reference: Zhu, Dong, Wang 2022, Appendix F.
+    above 1 has a finite bound. Raises ValueError.
     """
     return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(PROBABILITY, delta))
 
@@ -251,8 +250,8 @@ def tradeoff_from_rdp(
 ) -> Array:
     """Certified smallest false negative rate 1 - p*(x) at false positive rate x, from all orders at once.
 
-    false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi.
-    orders, renyi, reverse_renyi, infinity_mass: as for `optimal_delta_from_rdp`.
+    false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi. The others, and the
+        reference: those of `optimal_delta_from_rdp`.
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
@@ -260,8 +259,7 @@ def tradeoff_from_rdp(
     0.7477
 
     Returns a lower bound of the trade-off function in [0, 1], float64, of the broadcast shape without the axis of
-    orders. Raises ValueError, also for unequal lengths.
-    Reference: Zhu, Dong, Wang 2022, Appendix F.
+    orders. Raises ValueError.
     """
     x = (PROBABILITY, false_positive_rate)
     return _run(_tradeoff_kernel, orders, renyi, reverse_renyi, infinity_mass, false_positive_rate=x)

@@ -6,8 +6,6 @@ bound. dp_accounting's RDP accountant divides it by the sensitivity of the relat
 smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp import validate
+from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, whole
 from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, GaussianMixtures
 from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import flatten
@@ -169,14 +168,18 @@ def _reveals_everything(mechanism: Mechanism) -> bool:
     return isinstance(mechanism, jaxdp.ApproximateDP) and bool(mechanism.delta == 1)
 
 
+def _numbers(event: Any, **domains: Domain) -> list[float]:
+    """Parameters of an event by name, checked."""
+    return [float(validate.inside(name, getattr(event, name), domain)) for name, domain in domains.items()]
+
+
 def _noise(record: Callable[[float], Mechanism], event: Any, relation: Any) -> Mechanism:
-    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
+    (noise,) = _numbers(event, noise_multiplier=NONNEGATIVE)
     return record(noise) if noise > 0 else _EVERYTHING
 
 
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
-    rate = float(validate.nonnegative("noise_parameter", event.noise_parameter))
-    shift = float(validate.integer("sensitivity", event.sensitivity, 0))
+    rate, shift = _numbers(event, noise_parameter=NONNEGATIVE, sensitivity=whole(0))
     # the parameter is the decay rate of the noise; dp_accounting reads 0 as no privacy, and so does this translation
     if rate == 0:
         return _EVERYTHING
@@ -185,10 +188,9 @@ def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
 
 def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
     if event.dimension != 1:
-        needed = f"dimension=1, got {event.dimension}: the scalar pair covers scalars only."
-        raise _UnsupportedEvent(event, f"DiscreteGaussianDpEvent needs {needed}")
-    sigma = float(validate.nonnegative("sigma", event.sigma))
-    shift = float(validate.integer("sensitivity", event.sensitivity, 0))
+        message = f"needs dimension=1, got {event.dimension}: the scalar pair covers scalars only."
+        raise _UnsupportedEvent(event, f"DiscreteGaussianDpEvent {message}")
+    sigma, shift = _numbers(event, sigma=NONNEGATIVE, sensitivity=whole(0))
     if shift == 0:
         return _NOTHING
     return jaxdp.DiscreteGaussian(sigma, shift) if sigma > 0 else _EVERYTHING
@@ -196,8 +198,7 @@ def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
 
 def _randomized_response(event: Any, relation: Any) -> Mechanism:
     """Truth with 1 - p + p/k, each other value with p/k: e^eps = 1 + k (1 - p)/p."""
-    p = float(validate.probability("noise_parameter", event.noise_parameter))
-    k = float(validate.integer("num_buckets", event.num_buckets, 1))
+    p, k = _numbers(event, noise_parameter=PROBABILITY, num_buckets=whole(1))
     if k == 1 or p == 1:
         return _NOTHING
     if p == 0:
@@ -220,14 +221,6 @@ def _response_or_uniform(p: float, k: int) -> Mechanism:
     return jaxdp.DiscretePair([1 - other, other], [1 - uniform, uniform])
 
 
-def _repeated(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.repeat(from_dp_event(event.event, relation), validate.integer("count", event.count, 0))
-
-
-def _composed(event: Any, relation: Any) -> Mechanism:
-    return jaxdp.compose(*(from_dp_event(part, relation) for part in event.events))
-
-
 def _one_query(event: Any, base: Mechanism) -> Mechanism:
     """All queries on one batch as one mechanism: of several Gaussians, the Gaussian whose mu^2 is the sum of theirs."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
@@ -237,9 +230,8 @@ def _one_query(event: Any, base: Mechanism) -> Mechanism:
     if isinstance(single, (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
         return single
     if not all(isinstance(atom, GaussianMechanism) for atom, _ in atoms):
-        kind = type(event).__name__
-        message = f"{kind} is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
-        raise _UnsupportedEvent(event, message)
+        message = "is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
+        raise _UnsupportedEvent(event, f"{type(event).__name__} {message}")
     mu2 = sum((times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms), 0.0)  # type: ignore[attr-defined]
     if mu2 == 0:
         return _NOTHING
@@ -257,13 +249,12 @@ def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[.
 
 
 def _poisson(event: Any, relation: Any) -> Mechanism:
-    probability = float(validate.probability("sampling_probability", event.sampling_probability))
+    (probability,) = _numbers(event, sampling_probability=PROBABILITY)
     return _sampled(event, from_dp_event(event.event, relation), probability, jaxdp.PoissonSampled)
 
 
 def _without_replacement(event: Any, relation: Any) -> Mechanism:
-    size = float(validate.integer("source_dataset_size", event.source_dataset_size, 1))
-    batch = float(validate.integer("sample_size", event.sample_size, 0))
+    size, batch = _numbers(event, source_dataset_size=whole(1), sample_size=whole(0))
     if batch >= size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise _UnsupportedEvent(
             event,
@@ -275,7 +266,7 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
 
 def _mixture(event: Any, relation: Any) -> Mechanism:
     """A mixture of Gaussians; sensitivities and their probabilities are rounded up, which dominates."""
-    deviation = float(validate.nonnegative("standard_deviation", event.standard_deviation))
+    (deviation,) = _numbers(event, standard_deviation=NONNEGATIVE)
     sizes = np.atleast_1d(validate.nonnegative("sensitivities", event.sensitivities))
     chances = np.atleast_1d(validate.probability("sampling_probs", event.sampling_probs))
     if sizes.shape != chances.shape or sizes.ndim != 1 or not abs(math.fsum(chances) - 1) <= _NORMALISED:
@@ -317,10 +308,8 @@ def _normalised(chances: np.ndarray) -> np.ndarray:
 
 
 def _truncated(event: Any, relation: Any) -> Mechanism:
-    size = int(validate.integer("dataset_size", event.dataset_size, 0))
-    rate = float(validate.probability("sampling_probability", event.sampling_probability))
-    batch = int(validate.integer("truncated_batch_size", event.truncated_batch_size, 0))
-    noise = float(validate.nonnegative("noise_multiplier", event.noise_multiplier))
+    size, batch = map(int, _numbers(event, dataset_size=whole(0), truncated_batch_size=whole(0)))
+    rate, noise = _numbers(event, sampling_probability=PROBABILITY, noise_multiplier=NONNEGATIVE)
     if 0 in (size, rate, batch):
         return _NOTHING
     if noise == 0:
@@ -354,8 +343,10 @@ _BY_NAME: dict[str, Callable[[Any, Any], Mechanism]] = {
     "DiscreteGaussianDpEvent": _discrete_gaussian,
     "EpsilonDeltaDpEvent": lambda event, relation: jaxdp.ApproximateDP(event.epsilon, event.delta),
     "RandomizedResponseDpEvent": _randomized_response,
-    "SelfComposedDpEvent": _repeated,
-    "ComposedDpEvent": _composed,
+    "SelfComposedDpEvent": lambda event, relation: jaxdp.repeat(
+        from_dp_event(event.event, relation), *_numbers(event, count=whole(0))
+    ),
+    "ComposedDpEvent": lambda event, relation: jaxdp.compose(*(from_dp_event(e, relation) for e in event.events)),
     "PoissonSampledDpEvent": _poisson,
     "SampledWithoutReplacementDpEvent": _without_replacement,
     "MixtureOfGaussiansDpEvent": _mixture,

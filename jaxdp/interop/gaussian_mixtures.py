@@ -1,7 +1,5 @@
 """Gaussian noise around a random shift, against the same noise around 0: a finite law of the loss that dominates."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,15 +1,18 @@
 """Amplification by iteration: the privacy of the last iterate of noisy projected gradient descent."""
 
-from jaxdp.iteration.constants import LossConstants, contraction, logistic_regression, softmax_regression
 from jaxdp.iteration.published import (
+    LossConstants,
+    contraction,
     contractive_iteration_rdp,
     cyclic_mu,
     feldman_rdp_at_index,
     full_batch_mu,
+    logistic_regression,
     noisy_sgd_rdp_at_index,
     shifted_rdp,
     shifted_rdp_optimum,
     shifted_rdp_path,
+    softmax_regression,
 )
 from jaxdp.iteration.schedule import (
     Schedule,

@@ -1,21 +1,146 @@
-"""The published theorems on amplification by iteration, as stated, for comparison with the optimum.
+"""The published theorems on amplification by iteration, as stated, and the constants of a problem that they need.
 
-All of them are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is not charged
-here: values have a relative error of some ulp times the number of steps. `gdp_mu` is certified.
+The theorems are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is not charged
+in them: values have a relative error of some ulp times the number of steps. `gdp_mu` is certified.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
-from jaxdp.iteration.constants import CONVEXITY, PUBLISHED_STEP, STEP
-from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, theorem
+from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
 from jaxdp.typing import Array, Real
+
+_UP = 1.0 + 2.0**-50
+
+
+class LossConstants(NamedTuple):
+    """Constants of the loss of one example.
+
+    lipschitz: bound of the gradient norm of the data part (without the penalty).
+    smoothness, strong_convexity: beta, Lipschitz constant of the gradient, and rho in [0, beta].
+
+    >>> constants = jaxdp.iteration.logistic_regression(feature_norm=2.0, l2=0.1)
+    >>> print(constants.smoothness)
+    1.1
+    """
+
+    lipschitz: Array
+    smoothness: Array
+    strong_convexity: Array
+
+
+_CONVEXITY = Rule(
+    "strong_convexity",
+    lambda smoothness, strong_convexity, **_: strong_convexity <= smoothness,
+    "at most the smoothness",
+)
+_LARGER = "Larger steps are not contractions."
+_STEP = Rule(
+    "step_size",
+    lambda step_size, smoothness, **_: step_size <= 2 / smoothness * (1 + 1e-15),
+    "at most 2 / smoothness",
+    _LARGER,
+)
+_PUBLISHED_STEP = Rule(
+    "step_size",
+    lambda step_size, smoothness, strong_convexity, **_: step_size <= 2 / (smoothness + strong_convexity) * (1 + 1e-15),
+    "at most 2 / (smoothness + strong_convexity)",
+    _LARGER,
+)
+_ARGUMENTS = {"step_size": POSITIVE, "smoothness": POSITIVE, "strong_convexity": NONNEGATIVE}
+
+
+def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0, *, published: bool = False) -> Array:
+    """Lipschitz constant kappa of the gradient step w -> w - eta grad f(w).
+
+    The sharp constant is max(|1 - eta rho|, |1 - eta beta|), for eta <= 2 / beta. With published=True it is
+    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho): equal at 2 / (beta + rho), larger elsewhere
+    (Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5).
+
+    step_size: eta > 0.
+    smoothness, strong_convexity: beta > 0, Lipschitz constant of grad f on the whole space; rho in [0, beta], 0 for a
+        convex f.
+
+    >>> print(f"{jaxdp.iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
+    0.9500
+
+    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the
+    root); exactly 1 for rho = 0. Under a trace an invalid argument gives inf. Raises ValueError.
+    Assumes: f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
+    """
+    return (_published if published else _contraction)(step_size, smoothness, strong_convexity)
+
+
+def _sharp(step_size, smoothness, strong_convexity):
+    # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
+    flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
+    steepest = jnp.maximum(jnp.abs(1 - step_size * strong_convexity), jnp.abs(1 - step_size * smoothness))
+    return jnp.where(flat, 1.0, steepest * _UP)
+
+
+_contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
+
+
+@theorem(_CONVEXITY, _PUBLISHED_STEP, **_ARGUMENTS)
+def _published(step_size, smoothness, strong_convexity):
+    total = smoothness + strong_convexity
+    # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
+    square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
+    sharp = _sharp(step_size, smoothness, strong_convexity)
+    return jnp.where(strong_convexity == 0, sharp, jnp.maximum(jnp.sqrt(square) * _UP, sharp))
+
+
+def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
+    """Constants of L2-regularised logistic regression: Lipschitz B, smoothness B^2 / 4 + l2, strong convexity l2.
+
+    The loss of one example is log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with y in {-1, 1}. The Lipschitz constant is that
+    of the data part: the penalty is the same in both runs, and counts in the contraction only.
+
+    feature_norm, l2: B > 0 with |x| <= B for every example, and the weight of the penalty, >= 0.
+
+    >>> print(*jaxdp.iteration.logistic_regression(feature_norm=1.0, l2=0.1))
+    1.0 0.35 0.1
+
+    Assumes: the bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled
+    by public constants only.
+
+    Returns LossConstants of the broadcast shape, float64. Raises ValueError. Traced, it gives constants (inf, inf, 0).
+    """
+    bound, penalty = _norm_and_penalty(feature_norm, l2)
+    return LossConstants(bound, bound**2 / 4 + penalty, penalty)
+
+
+def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
+    """Constants of L2-regularised softmax regression: Lipschitz sqrt(2) B, smoothness B^2/2 + l2, strong convexity l2.
+
+    They hold for any number of classes: |p - e_y| <= sqrt(2) and diag(p) - p p' <= 1/2 for all probability vectors p.
+    Arguments, result and errors: those of `logistic_regression`, the penalty being l2 |W|^2 / 2; the Lipschitz constant
+    is rounded up.
+
+    >>> print("{:.4f} {:.2f} {:.2f}".format(*jaxdp.iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
+    1.4142 0.60 0.10
+
+    Assumes: as there, and gradients are not clipped: clipping may make the softmax step expand.
+    """
+    bound, penalty = _norm_and_penalty(feature_norm, l2)
+    return LossConstants(2**0.5 * bound * _UP, bound**2 / 2 + penalty, penalty)
+
+
+def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
+    bound, penalty = checked(feature_norm=(POSITIVE, feature_norm), l2=(NONNEGATIVE, l2))
+    if validate.is_traced(bound, penalty):
+        inside = (bound > 0) & (penalty >= 0)
+        return jnp.where(inside, bound, jnp.inf), jnp.where(inside, penalty, 0.0)
+    bound, penalty = np.broadcast_arrays(bound, penalty)
+    return bound[()], penalty[()]
+
 
 _FROM_ONE = "Indices count from 1."
 _INDEX = Rule("index", lambda index, num_steps, **_: index <= num_steps, "at most num_steps", _FROM_ONE)
@@ -32,7 +157,7 @@ _CONTRACTS = Rule(
 )
 
 
-@theorem(_INDEX, CONVEXITY, PUBLISHED_STEP, **_AT_INDEX, strong_convexity=NONNEGATIVE)
+@theorem(_INDEX, _CONVEXITY, _PUBLISHED_STEP, **_AT_INDEX, strong_convexity=NONNEGATIVE)
 def noisy_sgd_rdp_at_index(
     order: Real,
     *,
@@ -50,13 +175,9 @@ def noisy_sgd_rdp_at_index(
     `per_index_mu` is smaller: by the factor 1 + 1/(n-i) at rho = 0, exponentially for long contracting runs.
 
     order: alpha >= 1 (alpha = 1 returns e_i itself).
-    lipschitz: C > 0, gradient bound of one loss.
-    step_size: eta in (0, 2 / (beta + rho)].
-    smoothness: beta > 0.
-    strong_convexity: rho in [0, beta].
-    noise_std: sigma > 0, of the noise added to the gradient.
-    num_steps: n, whole, >= 1.
-    index: i in 1..n, counted from 1 as in the paper.
+    lipschitz, noise_std: C > 0, gradient bound of one loss; sigma > 0, of the noise added to the gradient.
+    step_size, smoothness, strong_convexity: eta in (0, 2 / (beta + rho)], beta > 0, rho in [0, beta].
+    num_steps, index: n, whole, >= 1, and i in 1..n, counted from 1 as in the paper.
 
     >>> divergence = jaxdp.iteration.noisy_sgd_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
@@ -65,8 +186,7 @@ def noisy_sgd_rdp_at_index(
     >>> print(f"{divergence:.4f}")
     0.0172
 
-    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
-    range, rho > beta, an index out of range.
+    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError.
     Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
@@ -77,15 +197,13 @@ def noisy_sgd_rdp_at_index(
     return order * jnp.where(index == num_steps, last, earlier)
 
 
-@theorem(_INDEX, STEP, **_AT_INDEX)
+@theorem(_INDEX, _STEP, **_AT_INDEX)
 def feldman_rdp_at_index(
     order: Real, *, lipschitz: Real, step_size: Real, smoothness: Real, noise_std: Real, num_steps: Real, index: Real
 ) -> Array:
     """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
-    order: alpha >= 1.
-    step_size: eta in (0, 2 / beta].
-    lipschitz, smoothness, noise_std, num_steps, index: as for `noisy_sgd_rdp_at_index`.
+    Arguments, result, errors and assumptions: those of `noisy_sgd_rdp_at_index`, with eta in (0, 2 / beta].
 
     >>> divergence = jaxdp.iteration.feldman_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
@@ -93,9 +211,6 @@ def feldman_rdp_at_index(
     >>> print(f"{divergence:.4f}")
     0.0250
 
-    Returns the divergence in nats of the broadcast shape, float64. Raises ValueError for eta outside the theorem's
-    range, an index out of range.
-    Assumes: as `noisy_sgd_rdp_at_index`.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
     return order * 2 * (lipschitz / noise_std) ** 2 / (num_steps + 1 - index)
@@ -106,8 +221,7 @@ def contractive_iteration_rdp(
 ) -> Array:
     """Renyi divergence alpha sum_t a_t^2 / (2 s_t^2) of the last iterate, for a given shift allocation a_t.
 
-    order: alpha >= 1.
-    allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
+    order, allocation: alpha >= 1, and a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
     contraction, noise_std, shift: kappa_t >= 0 (1 in the paper), s_t > 0 and d_t >= 0.
 
     >>> spent = [0.5, 0.5]
@@ -140,9 +254,8 @@ def contractive_iteration_rdp(
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
     """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
 
-    order: alpha >= 1.
+    order, noise_std: alpha >= 1 and sigma > 0.
     contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
-    noise_std: sigma > 0.
     distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
     >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
@@ -167,17 +280,14 @@ _SHRINKS = _CONTRACTS._replace(allowed="at most 1 in equation (3)", remedy="Use 
 def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
-    order: alpha >= 1.
-    contraction: L in (0, 1].
-    noise_std: sigma > 0.
-    distance: Delta >= 0, W_inf distance of the two inputs.
-    num_steps: r, whole, >= 1.
+    order, contraction, noise_std: as for `shifted_rdp`, with L in (0, 1].
+    distance, num_steps: Delta >= 0, W_inf distance of the two inputs, and r, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
     0.1476
 
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
-    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
+    Reference: Theorem 4, equation (3), of the same paper.
     """
     return order * (distance / noise_std) ** 2 / (2 * num_steps) * jnp.exp((num_steps + 1) * jnp.log(contraction))
 
@@ -194,15 +304,11 @@ def _log_geometric(x, count):
 def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    contraction: L > 0.
-    order, noise_std, distance, num_steps: as for `shifted_rdp_path`.
+    Arguments, result and errors: those of `shifted_rdp_path`, with any L > 0.
 
     >>> bound = jaxdp.iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
     >>> print(f"{bound:.4f}")
     0.1436
-
-    Returns a bound in nats of the broadcast shape, float64. Raises ValueError.
-    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2), minimised.
     """
     log_sum = _log_geometric(-2 * jnp.log(contraction), num_steps) - 2 * jnp.log(contraction)
     return order * (distance / noise_std) ** 2 / 2 * jnp.exp(-log_sum)
@@ -213,8 +319,7 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
     contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-    noise_std, shift: s > 0, d >= 0.
-    num_steps: T, whole, >= 1.
+    noise_std, shift, num_steps: s > 0, d >= 0, and T, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
     0.4359
@@ -237,10 +342,8 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
 
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
-    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-    noise_std, shift: s > 0, d >= 0.
-    num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`).
-    num_epochs: E, whole, >= 1.
+    contraction, noise_std, shift: as for `full_batch_mu`.
+    num_batches, num_epochs: l, whole, >= 2 (for l = 1 use `full_batch_mu`), and E, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
     0.1032

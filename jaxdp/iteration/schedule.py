@@ -18,9 +18,7 @@ _UP = 1.0 + 2.0**-51
 
 
 class Schedule(NamedTuple):
-    """Lipschitz constants, noise standard deviations and distances of all steps; the last axis is the steps.
-
-    contraction, noise_std, shift: kappa_j > 0, s_j >= 0, d_j >= 0.
+    """Lipschitz constants kappa_j > 0, noise s_j >= 0 and distances d_j >= 0 of all steps; the last axis is the steps.
 
     >>> schedule = jaxdp.iteration.append_noise_only([0.9, 0.9], 1.0, [1.0, 1.0], steps=1, tail=(0.9, 1.0))
     >>> print(schedule.shift)
@@ -86,18 +84,13 @@ def per_index_mu(contraction: Real, noise_std: Real, shift: Real) -> Array:
     """Gaussian-DP parameter of the record used in step i only, for every i of a one-pass run.
 
     mu_i = d_i / sqrt(sum_{j >= i} s_j^2 / prod_{k = i+1..j} kappa_k^2), the optimum of `gdp_mu` for one participation.
-    The guarantee of the mechanism is the largest entry, that of the person used in step i the i-th.
-
-    contraction: kappa_j > 0, last axis = steps. Leading axes of all arguments broadcast.
-    noise_std: s_j >= 0.
-    shift: d_j >= 0, the distance that the record of step j causes.
+    The guarantee of the mechanism is the largest entry, that of the person used in step i the i-th. Arguments, errors
+    and assumptions: those of `gdp_mu`; d_j is the distance that the record of step j causes.
 
     >>> print(jaxdp.iteration.per_index_mu(0.9, noise_std=1.0, shift=[1.0, 1.0, 1.0]).round(4))
     [0.5158 0.669  1.    ]
 
-    Returns mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps. Raises
-    ValueError as `gdp_mu`.
-    Assumes: as `gdp_mu`.
+    Returns mu of the broadcast shape, float64, rounded up by at most 4 ulp (T + 8) relative for T steps.
     """
     return _mu(isotonic.single_participation_mu2, _checked_schedule(contraction, noise_std, shift)[0])
 
@@ -108,8 +101,7 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     The optimum of `gdp_mu` for n records of one schedule in one call. Stretches without participation are added up once
     by doubling, in O(T log T); each record then costs its number of participations, not the number of steps T.
 
-    contraction, noise_std: (T,) kappa_j > 0 and s_j >= 0.
-    shift: (T,) d_j >= 0, the distance that a record which takes part in step j causes there.
+    contraction, noise_std, shift: (T,) kappa_j > 0, s_j >= 0 and d_j >= 0, what a record of step j causes there.
     steps: (n, p) strictly increasing zero-based steps; rows with fewer than p are filled up with T.
 
     >>> order = jaxdp.iteration.cyclic_participation(num_batches=2, num_steps=4)
@@ -117,8 +109,7 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     [0.9409 1.2031]
 
     Returns (n,) mu, float64, rounded up. Raises ValueError as `gdp_mu`; a step outside 0..T or a row that does not
-    increase; RuntimeError inside jit, vmap or grad.
-    Assumes: as `gdp_mu`.
+    increase; RuntimeError inside jit, vmap or grad. Assumes: as `gdp_mu`.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     if validate.is_traced(*schedule, steps):
@@ -140,9 +131,7 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
 def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
     """Steps in which each position of a fixed cyclic order takes part: i, i + num_batches, ... below num_steps.
 
-    It is also valid for an order that is shuffled once at the start.
-
-    num_batches, num_steps: batches of one pass and steps of the run, whole, >= 1.
+    It is also valid for an order that is shuffled once at the start. num_batches, num_steps: whole, >= 1.
 
     >>> print(jaxdp.iteration.cyclic_participation(num_batches=2, num_steps=5))
     [[0 2 4]
@@ -161,8 +150,7 @@ def append_noise_only(
 ) -> Schedule:
     """Schedule followed by steps that add noise and touch no record: they amplify the last batch as well.
 
-    contraction, noise_std, shift: kappa_j > 0, s_j >= 0, d_j >= 0, last axis = steps.
-    steps: number of further steps, whole, >= 0.
+    contraction, noise_std, shift: as for `gdp_mu`. steps: number of further steps, whole, >= 0.
     tail: (kappa, s) of each further step: its contraction and its noise.
 
     >>> schedule = jaxdp.iteration.append_noise_only([0.9, 0.9], 1.0, [0.0, 1.0], steps=2, tail=(0.8, 1.0))
@@ -170,8 +158,7 @@ def append_noise_only(
     [0.9 0.9 0.8 0.8] [0. 1. 0. 0.]
 
     Returns a Schedule of length T + steps. Where the further steps equal the last one, a single participation d in step
-    T has mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k). Raises ValueError as `gdp_mu`; a negative number of steps;
-    TypeError for a tail that is not a pair.
+    T has mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k). Raises ValueError; TypeError for a tail that is not a pair.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
     count = int(validate.integer("steps", steps, 0))
@@ -191,9 +178,7 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     losses: theirs may be larger.
 
     factor: c_j = 1 - eta H with its sign, last axis = steps. Leading axes of all arguments broadcast.
-    noise_std: s_j >= 0.
-    shift: d_j, signed difference of the two maps.
-    initial_variance: V_0 >= 0.
+    noise_std, shift, initial_variance: s_j >= 0, d_j, the signed difference of the two maps, and V_0 >= 0.
 
     >>> print(f"{jaxdp.iteration.quadratic_mu([0.9, 0.9, 0.9], 1.0, [1.0, 0.0, 0.0]):.4f}")
     0.5158

@@ -59,7 +59,7 @@ def record(cls: T) -> T:
     """
     made: Any = cls
     if "__post_init__" not in cls.__dict__:
-        made.__post_init__ = _lists_to_arrays
+        made.__post_init__ = lists_to_arrays
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
     static = [each.name for each in fields if each.metadata.get("static")]
@@ -84,7 +84,7 @@ def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
 
 
-def _lists_to_arrays(self: Any) -> None:
+def lists_to_arrays(self: Any) -> None:
     """Replace lists of numbers by arrays: a list would be a pytree of its entries. The verbs check the values."""
     for name in (each.name for each in dataclasses.fields(self)):
         value = getattr(self, name)

@@ -12,7 +12,7 @@ from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
 from jaxdp.iteration.isotonic import allocation, shift_allocation_mu2
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, record
+from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, lists_to_arrays, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
@@ -354,7 +354,7 @@ class NoisyIteration(GaussianMechanism):
     noise_std: standard deviation of the noise of step j, >= 0.
     shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0.
 
-    The last axis of each array is the steps; leading axes are a grid.
+    The last axis of each array is the steps; leading axes are a grid. A single number is that of every step.
 
     >>> runs = jaxdp.NoisyIteration(contraction=[0.9, 0.9, 0.9], noise_std=[1.0, 1.0, 1.0], shift=[0.1, 0.1, 0.1])
     >>> print(f"{jaxdp.epsilon(runs, delta=1e-6):.4f}")
@@ -372,6 +372,14 @@ class NoisyIteration(GaussianMechanism):
     shift: ArrayField = field(NONNEGATIVE)
     event_ndim: ClassVar[dict[str, int]] = {"contraction": 1, "noise_std": 1, "shift": 1}
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+
+    def __post_init__(self) -> None:
+        lists_to_arrays(self)
+        fields = {name: getattr(self, name) for name in self.event_ndim}
+        steps = max(np.shape(value)[-1:] for value in fields.values())
+        for name, value in fields.items():
+            if steps and np.ndim(value) == 0 and isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
+                object.__setattr__(self, name, (xp if validate.is_traced(value) else np).full(steps, value))
 
     def gaussian_mu(self) -> Number:
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""

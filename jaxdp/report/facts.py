@@ -1,9 +1,7 @@
 """The numbers of a report, as the verbs give them."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,7 +31,7 @@ class Facts:
     theorem: str
 
     @classmethod
-    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool = False) -> Facts:
+    def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool = False) -> Self:
         """Asks the verbs."""
         target, given = ("delta", delta) if epsilon is None else ("epsilon", epsilon)
         targets = np.atleast_1d((validate.probability if epsilon is None else validate.nonnegative)(target, given))

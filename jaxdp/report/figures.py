@@ -1,9 +1,9 @@
 """Curves as inline SVG, legible at phone width: for `jaxdp.report`, which needs no plotting package."""
 
-import dataclasses
 import html
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ _LOOK = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One line. look: "own", "lower", "reference" or "perfect"."""
 
     label: str
@@ -26,77 +25,64 @@ class Curve:
     y: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A pair of axes. x_range, y_range: their ends; logarithmic: whether the y axis, of positive numbers, is."""
+def figure(
+    title: str,
+    x_axis: tuple[str, float, float],
+    y_axis: tuple[str, float, float],
+    curves: Sequence[Curve],
+    caption: str,
+    marks: Sequence[tuple[float, float]] = (),
+    logarithmic: bool = False,
+) -> str:
+    """The curves with key and caption. Axes: label and ends; logarithmic: whether y, of positive numbers, is."""
+    (x_label, left, right), (y_label, low, high) = x_axis, y_axis
 
-    title: str
-    x_label: str
-    y_label: str
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    logarithmic: bool = False
+    def across(x: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * (x - left) / (right - left)
 
-    def html(self, curves: Sequence[Curve], marks: Sequence[tuple[float, float]], caption: str) -> str:
-        """The figure with its key and its caption."""
-        plot = self.title.replace(" ", "-")
-        lines = "".join(
-            f'<path d="{self._path(curve)}" fill="none" {_LOOK[curve.look]} clip-path="url(#{plot})"/>'
-            for curve in reversed(curves)
-        )
-        dots = "".join(
-            f'<circle cx="{self._across(x):.1f}" cy="{self._up(y):.1f}" r="4" fill="#1f5fa8" stroke="#fff"/>'
-            for x, y in marks
-        )
-        entries = "".join(
-            f'<li><svg viewBox="0 0 34 10" aria-hidden="true"><path d="M1 5H33" {_LOOK[c.look]}/></svg>'
-            f"{html.escape(c.label)}</li>"
-            for c in curves
-        )
-        return (
-            f'<figure><svg viewBox="0 0 360 264" role="img" aria-label="{html.escape(self.title)}" '
-            'font-family="inherit" font-size="11.5" fill="#1c2330">'
-            f'<clipPath id="{plot}"><rect x="{_LEFT}" y="{_TOP - 3}" width="{_RIGHT - _LEFT}" '
-            f'height="{_BOTTOM - _TOP + 3}"/></clipPath>{self._frame()}{lines}{dots}</svg>'
-            f'<ul class="key">{entries}</ul><figcaption>{html.escape(caption)}</figcaption></figure>'
-        )
+    def up(y: float) -> float:
+        # what is below the axis ends just under it, where it is cut off
+        share = math.log(max(y, low / 10) / low) / math.log(high / low) if logarithmic else (y - low) / (high - low)
+        return _BOTTOM - (_BOTTOM - _TOP) * share
 
-    def _frame(self) -> str:
-        low, high = self.y_range
-        across = "".join(
-            f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{self._up(y):.1f}" y2="{self._up(y):.1f}" stroke="#e3e8f0"/>'
-            f'<text x="{_LEFT - 6}" y="{self._up(y) + 4:.1f}" text-anchor="end">{text}</text>'
-            for y, text in (_decades(low, high) if self.logarithmic else _steps(low, high))
-        )
-        up = "".join(
-            f'<line x1="{self._across(x):.1f}" x2="{self._across(x):.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="#e3e8f0"/>'
-            f'<text x="{self._across(x):.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{text}</text>'
-            for x, text in _steps(*self.x_range)
-        )
-        middle, centre = (_TOP + _BOTTOM) / 2, (_LEFT + _RIGHT) / 2
-        return (
-            f'{across}{up}<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}" fill="none" stroke="#46536a"/>'
-            f'<text x="{centre}" y="{_BOTTOM + 33}" text-anchor="middle">{html.escape(self.x_label)}</text>'
-            f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
-            f"{html.escape(self.y_label)}</text>"
-        )
-
-    def _path(self, curve: Curve) -> str:
-        points = [f"{self._across(x):.1f} {self._up(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True)]
+    def path(curve: Curve) -> str:
+        points = [f"{across(x):.1f} {up(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True)]
         return "M" + "L".join(points)
 
-    def _across(self, x: float) -> float:
-        low, high = self.x_range
-        return _LEFT + (_RIGHT - _LEFT) * (x - low) / (high - low)
-
-    def _up(self, y: float) -> float:
-        """Height on the page; what is below the axis ends just under it, where it is cut off."""
-        low, high = self.y_range
-        if self.logarithmic:
-            share = math.log(max(y, low / 10) / low) / math.log(high / low)
-        else:
-            share = (y - low) / (high - low)
-        return _BOTTOM - (_BOTTOM - _TOP) * share
+    plot, middle, centre = title.replace(" ", "-"), (_TOP + _BOTTOM) / 2, (_LEFT + _RIGHT) / 2
+    frame = "".join(
+        f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{up(y):.1f}" y2="{up(y):.1f}" stroke="#e3e8f0"/>'
+        f'<text x="{_LEFT - 6}" y="{up(y) + 4:.1f}" text-anchor="end">{text}</text>'
+        for y, text in (_decades(low, high) if logarithmic else _steps(low, high))
+    )
+    frame += "".join(
+        f'<line x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="#e3e8f0"/>'
+        f'<text x="{across(x):.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{text}</text>'
+        for x, text in _steps(left, right)
+    )
+    lines = "".join(
+        f'<path d="{path(curve)}" fill="none" {_LOOK[curve.look]} clip-path="url(#{plot})"/>'
+        for curve in reversed(curves)
+    )
+    dots = "".join(
+        f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="4" fill="#1f5fa8" stroke="#fff"/>' for x, y in marks
+    )
+    entries = "".join(
+        f'<li><svg viewBox="0 0 34 10" aria-hidden="true"><path d="M1 5H33" {_LOOK[c.look]}/></svg>'
+        f"{html.escape(c.label)}</li>"
+        for c in curves
+    )
+    return (
+        f'<figure><svg viewBox="0 0 360 264" role="img" aria-label="{html.escape(title)}" '
+        'font-family="inherit" font-size="11.5" fill="#1c2330">'
+        f'<clipPath id="{plot}"><rect x="{_LEFT}" y="{_TOP - 3}" width="{_RIGHT - _LEFT}" '
+        f'height="{_BOTTOM - _TOP + 3}"/></clipPath>{frame}'
+        f'<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}" fill="none" stroke="#46536a"/>'
+        f'<text x="{centre}" y="{_BOTTOM + 33}" text-anchor="middle">{html.escape(x_label)}</text>'
+        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
+        f"{html.escape(y_label)}</text>{lines}{dots}</svg>"
+        f'<ul class="key">{entries}</ul><figcaption>{html.escape(caption)}</figcaption></figure>'
+    )
 
 
 def _steps(low: float, high: float) -> list[tuple[float, str]]:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxdp.mechanisms.base import Mechanism, as_text
 from jaxdp.mechanisms.composition import everything, held
 from jaxdp.report.facts import Facts
-from jaxdp.report.figures import Curve, Figure
+from jaxdp.report.figures import Curve, figure
 from jaxdp.report.style import STYLE
 from jaxdp.report.text import factor, number, outward, percent
 from jaxdp.runtime import precision
@@ -209,13 +209,12 @@ def _profile_figure(facts: Facts) -> str:
     marks = [(e, d) for e, d in facts.pairs if math.isfinite(e) and d > 0]
     smallest = min([d for _, d in marks] or [max(float(upper[upper > 0].min(initial=1.0)), 1e-12)])
     bottom = 10.0 ** (math.floor(math.log10(max(smallest, 1e-250))) - 1)
-    figure = Figure("Privacy profile", "ε", "δ", (0.0, float(grid[-1])), (bottom, 1.0), logarithmic=True)
-    return figure.html(
-        curves,
-        marks,
+    caption = (
         "Privacy profile: the δ that is certified at each ε. Lower is more private; perfect privacy is δ = 0 "
-        "everywhere. Dots are the guarantees of the table above.",
+        "everywhere. Dots are the guarantees of the table above."
     )
+    x_axis, y_axis = ("ε", 0.0, float(grid[-1])), ("δ", bottom, 1.0)
+    return figure("Privacy profile", x_axis, y_axis, curves, caption, marks, logarithmic=True)
 
 
 def _tradeoff_figure(facts: Facts) -> str:
@@ -228,13 +227,12 @@ def _tradeoff_figure(facts: Facts) -> str:
         curves.append(Curve("randomized response, same ε", "reference", corners, corners[::-1]))
     ends = np.array([0.0, 1.0])
     curves.append(Curve("perfect privacy: no better than guessing", "perfect", ends, ends[::-1]))
-    figure = Figure("Trade-off curve", "false positive rate", "false negative rate", (0.0, 1.0), (0.0, 1.0))
-    return figure.html(
-        curves,
-        [],
+    caption = (
         "Trade-off curve: no attacker has a smaller false negative rate than this at any false positive rate. Higher "
-        "is more private.",
+        "is more private."
     )
+    x_axis, y_axis = ((f"false {kind} rate", 0.0, 1.0) for kind in ("positive", "negative"))
+    return figure("Trade-off curve", x_axis, y_axis, curves, caption)
 
 
 def _description(facts: Facts) -> str:

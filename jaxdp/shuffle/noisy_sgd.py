@@ -82,7 +82,16 @@ def noisy_sgd_one_pass_epsilon(
         eps0, delta0 = _splits(mu, users, target)
         every = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
         n, local, extra, aim = (array.reshape(-1) for array in every)
-        found = epsilon_upper(lambda d: clones_bounds("epsilon", local, n, d, bound).upper, n, local, extra, aim, bound)
+        asked, told = np.zeros_like(aim), np.full_like(aim, np.inf)
+
+        def central(room):
+            some = (room > 0) & (room != asked)  # the rounds of the search ask again for pairs that are settled
+            if some.any():
+                asked[some] = room[some]
+                told[some] = clones_bounds("epsilon", local[some], n[some], room[some], bound).upper
+            return told.copy()
+
+        found = epsilon_upper(central, n, local, extra, aim, bound)
         return found.reshape(eps0.shape).min(axis=1)
 
     return batched(best, noise, scale, users, target)

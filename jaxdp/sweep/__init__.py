@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -21,7 +20,7 @@ from jaxdp.runtime.extras import require
 from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep.grid import Grid
 from jaxdp.sweep.store import Folder, Memory, alone
-from jaxdp.sweep.work import Calls, Task, Values, require_versions, versions
+from jaxdp.sweep.work import Calls, Task, require_versions, versions
 from jaxdp.typing import Array, Axis, Number
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ def sweep(
     devices: jax devices that take tiles in turn, one thread each. Default: the current default device.
     executor: where tiles are computed instead, as in `concurrent.futures`: ``submit(fn, *args)`` returns a
         `concurrent.futures.Future`. For a cluster ``dask.distributed.Client(...).get_executor()``. fn has to be
-        picklable for it, and with a path the workers must see the same file system. A worker that runs other releases
-        of jaxdp, jax, jaxlib or numpy is an error.
+        picklable for it. A worker that runs other releases of jaxdp, jax, jaxlib or numpy is an error.
     progress: show a tqdm bar counting grid points.
     path: a file ending in .nc (netCDF), which is returned as read, or .zarr, whose values are read when they are
         used. Finished tiles are kept in ``<path>.parts`` as they come: the same call after a kill or a full disk goes
@@ -82,9 +80,8 @@ def sweep(
 
     The numbers do not depend on devices, executor or interruptions, to the last bit, on processors of one kind.
     Every axis value is tried once before a long run, so that an invalid one is rejected at the start. An error inside
-    a tile is re-raised with a note naming it; finished tiles stay on disk.
-    The attributes hold versions, accuracy and, where verbs were called by fn, verb, mechanism and relation; where
-    rounds were shuffled, also the bounds and randomizers in use.
+    a tile is re-raised with a note naming it. The attributes hold versions, accuracy and, where verbs were called by
+    fn, verb, mechanism and relation; where rounds were shuffled, also the bounds and randomizers in use.
 
     Raises:
         ValueError: bad axes, a wrong result shape, or a path that holds another computation.
@@ -134,20 +131,18 @@ def _computed(
         how = stack.enter_context(_workers(executor, devices))
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
-        def keep(tile: int, made: tuple[Values | None, Calls]) -> None:
-            values, its_calls = made
-            calls.extend(its_calls)
-            if values is not None:
-                store.keep(tile, values, its_calls)
+        def keep(tile: int, made: Any) -> None:
+            calls.extend(made[1])
+            store.keep(tile, *made)
             if shown is not None:
                 shown.update(grid.length(tile))
 
         try:
             if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
-                _each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made), *how)
-            # The first tile alone: it names the variables, and it compiles what the others use.
+                _each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made[1]), *how)
+            # The first tile alone: it compiles what the others use.
             for tiles in (todo[:1], todo[1:]):
-                _each(dataclasses.replace(task, draft=store.draft), tiles, keep, *how)
+                _each(task, tiles, keep, *how)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(store.kept()) from None
     attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}

@@ -1,11 +1,9 @@
 """The product of named axes, cut into tiles of one size."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,58 +17,39 @@ _DEFAULT_BATCH = 4096
 class Grid:
     """The product of axes, cut into rectangular tiles: ranges of the numeric axes, one value of every other axis.
 
-    axes: arrays for numeric axes, lists for others. steps: length of a tile along every axis.
+    axes: arrays for numeric axes, lists for others; numeric: the first alone. steps, counts: length of a tile along
+    every axis, and number of tiles. size, batch, tiles: grid points altogether, those of one call, number of tiles.
     """
 
     axes: dict[str, np.ndarray | list[Any]]
+    numeric: dict[str, np.ndarray]
+    shape: tuple[int, ...]
     steps: tuple[int, ...]
+    counts: tuple[int, ...]
+    size: int
+    batch: int
+    tiles: int
 
     @classmethod
-    def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Grid:
+    def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Self:
         """Checked axes; ValueError for an axis that is neither of real numbers nor of plain values."""
         if not axes:
             raise ValueError("axes must name at least one axis, such as eps0=[1, 2, 4], got none.")
         checked = {name: _axis(name, values) for name, values in axes.items()}
-        size = _DEFAULT_BATCH if batch_size is None else int(validate.integer("batch_size", batch_size, 1))
-        room, steps = size, []
+        room = _DEFAULT_BATCH if batch_size is None else int(validate.integer("batch_size", batch_size, 1))
+        steps: list[int] = []
         for values in reversed(checked.values()):
             pieces = -(-len(values) // room) if isinstance(values, np.ndarray) else len(values)
-            steps.append(-(-len(values) // pieces))
-            room = max(1, room // steps[-1])
-        return cls(checked, tuple(reversed(steps)))
-
-    @property
-    def numeric(self) -> dict[str, np.ndarray]:
-        """The axes of numbers."""
-        return {name: values for name, values in self.axes.items() if isinstance(values, np.ndarray)}
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
-        return tuple(map(len, self.axes.values()))
-
-    @property
-    def size(self) -> int:
-        """Grid points altogether."""
-        return math.prod(self.shape)
-
-    @property
-    def batch(self) -> int:
-        """Grid points of one call, the same for every tile."""
-        return math.prod(self.steps)
-
-    @property
-    def _counts(self) -> tuple[int, ...]:
-        return tuple(-(-size // step) for size, step in zip(self.shape, self.steps, strict=True))
-
-    @property
-    def tiles(self) -> int:
-        """Number of tiles."""
-        return math.prod(self._counts)
+            steps.insert(0, -(-len(values) // pieces))
+            room = max(1, room // steps[0])
+        numeric = {name: values for name, values in checked.items() if isinstance(values, np.ndarray)}
+        shape = tuple(map(len, checked.values()))
+        counts = tuple(-(-size // step) for size, step in zip(shape, steps, strict=True))
+        return cls(checked, numeric, shape, tuple(steps), counts, *map(math.prod, (shape, steps, counts)))
 
     def region(self, tile: int) -> tuple[slice, ...]:
         """The ranges of all axes that a tile covers."""
-        where = np.unravel_index(tile, self._counts)
+        where = np.unravel_index(tile, self.counts)
         return tuple(
             slice(int(i) * step, min((int(i) + 1) * step, size))
             for i, step, size in zip(where, self.steps, self.shape, strict=True)
@@ -111,7 +90,8 @@ class Grid:
         short = sum(len(axis) for axis in self.numeric.values()) <= self.batch
         columns: dict[str, list[Any]] = {name: [] for name in self.numeric}
         for name, axis in self.numeric.items():
-            tried = axis if short else _extremes(axis)
+            ends = axis[[0, int(np.argmin(axis)), int(np.argmax(axis))]]
+            tried = axis if short else np.concatenate([ends, axis[~np.isfinite(axis)][:1]])
             for other in self.numeric:
                 columns[other].extend(tried if other == name else [first[other]] * len(tried))
         size = max((len(column) for column in columns.values()), default=1)
@@ -133,8 +113,3 @@ def _axis(name: str, values: Any) -> np.ndarray | list[Any]:
     if bad:
         raise ValueError(f"axis {name} must hold real numbers, strings, booleans or None, got {bad[0]!r}.")
     return array if array.dtype.kind in "iuf" else array.tolist()
-
-
-def _extremes(axis: np.ndarray) -> np.ndarray:
-    ends = np.array([0, int(np.argmin(axis)), int(np.argmax(axis))])
-    return np.concatenate([axis[ends], axis[~np.isfinite(axis)][:1]])

@@ -1,4 +1,4 @@
-"""Storage of the tiles of a sweep: in memory, or on disk in a zarr store that several workers write to; their names."""
+"""Storage of the tiles of a sweep: in memory, or on disk in a zarr store; the names of what they hold."""
 
 import contextlib
 import json
@@ -79,10 +79,8 @@ class Memory:
         """All tiles: none is computed yet."""
         return list(range(self._grid.tiles))
 
-    draft = None
-
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Keep a tile that was returned."""
+        """Keep a tile; the verbs called for it are asked for in the end."""
         if not self._arrays:
             self._arrays = {name: np.empty(self._grid.shape) for name in values}
         _same_names(self._arrays, values)
@@ -112,11 +110,7 @@ class Folder:
     def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, identity: str) -> None:
         self._xarray, self._grid, self._path, self._identity = xarray, grid, path, identity
         self._parts = parts(path)
-
-    @property
-    def draft(self) -> pathlib.Path | None:
-        """The folder that workers write to, None before its variables are known."""
-        return self._parts if (self._parts / "store.zarr").exists() else None
+        self._store = self._parts / "store.zarr"
 
     def finished(self) -> Any:
         """The complete data set of an earlier call, or None after preparing the folder."""
@@ -155,14 +149,20 @@ class Folder:
         return [tile for tile in range(self._grid.tiles) if tile not in written]
 
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Make the store for the variables of a tile that was returned, and write the tile."""
-        grid, store = self._grid, self._parts / "store.zarr"
-        nothing = np.broadcast_to(np.nan, grid.shape)
-        template = self._xarray.Dataset({name: (tuple(grid.axes), nothing) for name in values}, _coordinates(grid))
-        draft = self._parts / "empty.zarr"
-        template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
-        os.replace(draft, store)
-        write(self._parts, grid, tile, values, calls)
+        """Write a tile into its own region of the store, then the note that it is there."""
+        import zarr
+
+        grid = self._grid
+        if not self._store.exists():
+            nothing = tuple(grid.axes), np.broadcast_to(np.nan, grid.shape)
+            template = self._xarray.Dataset(dict.fromkeys(values, nothing), _coordinates(grid))
+            draft = self._parts / "empty.zarr"
+            template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
+            os.replace(draft, self._store)
+        _same_names(set(zarr.open_group(self._store, mode="r").array_keys()) - set(grid.axes), values)
+        for name, array in values.items():
+            zarr.open_array(self._store / name, mode="r+")[grid.region(tile)] = array
+        _write(self._parts / f"{tile:08d}.json", json.dumps(calls))
 
     def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
         """Name and label the variables, move the result to its path in one step, drop the parts."""
@@ -170,13 +170,14 @@ class Folder:
 
         notes = sorted(self._parts.glob("[0-9]*.json"))
         made_by = provenance.summary([call for note in notes for call in json.loads(note.read_text())])
-        draft = self._parts / "store.zarr"
-        for name in [each for each, _ in zarr.open_group(draft, mode="r").arrays() if each not in self._grid.axes]:
+        draft = self._store
+        group = zarr.open_group(draft, mode="r+")
+        for name in set(group.array_keys()) - set(self._grid.axes):
             final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
             if final != name:
                 os.replace(draft / name, draft / final)
-            zarr.open_array(draft / final, mode="r+").attrs.update(attrs)
-        zarr.open_group(draft, mode="r+").attrs.update(attributes | made_by | {"fingerprint": self._identity})
+            group[final].attrs.update(attrs)
+        group.attrs.update(attributes | made_by | {"fingerprint": self._identity})
         zarr.consolidate_metadata(draft)
         if self._path.suffix == ".nc":
             with self._xarray.open_dataset(draft, engine="zarr") as dataset:
@@ -198,17 +199,6 @@ class Folder:
 def parts(path: pathlib.Path) -> pathlib.Path:
     """The folder of unfinished tiles beside a result."""
     return path.with_name(path.name + ".parts")
-
-
-def write(folder: pathlib.Path, grid: Grid, tile: int, values: dict[str, np.ndarray], calls: Any) -> None:
-    """A tile into its own region of the store, then the note that it is there."""
-    import zarr
-
-    store = folder / "store.zarr"
-    _same_names({name for name, _ in zarr.open_group(store, mode="r").arrays()} - set(grid.axes), values)
-    for name, array in values.items():
-        zarr.open_array(store / name, mode="r+")[grid.region(tile)] = array
-    _write(folder / f"{tile:08d}.json", json.dumps(calls))
 
 
 def _same_names(names: Any, values: dict[str, np.ndarray]) -> None:

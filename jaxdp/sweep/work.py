@@ -1,8 +1,7 @@
-"""The computation of one tile of a sweep, in this process or on a worker: call, checks, and storage."""
+"""The computation of one tile of a sweep, in this process or on a worker: call and checks."""
 
 import dataclasses
 import os
-import pathlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +14,6 @@ import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.runtime.precision import expecting
-from jaxdp.sweep import store
 from jaxdp.sweep.grid import Grid
 
 Values = dict[str, np.ndarray]
@@ -32,37 +30,28 @@ class Task:
     """A function of the number of a tile, to be sent to workers.
 
     expected: `versions` of the process that began the sweep. identity: a text of this run alone, so that an executor
-    that remembers results does not take the call for one of an earlier run. draft: the folder that tiles are written
-    to; None: they are returned.
+    that remembers results does not take the call for one of an earlier run.
     """
 
     fn: Callable[..., Any]
     grid: Grid
     expected: dict[str, str]
     identity: str
-    draft: pathlib.Path | None = None
 
-    def __call__(self, tile: int) -> tuple[Values | None, Calls]:
-        """The values of a tile (None where they are written) and the verbs called for it."""
+    def __call__(self, tile: int) -> tuple[Values, Calls]:
+        """The values of a tile and the verbs called for it."""
+        try:
+            flat, calls = self.probe(self.grid.arguments(tile))
+        except Exception as error:
+            error.add_note(self.grid.describe(tile))
+            raise
+        return {name: self.grid.cut(tile, each) for name, each in flat.items()}, calls
+
+    def probe(self, arguments: dict[str, Any]) -> tuple[Values, Calls]:
+        """The values of one call and the verbs called for them; used alone before a long run, to fail at the start."""
         require_versions(self.expected)
         with provenance.observe() as calls:
-            try:
-                flat = self._evaluate(self.grid.arguments(tile))
-            except Exception as error:
-                error.add_note(self.grid.describe(tile))
-                raise
-        values = {name: self.grid.cut(tile, each) for name, each in flat.items()}
-        if self.draft is None:
-            return values, calls
-        store.write(self.draft, self.grid, tile, values, calls)
-        return None, calls
-
-    def probe(self, arguments: dict[str, Any]) -> Calls:
-        """Evaluate some grid points before a long run, so that it fails at the start; returns the verbs called."""
-        require_versions(self.expected)
-        with provenance.observe() as calls:
-            self._evaluate(arguments)
-        return calls
+            return self._evaluate(arguments), calls
 
     def _evaluate(self, arguments: dict[str, Any]) -> Values:
         size = self.grid.batch

@@ -24,6 +24,7 @@ class Batch(NamedTuple):
 
     overflow: True where the sample did not fit; the same key and step with a larger size give the whole
     sample. A cut sample is not a Poisson sample and is not accounted for: do not train on it.
+    The key of a batch must be unseen by the adversary. Noise drawn from the same key is independent of the batch.
 
     >>> from jaxdp import training
     >>> batch = training.cyclic_batch(3, num_examples=10, batch_size=4, num_batches=3)
@@ -51,9 +52,7 @@ def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches:
 
 
 def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
-    """As `cyclic_batch`, in an order drawn anew for every epoch from the key and the epoch's number.
-
-    The key must be unseen by the adversary. Noise drawn from the same key is independent of the order.
+    """As `cyclic_batch`, in an order drawn anew for every epoch from the key (see `Batch`) and the epoch's number.
 
     >>> import jax
     >>> from jaxdp import training
@@ -70,10 +69,8 @@ def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_siz
 def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
     """Every example independently with the given probability, drawn from the key and the step; padded to size.
 
-    probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1] (NaN: nobody).
-
-    The key must be unseen by the adversary. Noise drawn from the same key is independent of the sample. The rate is the
-    probability rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
+    key: see `Batch`. probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1]
+    (NaN: nobody); it is rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
 
     >>> import jax
     >>> from jaxdp import training
@@ -90,7 +87,7 @@ def truncated_poisson_batch(
     """The sample of `poisson_batch`, and where it holds more than ``size`` examples a uniformly drawn ``size`` of them.
 
     Arguments as there. In random order; ``overflow`` is always False. Accounted for by `DPSGD` with
-    sampling="truncated_poisson". The key must be unseen by the adversary; noise drawn from the same key is independent.
+    sampling="truncated_poisson".
 
     >>> import jax
     >>> from jaxdp import training
@@ -107,12 +104,10 @@ def truncated_poisson_batch(
 def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
     """The examples of one bin: in every epoch of num_bins steps each example is in one uniformly drawn bin.
 
-    step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key and
-    the epoch's number. num_bins: 1 to 65536. size: static; a bin that holds more examples does not fit. Accounted by
+    step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key (see
+    `Batch`) and the epoch's number, as 64 random bits modulo num_bins: the probability of a bin is 1/num_bins up to a
+    relative 2^-48. num_bins: 1 to 65536. size: static; a bin that holds more examples does not fit. Accounted by
     `jaxdp.RandomAllocation`.
-
-    The key must be unseen by the adversary. Noise drawn from the same key is independent of the bins. A bin is drawn as
-    64 random bits modulo num_bins: its probability is 1/num_bins up to a relative 2^-48.
 
     Raises ValueError where a bin of the epoch does not fit, with the size that does; under a trace ``overflow`` tells.
 

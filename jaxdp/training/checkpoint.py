@@ -1,7 +1,5 @@
 """Checkpoints that go forward only: an earlier count would draw the same noise again."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np
@@ -24,8 +22,7 @@ class RewoundError(ValueError):
 def refuse_rewind(state: NoisyState, furthest: int) -> None:
     """RewoundError when state.count lies before the furthest count that this run is known to have reached.
 
-    The noise of a step is fixed by key and count. Doing a step again on other data reuses its noise, and
-    the difference of the two results is free of it.
+    The noise of a step is fixed by key and count: the difference of a step and of the same on other data is free of it.
 
     >>> import jax.numpy as jnp
     >>> from jaxdp import training
@@ -42,12 +39,12 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
 
 
 class Checkpoints:
-    """Orbax checkpoints of (parameters, NoisyState) in one directory, numbered by the count.
+    """Orbax checkpoints of (parameters, NoisyState) in one directory, which is made, numbered by the count.
 
     Saving a count below, or restoring a checkpoint before, the newest one raises RewoundError. A run restored
     from the newest checkpoint continues with its count and key, hence with noise not drawn before that
     checkpoint. Steps made after it and lost are made again with the same noise: with the batches of the same
-    step numbers that gives the same iterates and no new release.
+    step numbers that gives the same iterates and no new release. Needs the extra "checkpoint" (orbax-checkpoint).
 
     >>> import jax.numpy as jnp
     >>> from jaxdp import training
@@ -57,8 +54,6 @@ class Checkpoints:
     >>> checkpoints.save({"w": jnp.zeros(3)}, state)
     >>> checkpoints.furthest()
     7
-
-    Needs the extra "checkpoint" (orbax-checkpoint). directory: created when missing.
     """
 
     def __init__(self, directory: str | pathlib.Path):

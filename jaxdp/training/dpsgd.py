@@ -65,10 +65,9 @@ class DPSGD:
     1/sampling_probability steps, whole, up to 65536. There noise_multiplier and sampling_probability are numbers.
 
     Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
-    allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun): an unfinished epoch
-    counts as a whole one. A truncated step is a `jaxdp.mechanisms.truncated.TruncatedPoisson`, which dominates it for
-    data sets of at most num_examples records and their neighbours; there are upper bounds only. Natural relation
-    add_or_remove; all iterates may be released. clip_norm is the norm bound of one record's contribution: under
+    allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun). A truncated step is a
+    `jaxdp.mechanisms.truncated.TruncatedPoisson`, which dominates it for data sets of at most num_examples records and
+    their neighbours; there are upper bounds only. All iterates may be released. Natural relation add_or_remove; under
     replace_one (not with allocation) two sums differ by up to 2 C, which is accounted for.
 
     Schedules: `after` composes the steps at their own settings, equal ones merged; 128 different pairs of
@@ -78,15 +77,13 @@ class DPSGD:
     returns NaN, and nothing about the data.
 
     Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
-    (scaling, momentum) runs without an error and takes away the bound C. Anything may stand after it (Adam, momentum,
+    (scaling, momentum) runs without an error and takes away the bound C. After it anything may stand (Adam, momentum,
     weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
-    draws (or another Poisson sample, unseen by the adversary): shuffled or cyclic batches are not covered;
-    normalisation, schedules and the number of steps independent of the data; a schedule's value in the compiled step
-    is within a relative 2^-21 of the one on the host; the step given to `batch` is the state's count (that of
-    `clipped_sum` is checked); no statistic across examples in the model (batch normalisation); floating point noise as
-    good as real noise.
-    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11 for the sampling; for truncated samples
-    notebooks/proofs/truncated_sampling.md.
+    draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count: shuffled or
+    cyclic batches are not covered; normalisation, schedules and the number of steps independent of the data; a
+    schedule's value in the compiled step is within a relative 2^-21 of the one on the host; no statistic across
+    examples in the model (batch normalisation); floating point noise as good as real noise.
+    Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11; notebooks/proofs/truncated_sampling.md.
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -222,8 +219,7 @@ class DPSGD:
         refused: its clipping cannot be checked. learning_rate: number or schedule. partition: as in
         `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
 
-        optax.MultiSteps around it is refused (a ValueError: per-example gradients it would average before they are
-        clipped, and a `ClippedSum` is not the tree that it gathers, "Expected dict, got ClippedSum"). It may stand
+        optax.MultiSteps around it is a ValueError: it would average gradients before they are clipped. It may stand
         after `privatize`, around the next optimizer: noisy gradients may be gathered.
         """
         private = self.privatize(key, partition=partition)
@@ -255,8 +251,8 @@ class DPSGD:
     def after(self, steps: Real) -> Mechanism:
         """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
 
-        Runs with other settings or other batches are composed: jaxdp.compose(first.after(1000), second.after(500)).
-        Every such run has a key and a state of its own.
+        Runs with other settings or other batches, each with a key and a state of its own, are composed:
+        jaxdp.compose(first.after(1000), second.after(500)).
 
         Raises ValueError for a bad count, a schedule that leaves its range or has more than 128 different settings.
         """

@@ -25,13 +25,12 @@ class StronglyConvexLoss:
     """Constants of the loss of one example, f(w, x) = l(w, x) + r(w), on all of R^d.
 
     lipschitz: C >= |grad_w l(w, x)|, the data term alone (the regulariser is the same in both runs).
-    smoothness: beta, Lipschitz constant of grad_w f. strong_convexity: rho >= 0, of the regulariser r
-    (rho = 0: convex only). generalized_linear: l depends on w through one scalar <w, x>; only then does
-    clipping per example keep the step a contraction.
+    smoothness: beta, Lipschitz constant of grad_w f. strong_convexity: rho >= 0, of the regulariser r (rho = 0: convex
+    only). generalized_linear: l depends on w through one scalar <w, x>; only then does clipping per example keep the
+    step a contraction.
 
-    Assumes: the constants hold for every example that could occur, at every w; every step's gradient
-    holds grad r in full, also where the batch is short or empty. Constants taken from the data (such as
-    the largest norm of a feature vector) are not covered.
+    Assumes: the constants hold for every example that could occur, at every w, and are not taken from the data (such as
+    the largest norm of a feature vector); every step's gradient holds grad r in full, also where the batch is short.
 
     Raises: ValueError unless 0 <= strong_convexity <= smoothness, lipschitz > 0.
 
@@ -53,16 +52,13 @@ class StronglyConvexLoss:
 
     @classmethod
     def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
-        """Constants of log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with |x| <= feature_norm, y in {-1, 1}.
-
-        A bias column counts in the norm and is regularised with the rest. C = B, beta = B^2/4 + l2, rho = l2.
-        """
+        """Constants of log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2, as `jaxdp.iteration.logistic_regression` gives them."""
         lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
         return cls(lipschitz, smoothness, rho, generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
-        """Constants of multinomial logistic regression: C = sqrt(2) B, beta = B^2/2 + l2, rho = l2.
+        """Constants of multinomial logistic regression, as `jaxdp.iteration.softmax_regression` gives them.
 
         Clipping per example is refused for it: a clipped softmax step expands at every step size.
         """
@@ -99,11 +95,10 @@ class NoisyProjectedSGD:
     (constant settings only). The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7
     above that of the optimal allocation for the stated numbers, and not below it.
 
-    Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`); with
-    momentum, Adam, weight decay, scaling or clipping of the mean in front of it an optax.chain runs without an error
-    and is another iteration, not the accounted one. optax.MultiSteps may gather the equal parts of one batch. After it:
-    nothing but optax.apply_updates; a change of the updates (a second learning rate, weight decay, averaging) is not
-    accounted for either. Any function of the released iterate may follow the last step.
+    Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`; of its
+    equal parts gathered by optax.MultiSteps). After it: nothing but optax.apply_updates. With momentum, Adam, weight
+    decay, scaling or clipping on either side an optax.chain runs without an error and is another iteration, not the
+    accounted one. Any function of the released iterate may follow the last step.
     Only the last iterate is released (no checkpoints, averages, best-of selection, early stopping or loss curves from
     private data); the constants of `loss`; grad of the regulariser in full in every step, noise-only and short batches
     included (`gradient` does both); batches as `batch` gives them; finite gradients (see `NoisyState.nonfinite`: one
@@ -113,8 +108,7 @@ class NoisyProjectedSGD:
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,
     Theorem 22; the allocation in notebooks/proofs/heterogeneous_gdp_iteration.md.
 
-    Raises: ValueError, TypeError for a setting outside its range, at construction (schedules: first 1024 steps,
-    the others when they are accounted for).
+    Raises: ValueError, TypeError for a setting outside its range, at construction (of schedules the first 1024 steps).
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -254,9 +248,8 @@ class NoisyProjectedSGD:
         """Largest number of steps for which epsilon of the last iterate stays within the budget; inf: unlimited.
 
         Every smaller number of steps is within the budget too when the settings are constant (reshuffled order:
-        every smaller number of whole epochs, and the answer is a whole number of epochs). With a schedule the
-        answer itself is within the budget, and is at most max_steps.
-        Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
+        every smaller number of whole epochs, and the answer is one). With a schedule the answer itself is, and it is
+        at most max_steps. Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
         """
         settings.check_budget(epsilon, delta)
         # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)

@@ -1,12 +1,9 @@
 """From a public training schedule to the Gaussian-DP parameter of the last iterate, in float64 on the host.
 
-In cyclic order an example takes part in one step of every epoch. Between two of its participations t and t'
-only their distance and the summed noise matter, so the schedule of one example shrinks from all steps to one
-entry per epoch: distance d_t, contraction prod_{t < k <= t'} kappa_k, noise variance
-sum_{t <= u < t'} s_u^2 / prod_{t < k <= u} kappa_k^2 (cumulative distances are flat between participations, so
-the constraint z >= 0 binds at the end of each stretch only). Examples of one batch share their schedule.
-With constant kappa <= 1, s and d the slopes of these stretches do not increase, except at the last, shorter one:
-the optimal allocation has one or two blocks, in closed form.
+In cyclic order an example takes part in one step of every epoch, and its schedule shrinks from all steps to one entry
+per epoch (`jaxdp.iteration.isotonic.participation_steps`). Examples of one batch share their schedule. With constant
+kappa <= 1, s and d the slopes of these stretches do not increase, except at the last, shorter one: the optimal
+allocation has one or two blocks, in closed form.
 """
 
 from __future__ import annotations
@@ -152,11 +149,11 @@ def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
 def _mu_of_rows(schedule: Steps, rows: np.ndarray) -> np.ndarray:
     """Mu of every row of the steps in which an example takes part, filled up with the number of all steps."""
     log_k = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
+    # few widths, few compilations
+    missing = (1 << max(4, (rows.shape[1] - 1).bit_length())) - rows.shape[1]
+    rows = np.pad(rows, ((0, 0), (0, missing)), constant_values=schedule.shift.shape[0])
     with np.errstate(divide="ignore"):
         logs = participation_steps(log_k, np.log(schedule.noise_std), np.log(schedule.shift), rows)
-    missing = (1 << max(4, (rows.shape[1] - 1).bit_length())) - rows.shape[1]
-    # a step with contraction 1, no noise and no shift changes nothing: few widths, few compilations
-    fillers = zip(logs, (0.0, -np.inf, -np.inf), strict=True)
-    mu2 = participation_allocation(*(np.pad(a, ((0, 0), (0, missing)), constant_values=fill) for a, fill in fillers))
+    mu2 = participation_allocation(*logs)
     log_size = np.abs(np.sum(schedule.log_contraction)) + schedule.shift.shape[0] + 16
     return np.sqrt(mu2) * (1 + 1e-15 * log_size) * _SLACK
