@@ -7,8 +7,6 @@ The sum over the integers inside a cell is taken one by one or, of more than a d
 nodes are not integers, and it is exact for polynomials up to degree 15.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -55,7 +53,7 @@ class DiscreteGaussian(Mechanism):
         log_ratio = _log_theta(z * s, self.sigma) - xp.real(_log_theta(xp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
 
-    def at_distance(self, distance: Number) -> DiscreteGaussian:
+    def at_distance(self, distance: Number) -> Mechanism:
         """As many times the shift."""
         return DiscreteGaussian(self.sigma, self.sensitivity * distance)
 

@@ -1,7 +1,5 @@
 """Local randomizers: what each person runs before a shuffler mixes the reports."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import jax

@@ -6,8 +6,6 @@ of the outcomes (`counts`; `every_count` for few users), and the contour with mo
 notebooks/proofs/shuffle.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

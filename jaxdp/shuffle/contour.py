@@ -7,8 +7,6 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

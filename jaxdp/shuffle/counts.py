@@ -10,8 +10,6 @@ Going down in J, T changes by half a probability, so a term costs a few operatio
 section 9).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ sums over the sorted S', E[(S + S')_+] = E[Q(-S) + S P(-S)]: the work goes with 
 notebooks/proofs/shuffle.md, section 9.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

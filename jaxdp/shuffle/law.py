@@ -7,9 +7,7 @@ which all others hold x0, m is the report law of x0. Proofs: notebooks/proofs/sh
 Every function here is for one parameter point and runs in a float64 scope.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -36,9 +34,9 @@ class Law(NamedTuple):
         """The local epsilon of this pair of inputs: the largest loss that has mass."""
         return xp.max(xp.where(self.first > 0, self.loss, -xp.inf))
 
-    def swapped(self) -> Law:
+    def swapped(self) -> Self:
         """The law of the inputs in the other order."""
-        return Law(self.second, self.first, self.base, -self.loss, self.rest)
+        return self._replace(first=self.second, second=self.first, loss=-self.loss)
 
 
 def clones(eps0: Any, bound: str) -> Law:

@@ -9,8 +9,6 @@ Two-point randomized response, shuffled, is such a law: what no bound for all ep
 McMillan, Talwar 2021, Appendix G). Proof: notebooks/proofs/shuffle.md, section 3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One shuffled round, from its law of X. Several: `jaxdp.sources.shuffled_rounds`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
