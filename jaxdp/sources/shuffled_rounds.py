@@ -98,7 +98,7 @@ def _replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., A
 
 
 def _without_vacuous(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks, rounds of which every row has a local delta replaced by laws of which all mass is infinite loss."""
+    """The stacks, rounds of which every row has a local delta replaced by laws whose mass at infinity is 1."""
 
     def law(record: Any, times: Any) -> Any:
         if not (isinstance(record, Shuffled) and _leaks(record.randomizer, np).all()):
@@ -361,9 +361,12 @@ def _of_traced_laws(
     return differentiated(jax.jit(plain), with_gradient)
 
 
-def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
-    stacks = _without_vacuous(stacks)
+def dominating(stacks: tuple[Stack, ...], order: Any, divergence: bool) -> tuple[Stack, ...]:
+    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row.
+
+    divergence: for that of Renyi, which is infinite wherever there is mass at infinity.
+    """
+    stacks = _without_vacuous(stacks) if divergence else stacks
     if not _has_rounds(stacks):
         return stacks
     finite = np.isfinite(order)
