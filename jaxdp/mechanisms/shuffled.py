@@ -159,3 +159,7 @@ class Shuffled(Mechanism):
     def max_loss(self) -> Number:
         """The local epsilon."""
         return self.randomizer.max_loss()
+
+    def local_delta(self) -> Number:
+        """The local delta, 0 for a named randomizer."""
+        return getattr(self.randomizer, "delta", 0.0)

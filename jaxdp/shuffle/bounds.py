@@ -29,7 +29,6 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
-_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 _STEPS_OF_COMPILING = 40_000.0  # of NumPy, down a sum over counts
@@ -37,10 +36,7 @@ _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
-Evaluate = Callable[[Any], Evaluation]
-
-
-def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Evaluation:
+def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
@@ -141,14 +137,14 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 # batch take as many steps as the longest.
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000, by_numpy=_patience_of_counts)
-_LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
-_EVERY = _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9)  # compiled, each number is a program
-_KERNELS = {
-    verb: {"13 nodes": short, "nodes": _LONG[i], "counts": counted, "every count": _EVERY[i], "two": _TWO[i]}
-    for i, (verb, short, counted) in enumerate(
-        [("log_delta", contour_log_delta, counts_log_delta), ("epsilon", contour_epsilon, counts_epsilon)]
-    )
+_SOURCES = {
+    "13 nodes": (contour_log_delta, contour_epsilon),
+    "nodes": _pair(contour.evaluate_long, 20_000),
+    "counts": (counts_log_delta, counts_epsilon),
+    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
+    "two": _pair(two_point.evaluate, 4096),
 }
+_KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
@@ -189,10 +185,7 @@ def _live_outcomes(made: Law) -> Law:
     """The laws without outcomes of probability 0, as far as all rows have such."""
     live = (made.first > 0) | (made.second > 0) | (made.base > 0)
     order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
-    size = order.shape[1]
-    more = min((common - size for common in _COMMON_OUTCOMES if common >= size), default=0)
-    more = more if live.shape[0] <= _FEW_ROWS else 0
-    return _outcomes(made, lambda side: np.pad(np.take_along_axis(side, order, axis=1), ((0, 0), (0, more))))
+    return _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
 
 
 def _two_outcomes(made: Law) -> np.ndarray:

@@ -8,7 +8,6 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +34,6 @@ _BLUR = 6e-15  # of an atom, relative
 
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
-_COS_SERIES = tuple((-1) ** i * 2 / math.factorial(2 * i + 2) for i in range(9))
 
 
 def _exp_excess(u: Any) -> Any:
@@ -45,19 +43,14 @@ def _exp_excess(u: Any) -> Any:
     return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
-def _small_turn(u: Any) -> tuple[Any, Any, Any]:
-    """sin u, sin u - u and 1 - cos u, accurate relative to themselves where |u| <= 1."""
-    square = u * u
-    bent = u * square / 6 * polynomial(_SIN_SERIES, square)
-    return u + bent, bent, 0.5 * square * polynomial(_COS_SERIES, square)
-
-
 def _turn(u: Any) -> tuple[Any, Any, Any]:
-    """The same for every u; where |u| >= 1 sin u - u is accurate to a unit of u."""
+    """sin u, sin u - u and 1 - cos u, accurate relative to themselves; sin u - u beyond |u| = 1 to a unit of u."""
     sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
     small = xp.abs(u) < 1.0
-    near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
-    return double, xp.where(small, near, double - u), 2 * sine * sine
+    near, double = xp.where(small, u, 0.0), 2 * sine * cosine
+    square = near * near
+    bent = near * square / 6 * polynomial(_SIN_SERIES, square)
+    return double, xp.where(small, bent, double - u), 2 * sine * sine
 
 
 class Sum(NamedTuple):
@@ -167,10 +160,10 @@ class Nodes(NamedTuple):
     slope: Any
 
 
-def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
-    sine, bent, less = turn(s.x * at[:, None])
+    sine, bent, less = _turn(s.x * at[:, None])
     re = -xp.sum(t.weights * less, axis=-1)
     # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
     growth = xp.expm1(t.c * s.x) * sine
@@ -370,13 +363,6 @@ def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
     return xp.minimum(plain, xp.min(plain[:, None] * kept + 1 / xp.maximum(until, 0.1), axis=1))
 
 
-def _window_nodes(windows: _Windows, place: Any) -> Any:
-    """The nodes in the order in which they are summed."""
-    width = 2 * windows.half + 1
-    which = xp.floor((place + windows.half) / width)
-    return xp.where(windows.half < xp.inf, xp.round(which * windows.spacing) + place - which * width, place)
-
-
 def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
     """Bounds of E[S_+] in units of e^log_total, turned into bounds of log delta."""
     scale = log_total + s.log_factor
@@ -387,14 +373,11 @@ def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, sl
         both = xp.where(s.certain > 0, xp.logaddexp(log_value, certain), log_value)
         return both + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
 
-    single = xp.log(s.single)
     high = xp.where(xp.isnan(upper), xp.inf, total(upper, 1.0))
     # (an infinite one stays: it tells the search that nothing is certified)
-    high = xp.where((s.users == 1) | (high < xp.inf), xp.minimum(high, single), xp.inf)
-    low = xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0))
-    alone = s.users == 1
-    low = xp.where(alone, single - 1e-13 * s.x.shape[0], xp.minimum(low, high))
-    middle = xp.where(alone, single, total(estimate, 0.0))
+    high = xp.where(high < xp.inf, xp.minimum(high, xp.log(s.single)), xp.inf)
+    low = xp.minimum(xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0)), high)
+    middle = total(estimate, 0.0)
     rate = (xp.exp(xp.minimum(scale, 600.0)) * slope + s.certain_slope) / xp.exp(xp.maximum(middle, -600.0))
     rate = xp.where(scale < -600.0, slope / xp.where(estimate > 0, estimate, 1.0), rate)
     return Evaluation(high, low, middle, rate)
@@ -423,11 +406,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
-    plain = xp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain, _small_turn))
-    # all |x| are at most 1, so all angles too where the last node is
-    tail = xp.where(NODES * h <= 1, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
-    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
+    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), xp.zeros(1)))
+    bounds = charged_for_rounding(s, t, h, sums, peak_bounds(s, t, h, (NODES + 1) * h), xp.zeros(()))
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
@@ -445,26 +425,23 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
     windows = windows_of(s, t, h, blocks * _BLOCK)
-    last = windows.last * h
+    last, gaps, width = windows.last * h, windows.half < xp.inf, 2 * windows.half + 1
     variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
         block, total = state
-        place = _window_nodes(windows, block * _BLOCK + xp.arange(float(_BLOCK)))
+        place = block * _BLOCK + xp.arange(float(_BLOCK))
+        which = xp.floor((place + windows.half) / width)
+        inside = xp.round(which * windows.spacing) + place - which * width
+        place = xp.where(gaps, inside, place)
         return block + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
 
     nothing = Nodes(*(xp.zeros(2) for _ in range(4)))
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))
-    out = []
-    for i in range(2):
-        mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        tail = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances[i], h, last), 0.0)
-        bounds = charged_for_rounding(s, t, h, mine, tail, variances[i])
-        grown = xp.exp(0.5 * variances[i] * t.c**2)
-        out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
-    (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out
-    lower = xp.where(windows.smooth, 2 * lower - upper_2, lower)
-    estimate, slope = (
-        xp.where(windows.smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
-    )
-    return evaluation(s, users * t.log_moment, upper, lower, estimate, slope)
+    tails = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances, h, last), 0.0)
+    bounds = xp.vmap(lambda *each: charged_for_rounding(s, t, h, *each))(sums, tails, variances)
+    grown = xp.exp(0.5 * variances * t.c**2)
+    upper, lower, estimate, slope = (grown * value for value in (*bounds, h / math.pi * sums.slope))
+    lower = xp.where(windows.smooth, 2 * lower[0] - upper[1], lower[0])
+    estimate, slope = (xp.where(windows.smooth, (4 * a[0] - a[1]) / 3, a[0]) for a in (estimate, slope))
+    return evaluation(s, users * t.log_moment, upper[0], lower, estimate, slope)

@@ -76,7 +76,7 @@ def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> A
     for record, times in stacks:
         if not isinstance(record, Shuffled):
             return array.full(np.shape(target), VACUOUS[verb])
-        each = array.where(_leaks(record.randomizer, array), np.inf, record.max_loss())
+        each = array.where(_leaks(record, array), np.inf, record.max_loss())
         largest = largest + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
     largest = largest * (1 + 1e-12)
     return largest if verb == "epsilon" else array.where(target >= largest, 0.0, 1.0)
@@ -101,7 +101,7 @@ def _without_vacuous(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     """The stacks, rounds of which every row has a local delta replaced by laws whose mass at infinity is 1."""
 
     def law(record: Any, times: Any) -> Any:
-        if not (isinstance(record, Shuffled) and _leaks(record.randomizer, np).all()):
+        if not (isinstance(record, Shuffled) and _leaks(record, np).all()):
             return record
         nothing = np.zeros((*times.shape, 1))
         return LossLaw(nothing, nothing, np.ones(times.shape))
@@ -197,12 +197,12 @@ def _upper_law(
 ) -> Any:
     logs = _log_profile(flat, grid, close, weights=weights)
     losses, masses, infinity = rounds.by_rows(rounds.upper_pair, grid, logs)
-    return losses, masses, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
+    return losses, masses, np.where(_leaks(flat, np), 1.0, infinity)
 
 
-def _leaks(randomizer: Any, array: Any) -> Any:
+def _leaks(record: Shuffled, array: Any) -> Any:
     """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
-    return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
+    return array.asarray(record.local_delta()) > 0
 
 
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
@@ -270,7 +270,7 @@ def traced_law_of(
     grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
     losses, weights, infinity = made = rounds.upper_pair(grid, logs)
     moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
-    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity)), moved, (grid, z)
+    return LossLaw(losses, weights, jnp.where(_leaks(record, jnp), 1.0, infinity)), moved, (grid, z)
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
