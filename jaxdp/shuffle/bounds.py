@@ -23,6 +23,7 @@ from jaxdp.runtime.precision import Kernel, canary, kernel
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
+from jaxdp.shuffle.tilted_sum import Sum, sum_at
 from jaxdp.validate import is_traced
 
 FEWEST_NODES, MOST_NODES = 128, 65536
@@ -41,7 +42,7 @@ def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, eps
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
-    single = xp.log(contour.sum_at(made, users, epsilon).single)
+    single = xp.log(sum_at(made, users, epsilon).single)
     seen = evaluate(safe)
     upper = xp.where(inside, xp.minimum(seen.upper, single), single)
     upper = xp.where(epsilon >= largest, -xp.inf, xp.minimum(upper, 0.0))
@@ -300,12 +301,12 @@ def log_delta_by_nodes(made: Law, users: Any, epsilon: Any) -> Any:
 def _by_nodes_jvp(primals: Any, tangents: Any) -> Any:
     made, users, epsilon = primals
     along = tangents[0], tangents[2]
-    moved = jax.jvp(lambda law, e: contour.sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
-    seen = _by_nodes(made, users, epsilon, contour.Sum(*moved))
+    moved = jax.jvp(lambda law, e: sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
+    seen = _by_nodes(made, users, epsilon, Sum(*moved))
     return seen.upper, seen.slope
 
 
-def _by_nodes(made: Law, users: Any, epsilon: Any, moved: contour.Sum | None = None) -> Evaluation:
+def _by_nodes(made: Law, users: Any, epsilon: Any, moved: Sum | None = None) -> Evaluation:
     nodes = float(FEWEST_NODES if made.first.shape[-1] > _LONG_OUTCOMES else _TRACED_NODES)
     return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes, moved), made, users, epsilon)
 

@@ -8,6 +8,7 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,10 @@ import numpy as np
 
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
-from jaxdp.numerics.special import log_one_plus, polynomial
+from jaxdp.numerics.special import polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
 
 NODES = 12  # beside the one on the real axis
 LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
@@ -32,123 +34,23 @@ _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
 _WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
 _BLUR = 6e-15  # of an atom, relative
 
-_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
 
 
-def _exp_excess(u: Any) -> Any:
-    """e^u - 1 - u, accurate relative to itself."""
-    small = xp.abs(u) < 0.5
-    near = xp.where(small, u, 0.0)
-    return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
+def _small_turn(u: Any) -> tuple[Any, Any, Any]:
+    """sin u, sin u - u and 1 - cos u where |u| <= 1, accurate relative to themselves, without a library's sine."""
+    square = u * u
+    bent = u * square / 6 * polynomial(_SIN_SERIES, square)
+    sine = u + bent
+    return sine, bent, sine * sine / (1 + xp.sqrt(1 - sine * sine))
 
 
 def _turn(u: Any) -> tuple[Any, Any, Any]:
-    """sin u, sin u - u and 1 - cos u, accurate relative to themselves; sin u - u beyond |u| = 1 to a unit of u."""
+    """The same for every u; where |u| >= 1 sin u - u is accurate to a unit of u."""
     sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
     small = xp.abs(u) < 1.0
-    near, double = xp.where(small, u, 0.0), 2 * sine * cosine
-    square = near * near
-    bent = near * square / 6 * polynomial(_SIN_SERIES, square)
-    return double, xp.where(small, bent, double - u), 2 * sine * sine
-
-
-class Sum(NamedTuple):
-    """The sum at one epsilon: its atoms x (scaled), their masses and velocities -dx/d eps, and what goes with them.
-
-    rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
-    certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
-    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
-    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
-    """
-
-    x: Any
-    mass: Any
-    velocity: Any
-    rest: Any
-    mean: Any
-    log_factor: Any
-    certain: Any
-    certain_slope: Any
-    single: Any
-    users: Any
-    growth: Any = None
-
-
-def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
-    """The sum of ``users`` reports at one epsilon."""
-    odds = xp.exp(epsilon)
-    live = law.base > 0
-    base = xp.where(live, law.base, 1.0)
-    excess = xp.where(
-        law.loss > 0,
-        law.first * -xp.expm1(epsilon - law.loss),
-        law.second * odds * xp.expm1(law.loss - epsilon),
-    )  # R_x - e^eps R_x', without the subtraction
-    gives_away = ~live & (excess > 0)
-    x = xp.where(live, excess / base, 0.0)
-    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
-    return Sum(
-        x / scale,
-        xp.where(live, law.base, 0.0),
-        xp.where(live, odds * law.second / base, 0.0) / scale,
-        law.rest,
-        (-xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))) / scale,
-        xp.log(scale / users),
-        xp.sum(xp.where(gives_away, excess, 0.0)),
-        -xp.sum(xp.where(gives_away, odds * law.second, 0.0)),
-        xp.sum(xp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
-        users,
-    )
-
-
-def _log_moment(s: Sum, c: Any) -> Any:
-    """log E e^{cX} at real c, any shape; near 0 the mean enters in closed form, which far out costs all digits."""
-    u = c[..., None] * s.x
-    total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
-    close = (total > -0.5) & (xp.abs(c * s.mean) < 1)
-    return xp.where(close, log_one_plus(xp.where(close, total, 0.0)), xp.log(s.rest + xp.sum(s.mass * xp.exp(u), -1)))
-
-
-class Tilt(NamedTuple):
-    """The sum tilted to c: log E e^{cX}, the atoms' weights and that of 0, mean and deviation of the tilted sum."""
-
-    c: Any
-    log_moment: Any
-    weights: Any
-    rest: Any
-    mean: Any
-    deviation: Any
-
-
-def _tilt(s: Sum, c: Any) -> Tilt:
-    log_moment = _log_moment(s, c)
-    u = c * s.x
-    weights, rest = s.mass * xp.exp(u - log_moment), s.rest * xp.exp(-log_moment)
-    mean = (s.mean + xp.sum(s.mass * s.x * xp.expm1(u))) * xp.exp(-log_moment)
-    variance = xp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
-    return Tilt(c, log_moment, weights, rest, s.users * mean, xp.sqrt(s.users * variance))
-
-
-def saddle(s: Sum) -> Tilt:
-    """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
-    square = s.users * xp.sum(s.mass * s.x * s.x)
-    drift = -s.users * s.mean
-    start = (drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square)
-
-    def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        c, _, count = state
-        t = _tilt(s, c)
-        excess = c * t.mean - 2
-        rise = excess / xp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
-        rise = xp.clip(rise, -1.5, 1.5)
-        return c * xp.exp(-rise), xp.abs(rise), count + 1
-
-    def unfinished(state: tuple[Any, Any, Any]) -> Any:
-        return (state[1] > 1e-3) & (state[2] < 60)
-
-    c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
-    return _tilt(s, xp.stop_gradient(c))
+    near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
+    return double, xp.where(small, near, double - u), 2 * sine * sine
 
 
 class Nodes(NamedTuple):
@@ -160,10 +62,10 @@ class Nodes(NamedTuple):
     slope: Any
 
 
-def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
     """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
     at = h * index
-    sine, bent, less = _turn(s.x * at[:, None])
+    sine, bent, less = turn(s.x * at[:, None])
     re = -xp.sum(t.weights * less, axis=-1)
     # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
     growth = xp.expm1(t.c * s.x) * sine
@@ -223,7 +125,7 @@ def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
     left = c - shift
     left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
     points = xp.concatenate([c + shift, left])
-    growth = n * _log_moment(s, points) + 0.5 * variance * points * points - log_total
+    growth = n * log_moment(s, points) + 0.5 * variance * points * points - log_total
     distance = xp.abs(points - c) * period
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
     bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
@@ -406,8 +308,12 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
-    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), xp.zeros(1)))
-    bounds = charged_for_rounding(s, t, h, sums, peak_bounds(s, t, h, (NODES + 1) * h), xp.zeros(()))
+    small = NODES * h <= 1  # all angles at the nodes too, as all |x| are at most 1; elsewhere there is no bound
+    h_or_1 = xp.where(small, h, 1 / NODES)
+    sums = nodes_of(s, t, h_or_1, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
+    sums = jax.tree_util.tree_map(lambda a: a[0], sums)
+    tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
+    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
