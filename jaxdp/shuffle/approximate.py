@@ -4,6 +4,8 @@ The total delta is that of a pair for eps0-DP randomizers plus the additive term
 the "sharp" term, for both pairs: notebooks/proofs/shuffle.md, section 10.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal
 

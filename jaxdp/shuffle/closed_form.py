@@ -1,5 +1,7 @@
 """Published closed forms: FMT 2021 Theorem 3.1 (any randomizer) and Corollary 4.2 (k-ary randomized response)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -4,6 +4,8 @@ The formulas are those of the publications, with constants partly from the autho
 `jaxdp.Shuffled` for guarantees. Where the condition of a theorem fails the answer is eps0.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias

@@ -1,5 +1,7 @@
 """The inverse questions: the local epsilon that a central target allows, and the number of users that it needs."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np

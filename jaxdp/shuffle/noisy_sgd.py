@@ -1,5 +1,7 @@
 """Epsilon of one pass of noisy SGD over a random permutation (FMT 2021, Proposition 5.3)."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np

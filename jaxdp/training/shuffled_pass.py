@@ -1,5 +1,7 @@
 """One pass of noisy SGD over shuffled data, every iterate released: privacy by shuffling."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
