@@ -205,7 +205,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
                 result = jax.vmap(traced_moment(kernel, direction))(stacks, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
-            result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)
+            result = kernel(dominating(stacks, np.abs(orders), verb == "renyi"), orders, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     if verb == "log_mgf":
         return results[0][()]

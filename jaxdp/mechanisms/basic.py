@@ -1,7 +1,5 @@
 """The unsampled mechanisms, each a record and its K(z)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import jax
@@ -44,7 +42,7 @@ class Gaussian(GaussianMechanism):
         """mu = 1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
 
-    def at_distance(self, distance: Number) -> Gaussian:
+    def at_distance(self, distance: Number) -> GaussianMechanism:
         """As private as noise smaller by that factor."""
         return Gaussian(self.noise_multiplier / distance)
 
@@ -82,7 +80,7 @@ class Laplace(Mechanism):
         # y - 1/(2b), without the cancellation
         return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
-    def at_distance(self, distance: Number) -> Laplace:
+    def at_distance(self, distance: Number) -> Mechanism:
         """As private as noise smaller by that factor."""
         return Laplace(self.noise_multiplier / distance)
 
@@ -320,7 +318,7 @@ class DiscreteLaplace(Mechanism):
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle
         return first + xp.log(total) - xp.log1p(xp.exp(-a))
 
-    def at_distance(self, distance: Number) -> DiscreteLaplace:
+    def at_distance(self, distance: Number) -> Mechanism:
         """As many times the shift."""
         return DiscreteLaplace(self.scale, self.sensitivity * distance)
 

@@ -7,8 +7,6 @@ The sum over the integers inside a cell is taken one by one or, of more than a d
 nodes are not integers, and it is exact for polynomials up to degree 15.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -55,7 +53,7 @@ class DiscreteGaussian(Mechanism):
         log_ratio = _log_theta(z * s, self.sigma) - xp.real(_log_theta(xp.zeros((), z.dtype), self.sigma))
         return z * (z + 1) * s**2 / (2 * variance) + log_ratio
 
-    def at_distance(self, distance: Number) -> DiscreteGaussian:
+    def at_distance(self, distance: Number) -> Mechanism:
         """As many times the shift."""
         return DiscreteGaussian(self.sigma, self.sensitivity * distance)
 
@@ -75,7 +73,7 @@ class DiscreteGaussian(Mechanism):
 
 
 def _log_theta(x: jax.Array, sigma: Any) -> jax.Array:
-    """log theta, up to a constant that depends on sigma only.
+    """log theta; from sigma = 1/2 on, where the dual sum is taken, less log(sigma sqrt(2 pi)).
 
     theta(x + 1) = theta(x) and theta(x + 2 pi i sigma^2) = exp(2 pi^2 sigma^2 - 2 pi i x) theta(x): reduce
     both parts first, so that a dozen terms of either sum suffice.
@@ -156,7 +154,8 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     mu = s / sigma
     offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
     distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
-    log_total = log_theta_at_zero(sigma)
+    log_total = _log_theta(xp.zeros(()), sigma)  # up to what Poisson's dual sum leaves out
+    log_total = log_total + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
 
     def log_mass(d: Array) -> Array:
         return -0.5 * ((d + s / 2) / sigma) ** 2 - log_total
@@ -227,13 +226,3 @@ def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
 def _log_lattice_tail(start: Array, sigma: Number) -> Array:
     """log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}, start >= 1: a geometric series."""
     return -0.5 * (start / sigma) ** 2 - xp.log(-xp.expm1(-(start / sigma) / sigma))
-
-
-def log_theta_at_zero(sigma: Number) -> Array:
-    """log sum_k e^{-k^2 / (2 sigma^2)} over all integers, by the sum or by its Poisson dual."""
-    k = xp.arange(1, 13)
-    small = sigma < 0.5
-    direct = xp.log1p(2 * xp.sum(xp.exp(-(k**2) / (2 * xp.where(small, sigma, 1.0) ** 2))))
-    wide = xp.where(small, 1.0, sigma)
-    dual = xp.log(wide) + 0.5 * np.log(2 * np.pi) + xp.log1p(2 * xp.sum(xp.exp(-2 * (np.pi * wide * k) ** 2)))
-    return xp.where(small, direct, dual)

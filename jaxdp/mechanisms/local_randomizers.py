@@ -1,8 +1,6 @@
 """Local randomizers: what each person runs before a shuffler mixes the reports."""
 
-from __future__ import annotations
-
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -316,23 +314,18 @@ class FiniteRandomizer(KnownRandomizer):
         one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy="Normalise the rows.")
         return {"the sum of each row of probabilities": (worst, one)}
 
-    def _laws(self, held: Any) -> Law:
-        inputs = np.shape(self.probabilities)[-2]
-        person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
-        held = xp.broadcast_to(xp.asarray(held), person.shape)
-        return xp.vmap(lambda i, j, k: law.finite_laws(self.probabilities, i, j, k))(person, other, held)
+    def _laws(self, blanket: bool) -> Law:
+        table = xp.asarray(self.probabilities)
+        pairs = np.nonzero(~np.eye(table.shape[0], dtype=bool))
+        return xp.vmap(lambda person, other: law.finite_law(table, person, other, blanket))(*pairs)
 
     def upper_laws(self) -> Law:
         """All ordered pairs of inputs, with the least probability of each report as the blanket."""
-        return self._laws(-1)
+        return self._laws(True)
 
     def lower_laws(self) -> Law:
         """All ordered pairs of inputs; all others hold the input that tells these two apart the most."""
-        table = xp.asarray(self.probabilities)
-        inputs = table.shape[0]
-        person, other = (x.ravel() for x in np.nonzero(~np.eye(inputs, dtype=bool)))
-        apart = (table[person] - table[other])[:, None, :] ** 2 / xp.maximum(table[None], 1e-12)
-        return self._laws(xp.argmax(xp.sum(apart, axis=-1), axis=-1))
+        return self._laws(False)
 
     def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""

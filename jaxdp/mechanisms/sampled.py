@@ -1,7 +1,5 @@
 """Subsampling operators as records. Add and remove are different pairs; each is composed on its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -84,7 +82,7 @@ class Sampled(FiniteLaw):
         base = self.mechanism
         return self.needs_quadrature(direction) or (not is_gaussian(base) and base.finite_pair_is_exact())
 
-    def enclosing_records(self, fine: bool) -> tuple[Sampled, Sampled] | None:
+    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
         if not self.mechanism.offers("enclosing_pairs"):
             return None

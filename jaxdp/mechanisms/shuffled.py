@@ -1,7 +1,5 @@
 """One round of shuffled local reports."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import jax
@@ -157,3 +155,7 @@ class Shuffled(Mechanism):
     def max_loss(self) -> Number:
         """The local epsilon."""
         return self.randomizer.max_loss()
+
+    def local_delta(self) -> Number:
+        """The local delta, 0 for a named randomizer."""
+        return getattr(self.randomizer, "delta", 0.0)

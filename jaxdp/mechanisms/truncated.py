@@ -1,7 +1,5 @@
 """Poisson batches cut to a static size. Proofs: notebooks/proofs/truncated_sampling.md."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ of the outcomes (`counts`; `every_count` for few users), and the contour with mo
 notebooks/proofs/shuffle.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,13 +23,13 @@ from jaxdp.runtime.precision import Kernel, canary, kernel
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
+from jaxdp.shuffle.tilted_sum import Sum, sum_at
 from jaxdp.validate import is_traced
 
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
-_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 _STEPS_OF_COMPILING = 40_000.0  # of NumPy, down a sum over counts
@@ -39,15 +37,12 @@ _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
-Evaluate = Callable[[Any], Evaluation]
-
-
-def _log_delta(evaluate: Evaluate, made: Law, users: Any, epsilon: Any) -> Evaluation:
+def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
-    single = xp.log(contour.sum_at(made, users, epsilon).single)
+    single = xp.log(sum_at(made, users, epsilon).single)
     seen = evaluate(safe)
     upper = xp.where(inside, xp.minimum(seen.upper, single), single)
     upper = xp.where(epsilon >= largest, -xp.inf, xp.minimum(upper, 0.0))
@@ -143,14 +138,14 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 # batch take as many steps as the longest.
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000, by_numpy=_patience_of_counts)
-_LONG, _TWO = _pair(contour.evaluate_long, 20_000), _pair(two_point.evaluate, 4096)
-_EVERY = _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9)  # compiled, each number is a program
-_KERNELS = {
-    verb: {"13 nodes": short, "nodes": _LONG[i], "counts": counted, "every count": _EVERY[i], "two": _TWO[i]}
-    for i, (verb, short, counted) in enumerate(
-        [("log_delta", contour_log_delta, counts_log_delta), ("epsilon", contour_epsilon, counts_epsilon)]
-    )
+_SOURCES = {
+    "13 nodes": (contour_log_delta, contour_epsilon),
+    "nodes": _pair(contour.evaluate_long, 20_000),
+    "counts": (counts_log_delta, counts_epsilon),
+    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
+    "two": _pair(two_point.evaluate, 4096),
 }
+_KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
 
 @kernel(static=("bound",), working_set=16, by_numpy=4096)
@@ -191,10 +186,7 @@ def _live_outcomes(made: Law) -> Law:
     """The laws without outcomes of probability 0, as far as all rows have such."""
     live = (made.first > 0) | (made.second > 0) | (made.base > 0)
     order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
-    size = order.shape[1]
-    more = min((common - size for common in _COMMON_OUTCOMES if common >= size), default=0)
-    more = more if live.shape[0] <= _FEW_ROWS else 0
-    return _outcomes(made, lambda side: np.pad(np.take_along_axis(side, order, axis=1), ((0, 0), (0, more))))
+    return _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
 
 
 def _two_outcomes(made: Law) -> np.ndarray:
@@ -309,12 +301,12 @@ def log_delta_by_nodes(made: Law, users: Any, epsilon: Any) -> Any:
 def _by_nodes_jvp(primals: Any, tangents: Any) -> Any:
     made, users, epsilon = primals
     along = tangents[0], tangents[2]
-    moved = jax.jvp(lambda law, e: contour.sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
-    seen = _by_nodes(made, users, epsilon, contour.Sum(*moved))
+    moved = jax.jvp(lambda law, e: sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
+    seen = _by_nodes(made, users, epsilon, Sum(*moved))
     return seen.upper, seen.slope
 
 
-def _by_nodes(made: Law, users: Any, epsilon: Any, moved: contour.Sum | None = None) -> Evaluation:
+def _by_nodes(made: Law, users: Any, epsilon: Any, moved: Sum | None = None) -> Evaluation:
     nodes = float(FEWEST_NODES if made.first.shape[-1] > _LONG_OUTCOMES else _TRACED_NODES)
     return _log_delta(lambda e: contour.evaluate_long(made, users, e, nodes, moved), made, users, epsilon)
 

@@ -105,19 +105,10 @@ def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
     eps = log(1 + a (4 sqrt(2 log(4/delta)/(y n)) + 4/(y n))), a = (E0-1)/(E0+k-1), y = k/((k+1)(E0+k-1)), E0 = e^eps0,
     if y >= 8 log(2/delta)/n; otherwise, and wherever the formula exceeds it, eps0 itself.
 
-    Args:
-        eps0: local epsilon in nats, >= 0.
-        k: number of categories, whole, >= 2.
-        n: number of reports, whole, >= 1.
-        delta: in [0, 1]; 0 gives eps0, 1 gives 0.
-
-    Returns:
-        Epsilon in nats of the broadcast shape, float64. The published constants are not proved anew here: on 250 random
-        points where the condition holds (n 30 to 1e9, eps0 0.01 to 10, k 2 to 6e4, delta 1e-12 to 0.3) the value was at
-        least 2.07 times the certified bound of the blanket pair. Under a trace an invalid argument gives inf.
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast.
+    k: number of categories, whole, >= 2. The other arguments, the result and errors are those of
+    `clones_epsilon_closed_form`. The published constants are not proved anew here: on 250 random points where the
+    condition holds (n 30 to 1e9, eps0 0.01 to 10, k 2 to 6e4, delta 1e-12 to 0.3) the value was at least 2.07 times the
+    certified bound of the blanket pair.
 
     Assumes:
         The order of the reports is uniform and secret.
@@ -138,19 +129,9 @@ def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
 def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
     """Lower bound of epsilon at delta that no theorem for all eps0-DP local randomizers can go below.
 
-    The exact epsilon of n shuffled two-point randomized responses (the larger of the two directions).
-
-    Args:
-        eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
-        delta: in [0, 1].
-
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, rounded down by less than 1e-6 relative. Under a trace an
-        invalid argument gives 0.
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast.
+    The exact epsilon of n shuffled two-point randomized responses (the larger of the two directions), rounded down by
+    less than 1e-6 relative. Arguments and errors are those of `clones_epsilon_closed_form`; under a trace an invalid
+    argument gives 0.
 
     Reference:
         Feldman, McMillan, Talwar 2021, Appendix G.

@@ -141,16 +141,7 @@ def erlingsson_2019(eps0: Real, n: Real, delta: Real) -> Array:
 
     It holds for eps0 <= 1/2, n >= 1000, delta <= 0.01; elsewhere the answer is eps0.
 
-    Args:
-        eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
-        delta: in [0, 1].
-
-    Returns:
-        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast.
+    Arguments, result and errors are those of `blanket_hoeffding`.
 
     Reference:
         Erlingsson, Feldman, Mironov, Raghunathan, Talwar, Thakurta 2019. The constant 12 was not checked against the
@@ -176,7 +167,7 @@ def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
 
     w = y - sqrt(2 y log(2/delta)), y = 2n/(e^eps0+1). It holds for y >= 14 log(4/delta); elsewhere the answer is eps0.
 
-    Arguments, result and errors are those of `erlingsson_2019`.
+    Arguments, result and errors are those of `blanket_hoeffding`.
 
     Reference:
         Cheu, Smith, Ullman, Zeber, Zhilyaev 2019. The constants were not checked against the printed text.

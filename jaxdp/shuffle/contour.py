@@ -7,8 +7,6 @@ What is charged: the alias terms, the part beyond the last node, rounding. Proof
 5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,9 +16,10 @@ import numpy as np
 
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
-from jaxdp.numerics.special import log_one_plus, polynomial
+from jaxdp.numerics.special import polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
 
 NODES = 12  # beside the one on the real axis
 LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
@@ -35,23 +34,15 @@ _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
 _WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
 _BLUR = 6e-15  # of an atom, relative
 
-_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
-_COS_SERIES = tuple((-1) ** i * 2 / math.factorial(2 * i + 2) for i in range(9))
-
-
-def _exp_excess(u: Any) -> Any:
-    """e^u - 1 - u, accurate relative to itself."""
-    small = xp.abs(u) < 0.5
-    near = xp.where(small, u, 0.0)
-    return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
 def _small_turn(u: Any) -> tuple[Any, Any, Any]:
-    """sin u, sin u - u and 1 - cos u, accurate relative to themselves where |u| <= 1."""
+    """sin u, sin u - u and 1 - cos u where |u| <= 1, accurate relative to themselves, without a library's sine."""
     square = u * u
     bent = u * square / 6 * polynomial(_SIN_SERIES, square)
-    return u + bent, bent, 0.5 * square * polynomial(_COS_SERIES, square)
+    sine = u + bent
+    return sine, bent, sine * sine / (1 + xp.sqrt(1 - sine * sine))
 
 
 def _turn(u: Any) -> tuple[Any, Any, Any]:
@@ -60,104 +51,6 @@ def _turn(u: Any) -> tuple[Any, Any, Any]:
     small = xp.abs(u) < 1.0
     near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
     return double, xp.where(small, near, double - u), 2 * sine * sine
-
-
-class Sum(NamedTuple):
-    """The sum at one epsilon: its atoms x (scaled), their masses and velocities -dx/d eps, and what goes with them.
-
-    rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
-    certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
-    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
-    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
-    """
-
-    x: Any
-    mass: Any
-    velocity: Any
-    rest: Any
-    mean: Any
-    log_factor: Any
-    certain: Any
-    certain_slope: Any
-    single: Any
-    users: Any
-    growth: Any = None
-
-
-def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
-    """The sum of ``users`` reports at one epsilon."""
-    odds = xp.exp(epsilon)
-    live = law.base > 0
-    base = xp.where(live, law.base, 1.0)
-    excess = xp.where(
-        law.loss > 0,
-        law.first * -xp.expm1(epsilon - law.loss),
-        law.second * odds * xp.expm1(law.loss - epsilon),
-    )  # R_x - e^eps R_x', without the subtraction
-    gives_away = ~live & (excess > 0)
-    x = xp.where(live, excess / base, 0.0)
-    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
-    return Sum(
-        x / scale,
-        xp.where(live, law.base, 0.0),
-        xp.where(live, odds * law.second / base, 0.0) / scale,
-        law.rest,
-        (-xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))) / scale,
-        xp.log(scale / users),
-        xp.sum(xp.where(gives_away, excess, 0.0)),
-        -xp.sum(xp.where(gives_away, odds * law.second, 0.0)),
-        xp.sum(xp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
-        users,
-    )
-
-
-def _log_moment(s: Sum, c: Any) -> Any:
-    """log E e^{cX} at real c, any shape; near 0 the mean enters in closed form, which far out costs all digits."""
-    u = c[..., None] * s.x
-    total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
-    close = (total > -0.5) & (xp.abs(c * s.mean) < 1)
-    return xp.where(close, log_one_plus(xp.where(close, total, 0.0)), xp.log(s.rest + xp.sum(s.mass * xp.exp(u), -1)))
-
-
-class Tilt(NamedTuple):
-    """The sum tilted to c: log E e^{cX}, the atoms' weights and that of 0, mean and deviation of the tilted sum."""
-
-    c: Any
-    log_moment: Any
-    weights: Any
-    rest: Any
-    mean: Any
-    deviation: Any
-
-
-def _tilt(s: Sum, c: Any) -> Tilt:
-    log_moment = _log_moment(s, c)
-    u = c * s.x
-    weights, rest = s.mass * xp.exp(u - log_moment), s.rest * xp.exp(-log_moment)
-    mean = (s.mean + xp.sum(s.mass * s.x * xp.expm1(u))) * xp.exp(-log_moment)
-    variance = xp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
-    return Tilt(c, log_moment, weights, rest, s.users * mean, xp.sqrt(s.users * variance))
-
-
-def saddle(s: Sum) -> Tilt:
-    """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
-    square = s.users * xp.sum(s.mass * s.x * s.x)
-    drift = -s.users * s.mean
-    start = (drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square)
-
-    def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        c, _, count = state
-        t = _tilt(s, c)
-        excess = c * t.mean - 2
-        rise = excess / xp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
-        rise = xp.clip(rise, -1.5, 1.5)
-        return c * xp.exp(-rise), xp.abs(rise), count + 1
-
-    def unfinished(state: tuple[Any, Any, Any]) -> Any:
-        return (state[1] > 1e-3) & (state[2] < 60)
-
-    c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
-    return _tilt(s, xp.stop_gradient(c))
 
 
 class Nodes(NamedTuple):
@@ -232,7 +125,7 @@ def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
     left = c - shift
     left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
     points = xp.concatenate([c + shift, left])
-    growth = n * _log_moment(s, points) + 0.5 * variance * points * points - log_total
+    growth = n * log_moment(s, points) + 0.5 * variance * points * points - log_total
     distance = xp.abs(points - c) * period
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
     bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
@@ -372,13 +265,6 @@ def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
     return xp.minimum(plain, xp.min(plain[:, None] * kept + 1 / xp.maximum(until, 0.1), axis=1))
 
 
-def _window_nodes(windows: _Windows, place: Any) -> Any:
-    """The nodes in the order in which they are summed."""
-    width = 2 * windows.half + 1
-    which = xp.floor((place + windows.half) / width)
-    return xp.where(windows.half < xp.inf, xp.round(which * windows.spacing) + place - which * width, place)
-
-
 def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
     """Bounds of E[S_+] in units of e^log_total, turned into bounds of log delta."""
     scale = log_total + s.log_factor
@@ -389,14 +275,11 @@ def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, sl
         both = xp.where(s.certain > 0, xp.logaddexp(log_value, certain), log_value)
         return both + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
 
-    single = xp.log(s.single)
     high = xp.where(xp.isnan(upper), xp.inf, total(upper, 1.0))
     # (an infinite one stays: it tells the search that nothing is certified)
-    high = xp.where((s.users == 1) | (high < xp.inf), xp.minimum(high, single), xp.inf)
-    low = xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0))
-    alone = s.users == 1
-    low = xp.where(alone, single - 1e-13 * s.x.shape[0], xp.minimum(low, high))
-    middle = xp.where(alone, single, total(estimate, 0.0))
+    high = xp.where(high < xp.inf, xp.minimum(high, xp.log(s.single)), xp.inf)
+    low = xp.minimum(xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0)), high)
+    middle = total(estimate, 0.0)
     rate = (xp.exp(xp.minimum(scale, 600.0)) * slope + s.certain_slope) / xp.exp(xp.maximum(middle, -600.0))
     rate = xp.where(scale < -600.0, slope / xp.where(estimate > 0, estimate, 1.0), rate)
     return Evaluation(high, low, middle, rate)
@@ -425,10 +308,11 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     s = sum_at(law, users, epsilon)
     t = saddle(s)
     h = LAST_NODE / (NODES * t.deviation)
-    plain = xp.zeros(1)
-    sums = jax.tree_util.tree_map(lambda a: a[0], nodes_of(s, t, h, xp.arange(NODES + 1.0), plain, _small_turn))
-    # all |x| are at most 1, so all angles too where the last node is
-    tail = xp.where(NODES * h <= 1, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
+    small = NODES * h <= 1  # all angles at the nodes too, as all |x| are at most 1; elsewhere there is no bound
+    h_or_1 = xp.where(small, h, 1 / NODES)
+    sums = nodes_of(s, t, h_or_1, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
+    sums = jax.tree_util.tree_map(lambda a: a[0], sums)
+    tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
@@ -447,26 +331,23 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     h = 2 * math.pi / (_PERIOD * t.deviation)
     blocks = xp.ceil(most_nodes / _BLOCK)
     windows = windows_of(s, t, h, blocks * _BLOCK)
-    last = windows.last * h
+    last, gaps, width = windows.last * h, windows.half < xp.inf, 2 * windows.half + 1
     variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
         block, total = state
-        place = _window_nodes(windows, block * _BLOCK + xp.arange(float(_BLOCK)))
+        place = block * _BLOCK + xp.arange(float(_BLOCK))
+        which = xp.floor((place + windows.half) / width)
+        inside = xp.round(which * windows.spacing) + place - which * width
+        place = xp.where(gaps, inside, place)
         return block + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
 
     nothing = Nodes(*(xp.zeros(2) for _ in range(4)))
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))
-    out = []
-    for i in range(2):
-        mine = jax.tree_util.tree_map(lambda a, i=i: a[i], sums)
-        tail = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances[i], h, last), 0.0)
-        bounds = charged_for_rounding(s, t, h, mine, tail, variances[i])
-        grown = xp.exp(0.5 * variances[i] * t.c**2)
-        out.append([grown * value for value in (*bounds, h / math.pi * mine.slope)])
-    (upper, lower, estimate, slope), (upper_2, _, estimate_2, slope_2) = out
-    lower = xp.where(windows.smooth, 2 * lower - upper_2, lower)
-    estimate, slope = (
-        xp.where(windows.smooth, (4 * one - two) / 3, one) for one, two in ((estimate, estimate_2), (slope, slope_2))
-    )
-    return evaluation(s, users * t.log_moment, upper, lower, estimate, slope)
+    tails = windows.beyond + xp.where(windows.smooth, smoothed_tail(t.c, variances, h, last), 0.0)
+    bounds = xp.vmap(lambda *each: charged_for_rounding(s, t, h, *each))(sums, tails, variances)
+    grown = xp.exp(0.5 * variances * t.c**2)
+    upper, lower, estimate, slope = (grown * value for value in (*bounds, h / math.pi * sums.slope))
+    lower = xp.where(windows.smooth, 2 * lower[0] - upper[1], lower[0])
+    estimate, slope = (xp.where(windows.smooth, (4 * a[0] - a[1]) / 3, a[0]) for a in (estimate, slope))
+    return evaluation(s, users * t.log_moment, upper[0], lower, estimate, slope)

@@ -10,8 +10,6 @@ Going down in J, T changes by half a probability, so a term costs a few operatio
 section 9).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple
@@ -21,8 +19,8 @@ from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import deviance, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
-from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.tilted_sum import Sum, saddle, sum_at
 from jaxdp.shuffle.two_point import tail_ratio
 
 _WIDTH = 6.5  # of the window, in tilted standard deviations on either side
@@ -77,8 +75,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
     The work goes with the deviations of the numbers of reports of each outcome.
     """
-    s = contour.sum_at(law, users, epsilon)
-    t = contour.saddle(s)
+    s = sum_at(law, users, epsilon)
+    t = saddle(s)
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
@@ -185,7 +183,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     return Evaluation(upper, xp.where(xp.isnan(lower), -xp.inf, lower), estimate, slope)
 
 
-def _mean_of_pair(law: Law, s: contour.Sum, epsilon: Any) -> Any:
+def _mean_of_pair(law: Law, s: Sum, epsilon: Any) -> Any:
     """-(X_0 + X_1)/2, which would lose its digits as a difference: (e^eps - 1) (first_0 + first_1)/2, scaled."""
     own = xp.exp(epsilon) * law.second[1] * -xp.expm1(law.loss[1] - epsilon)  # -X_1, scaled like the former
     return -s.x[1] * xp.expm1(epsilon) * 0.5 * (law.first[0] + law.first[1]) / own

@@ -5,8 +5,6 @@ sums over the sorted S', E[(S + S')_+] = E[Q(-S) + S P(-S)]: the work goes with 
 notebooks/proofs/shuffle.md, section 9.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -18,8 +16,9 @@ from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.shuffle import contour
+from jaxdp.shuffle.contour import evaluation
 from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.tilted_sum import sum_at
 
 MOST_WAYS, MOST_IN_ALL = 60_000, 100_000_000
 """Ways of the larger half up to which this is cheaper than sums over nodes; counts of all rows, some seconds."""
@@ -53,7 +52,7 @@ def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
     """Bounds of log delta(epsilon); of: the users again, as sizes of arrays."""
-    s = contour.sum_at(law, users, epsilon)
+    s = sum_at(law, users, epsilon)
     places = np.array(of.places)
     x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))
     log_mass = xp.log(xp.maximum(xp.append(s.mass, s.rest)[places], NEXT_TO_ZERO))
@@ -83,4 +82,4 @@ def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
     error = 4 * ULP * size * (sum(sizes) + 100 + 8 * users * (1 + xp.max(xp.abs(log_mass))))
     estimate = 0.5 * (upper + lower)
     error = error + _UNDERFLOW
-    return contour.evaluation(s, xp.zeros(()), upper + error, lower - error, estimate, slope)
+    return evaluation(s, xp.zeros(()), upper + error, lower - error, estimate, slope)

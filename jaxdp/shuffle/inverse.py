@@ -73,23 +73,12 @@ def num_users_for(
 ) -> Array:
     """Smallest number of users found whose shuffled eps0-DP reports are (central_epsilon, delta)-DP.
 
-    Bisection on whole numbers with the certified delta of the clones pair.
-
-    Args:
-        central_epsilon: in nats, >= 0.
-        eps0: local epsilon in nats, >= 0.
-        delta: in [0, 1].
-        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+    Bisection on whole numbers with the certified delta of the clones pair. eps0: local epsilon in nats, >= 0. The other
+    arguments, errors and what is assumed are those of `local_epsilon_for`.
 
     Returns:
         Number of users of the broadcast shape, float64, which has passed the certified test; inf where 2^50 users are
         not enough (delta = 0 with central_epsilon < eps0).
-
-    Raises:
-        ValueError: an argument outside its range, shapes that do not broadcast.
-
-    Assumes:
-        As `local_epsilon_for`.
 
     Example:
         >>> from jaxdp import shuffle

@@ -7,9 +7,7 @@ which all others hold x0, m is the report law of x0. Proofs: notebooks/proofs/sh
 Every function here is for one parameter point and runs in a float64 scope.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -36,9 +34,9 @@ class Law(NamedTuple):
         """The local epsilon of this pair of inputs: the largest loss that has mass."""
         return xp.max(xp.where(self.first > 0, self.loss, -xp.inf))
 
-    def swapped(self) -> Law:
+    def swapped(self) -> Self:
         """The law of the inputs in the other order."""
-        return Law(self.second, self.first, self.base, -self.loss, self.rest)
+        return self._replace(first=self.second, second=self.first, loss=-self.loss)
 
 
 def clones(eps0: Any, bound: str) -> Law:
@@ -155,22 +153,23 @@ def laplace_homogeneous(eps0: Any, cells: int) -> Law:
     return Law(first, second, second, loss, xp.zeros_like(eps0))
 
 
-def finite_laws(probabilities: Any, person: Any, other: Any, held: Any) -> Law:
-    """The law of a matrix of report probabilities (inputs, outputs) for the inputs person, other, or of the blanket.
+def finite_law(table: Any, person: Any, other: Any, blanket: bool) -> Law:
+    """The law of a matrix of report probabilities (inputs, outputs) for the inputs person and other.
 
-    held: the input that all others hold; -1 for the blanket, the least probability of each report over all inputs.
+    blanket: of the least probability of each report over all inputs; else of the data set in which all others hold the
+    input that tells these two apart the most.
     """
-    table = xp.asarray(probabilities)
     table = table / xp.sum(table, axis=-1, keepdims=True)
     first, second = table[person], table[other]
-    base = xp.where(held < 0, xp.min(table, axis=0), table[held])
+    apart = xp.sum((first - second) ** 2 / xp.maximum(table, 1e-12), axis=-1)
+    base = xp.min(table, axis=0) if blanket else table[xp.argmax(apart)]
     live = (first > 0) & (second > 0)
     logs = [xp.log(xp.where(live, side, 1.0)) for side in (first, second)]
     # the logarithms' rounding, up for upper bounds: from the largest loss on delta is 0
-    blur = 4e-16 * (1 + xp.abs(logs[0]) + xp.abs(logs[1]))
+    blur = (4e-16 if blanket else -4e-16) * (1 + xp.abs(logs[0]) + xp.abs(logs[1]))
     loss = logs[0] - logs[1]
-    loss = xp.where(loss > 0, loss + xp.where(held < 0, blur, -blur), loss)
+    loss = xp.where(loss > 0, loss + blur, loss)
     loss = xp.where(live, loss, xp.where(first > 0, xp.inf, -xp.inf))
     # a difference: up by its rounding
-    rest = xp.where(held < 0, xp.maximum(1 - xp.sum(base) + 4e-16 * base.size, 0.0), 0.0)
+    rest = xp.maximum(1 - xp.sum(base) + 4e-16 * base.size, 0.0) if blanket else xp.zeros(())
     return Law(first, second, base, loss, rest)

@@ -6,8 +6,6 @@ where the mass is that a composition or a moment looks at, and the second one is
 notebooks/proofs/shuffle.md, section 11.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

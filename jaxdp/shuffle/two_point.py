@@ -9,8 +9,6 @@ Two-point randomized response, shuffled, is such a law: what no bound for all ep
 McMillan, Talwar 2021, Appendix G). Proof: notebooks/proofs/shuffle.md, section 3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,8 @@ from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log1p_excess, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
-from jaxdp.shuffle import contour
 from jaxdp.shuffle.law import Law
+from jaxdp.shuffle.tilted_sum import sum_at
 
 _NODES = 64
 _EXPONENT = 38.0
@@ -64,7 +62,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
 
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) of a law with two outcomes and rest 0."""
-    s = contour.sum_at(law, users, epsilon)
+    s = sum_at(law, users, epsilon)
     top = xp.argmax(s.x)
     (w, x, velocity), (others, below, its_velocity) = (
         [a[i] for a in (s.mass, s.x, s.velocity)] for i in (top, 1 - top)

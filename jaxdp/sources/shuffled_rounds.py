@@ -1,7 +1,5 @@
 """Compositions with shuffled rounds: finite pairs around each round, composed as any other law."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -60,14 +58,15 @@ class _Rounds:
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
         grids = grids_of(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-        def side(make: Callable[..., Any], gap: float) -> tuple[Any, Any]:
-            stacks = _replaced(params, grids, make)
+        def side(rounds_of: tuple[Stack, ...], make: Callable[..., Any], gap: float) -> tuple[Any, Any]:
+            stacks = _replaced(rounds_of, grids, make)
             sources = getattr(contour_route(stacks, self.direction), self.verb)
             (found,) = intersect(self.verb, [sources], stacks, target, gap)
             return found
 
-        upper = np.fmin(side(_upper_law, max(gap, _PAIR_GAP))[1], _without_loss_beyond(self.verb, params, target))
-        return np.fmin(side(lower_law_of, max(gap, LOWER_GAP))[0], upper), upper
+        upper = side(_without_vacuous(params), _upper_law, max(gap, _PAIR_GAP))[1]
+        upper = np.fmin(upper, _without_loss_beyond(self.verb, params, target))
+        return np.fmin(side(params, lower_law_of, max(gap, LOWER_GAP))[0], upper), upper
 
 
 def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
@@ -77,8 +76,8 @@ def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> A
     for record, times in stacks:
         if not isinstance(record, Shuffled):
             return array.full(np.shape(target), VACUOUS[verb])
-        each = array.where(_leaks(record.randomizer, array), np.inf, record.max_loss())
-        largest = largest + array.sum(array.where(times > 0, times * each, 0.0), axis=-1)
+        each = array.where(_leaks(record, array), np.inf, record.max_loss())
+        largest = largest + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
     largest = largest * (1 + 1e-12)
     return largest if verb == "epsilon" else array.where(target >= largest, 0.0, 1.0)
 
@@ -89,18 +88,31 @@ def _flat(record: Shuffled) -> Any:
 
 def _replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., Any]) -> tuple[Stack, ...]:
     """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
-    left = iter(grids)
 
-    def law(record: Any, times: Any) -> LossLaw:
-        return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in make(_flat(record), *next(left))))
+    def law(record: Any, times: Any, grid: Any) -> Any:
+        if not isinstance(record, Shuffled):
+            return record
+        return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in make(_flat(record), *grid)))
 
-    return tuple((law(*stack) if isinstance(stack[0], Shuffled) else stack[0], stack[1]) for stack in stacks)
+    return tuple((law(*stack, grid), stack[1]) for stack, grid in zip(stacks, grids, strict=True))
+
+
+def _without_vacuous(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """The stacks, rounds of which every row has a local delta replaced by laws whose mass at infinity is 1."""
+
+    def law(record: Any, times: Any) -> Any:
+        if not (isinstance(record, Shuffled) and _leaks(record, np).all()):
+            return record
+        nothing = np.zeros((*times.shape, 1))
+        return LossLaw(nothing, nothing, np.ones(times.shape))
+
+    return tuple((law(*stack), stack[1]) for stack in stacks)
 
 
 def grids_of(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
-) -> list[tuple[np.ndarray, ...]]:
-    """Grids of epsilon for the shuffled rounds of the stacks, one row a round, their weights, and their tilts.
+) -> list[tuple[np.ndarray, ...] | None]:
+    """Grids of epsilon for each stack of shuffled rounds, one row a round, their weights, and their tilts; else None.
 
     Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
     order.
@@ -125,7 +137,8 @@ def grids_of(
         each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
         finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
         made.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
-    return made
+    left = iter(made)
+    return [next(left) if isinstance(record, Shuffled) else None for record, _ in stacks]
 
 
 def _widest_law(flat: Shuffled) -> Law:
@@ -184,12 +197,12 @@ def _upper_law(
 ) -> Any:
     logs = _log_profile(flat, grid, close, weights=weights)
     losses, masses, infinity = rounds.by_rows(rounds.upper_pair, grid, logs)
-    return losses, masses, np.where(_leaks(flat.randomizer, np), 1.0, infinity)
+    return losses, masses, np.where(_leaks(flat, np), 1.0, infinity)
 
 
-def _leaks(randomizer: Any, array: Any) -> Any:
+def _leaks(record: Shuffled, array: Any) -> Any:
     """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
-    return array.asarray(getattr(randomizer, "delta", 0.0)) > 0
+    return array.asarray(record.local_delta()) > 0
 
 
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
@@ -257,7 +270,7 @@ def traced_law_of(
     grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
     losses, weights, infinity = made = rounds.upper_pair(grid, logs)
     moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
-    return LossLaw(losses, weights, jnp.where(_leaks(record.randomizer, jnp), 1.0, infinity)), moved, (grid, z)
+    return LossLaw(losses, weights, jnp.where(_leaks(record, jnp), 1.0, infinity)), moved, (grid, z)
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
@@ -348,8 +361,12 @@ def _of_traced_laws(
     return differentiated(jax.jit(plain), with_gradient)
 
 
-def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
+def dominating(stacks: tuple[Stack, ...], order: Any, divergence: bool) -> tuple[Stack, ...]:
+    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row.
+
+    divergence: for that of Renyi, which is infinite wherever there is mass at infinity.
+    """
+    stacks = _without_vacuous(stacks) if divergence else stacks
     if not _has_rounds(stacks):
         return stacks
     finite = np.isfinite(order)

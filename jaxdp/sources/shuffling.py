@@ -1,7 +1,5 @@
 """One shuffled round, from its law of X. Several: `jaxdp.sources.shuffled_rounds`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,17 +24,11 @@ LOWER_NODES = bounds.FEWEST_NODES
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
-def blanket(mechanism: Shuffled) -> KnownRandomizer | None:
-    """The randomizer where its privacy blanket gives the upper bound, None where the clones do."""
-    known = mechanism.randomizer
-    return known if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket" else None
-
-
 @kernel(working_set=100_000, by_numpy=4096)
 def upper_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the upper bound, a leading axis for the pairs of inputs; of the clones for "closed_form"."""
-    known = blanket(mechanism)
-    if known is not None:
+    known = mechanism.randomizer
+    if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket":
         return known.upper_laws()
     made = law.clones(mechanism.max_loss(), mechanism.clones())
     return jax.tree_util.tree_map(lambda side: xp.asarray(side)[None], made)
@@ -64,15 +56,11 @@ def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> B
     return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
-def _local_delta(mechanism: Shuffled) -> Any:
-    return getattr(mechanism.randomizer, "delta", 0.0)
-
-
 def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: bool) -> Any:
     """Upper bound of the round; clean: target -> that without a local delta; leaky: whether there is one."""
     if not leaky:
         return clean(target)
-    users, eps0, extra = mechanism.num_users, mechanism.max_loss(), _local_delta(mechanism)
+    users, eps0, extra = mechanism.num_users, mechanism.max_loss(), mechanism.local_delta()
     if verb == "delta":
         return approximate.total_delta(clean(target), users, eps0, extra, target, mechanism.clones())
     return approximate.epsilon_upper(clean, users, eps0, extra, target, mechanism.clones())
@@ -87,7 +75,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) ->
     def clean(aim: np.ndarray) -> np.ndarray:
         return _CLOSED_FORM[verb](eps0, users, aim) if laws is None else worst(verb, laws, users, aim, gap).upper
 
-    leaky = bool(np.any(np.asarray(_local_delta(mechanism)) > 0))
+    leaky = bool(np.any(np.asarray(mechanism.local_delta()) > 0))
     upper = _upper(verb, mechanism, target, clean, leaky)
     return Bounds(np.fmin(lower, upper), upper)
 
@@ -114,7 +102,7 @@ def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
     flat: Any = flat_rows(mechanism, shape)
-    local_delta = _local_delta(flat)
+    local_delta = flat.local_delta()
     leaky = is_traced(local_delta) or bool(np.any(np.asarray(local_delta) > 0))
     epsilon, delta = (functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta"))
     return Route(flat, (epsilon,), (delta,), *_traced(leaky))
@@ -135,7 +123,7 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     def clean(aim: Any) -> Any:
         if mechanism.chosen_bound() == "closed_form":
             return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
-        source = "nodes" if blanket(mechanism) else "counts"
+        source = "nodes" if mechanism.chosen_bound() == "blanket" else "counts"
         return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
 
     upper = _upper(verb, mechanism, target, clean, leaky)
@@ -151,8 +139,7 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
     else:
         laws = upper_laws.point(mechanism)
         clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
-    local_delta = xp.asarray(_local_delta(mechanism))
-    extra = approximate.additive_term(users, eps0, local_delta, epsilon, mechanism.clones())
+    extra = approximate.additive_term(users, eps0, xp.asarray(mechanism.local_delta()), epsilon, mechanism.clones())
     return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
 
 

@@ -1,0 +1,115 @@
+"""The sum X_1 + ... + X_n at one epsilon, and the sum tilted to a real c (notebooks/proofs/shuffle.md, section 6)."""
+
+import math
+from typing import Any, NamedTuple
+
+from jaxdp.domains import NEXT_TO_ZERO
+from jaxdp.numerics.special import log_one_plus, polynomial
+from jaxdp.runtime.arrays import xp
+from jaxdp.shuffle.law import Law
+
+_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
+
+
+def _exp_excess(u: Any) -> Any:
+    """e^u - 1 - u, accurate relative to itself."""
+    small = xp.abs(u) < 0.5
+    near = xp.where(small, u, 0.0)
+    return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
+
+
+class Sum(NamedTuple):
+    """The sum at one epsilon: its atoms x (scaled), their masses and velocities -dx/d eps, and what goes with them.
+
+    rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
+    certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
+    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
+    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
+    """
+
+    x: Any
+    mass: Any
+    velocity: Any
+    rest: Any
+    mean: Any
+    log_factor: Any
+    certain: Any
+    certain_slope: Any
+    single: Any
+    users: Any
+    growth: Any = None
+
+
+def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
+    """The sum of ``users`` reports at one epsilon."""
+    odds = xp.exp(epsilon)
+    live = law.base > 0
+    base = xp.where(live, law.base, 1.0)
+    excess = xp.where(
+        law.loss > 0,
+        law.first * -xp.expm1(epsilon - law.loss),
+        law.second * odds * xp.expm1(law.loss - epsilon),
+    )  # R_x - e^eps R_x', without the subtraction
+    gives_away = ~live & (excess > 0)
+    x = xp.where(live, excess / base, 0.0)
+    scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
+    return Sum(
+        x / scale,
+        xp.where(live, law.base, 0.0),
+        xp.where(live, odds * law.second / base, 0.0) / scale,
+        law.rest,
+        (-xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))) / scale,
+        xp.log(scale / users),
+        xp.sum(xp.where(gives_away, excess, 0.0)),
+        -xp.sum(xp.where(gives_away, odds * law.second, 0.0)),
+        xp.sum(xp.maximum(excess, 0.0)) * (1 + 1e-14 * x.shape[0]),
+        users,
+    )
+
+
+def log_moment(s: Sum, c: Any) -> Any:
+    """log E e^{cX} at real c, any shape; near 0 the mean enters in closed form, which far out costs all digits."""
+    u = c[..., None] * s.x
+    total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
+    close = (total > -0.5) & (xp.abs(c * s.mean) < 1)
+    return xp.where(close, log_one_plus(xp.where(close, total, 0.0)), xp.log(s.rest + xp.sum(s.mass * xp.exp(u), -1)))
+
+
+class Tilt(NamedTuple):
+    """The sum tilted to c: log E e^{cX}, the atoms' weights and that of 0, mean and deviation of the tilted sum."""
+
+    c: Any
+    log_moment: Any
+    weights: Any
+    rest: Any
+    mean: Any
+    deviation: Any
+
+
+def _tilt(s: Sum, c: Any) -> Tilt:
+    moment, u = log_moment(s, c), c * s.x
+    weights, rest = s.mass * xp.exp(u - moment), s.rest * xp.exp(-moment)
+    mean = (s.mean + xp.sum(s.mass * s.x * xp.expm1(u))) * xp.exp(-moment)
+    variance = xp.sum(weights * (s.x - mean) ** 2) + rest * mean * mean
+    return Tilt(c, moment, weights, rest, s.users * mean, xp.sqrt(s.users * variance))
+
+
+def saddle(s: Sum) -> Tilt:
+    """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
+    square = s.users * xp.sum(s.mass * s.x * s.x)
+    drift = -s.users * s.mean
+    start = (drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square)
+
+    def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        c, _, count = state
+        t = _tilt(s, c)
+        excess = c * t.mean - 2
+        rise = excess / xp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
+        rise = xp.clip(rise, -1.5, 1.5)
+        return c * xp.exp(-rise), xp.abs(rise), count + 1
+
+    def unfinished(state: tuple[Any, Any, Any]) -> Any:
+        return (state[1] > 1e-3) & (state[2] < 60)
+
+    c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
+    return _tilt(s, xp.stop_gradient(c))
