@@ -66,9 +66,15 @@ def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = No
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap).upper
 
 
-def epsilon_of_pair(mechanism: Mechanism, delta: Real, direction: str, *, relation: Relation | None = None) -> Array:
-    """`epsilon` of one of the dominating pairs, ``mechanism.directions(relation)``, that the relation asks for."""
-    return _run(mechanism, "delta", delta, relation, "epsilon", (direction,)).upper
+def epsilon_near(
+    mechanism: Mechanism, delta: Real, target: Real, *, relation: Relation | None = None, direction: str | None = None
+) -> Array:
+    """`epsilon`, of which more is asked the closer it is to ``target``: certified, and on the side where it lies.
+
+    direction: one of ``mechanism.directions(relation)``, the only dominating pair to account for; None for all.
+    """
+    directions = None if direction is None else (direction,)
+    return _run(mechanism, "delta", delta, relation, "epsilon", directions, near=target).upper
 
 
 def delta_bounds(
@@ -161,8 +167,8 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
 
 def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[Relation, ...]:
     relation = relation or natural_relation(mechanism)
-    mechanism.directions(relation)
-    if relation != "add_or_remove":
+    _, directions = _resolved(mechanism, relation)
+    if relation != "add_or_remove" or len(directions) == 1:
         return (relation,)
     try:
         for each in ("add", "remove"):
@@ -173,20 +179,50 @@ def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[
 
 
 def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -> np.ndarray:
-    wide = spread_axis(mechanism)
-    largest = np.minimum(epsilon(mechanism, 1e-6, relation=relation), 100.0)
-    low, high = np.broadcast_to(-largest - 1.0, x.shape), np.broadcast_to(largest + 1.0, x.shape)
-    best = np.zeros(x.shape)
-    for gap in (1e-2, 1e-2, 1e-6):  # any delta gives a valid bound
-        eps = np.linspace(low, high, 33, axis=-1)
-        above = delta_bounds(wide, eps, relation=relation, gap=gap).upper
-        with np.errstate(over="ignore"):
-            value = 1 - above - np.exp(eps) * x[..., None] * (1 + 4e-16)
-        index = np.argmax(value, axis=-1)[..., None]
-        best = np.maximum(best, np.take_along_axis(value, index, -1)[..., 0])
-        low = np.take_along_axis(eps, np.maximum(index - 1, 0), -1)[..., 0]
-        high = np.take_along_axis(eps, np.minimum(index + 1, 32), -1)[..., 0]
-    return np.maximum(best - 1e-15, 0.0)
+    each = spread_axis(mechanism)
+
+    def certified(eps: np.ndarray, gap: float) -> np.ndarray:
+        above = delta(each, eps, relation=relation, gap=gap)
+        return 1 - above - np.exp(eps) * x[..., None] * (1 + 4e-16)
+
+    # The value is concave in e^eps: its maximum lies between the neighbours of the best point.
+    end = np.minimum(epsilon(mechanism, 1e-6, relation=relation, gap=0.1), 100.0) + 1.0
+    end = np.broadcast_to(end, x.shape)
+    eps = np.linspace(-end, end, _FIRST_TRIED, axis=-1)
+    eps = _around_the_best(eps, certified(eps, 1e-2))[0]
+    value, width = certified(eps, 1e-6), np.full(x.shape, np.inf)
+    for _ in range(_TRADEOFF_ROUNDS):
+        if np.all(np.ptp(value, axis=-1) <= 1e-6 * np.max(value, axis=-1)):
+            break
+        # at a kink of the curve the parabola leads nowhere
+        middles = 0.5 * (eps[..., 1:] + eps[..., :-1])
+        more = np.where((np.ptp(eps, axis=-1) <= 0.5 * width)[..., None], _next_to_the_vertex(eps, value), middles)
+        width = np.ptp(eps, axis=-1)
+        value = np.concatenate([value, certified(more, 1e-6)], axis=-1)
+        eps, value = _around_the_best(np.concatenate([eps, more], axis=-1), value)
+    return np.maximum(np.max(value, axis=-1) - 1e-15, 0.0)
+
+
+def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The point of the largest value between its two neighbours, along the last axis."""
+    order = np.argsort(eps, axis=-1)
+    eps, value = (np.take_along_axis(a, order, axis=-1) for a in (eps, value))
+    best = np.clip(np.argmax(value, axis=-1), 1, eps.shape[-1] - 2)
+    three = best[..., None] + np.array([-1, 0, 1])
+    return np.take_along_axis(eps, three, axis=-1), np.take_along_axis(value, three, axis=-1)
+
+
+def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Two points between the outer ones of three, close to the vertex of the parabola through them."""
+    (low, middle, high), (v_low, v_middle, v_high) = np.moveaxis(eps, -1, 0), np.moveaxis(value, -1, 0)
+    left, right = middle - low, high - middle
+    rise, fall = (v_middle - v_low) / left, (v_middle - v_high) / right
+    with np.errstate(all="ignore"):
+        vertex = middle + 0.5 * (rise * right - fall * left) / (rise + fall)
+    vertex = np.where(np.isfinite(vertex), vertex, middle)
+    space = 0.1 * np.minimum(left, right)
+    vertex = np.clip(vertex, low + 2 * space, high - 2 * space)
+    return np.stack([vertex - space, vertex + space], axis=-1)
 
 
 def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:
@@ -225,6 +261,21 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
 
 
 _MARGIN = 0.9  # of the gap asked for, at which no more is asked
+_SHARE, _MOST_GAP = 0.02, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
+
+
+def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The relative gap that shows on which side of ``target`` a number between the bounds is, and about how far.
+
+    It is ``gap`` where the target lies between the bounds.
+    """
+    with np.errstate(all="ignore"):
+        nearest = np.where(upper <= target, upper, np.fmax(lower, target))
+        distance = np.abs(np.log(nearest / target))
+    return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
+
+
+_FIRST_TRIED, _TRADEOFF_ROUNDS = 33, 8  # epsilons per rate of a trade-off function, then two more in each round
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 
@@ -265,6 +316,7 @@ def _run(
     verb: str,
     directions: tuple[str, ...] | None = None,
     gap: float = 1e-6,
+    near: Any = None,
 ) -> Bounds[Array]:
     wanted = validate.real_array("gap", gap)
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
@@ -275,7 +327,7 @@ def _run(
         pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
-    pairs = _evaluate(routes, verb, target, shape, float(wanted))
+    pairs = _evaluate(routes, verb, target, shape, float(wanted), near)
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
 
@@ -293,18 +345,21 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
 
 
 def _evaluate(
-    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float
+    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float, near: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
     # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
     subnormal = (verb == "epsilon") & (flat > 0) & (flat < SMALLEST)
     flat = np.where(subnormal, SMALLEST, flat)
-    first, inverse = _distinct(routes[0].params, flat)
+    close = None if near is None else np.broadcast_to(near, shape).reshape(flat.shape)
+    first, inverse = _distinct((routes[0].params, close), flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
+    allowed = None if close is None else functools.partial(gap_near, close[first], _MARGIN * gap)
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
-    for route, (lower, upper) in zip(routes, intersect(verb, sources, params, flat[first], _MARGIN * gap), strict=True):
+    found = intersect(verb, sources, params, flat[first], _MARGIN * gap, allowed)
+    for route, (lower, upper) in zip(routes, found, strict=True):
         lower = np.where(route.attained(params), lower, 0.0)
         # + 0.0: no answer is -0.0
         lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,19 +15,12 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.typing import Array, Real, Relation
 
-# Values tested in one call of a verb. Batches are padded to 8 points, so that fewer values would not be cheaper.
+# Values tested first, from end to end: they show whether the function is monotone.
 _CANDIDATES = 8
-# Points through which the inverse function is interpolated, and the least relative difference of their residuals
-# log(epsilon / target): of closer points the difference is mostly rounding.
-_INTERPOLATED = 8
-_SEPARATION = 0.01
 # Width at which a bracket is closed: relative to the value; relative to the first bracket where that contains 0.
 _RELATIVE = 2e-10
 _ABSOLUTE = 1e-16
-# Half-distances of the pairs of values around the interpolated solution, in widths of the bracket. The smallest pair
-# that contains the solution becomes the next bracket.
-_OFFSETS = np.array([1e-6, 1e-4, 1e-2, 1 / 3])
-# Never reached by a monotone function: the widest pair shrinks a bracket by a third in every call.
+# Never reached: a search that halves its bracket, from the largest number to the smallest, takes about 60.
 _MAX_CALLS = 200
 # Relative rise and fall of epsilon that may come from the gap of its bounds; more means that it is not monotone.
 _WOBBLE = 0.01
@@ -109,6 +102,12 @@ def calibrate(
 def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Search:
     """The search from the first candidates until every bracket is closed; ValueError where there is nothing to find."""
     epsilons = problem.evaluate(values)
+    # Some theorems are better at an end alone, as that of fixed batches at the sampling probability 1.
+    for end, others in ((-1, slice(None, -1)), (0, slice(1, None))):
+        jumps = _turned(problem.target, epsilons) & ~_turned(problem.target, epsilons[others])
+        if jumps.any():
+            values[end] = np.where(jumps, problem.next_inside(values[end]), values[end])
+            epsilons[end] = problem.evaluate(values[[end]])
     lost = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
@@ -118,14 +117,28 @@ def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Searc
             f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
             + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
         )
-    _require_monotone(problem, epsilons, ~lost)
+    turned = _turned(problem.target, epsilons) & ~lost
+    if turned.any():
+        i = int(np.argmax(turned))
+        seen = ", ".join(f"{e:.4g} at {v:.4g}" for v, e in zip(values[:, i], epsilons[:, i], strict=True))
+        at_element = problem.element(i)
+        raise ValueError(f"make_mechanism must be monotone in epsilon inside the bracket, got {seen}{at_element}.")
     search = _Search(problem.without(lost), values, epsilons, lost)
     for _ in range(_MAX_CALLS):
         candidates = search.candidates()
         if candidates is None:
             break
-        search.update(candidates, problem.evaluate(candidates))
+        search.update(candidates, problem.evaluate(candidates[None])[0])
     return search
+
+
+def _turned(target: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
+    """Where epsilons over ordered values both rise and fall, by more than what their bounds may be apart."""
+    with np.errstate(invalid="ignore"):
+        steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
+    smaller = np.minimum(epsilons[1:], epsilons[:-1])
+    scale = accounting.gap_near(target, _WOBBLE, smaller, smaller) * smaller + 1e-9
+    return (steps > scale).any(axis=0) & (steps < -scale).any(axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +198,11 @@ class Problem:
         """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
 
+    def next_inside(self, end: np.ndarray) -> np.ndarray:
+        """The next value inside the bracket from one of its ends."""
+        towards = np.where(end == self.high, self.low, self.high)
+        return end + np.sign(towards - end) if self.whole else np.nextafter(end, towards)
+
     def pairs(self) -> list[Problem]:
         """The problem for each dominating pair alone; an empty list where there is only one pair."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
@@ -223,15 +241,14 @@ class Problem:
 
     def evaluate_one(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of one value per problem, in the batch of the caller's shape, as `jaxdp.epsilon` gives."""
-        if not self.shape:
-            return np.array([self._epsilon(_number(values[0]))], dtype=np.float64)
-        return self._epsilon(values.reshape(self.shape)).ravel()
+        value: Any = values.reshape(self.shape) if self.shape else _number(values[0])
+        delta = self.delta.reshape(self.shape)
+        return np.reshape(accounting.epsilon(self.make(value), delta, relation=self.relation), values.shape)
 
     def _epsilon(self, values: Any) -> Any:
-        delta = self.delta.reshape(self.shape)
-        if self.direction is None:
-            return accounting.epsilon(self.make(values), delta, relation=self.relation)
-        return accounting.epsilon_of_pair(self.make(values), delta, self.direction, relation=self.relation)
+        delta, target = (x.reshape(self.shape) for x in (self.delta, self.target))
+        mechanism = self.make(values)
+        return accounting.epsilon_near(mechanism, delta, target, relation=self.relation, direction=self.direction)
 
 
 def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -318,105 +335,98 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost
 
 
-def _require_monotone(problem: Problem, epsilons: np.ndarray, sought: np.ndarray) -> None:
-    """ValueError where epsilons over equally ordered values rise and fall."""
-    with np.errstate(invalid="ignore"):
-        steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
-    scale = _WOBBLE * np.minimum(epsilons[1:], epsilons[:-1]) + 1e-9
-    turned = (steps > scale).any(axis=0) & (steps < -scale).any(axis=0) & sought
-    if turned.any():
-        i = int(np.argmax(turned))
-        seen = ", ".join(f"{e:.4g}" for e in epsilons[:, i])
-        at = problem.element(i)
-        raise ValueError(f"make_mechanism must be monotone in epsilon inside the bracket, got epsilons {seen}{at}.")
+class _Tested(NamedTuple):
+    """One tested value per problem, and its log(epsilon / target): above 0 where it does not meet the target."""
+
+    value: Any
+    residual: Any
 
 
 class _Search:
-    """A shrinking bracket per problem: `safe` was tested and meets the target, `unsafe` was tested and does not."""
+    """A shrinking bracket per problem, by Chandrupatla's method.
+
+    Its ends were tested, one of them meets the target and one does not; both are the same where the bracket is closed.
+    """
 
     def __init__(self, problem: Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
         self._problem, self.lost = problem, lost
-        self._values, self._epsilons = values, epsilons
         rising = epsilons[-1] >= epsilons[0]
-        self._sign = np.where(rising, 1.0, -1.0)
-        self.safe = np.where(rising, values[0], values[-1])
-        self.unsafe = np.where(rising, values[-1], values[0])
-        all_safe = np.maximum(epsilons[0], epsilons[-1]) <= problem.target
-        self.safe = np.where(all_safe, self.unsafe, self.safe)
-        self._narrow(values, epsilons)
+        # the candidates from the safe end on
+        values, epsilons = (np.where(rising, x, x[::-1]) for x in (values, epsilons))
+        tested, fails = _Tested(values, self._residual(epsilons)), epsilons > problem.target
+        last = len(values) - 1
+        unsafe = np.where(fails.any(axis=0), np.argmax(fails, axis=0), last)
+        safe = np.where(fails.any(axis=0), unsafe - 1, last)
+        # the newest end, and beyond it a value that it replaced; the end opposite to both
+        second = safe > 0
+        self._newest = _taken(tested, np.where(second, safe, unsafe))
+        self._opposite = _taken(tested, np.where(second, unsafe, safe))
+        self._replaced = _taken(tested, np.where(second, safe - 1, np.minimum(unsafe + 1, last)))
 
-    def _narrow(self, values: np.ndarray, epsilons: np.ndarray) -> None:
-        """Move the bracket's ends to the innermost tested pair (safe, unsafe)."""
-        signed, meets = values * self._sign, epsilons <= self._problem.target
-        # `unsafe` becomes the first failing value beyond `safe`: both ends are tested even if epsilon is not monotone
-        limit = np.min(np.where(meets | (signed < self.safe * self._sign), np.inf, signed), axis=0)
-        limit = np.minimum(limit, self.unsafe * self._sign)
-        inside = np.where(meets & (signed < limit), signed, -np.inf)
-        self.safe = self._sign * np.maximum(self.safe * self._sign, np.max(inside, axis=0))
-        done = self.safe == self.unsafe
-        self.unsafe = np.where(done, self.unsafe, self._sign * limit)
+    @property
+    def safe(self) -> np.ndarray:
+        """The end that meets the target."""
+        return np.where(self._newest.residual > 0, self._opposite.value, self._newest.value)
+
+    @property
+    def unsafe(self) -> np.ndarray:
+        """The end that does not."""
+        return np.where(self._newest.residual > 0, self._newest.value, self._opposite.value)
+
+    def _residual(self, epsilons: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            ratio = np.log(epsilons) - np.log(self._problem.target)
+        # the rounding of a logarithm must not change the side
+        fails = epsilons > self._problem.target
+        return np.where(fails, np.fmax(ratio, 1e-300), np.fmin(ratio, 0.0))
 
     def update(self, values: np.ndarray, epsilons: np.ndarray) -> None:
-        """Take in tested candidates."""
-        self._values = np.concatenate([self._values, values])
-        self._epsilons = np.concatenate([self._epsilons, epsilons])
-        self._narrow(values, epsilons)
+        """Take in one tested value per problem, inside the bracket or an end of it."""
+        tested = _Tested(values, self._residual(epsilons))
+        moved = (values != self._newest.value) & (values != self._opposite.value)
+        same_side = (tested.residual > 0) == (self._newest.residual > 0)
+        replaced = _where(same_side, self._newest, self._opposite)
+        opposite = _where(same_side, self._opposite, self._newest)
+        self._replaced = _where(moved, replaced, self._replaced)
+        self._opposite = _where(moved, opposite, self._opposite)
+        self._newest = _where(moved, tested, self._newest)
 
     def candidates(self) -> np.ndarray | None:
-        """The next values to test, or None when every bracket is closed."""
-        width = np.abs(self.unsafe - self.safe)
-        around_zero = (self._problem.low <= 0) & (self._problem.high >= 0)
-        least = np.where(around_zero, _ABSOLUTE * (self._problem.high - self._problem.low), 0.0)
-        tolerance = np.where(self._problem.whole, 1.0, np.maximum(_RELATIVE * np.abs(self.safe), least))
-        middle = _grid(self.safe, self.unsafe, 3)[1]
-        is_open = (width > tolerance) & (middle != self.safe) & (middle != self.unsafe)
+        """The next value to test for each problem (an end where its bracket is closed); None when all are closed."""
+        problem, safe, unsafe = self._problem, self.safe, self.unsafe
+        low, high = np.minimum(safe, unsafe), np.maximum(safe, unsafe)
+        around_zero = (problem.low <= 0) & (problem.high >= 0)
+        least = np.where(around_zero, _ABSOLUTE * (problem.high - problem.low), 0.0)
+        tolerance = np.where(problem.whole, 1.0, np.maximum(_RELATIVE * np.abs(safe), least))
+        middle = _grid(low, high, 3)[1]
+        is_open = (high - low > tolerance) & (middle != low) & (middle != high)
         if not is_open.any():
             return None
-        low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
-        centre = self._interpolated(middle)
-        offsets = np.maximum(_OFFSETS[:, None] * width, tolerance / 3)
-        if self._problem.whole:
-            offsets = np.maximum(offsets, np.arange(len(_OFFSETS))[:, None] + 0.5)
-        tested = np.concatenate([centre + offsets, centre - offsets])
-        values = np.where((tested > low) & (tested < high), tested, middle)
-        values = self._problem.round(values)
-        return np.where(is_open, np.clip(values, low, high), self.safe)
+        space = tolerance if problem.whole else 0.5 * tolerance
+        tested = problem.round(self._interpolated(middle))
+        return np.where(is_open, np.clip(tested, low + space, high - space), safe)
 
-    def _interpolated(self, fallback: np.ndarray) -> np.ndarray:
-        """Inverse interpolation of log(value) at log(target) through the tested points nearest to the target."""
+    def _interpolated(self, middle: np.ndarray) -> np.ndarray:
+        """The zero of the inverse quadratic through the three values; the middle where it is not to be trusted."""
+        points = self._newest, self._opposite, self._replaced
+        logarithmic = self._problem.low > 0
+        a, b, c = (np.where(logarithmic, np.log(np.where(logarithmic, p.value, 1.0)), p.value) for p in points)
+        fa, fb, fc = (p.residual for p in points)
         with np.errstate(all="ignore"):
-            logarithmic = (self._problem.low > 0)[None, :]
-            x = np.where(logarithmic, np.log(np.where(logarithmic, self._values, 1.0)), self._values)
-            y = np.log(self._epsilons) - np.log(self._problem.target)
-            order = np.argsort(np.where(np.isfinite(y), np.abs(y), np.inf), axis=0, kind="stable")
-            x, y = (np.take_along_axis(a, _distinct(order, y), axis=0) for a in (x, y))
-            solution = _neville(y, x)
-            solution = np.where(logarithmic[0], np.exp(solution), solution)
-            low, high = np.minimum(self.safe, self.unsafe), np.maximum(self.safe, self.unsafe)
-            return np.where((solution > low) & (solution < high), solution, fallback)
+            place, rise = (a - b) / (c - b), (fa - fb) / (fc - fb)
+            trusted = (rise**2 < place) & ((1 - rise) ** 2 < 1 - place)
+            share = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+            solution = a + share * (b - a)
+            solution = np.where(logarithmic, np.exp(solution), solution)
+        return np.where(trusted & np.isfinite(solution), solution, middle)
 
 
-def _distinct(order: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The first `_INTERPOLATED` entries of each column of ``order`` whose y differ by more than `_SEPARATION`."""
-    chosen = np.repeat(order[:1], _INTERPOLATED, axis=0)
-    for column in range(order.shape[1]):
-        picked: list[int] = []
-        for i in order[:, column]:
-            value = y[i, column]
-            if all(abs(value - y[j, column]) > _SEPARATION * abs(value) for j in picked):
-                picked.append(i)
-            if len(picked) == _INTERPOLATED:
-                break
-        chosen[: len(picked), column] = picked
-    return chosen
+def _taken(tested: _Tested, index: np.ndarray) -> _Tested:
+    return _Tested(*(np.take_along_axis(x, index[None], axis=0)[0] for x in tested))
 
 
-def _neville(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The value at y = 0 of the polynomial through the rows (y, x)."""
-    table = list(x)
-    for level in range(1, len(table)):
-        table = [(y[i + level] * table[i] - y[i] * table[i + 1]) / (y[i + level] - y[i]) for i in range(len(table) - 1)]
-    return table[0]
+def _where(condition: np.ndarray, one: _Tested, other: _Tested) -> _Tested:
+    return _Tested(*(np.where(condition, x, y) for x, y in zip(one, other, strict=True)))
 
 
 def _verified(problem: Problem, search: _Search, lost: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import jaxdp
 from jaxdp import calibration
 from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.base import record
+from jaxdp.sources import contour as sources_contour
 
 # The search stops 2e-10 (relative) from a failing value; the certificate of the Gaussian kernel is finer.
 NEAR = 2e-10
@@ -121,14 +122,34 @@ def test_a_function_of_single_numbers_is_called_number_by_number():
     assert kinds == {int}
 
 
-def test_few_calls_are_enough(monkeypatch):
-    calls = []
-    real = calibration.accounting.epsilon
-    monkeypatch.setattr(
-        calibration.accounting, "epsilon", lambda *args, **more: (calls.append(1), real(*args, **more))[1]
-    )
+def test_few_values_are_tested(monkeypatch):
+    tested = []
+    real = calibration.Problem.evaluate
+    monkeypatch.setattr(calibration.Problem, "evaluate", lambda self, v: (tested.extend(v.flat), real(self, v))[1])
     calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
-    assert len(calls) <= 7
+    assert len(tested) <= 17
+
+
+def test_an_epsilon_far_from_the_target_is_not_sought_to_the_last_digit(monkeypatch):
+    efforts = []
+    real = sources_contour._Contour.__call__
+    monkeypatch.setattr(
+        sources_contour._Contour, "__call__", lambda self, *a: (efforts.append(self.effort.nodes), real(self, *a))[1]
+    )
+    make = lambda s: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.01), 1000)  # noqa: E731
+    sigma = calibrate(make, epsilon=2.0, delta=1e-6, bracket=(0.1, 100.0))
+    assert jaxdp.epsilon(make(sigma), 1e-6) == pytest.approx(2.0, rel=1e-8)
+    assert max(efforts) <= 2048  # to the last digit: 8192, in 14 bands
+    near = calibration.accounting.epsilon_near(make(0.1), 1e-6, 2.0)
+    assert 1297.6988 <= near <= 1.25 * 1297.6988  # to the last digit by `jaxdp.epsilon` in 17 s
+
+
+def test_a_theorem_that_is_better_at_an_end_alone_leaves_the_values_inside_monotone():
+    make = lambda q: jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(5.0), q), 10)  # noqa: E731
+    assert jaxdp.epsilon(make(1.0), 1e-6) < jaxdp.epsilon(make(0.9), 1e-6)
+    q = calibrate(make, epsilon=3.0, delta=1e-6, bracket=(0.1, 1.0))
+    assert jaxdp.epsilon(make(q), 1e-6) <= 3.0 < jaxdp.epsilon(make(q * (1 + 1e-9)), 1e-6)
+    assert calibrate(make, epsilon=50.0, delta=1e-6, bracket=(0.1, 1.0)) == np.nextafter(1.0, 0.0)
 
 
 def test_a_target_out_of_reach_says_what_each_end_gives():
@@ -227,11 +248,12 @@ def test_a_function_that_turns_round_is_refused():
 def test_an_accountant_that_wobbles_still_gives_a_tested_value(monkeypatch):
     real = calibration.accounting.epsilon
 
-    def wobbling(mechanism, delta, **more):
-        exact = real(mechanism, delta, **more)
+    def wobbling(mechanism, delta, target=None, relation=None, direction=None):
+        exact = real(mechanism, delta, relation=relation)
         return exact * (1 + 1e-6 * np.sin(1e9 * np.asarray(exact)) ** 2)
 
     monkeypatch.setattr(calibration.accounting, "epsilon", wobbling)
+    monkeypatch.setattr(calibration.accounting, "epsilon_near", wobbling)
     sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
     assert wobbling(jaxdp.Gaussian(sigma), 1e-6) <= 1.0
     assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse
+from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse, accounting
 from jaxdp.numerics.exponential_sums import discrete_log_m
 from jaxdp.runtime.arrays import on_host
 from jaxdp.sources import contour
@@ -173,3 +173,19 @@ def test_renyi_divergence_of_randomized_response_keeps_its_digits_at_every_size(
             p, e = map(mp.mpf, numbers)
             exact = times * mp.log1p(mp.expm1(p * e) * -mp.expm1((1 - p) * e) / (mp.exp(e) + int(k) - 1)) / (p - 1)
             assert exact <= mp.mpf(value) <= exact * (1 + mp.mpf(5e-12)) + times * mp.mpf(2.3e-308)
+
+
+def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(monkeypatch):
+    tried = []
+    real = accounting.delta
+    monkeypatch.setattr(
+        accounting, "delta", lambda m, eps, **more: (tried.append(np.size(eps)), real(m, eps, **more))[1]
+    )
+    mechanism, rates = jaxdp.repeat(jaxdp.RandomizedResponse(0.5), 10), np.array([0.01, 0.1, 0.3, 0.9])
+    found = jaxdp.tradeoff(mechanism, rates)
+    # a concave function of e^epsilon, linear between the losses
+    losses = 0.5 * np.arange(-10.0, 11.0, 2.0)
+    exact = np.max(1 - real(mechanism, losses) - np.exp(losses) * rates[:, None], axis=1)
+    assert np.all(found <= exact * (1 + 1e-9))
+    np.testing.assert_allclose(found, exact, rtol=2e-4)
+    assert sum(tried) <= rates.size * (33 + 3 + 2 * 8)
