@@ -1,26 +1,25 @@
 """Shuffle kernels against exact values: golden cases, exact rationals for small n, independent high precision."""
 
-import json
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from exact import column, stored
+from two_ways import row_by_row
 
 import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.numerics.special import log_binomial_pmf
-from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law, two_point
 from jaxdp.sources.shuffling import lower_laws, worst
 
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
 DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
-GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
+GOLDEN = stored("shuffle")
 
 
 def pair(verb, bound):
@@ -40,10 +39,6 @@ KERNELS = {
     **{bound: (pair("epsilon", bound), pair("delta", bound)) for bound in ("clones", "stronger")},
     "2rr": (two_point_response("epsilon"), two_point_response("delta")),
 }
-
-
-def column(cases, key):
-    return np.array([float(case[key]) for case in cases])
 
 
 def cases_of(family, kind):
@@ -253,9 +248,7 @@ def test_slopes_in_epsilon_are_those_of_differences(route):
     }[route]
     step = 1e-6
     eps0, users, epsilon = np.full(3, 1.5), np.full(3, 1e5), np.array([0.02, 0.02 - step, 0.02 + step])
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        seen = jax.jit(jax.vmap(evaluate), compiler_options=compiler_options("cpu"))(eps0, users, epsilon)
-        seen = jax.tree_util.tree_map(np.asarray, seen)
+    seen = row_by_row(evaluate, eps0, users, epsilon)
     difference = (seen.estimate[2] - seen.estimate[1]) / (2 * step)
     # the slope of an estimate that no bound rests on, Newton's: the difference has the curvature's error, too
     assert float(seen.slope[0]) == pytest.approx(float(difference), rel=1e-4)
