@@ -4,7 +4,7 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdp
@@ -32,7 +32,6 @@ def test_the_noise_multiplier_is_the_exact_one_and_not_below_it():
     assert gaussian_delta(sigma * (1 - NEAR), 1) > 1e-6
 
 
-@settings(max_examples=15)
 @given(epsilon=st.floats(1e-3, 50.0), log_delta=st.floats(-30, -2))
 def test_the_value_meets_the_target_and_its_neighbour_does_not(epsilon, log_delta):
     delta = 10.0**log_delta

@@ -3,13 +3,11 @@
 import math
 from fractions import Fraction
 
-import jax
-import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
 from exact import column, stored
-from two_ways import row_by_row
+from two_ways import compiled, row_by_row
 
 import jaxdp
 from jaxdp.interval import Bounds
@@ -266,13 +264,16 @@ def tail_ratio(count, x):
         return (count - x + 1) * mpmath.quad(integrand, mpmath.linspace(0, reach, 8))
 
 
+def tail_ratio_of(x, count):
+    return two_point.tail_ratio(x, count, 1.0, 0)
+
+
 @pytest.mark.parametrize("count", [10**4, 10**8, 10**13])
 def test_tails_of_many_coins_keep_their_digits(count):
     deviation = math.isqrt(count) // 2
     for deviations in (0, 4, 20):
         x = count // 2 + 2 + deviations * deviation
-        with jax.enable_x64(True):
-            ratio = two_point.tail_ratio(jnp.asarray(float(x)), jnp.asarray(float(count)), 1.0, 0)
+        ratio = compiled(tail_ratio_of, x, count)
         exact = tail_ratio(count, x)
         assert abs(mpmath.mpf(float(ratio)) / exact - 1) < 2e-13  # 4e-12 is what the start is charged
 
@@ -293,8 +294,7 @@ def test_log_probabilities_of_binomials_are_as_accurate_as_is_charged():
     rng = np.random.default_rng(3)
     users = np.floor(10 ** rng.uniform(1, 6.5, 400))
     counts = np.clip(np.round(users / 2 + rng.uniform(-37, 37, 400) * np.sqrt(users) / 2), 0, users)
-    with jax.enable_x64(True):
-        log_mass = np.asarray(log_binomial_pmf(counts, users, 0.5, 0.5))
+    log_mass = compiled(log_binomial_pmf, counts, users, 0.5, 0.5)
     with mpmath.workdps(40):
         exact = [
             mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1) - n * mpmath.log(2)
@@ -311,8 +311,7 @@ def test_two_point_bounds_charge_the_rounding_of_the_parameters():
     rare = np.exp(-local) / (1 + np.exp(-local))
     counts = np.floor(users * rare + rng.uniform(-20, 20, 300) * np.sqrt(users * rare * (1 - rare)))
     counts = np.clip(counts, 1, users - 1)
-    with jax.enable_x64(True):
-        log_mass = np.asarray(log_binomial_pmf(counts, users, rare, 1 / (1 + np.exp(-local))))
+    log_mass = compiled(log_binomial_pmf, counts, users, rare, 1 / (1 + np.exp(-local)))
     with mpmath.workdps(50):
         exact = [
             mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1)
