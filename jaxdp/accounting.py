@@ -18,10 +18,10 @@ from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.precision import require_x64, x64
+from jaxdp.runtime.precision import require_x64
 from jaxdp.sources import choose_routes
 from jaxdp.sources.base import VACUOUS, Route, intersect
-from jaxdp.sources.gaussian import composed_mu, mu_error
+from jaxdp.sources.gaussian import gaussian_tradeoff
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.sources.shuffled_rounds import dominating, traced_moment
 from jaxdp.typing import Array, Complex, Real, Relation
@@ -156,7 +156,8 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     x = np.broadcast_to(x, shape)
     resolved, _ = _resolved(mechanism, relation)
     if is_gaussian(resolved):
-        return _gaussian_tradeoff(resolved, x)
+        missed = gaussian_tradeoff(normal_form(resolved, x.shape), x.reshape(-1))
+        return missed.reshape(x.shape)[()]
     curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
 
@@ -189,18 +190,6 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
         low = np.take_along_axis(eps, np.maximum(index - 1, 0), -1)[..., 0]
         high = np.take_along_axis(eps, np.minimum(index + 1, 32), -1)[..., 0]
     return np.maximum(best - 1e-15, 0.0)
-
-
-def _gaussian_tradeoff(mechanism: Mechanism, x: np.ndarray) -> Array:
-    with x64():
-        stacks = normal_form(mechanism, x.shape)
-        mu = jax.vmap(composed_mu)(jax.tree_util.tree_map(jnp.asarray, stacks)).reshape(x.shape)
-        # not Phi^-1(1 - x): 1 - x is rounded, and is 1 below 1e-16
-        quantile = jax.scipy.special.ndtri(x)
-        off = 2e-14 * (1 + jnp.abs(quantile) + mu) + mu * mu_error(stacks)
-        value = jax.scipy.special.ndtr(-quantile - mu - jnp.where(jnp.isfinite(off), off, 0.0))
-        safe = np.asarray(jnp.where(jnp.isnan(value), 0.0, value))
-    return np.maximum(safe * (1 - 1e-12) - 1e-15, 0.0)[()]
 
 
 def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:

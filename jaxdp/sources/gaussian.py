@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.closed_forms import gaussian
@@ -68,6 +70,17 @@ _traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
     return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
+
+
+@kernel(working_set=512)
+def gaussian_tradeoff(stacks: tuple[Stack, ...], rate: Any) -> Any:
+    """Certified lower bound of the false negative rate Phi(-Phi^-1(rate) - mu) of one point."""
+    mu = composed_mu(stacks)
+    # not Phi^-1(1 - rate): 1 - rate is rounded, and is 1 below 1e-16
+    quantile = jax.scipy.special.ndtri(rate)
+    off = 2e-14 * (1 + jnp.abs(quantile) + mu) + mu * mu_error(stacks)
+    value = jax.scipy.special.ndtr(-quantile - mu - jnp.where(jnp.isfinite(off), off, 0.0))
+    return jnp.maximum(jnp.where(jnp.isnan(value), 0.0, value) * (1 - 1e-12) - 1e-15, 0.0)
 
 
 @canary("Gaussian delta and epsilon")
