@@ -1,7 +1,5 @@
 """The accountant against values exact to 22 digits: every stored case is enclosed, and closely."""
 
-import json
-import pathlib
 from fractions import Fraction
 
 import jax
@@ -9,6 +7,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from exact import stored
 
 import jaxdp
 from jaxdp.contour import trapezoid
@@ -20,7 +19,7 @@ from jaxdp.sources.simple import next_to_supremum
 
 pytestmark = pytest.mark.as_users_compile
 
-CASES = json.loads((pathlib.Path(__file__).parent / "data" / "accounting.json").read_text())["cases"]
+CASES = stored("accounting")
 RELATION = {"remove": "remove", "add": "add", "replace": "replace_one", "symmetric": None}
 GAP = {"epsilon": 1e-6, "delta": 1e-5}  # relative; promised for epsilon, delta moves faster than epsilon
 HETEROGENEOUS = "heterogeneous"

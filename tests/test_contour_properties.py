@@ -1,8 +1,6 @@
-"""Laws of the Fourier accountant: monotone, order-free, exact at its edges, the same number traced or not.
+"""Laws of the Fourier accountant: monotone, order-free, exact at its edges, the same number traced or not."""
 
-Every call solves eight points, so that one compilation of each direction and effort serves the file.
-"""
-
+import re
 from fractions import Fraction
 
 import hypothesis.strategies as st
@@ -26,9 +24,7 @@ SMALL = {"max_examples": 5}
 
 
 def solve(sigma, rate, times, delta, relation="remove", gap=1e-6):
-    """Bounds of epsilon of eight sampled-Gaussian points."""
-    columns = np.broadcast_arrays(*(np.asarray(x, float) for x in (sigma, rate, times, delta, np.zeros(POINTS))))
-    sigma, rate, times, delta = columns[:4]
+    """Bounds of epsilon of sampled-Gaussian points."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), times)
     return jaxdp.epsilon_bounds(mechanism, delta, relation=relation, gap=gap)
 
@@ -43,7 +39,7 @@ def falls(bounds):
 @settings(**SMALL)
 @given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
-    grow = np.geomspace(1, 1.5, POINTS)
+    grow = np.geomspace(1, 1.5, 4)
     with pytest.MonkeyPatch.context() as patch:  # three efforts: bands take minutes for so many points
         patch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:3])
         assert falls(solve(sigma * grow, rate, times, delta))
@@ -123,8 +119,11 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     with jax.enable_x64(True):
         traced = jax.vmap(jax.value_and_grad(epsilon, (0, 1, 2)), (0, None, None))
         # (at XLA's own level of optimisation it would only take longer to compile)
-        value_and_grad = jax.jit(traced, compiler_options=compiler_options("cpu"))
-        value, gradient = value_and_grad(jnp.array([1.2, 1.5]), *point[1:])
+        arguments = jnp.array([1.2, 1.5]), *point[1:]
+        program = jax.jit(traced, compiler_options=compiler_options("cpu")).lower(*arguments)
+        value, gradient = program.compile()(*arguments)
+    text = program.as_text()
+    assert "xf64>" in text and not re.search("tensor<[^>]*(f32|bf16|f16)>", text)
     shifts = np.concatenate([np.diag(STEP * point), -np.diag(STEP * point), np.zeros((1, 3)), [[0.3, 0, 0]]])
     eager = solve(*[(point + shifts)[:, k] for k in (0, 1)], 1000, (point + shifts)[:, 2]).upper
     np.testing.assert_allclose(value, eager[6:], rtol=GAP)

@@ -1,18 +1,16 @@
 """Diffusion: stored values, the general theorem against closed forms, calibration, bad input."""
 
-import json
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from exact import stored
 
 from jaxdp import delta, diffusion, epsilon, renyi
 from jaxdp.diffusion import BrownianMotion, OrnsteinUhlenbeck
 
-CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+CASES = stored("iteration")
 GOLDEN = 1e-10  # asked of every stored value
 QUADRATURE = 1e-12  # 15-point Gauss rule on panels of length 0.2 in the logarithm
 

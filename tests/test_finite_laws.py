@@ -88,17 +88,17 @@ def sampled(rate, p, q):
     return [(1 - some) * b + some * a for a, b in zip(p, q, strict=True)], q
 
 
-def rates(rng):
-    near = 10 ** rng.uniform(-12, 0, POINTS)
-    return np.select([np.arange(POINTS) % 4 == i for i in range(3)], [near, 1 - near, 1.0], rng.uniform(size=POINTS))
+def rates(rng, count):
+    near = 10 ** rng.uniform(-12, 0, count)
+    return np.select([np.arange(count) % 4 == i for i in range(3)], [near, 1 - near, 1.0], rng.uniform(size=count))
 
 
 def losses(p, q):
     return np.array([float(mp.log(a / b)) for a, b in zip(p, q, strict=True) if a > 0 and b > 0])
 
 
-# Each is compiled once for all of its points. The last three: is it sampled, how often is it run, is epsilon asked for
-# (one run is inverted by the same sum, a composition by a contour, which takes long to compile).
+# The last three: is it sampled, how often is it run, is epsilon asked for (one run is inverted by the same sum, a
+# composition by a contour, which takes a second a point).
 GROUPS = [
     (randomized_response, "remove", True, 1, True),
     (pure, "add", True, 1, True),
@@ -118,11 +118,12 @@ def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, invert
     monkeypatch.setattr(contour, "PLAIN_LADDER", contour.PLAIN_LADDER[:2])  # most nodes add the most time, no formula
     rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times, inverted)))
     with mp.workdps(DIGITS):
-        made = [make(rng) for _ in range(POINTS)]
+        count = POINTS // times
+        made = [make(rng) for _ in range(count)]
         fields = {f: np.stack([getattr(m, f) for m, _, _ in made]) for f in vars(made[0][0])}
         mechanism, laws = type(made[0][0])(**fields), [(p, q) for _, p, q in made]
         if is_sampled:
-            rate = rates(rng)
+            rate = rates(rng, count)
             mechanism = PoissonSampled(mechanism, rate)
             laws = [sampled(r, p, q) for r, (p, q) in zip(rate, laws, strict=True)]
         if relation == "add":

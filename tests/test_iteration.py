@@ -1,19 +1,19 @@
 """Iteration: exact values, the optimum against a general solver, exactness, validity, bad input."""
 
-import json
-import pathlib
 from fractions import Fraction
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from exact import stored
 from scipy import optimize
+from two_ways import compiled
 
 from jaxdp import iteration
 from jaxdp.iteration import isotonic
+from jaxdp.runtime.precision import compiler_options
 
-CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+CASES = stored("iteration")
 GOLDEN = 1e-10  # asked of every stored value; the stored digits go further
 SOLVER = 1e-6  # SLSQP stops around here; it is the weak side of the comparison
 EXACT = 1e-10  # outward rounding of mu at these lengths is below 1e-11
@@ -283,9 +283,7 @@ def test_gradient_equals_finite_differences_in_all_three_arrays():
     rng = np.random.default_rng(7)
     schedule = list(random_schedule(rng, 7))
     schedule[2] += 0.05
-    with jax.enable_x64(True):
-        gradients = jax.jit(jax.grad(isotonic.shift_allocation_mu2, argnums=(0, 1, 2)))(*map(jnp.asarray, schedule))
-        gradients = [np.asarray(g) for g in gradients]
+    gradients = compiled(jax.grad(isotonic.shift_allocation_mu2, argnums=(0, 1, 2)), *schedule)
     for part in range(3):
         for j in range(7):
             up, down = ([a.copy() for a in schedule] for _ in range(2))
@@ -299,10 +297,12 @@ def test_traced_and_batched_values_agree_and_bad_traced_values_are_infinite():
     rows = [np.stack(a) for a in zip(*(random_schedule(np.random.default_rng(s), 9) for s in range(3)), strict=True)]
     grid = iteration.gdp_mu(*rows)
     with jax.enable_x64(True):
-        traced = jax.jit(jax.vmap(iteration.gdp_mu))(*rows)
+        options = compiler_options("cpu")
+        traced = jax.jit(jax.vmap(iteration.gdp_mu), compiler_options=options)(*rows)
         assert np.asarray(traced) == pytest.approx(grid, rel=1e-14)
         rows[1][1, 3] = -1.0
-        assert np.isinf(np.asarray(jax.jit(iteration.gdp_mu)(*rows))).tolist() == [False, True, False]
+        together = jax.jit(iteration.gdp_mu, compiler_options=options)(*rows)
+        assert np.isinf(np.asarray(together)).tolist() == [False, True, False]
     with pytest.raises(RuntimeError, match="float64"):
         jax.jit(iteration.gdp_mu)(*rows)
 

@@ -1,17 +1,15 @@
 """Mixing: stored values, random finite instances, coefficients, couplings, bad input."""
 
-import json
-import pathlib
-
 import jax
 import mpmath
 import numpy as np
 import pytest
+from exact import stored
 
 from jaxdp import mixing
 from jaxdp.convolution import laplace_rdp
 
-CASES = json.loads((pathlib.Path(__file__).parent / "data" / "iteration.json").read_text())["cases"]
+CASES = stored("iteration")
 GOLDEN = 1e-10  # asked of every stored value
 ROUNDING = 1e-12  # sums of at most 6 probabilities
 TINY = 2.3e-308  # the smallest normal number: the answer where the exact one is positive and smaller

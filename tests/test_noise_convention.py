@@ -8,7 +8,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from exact import gaussian_delta, hockey_stick, laplace_delta
 
 import jaxdp
 from jaxdp.runtime.precision import compiler_options
@@ -30,18 +30,6 @@ STATED = {
 }
 BATCH, RECORDS = 2, 4  # of the enumerated fixed-size batches
 ROUNDING = 1e-12  # sums of a few hundred doubles, and the rounding that the verbs add outward
-
-
-def gaussian_delta(eps, mu):
-    return stats.norm.sf(eps / mu - mu / 2) - np.exp(eps) * stats.norm.sf(eps / mu + mu / 2)
-
-
-def laplace_delta(eps, scale, shift):
-    return np.where(eps < shift / scale, -np.expm1(np.minimum((eps - shift / scale) / 2, 0.0)), 0.0)
-
-
-def hockey_stick(p, q, eps):
-    return np.array([np.maximum(p - np.exp(e) * q, 0.0).sum() for e in np.ravel(eps)])
 
 
 def shifted(mass, shift, reach=160):

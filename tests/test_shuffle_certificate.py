@@ -12,6 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 from scipy import stats
+from two_ways import row_by_row
 
 from jaxdp.interval import Bounds
 from jaxdp.runtime import precision
@@ -39,6 +40,7 @@ def without(module, name, *changes):
 
 
 def evaluated(function, *arguments):
+    """By a program."""
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         run = jax.jit(jax.vmap(function), compiler_options=compiler_options("cpu"))
         return jax.tree_util.tree_map(np.asarray, run(*jax.tree_util.tree_map(jnp.asarray, arguments)))
@@ -58,6 +60,10 @@ def points(variance, deviations):
     z = rng.uniform(*deviations, SIZE)
     loss = 2 * np.arctanh(np.minimum(z * np.tanh(eps0 / 2) / np.sqrt(users * rate), 0.9))
     return eps0, users, np.minimum(loss, 0.9 * eps0)
+
+
+def tilt_of(eps0, users, epsilon):
+    return contour.saddle(contour.sum_at(law.clones(eps0, "clones"), users, epsilon))
 
 
 def contour_of(eps0, users, epsilon):
@@ -156,10 +162,10 @@ def test_without_a_term_of_the_contour_a_bound_is_wrong(term, monkeypatch):
     where = points(variance, (0.1, 5.0))
     for constant, value in constants.items():
         monkeypatch.setattr(contour, constant, value)
-    honest = evaluated(contour_of, *where)
+    honest = row_by_row(contour_of, *where)
     assert np.isfinite(honest.lower).sum() > 20 and wrong(honest, *where) == (0, 0)
     monkeypatch.setattr(contour, name, without(contour, name, (old, new)))
-    assert sum(wrong(evaluated(contour_of, *where), *where)) > 10
+    assert sum(wrong(row_by_row(contour_of, *where), *where)) > 10
 
 
 def three_atoms(seed=3, count=1500):
@@ -202,10 +208,10 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
     where = points(200, (0.1, 5.0))
     monkeypatch.setattr(counts, "_WIDTH", 1.0)
     monkeypatch.setattr(counts, "_MORE", 0.0)
-    few = evaluated(counts_of, *where)
+    few = row_by_row(counts_of, *where)
     change = "xp.logaddexp(summed, log_missed)", "summed"
     monkeypatch.setattr(counts, "evaluate", without(counts, "evaluate", change))
-    sabotaged = evaluated(counts_of, *where)
+    sabotaged = row_by_row(counts_of, *where)
     monkeypatch.undo()
     assert wrong(few, *where) == (0, 0)
     assert wrong(sabotaged, *where)[0] == SIZE
@@ -261,24 +267,16 @@ def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():
     eps0, users, epsilon = points(1e9, (0.5, 8.0))
     found = evaluated(contour_of, eps0, users, epsilon)
     assert (found.upper - found.lower < 1e-8).all()
-    with jax.enable_x64(True):
-        tilt = [
-            contour.saddle(contour.sum_at(law.clones(jnp.asarray(a), "clones"), jnp.asarray(n), jnp.asarray(e)))
-            for a, n, e in zip(eps0[:6], users[:6], epsilon[:6], strict=True)
-        ]
-        atoms = [
-            contour.sum_at(law.clones(jnp.asarray(a), "clones"), jnp.asarray(n), jnp.asarray(e)).x
-            for a, n, e in zip(eps0[:6], users[:6], epsilon[:6], strict=True)
-        ]
+    tilt = evaluated(tilt_of, *(x[:6] for x in (eps0, users, epsilon)))
     for i in range(6):
-        place = float(tilt[i].c), float(tilt[i].deviation)
-        exact = nodes_in_high_precision(eps0[i], users[i], epsilon[i], *place, atoms[i])
+        place = float(tilt.c[i]), float(tilt.deviation[i])
+        exact = nodes_in_high_precision(eps0[i], users[i], epsilon[i], *place)
         assert found.lower[i] <= exact <= found.upper[i]
         rounding = abs(float(exact - mpmath.mpf(float(found.estimate[i]))))
         assert rounding < found.upper[i] - found.lower[i]
 
 
-def nodes_in_high_precision(eps0, users, epsilon, c, deviation, atoms):
+def nodes_in_high_precision(eps0, users, epsilon, c, deviation):
     """log of the sum over the same nodes, times the scale, with the same abscissa and step."""
     with mpmath.workdps(50):
         a, e = mpmath.exp(mpmath.mpf(float(eps0))), mpmath.exp(mpmath.mpf(float(epsilon)))

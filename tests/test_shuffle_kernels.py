@@ -1,26 +1,23 @@
 """Shuffle kernels against exact values: golden cases, exact rationals for small n, independent high precision."""
 
-import json
 import math
 from fractions import Fraction
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from exact import column, stored
+from two_ways import compiled, row_by_row
 
 import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.numerics.special import log_binomial_pmf
-from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law, two_point
 from jaxdp.sources.shuffling import lower_laws, worst
 
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
 DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
-GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
+GOLDEN = stored("shuffle")
 
 
 def pair(verb, bound):
@@ -40,10 +37,6 @@ KERNELS = {
     **{bound: (pair("epsilon", bound), pair("delta", bound)) for bound in ("clones", "stronger")},
     "2rr": (two_point_response("epsilon"), two_point_response("delta")),
 }
-
-
-def column(cases, key):
-    return np.array([float(case[key]) for case in cases])
 
 
 def cases_of(family, kind):
@@ -253,9 +246,7 @@ def test_slopes_in_epsilon_are_those_of_differences(route):
     }[route]
     step = 1e-6
     eps0, users, epsilon = np.full(3, 1.5), np.full(3, 1e5), np.array([0.02, 0.02 - step, 0.02 + step])
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        seen = jax.jit(jax.vmap(evaluate), compiler_options=compiler_options("cpu"))(eps0, users, epsilon)
-        seen = jax.tree_util.tree_map(np.asarray, seen)
+    seen = row_by_row(evaluate, eps0, users, epsilon)
     difference = (seen.estimate[2] - seen.estimate[1]) / (2 * step)
     # the slope of an estimate that no bound rests on, Newton's: the difference has the curvature's error, too
     assert float(seen.slope[0]) == pytest.approx(float(difference), rel=1e-4)
@@ -273,13 +264,16 @@ def tail_ratio(count, x):
         return (count - x + 1) * mpmath.quad(integrand, mpmath.linspace(0, reach, 8))
 
 
+def tail_ratio_of(x, count):
+    return two_point.tail_ratio(x, count, 1.0, 0)
+
+
 @pytest.mark.parametrize("count", [10**4, 10**8, 10**13])
 def test_tails_of_many_coins_keep_their_digits(count):
     deviation = math.isqrt(count) // 2
     for deviations in (0, 4, 20):
         x = count // 2 + 2 + deviations * deviation
-        with jax.enable_x64(True):
-            ratio = two_point.tail_ratio(jnp.asarray(float(x)), jnp.asarray(float(count)), 1.0, 0)
+        ratio = compiled(tail_ratio_of, x, count)
         exact = tail_ratio(count, x)
         assert abs(mpmath.mpf(float(ratio)) / exact - 1) < 2e-13  # 4e-12 is what the start is charged
 
@@ -300,8 +294,7 @@ def test_log_probabilities_of_binomials_are_as_accurate_as_is_charged():
     rng = np.random.default_rng(3)
     users = np.floor(10 ** rng.uniform(1, 6.5, 400))
     counts = np.clip(np.round(users / 2 + rng.uniform(-37, 37, 400) * np.sqrt(users) / 2), 0, users)
-    with jax.enable_x64(True):
-        log_mass = np.asarray(log_binomial_pmf(counts, users, 0.5, 0.5))
+    log_mass = compiled(log_binomial_pmf, counts, users, 0.5, 0.5)
     with mpmath.workdps(40):
         exact = [
             mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1) - n * mpmath.log(2)
@@ -318,8 +311,7 @@ def test_two_point_bounds_charge_the_rounding_of_the_parameters():
     rare = np.exp(-local) / (1 + np.exp(-local))
     counts = np.floor(users * rare + rng.uniform(-20, 20, 300) * np.sqrt(users * rare * (1 - rare)))
     counts = np.clip(counts, 1, users - 1)
-    with jax.enable_x64(True):
-        log_mass = np.asarray(log_binomial_pmf(counts, users, rare, 1 / (1 + np.exp(-local))))
+    log_mass = compiled(log_binomial_pmf, counts, users, rare, 1 / (1 + np.exp(-local)))
     with mpmath.workdps(50):
         exact = [
             mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1)

@@ -1,11 +1,9 @@
 """Renyi divergence of shuffled rounds against exact values, derivatives, traced verbs, and the closed form of k-RR."""
 
-import json
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
+from exact import column, stored
 from mpmath import mp
 
 import jaxdp
@@ -13,13 +11,9 @@ from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, krr_epsilon_closed_form
 from jaxdp.sources import shuffling as route
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "shuffle.json").read_text())["cases"]
+GOLDEN = stored("shuffle")
 RENYI_GAP = 1e-6
 SLOPE_GAP = 1e-5  # of a central difference with step 1e-4
-
-
-def column(cases, key):
-    return np.array([float(case[key]) for case in cases])
 
 
 def test_golden_renyi_divergence_is_bounded_and_the_excess_is_small():

@@ -16,6 +16,12 @@ def plainly(run, *numbers):
         return jax.tree_util.tree_map(np.asarray, run(*(np.asarray(x, np.float64) for x in numbers)))
 
 
+def row_by_row(run, *columns):
+    """`plainly` at each row of the columns, stacked."""
+    rows = [plainly(run, *numbers) for numbers in zip(*columns, strict=True)]
+    return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+
 def compiled(run, *numbers):
     """By a program of its own for each ``run``, which must not change what it computes with."""
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
