@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.closed_forms import gaussian
