@@ -1,5 +1,7 @@
 """The verbs: validate, choose the route, enter float64, call the kernels. Written once for every mechanism."""
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections.abc import Callable
@@ -275,7 +277,7 @@ def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarra
     return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
 
 
-_FIRST_TRIED, _TRADEOFF_ROUNDS = 33, 8  # epsilons per rate of a trade-off function, then two more in each round
+_FIRST_TRIED, _TRADEOFF_ROUNDS = 33, 12  # epsilons per rate of a trade-off function, then two more in each round
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 

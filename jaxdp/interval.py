@@ -1,5 +1,7 @@
 """The result type of every certified computation: an interval that holds the truth."""
 
+from __future__ import annotations
+
 from typing import Generic, NamedTuple, TypeVar
 
 ArrayT = TypeVar("ArrayT", covariant=True)

@@ -1,5 +1,7 @@
 """Mechanisms as JSON text that every later release reads."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import json

@@ -504,12 +504,12 @@ PROGRAMS = {
     "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 750),
     # the moment on the axis thrice (roughly, from above, of the swapped pair), on the line once, for the tail
     # on raised lines, where a few nodes choose the height
-    "sampled Gaussian, remove": (_sampled("forward"), 3350),
-    "sampled Gaussian, add": (_sampled("reverse"), 4100),
-    "sampled Gaussian, replace": (_sampled("replace"), 3600),
-    "sampled Gaussian, comparison": (_comparison, 2550),
+    "sampled Gaussian, remove": (_sampled("forward"), 3600),
+    "sampled Gaussian, add": (_sampled("reverse"), 4300),
+    "sampled Gaussian, replace": (_sampled("replace"), 3850),
+    "sampled Gaussian, comparison": (_comparison, 2750),
     # two labels, and twice the contour: for the lowest band and for all others
-    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 7700),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 8550),
 }
 
 

@@ -189,4 +189,4 @@ def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(monkeypatc
     exact = np.max(1 - real(mechanism, losses) - np.exp(losses) * rates[:, None], axis=1)
     assert np.all(found <= exact * (1 + 1e-9))
     np.testing.assert_allclose(found, exact, rtol=2e-4)
-    assert sum(tried) <= rates.size * (33 + 3 + 2 * 8)
+    assert sum(tried) <= rates.size * (33 + 3 + 2 * 12)

@@ -1,5 +1,7 @@
 """The unsampled mechanisms, each a record and its K(z)."""
 
+from __future__ import annotations
+
 from typing import Any, ClassVar
 
 import jax

@@ -1,5 +1,7 @@
 """compose, repeat, and the normal form that the accountant works on."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -7,6 +7,8 @@ The sum over the integers inside a cell is taken one by one or, of more than a d
 nodes are not integers, and it is exact for polynomials up to degree 15.
 """
 
+from __future__ import annotations
+
 from typing import Any, ClassVar, NamedTuple
 
 import jax

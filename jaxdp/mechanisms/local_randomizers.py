@@ -1,5 +1,7 @@
 """Local randomizers: what each person runs before a shuffler mixes the reports."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 import jax

@@ -1,5 +1,7 @@
 """Subsampling operators as records. Add and remove are different pairs; each is composed on its own."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import ClassVar
 

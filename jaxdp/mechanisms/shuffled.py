@@ -1,5 +1,7 @@
 """One round of shuffled local reports."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 import jax

@@ -102,10 +102,10 @@ def _turned(line: Any, step: jax.Array, count: int) -> jax.Array:
 
     The sums rise with t; each node takes those at a place step 2^i right of it.
     """
-    above = xp.floor(xp.log2(xp.maximum(xp.arange(count) + 0.0, 1.0))).astype(int) + 1
-    places = step * 2.0 ** np.arange(count.bit_length() + 1)
-    reached = xp.minimum(places[:, None] * xp.abs(line.loss), 2.0)
-    return xp.exact_matmul(_per_loss(line), reached.T)[:, above]
+    places = 2.0 ** np.arange(count.bit_length())
+    reached = xp.minimum(step * places[:, None] * xp.abs(line.loss), 2.0)
+    sums = xp.exact_matmul(_per_loss(line), reached.T)
+    return xp.max(xp.where(places / 2 < xp.arange(count)[:, None], sums[:, None], 0.0), axis=-1)
 
 
 def _per_loss(line: Any) -> jax.Array:

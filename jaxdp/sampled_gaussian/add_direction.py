@@ -32,7 +32,7 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 10.5 of the mode, much nearer if c is large.
+    """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 9.5 of the mode, much nearer if c is large.
 
     On the right by more, because there |A|^{-c} is much larger off the axis than on it. c: (..., 1), and so the ends.
     """

@@ -5,7 +5,7 @@ import jax
 from jaxdp.runtime.arrays import xp
 
 ROOT_2PI = 2.5066282746310002
-HALF_WIDTH = 10.5  # half width of a line in standard deviations: 2 Phi_c(10.5) = 1e-25 of m(c) is left out
+HALF_WIDTH = 9.5  # half width of a line in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
 
 
 def log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -34,7 +34,7 @@ _DEAD = 1e-15  # what the integrand may still carry at the cut where a contour i
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
-    """Ends of the line on which everything but 1e-25 of m(c) lives (add: `add_direction.outside`), cut included.
+    """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included.
 
     c: (..., 1), and so the ends.
     """
@@ -147,19 +147,22 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     log_m = top + xp.log(total) + xp.log(step / ROOT_2PI)
     edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
     strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
-    sides = xp.sum(xp.exp(xp.minimum(at_ends, 50.0))) * (6 * y + 3 * step) / ROOT_2PI
-    raw = strip + sides
+    left, right = xp.exp(xp.minimum(at_ends, 50.0)) * (6 * y + 3 * step) / ROOT_2PI
+    rest = strip + right
     if direction == "reverse":
-        raw = raw + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
-    rule = raw
+        rest = rest + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
+    raw = rest + left
+    # |L| on the strip's left end, and, on average, anywhere else in the strip or outside the line
+    largest = 2 * xp.max(xp.abs(loss)) + 12 + 2 * mu
+    near = 2 * q * (1 + xp.exp(low * mu - mu * mu / 2))
+    leftmost = xp.where((near < 1) & (direction != "replace"), near, largest)
+    rule, mean_rule = raw, rest * largest + left * leftmost
     own, modulus = loss_units(loss, v, mu, q, direction), xp.abs(weight)
     units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top) + (c + 1) * own
     raw = raw + ULP * xp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
-    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-24, xp.inf)
-    rule = 2 * rule * (1 + error) + 1e-24
-    # |L| <= its largest on the line + 5 + mu in the strip and, on average, outside the line
-    mean_rule = rule * (2 * xp.max(xp.abs(loss)) + 12 + 2 * mu)
+    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
+    rule, mean_rule = 2 * rule * (1 + error) + 1e-20, 2 * mean_rule * (1 + error) + 1e-20 * largest
     off = xp.where(xp.isfinite(error), error, 0.0)
     drift = modulus * xp.stack([(2 * ULP * units + off) * xp.abs(loss), (1.01 + off) * ULP * own])
     return Line(log_m, weight, loss, error, rule, mean_rule, drift)
