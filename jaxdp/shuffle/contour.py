@@ -24,7 +24,7 @@ from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
 NODES = 12  # beside the one on the real axis
 LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
 _ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
-_UNIT = 1e-15  # nine units of rounding of one node's phase and modulus
+_UNIT = 1.5e-15  # thirteen units of rounding of one node's phase and modulus
 _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `peak_bounds`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
 _FAMILIES, _BLOCK = np.arange(1.0, 33.0), 64  # of peaks, whose places are looked at; nodes of a long sum at a time
