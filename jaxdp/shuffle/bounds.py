@@ -30,6 +30,7 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
+_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 _STEPS_OF_COMPILING = 40_000.0  # of NumPy, down a sum over counts
@@ -186,7 +187,9 @@ def _live_outcomes(made: Law) -> Law:
     """The laws without outcomes of probability 0, as far as all rows have such."""
     live = (made.first > 0) | (made.second > 0) | (made.base > 0)
     order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
-    return _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
+    more = min((common - order.shape[1] for common in _COMMON_OUTCOMES if common >= order.shape[1]), default=0)
+    more = more if len(live) <= _FEW_ROWS else 0
+    return _outcomes(made, lambda side: np.pad(np.take_along_axis(side, order, axis=1), ((0, 0), (0, more))))
 
 
 def _two_outcomes(made: Law) -> np.ndarray:
