@@ -13,7 +13,7 @@ from jaxdp.runtime.arrays import xp
 LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # of the series of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
-_GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift
+_GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift of the loss
 
 
 class Line(NamedTuple):
@@ -84,13 +84,21 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
     rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
     re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
     im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
-    return re.reshape(-1)[:count], im.reshape(-1)[:count] + step * xp.arange(count) * mean_loss(line)
+    t, (mean, turned) = step * xp.arange(count), mean_loss(line)
+    return re.reshape(-1)[:count] - t * turned, im.reshape(-1)[:count] + t * mean
 
 
-def mean_loss(line: Any) -> jax.Array:
-    """The tilted mean of the loss, which is real."""
-    terms = xp.real(line.weight) * xp.real(line.loss) - xp.imag(line.weight) * xp.imag(line.loss)
-    return sum_in_blocks(terms[None])[0]
+def mean_loss(line: Any) -> tuple[jax.Array, jax.Array]:
+    """The tilted mean of the loss: real, but for an imaginary part where the weights are poor."""
+    real, imag = _weighted(
+        xp.real(line.weight), xp.imag(line.weight), xp.real(line.loss)[None], xp.imag(line.loss)[None]
+    )
+    return real[0], xp.where(_is_good(line), 0.0, imag[0])
+
+
+def _is_good(line: Any) -> jax.Array:
+    """Whether an error of the mean is taken for a shift of the loss."""
+    return line.error < _GOOD
 
 
 def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,11 +138,11 @@ def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> tup
     mass = xp.sum(xp.abs(line.weight))
     plain = rounded + t * (off_mean + losses) + xp.minimum(t * weights, 2 * line.error * (1 + mass))
     shift = weights + losses + off_mean
-    known = line.error < _GOOD
     turned = t * shift  # by which a ratio that is not 1 turns
     centred = (rounded + t * (line.mean_rule + by_weight + by_loss)) * (1 + turned)
     centred = centred + turned * (xp.abs(re) + xp.abs(im) + 2 * turned)
-    return xp.where(known, xp.minimum(centred, plain + t * shift), plain), xp.where(known, shift, 0.0)
+    centred = xp.minimum(centred, plain + t * (line.mean_rule + shift))
+    return xp.where(_is_good(line), centred, plain), xp.where(_is_good(line), shift, 0.0)
 
 
 def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
