@@ -11,7 +11,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
 LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
-_SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # of the series of e^z - 1 - z, |z| <= 1
+_SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
 _GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift of the loss
 
@@ -84,12 +84,15 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
     rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
     re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
     im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
-    t, (mean, turned) = step * xp.arange(count), mean_loss(line)
-    return re.reshape(-1)[:count] - t * turned, im.reshape(-1)[:count] + t * mean
+    t, (mean_re, mean_im) = step * xp.arange(count), mean_loss(line)
+    return re.reshape(-1)[:count] - t * mean_im, im.reshape(-1)[:count] + t * mean_re
 
 
 def mean_loss(line: Any) -> tuple[jax.Array, jax.Array]:
-    """The tilted mean of the loss: real, but for an imaginary part where the weights are poor."""
+    """Real and imaginary part of the tilted mean of the loss, a real number: the latter is kept where weights are poor.
+
+    There the weights' errors count only up to their sum (`ratio_error`), which holds for the whole complex sum.
+    """
     real, imag = _weighted(
         xp.real(line.weight), xp.imag(line.weight), xp.real(line.loss)[None], xp.imag(line.loss)[None]
     )
@@ -214,7 +217,7 @@ def _is_small(angle: jax.Array) -> jax.Array:
 
 
 def _turned_by(angle: jax.Array) -> Turned:
-    """`Turned` of complex angles, Im >= 0, without cancellation; the bends of small angles only."""
+    """`Turned` of complex angles, Im >= 0, without cancellation; of large angles the first two numbers only."""
     u, v = xp.real(angle), xp.imag(angle)
     less_one, half = xp.expm1(-v), 0.5 * u
     sine, cosine = xp.sin(half), xp.cos(half)
@@ -226,7 +229,7 @@ def _turned_by(angle: jax.Array) -> Turned:
 
 
 def _with_bend(angle: jax.Array, turned: Turned) -> Turned:
-    """The bends of large angles as differences, in which little cancels."""
+    """The same with e^{i theta} - 1 - i theta of large angles as a difference, in which little cancels."""
     small = _is_small(angle)
     re, im = turned.re + xp.imag(angle), turned.im - xp.real(angle)
     return turned._replace(bend_re=xp.where(small, turned.bend_re, re), bend_im=xp.where(small, turned.bend_im, im))
