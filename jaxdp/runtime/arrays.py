@@ -18,29 +18,29 @@ import jax.numpy as jnp
 import numpy as np
 
 
-class _Mode(threading.local):
-    host = False
-
-
-_mode = _Mode()
-
-
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
     """Inside, ``xp`` is NumPy, in this thread only."""
-    before, _mode.host = _mode.host, True
+    functions = vars(xp)
+    before = dict(functions)
+    functions.clear()
+    functions.update(_HOST)
     try:
         with np.errstate(all="ignore"):
             yield
     finally:
-        _mode.host = before
+        functions.clear()
+        functions.update(before)
 
 
-class _Arrays:
-    """`numpy` inside `on_host`, `jax.numpy` elsewhere, with the functions of `jax.lax` and `jax.nn` that we use."""
+class _Arrays(threading.local):
+    """`numpy` inside `on_host`, `jax.numpy` elsewhere, with the functions of `jax.lax` and `jax.nn` that we use.
 
-    def __getattr__(self, name: str) -> Any:
-        return _EACH[name][not _mode.host] if name in _EACH else getattr(np if _mode.host else jnp, name)
+    A table of attributes for each thread: to look a function up costs as much as a small array operation otherwise.
+    """
+
+    def __init__(self) -> None:
+        vars(self).update(_TRACED)
 
 
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
@@ -82,14 +82,14 @@ def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, re
 
 
 def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    top = np.max(x, axis=axis, keepdims=True)
+    top = np.maximum.reduce(x, axis, keepdims=True)
     shift = np.where(np.isfinite(top), top, 0.0)
-    total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift
+    total = np.log(np.add.reduce(np.exp(x - shift), axis, keepdims=True)) + shift
     return total if keepdims else np.squeeze(total, axis)
 
 
 def _host_complex(re: Any, im: Any) -> Any:
-    made = np.empty(np.broadcast_shapes(np.shape(re), np.shape(im)), np.complex128)
+    made = np.empty(np.broadcast(re, im).shape, np.complex128)
     made.real, made.imag = re, im
     return made[()]
 
@@ -132,11 +132,32 @@ def _set_at(x: Any, place: Any, value: Any) -> Any:
     return made
 
 
-_host_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+def _one_by_one(function: Callable[[float], float]) -> Callable[[Any], Any]:
+    """A function of one number, of arrays."""
+
+    def each(x: Any) -> Any:
+        return np.array([function(value) for value in np.ravel(x).tolist()], np.float64).reshape(np.shape(x))[()]
+
+    return each
+
+
+def _reduction(reduce: Callable) -> Callable:
+    """`np.sum` and the like without their detours, which cost more than the sum of a small array."""
+    return lambda x, axis=None, keepdims=False: reduce(x, axis, keepdims=keepdims)
+
+
+_host_erf, _host_erfc, _host_inverse = (_one_by_one(f) for f in (math.erf, math.erfc, _host_ndtri))
 
 _EXACT = jax.lax.Precision.HIGHEST
 # name: (for NumPy, for JAX)
 _EACH: dict[str, tuple[Any, Any]] = {
+    "sum": (_reduction(np.add.reduce), jnp.sum),
+    "max": (_reduction(np.maximum.reduce), jnp.max),
+    "min": (_reduction(np.minimum.reduce), jnp.min),
+    "any": (_reduction(np.logical_or.reduce), jnp.any),
+    "all": (_reduction(np.logical_and.reduce), jnp.all),
+    "clip": (lambda x, low, high: np.minimum(np.maximum(x, low), high), jnp.clip),
+    "stack": (lambda parts, axis=0: np.stack(parts, axis) if axis else np.array(parts), jnp.stack),
     "vmap": (_host_vmap, jax.vmap),
     "fori_loop": (_host_fori_loop, jax.lax.fori_loop),
     "while_loop": (_host_while_loop, jax.lax.while_loop),
@@ -148,11 +169,11 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), jax.nn.sigmoid),
     "complex": (_host_complex, jax.lax.complex),
     "stop_gradient": (lambda x: x, jax.lax.stop_gradient),
-    "erf": (np.vectorize(math.erf, otypes=[np.float64]), jax.lax.erf),
+    "erf": (_host_erf, jax.lax.erf),
     "erfc": (_host_erfc, jax.scipy.special.erfc),
     "erfcx": (_host_erfcx, jax.scipy.special.erfcx),
     "ndtr": (lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)), jax.scipy.special.ndtr),
-    "ndtri": (np.vectorize(_host_ndtri, otypes=[np.float64]), jax.scipy.special.ndtri),
+    "ndtri": (_host_inverse, jax.scipy.special.ndtri),
     "log_ndtr": (_host_log_ndtr, jax.scipy.special.log_ndtr),
     "cummin": (functools.partial(_host_accumulate, np.minimum), jax.lax.cummin),
     "cummax": (functools.partial(_host_accumulate, np.maximum), jax.lax.cummax),
@@ -163,5 +184,11 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
 }
+
+_HOST, _TRACED = (
+    {name: value for name, value in vars(module).items() if name[0] != "_"}
+    | {name: both[i] for name, both in _EACH.items()}
+    for i, module in enumerate((np, jnp))
+)
 
 xp: Any = _Arrays()
