@@ -159,20 +159,3 @@ def compiled_programs_leave_room():
         precision.forget_compiled()
         SET_ASIDE.clear()
         jax.clear_caches()
-
-
-@pytest.fixture(autouse=True)
-def one_batch_size(request, monkeypatch):
-    """Every batch in pieces of one size: a kernel is compiled once, however many rows a test needs, and in other files.
-
-    Thousands of rows in larger pieces: calls take time, too. Not in files marked `batches_as_for_users`; one by one in
-    those marked `rows_take_long`.
-    """
-    alone = request.node.get_closest_marker("rows_take_long") is not None
-
-    def pieces(size, largest, sparing):
-        step = 1 if alone and size <= 64 else 8 if size <= 2048 else min(512, largest)
-        return [(start, min(start + step, size), step) for start in range(0, size, step)]
-
-    if request.node.get_closest_marker("batches_as_for_users") is None:
-        monkeypatch.setattr(precision, "pieces_of", pieces)

@@ -160,7 +160,6 @@ def composition_of_1300():
     return jaxdp.compose(*gaussians, *responses, jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 300))
 
 
-@pytest.mark.batches_as_for_users  # a point of 1001 mechanisms takes a second or two
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.thorough
 def test_composition_of_1300_different_mechanisms_encloses_the_stored_values(direction):

@@ -12,8 +12,6 @@ import jaxdp
 from jaxdp import conversions as cv
 from jaxdp.conversions.profile import cell_bounds
 
-pytestmark = pytest.mark.rows_take_long
-
 # Outward rounding of the certified functions, with room for SciPy's own error in the reference.
 ROUNDING = 1e-11
 # Orders below, at and above 1; `curve_at` gives other curves as many, so that one program serves all.

@@ -37,9 +37,8 @@ def gaussian(sigma, delta):
 
 
 def compile_with(options):
-    """In another process, with the options and batches of this one: with others the last bit may be another."""
+    """In another process, with the options of this one: with others the last bit may be another."""
     precision.CPU_OPTIONS, precision._FOR_LARGE = options, {}
-    precision.pieces_of = lambda size, *_: [(start, min(start + 8, size), 8) for start in range(0, size, 8)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,6 @@ def test_two_processes_give_the_same_bits_as_one(processes, tmp_path, suffix):
         assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.batches_as_for_users
 def test_numbers_do_not_depend_on_what_a_process_has_answered_before():
     few, many = dict(sigma=SIGMA[:3], delta=DELTA[:4]), dict(sigma=SIGMA, delta=DELTA)
     fresh = sweep(gaussian, batch_size=4, **few)

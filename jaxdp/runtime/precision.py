@@ -2,8 +2,9 @@
 
 Every kernel of this package is a function of ONE parameter point. `kernel` makes it a function of a flat batch. The
 call enters a float64 scope of its own and leaves the user's flag as it is. Compiling takes seconds, so the first points
-are answered by NumPy (`runtime.arrays`); after them the kernel is compiled. Batches are padded to a few sizes, so that
-new values and new batch lengths compile nothing.
+are answered by NumPy (`runtime.arrays`); after them the kernel is compiled. On a CPU its program has one size, and a
+batch is cut into pieces of it: new values and new batch lengths compile nothing, and a row's number does not depend on
+the batch it stands in.
 
 Two checks stand before the first number. A canary, a computation with a known answer, is run once per process. The
 first row of each compiled program is compared with NumPy's. Either failing is a `BackendError`.
@@ -16,6 +17,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import math
 import os
 import pathlib
 import threading
@@ -45,9 +47,9 @@ def whole_number(variable: str, otherwise: int) -> int:
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
-# For the points computed in one call: bytes alive, and the largest number of points. CPU: its cache.
-_BATCH = {"cpu": (192 * 2**20, 2**13)}
-_ON_ACCELERATOR = (2**32, 2**20)
+# For the points of one call: float64 numbers alive, and the largest number of points. On a CPU more are not faster.
+_TOGETHER = {"cpu": (2**15, 2**11)}
+_ON_ACCELERATOR = (2**29, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 _AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
@@ -140,7 +142,8 @@ class Kernel:
 
     static: names of keyword arguments that fix sizes; each value is compiled once.
     working_set: float64 numbers alive per point, or a function of the arguments that gives it; limits a call's points.
-    large: the kernel has so many operations that compile time matters more than run time.
+    large: the kernel has so many operations that compile time matters more than run time. On a CPU its pieces go to all
+        cores.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
         gives it; about as many as take as long as compiling. The kernel has to be written with
@@ -178,10 +181,10 @@ class Kernel:
         made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
-    def _chunk(self, where: str, args: Any) -> int:
-        room, most = _BATCH.get(where, _ON_ACCELERATOR)
-        size = self.working_set(*args) if callable(self.working_set) else self.working_set
-        return min(most, 1 << int(np.log2(max(1.0, room / (8 * size)))))
+    def _most_points(self, where: str, args: Any, static: Any) -> int:
+        room, most = _TOGETHER.get(where, _ON_ACCELERATOR)
+        size = self.working_set(*args, **static) if callable(self.working_set) else self.working_set
+        return min(most, 1 << int(np.log2(max(1.0, room / size))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
@@ -212,15 +215,22 @@ class Kernel:
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
-        pieces = []
-        for start, stop, padded in pieces_of(size, self._chunk(where, args), where == "cpu"):
+        run, checked = self._compiled(where), self._patience(args, static) > 0
+
+        def call(piece: tuple[int, int, int]) -> Any:
+            start, stop, padded = piece
             rows = np.minimum(np.arange(start, start + padded), stop - 1)
-            piece = self._compiled(where)(program[0], *jax.tree.map(lambda leaf, rows=rows: leaf[rows], args))
-            piece = jax.tree.map(lambda a, m=stop - start: np.asarray(a)[:m], piece)
-            if self._patience(args, static) and (where, padded, program) not in self._agreed:
-                self._require_agreement(where, piece, self._by_numpy(args, start, static))
+            with x64(), jax.core.eval_context():
+                made = run(program[0], *jax.tree.map(lambda leaf: leaf[rows], args))
+            made = jax.tree.map(lambda a: np.asarray(a)[: stop - start], made)
+            if checked and (where, padded, program) not in self._agreed:
+                self._require_agreement(where, made, self._by_numpy(args, start, static))
                 self._agreed.add((where, padded, program))
-            pieces.append(piece)
+            return made
+
+        on_cpu = where == "cpu"
+        first, *rest = pieces_of(size, self._most_points(where, args, static), on_cpu)
+        pieces = [call(first), *side_by_side(call, rest, cores() if on_cpu and self.large else 1)]
         if self.traces != traced and memory_maps() > 0.5:
             forget_compiled()
         return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
@@ -258,21 +268,16 @@ def _as_float64(leaf: Any) -> np.ndarray:
     return array if array.dtype == np.complex128 else array.astype(np.float64)
 
 
-def pieces_of(size: int, largest: int, sparing: bool) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, padded size) of the calls that compute ``size`` points; padded sizes are 1, 8, 64, ... ``largest``.
+def pieces_of(size: int, largest: int, one_size: bool) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, padded size) of the calls that compute ``size`` points.
 
-    sparing: the next smaller size is used several times where that at least halves the points computed with padding.
-    An accelerator computes the larger size in the same time.
+    one_size: padded sizes are all ``largest``; else 1, 8, 64, ... ``largest``, for an accelerator, which computes the
+    larger size in the same time.
     """
     start = 0
     while start < size:
         rest = min(size - start, largest)
-        smaller, padded = 1, 1
-        while padded < rest:
-            smaller, padded = padded, padded * 8
-        padded = min(padded, largest)
-        if sparing and 2 * smaller * -(-rest // smaller) <= padded:
-            rest, padded = min(rest, smaller), smaller
+        padded = largest if one_size else min(8 ** math.ceil(math.log2(rest) / 3), largest)
         yield start, start + rest, padded
         start += rest
 

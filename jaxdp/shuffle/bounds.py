@@ -113,7 +113,7 @@ def _epsilon(
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-def _pair(evaluate: Callable[..., Evaluation], working_set: int, by_numpy: Any = 64) -> tuple[Kernel, Kernel]:
+def _pair(evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any = 64) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
@@ -135,10 +135,17 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     return int(np.clip(_STEPS_OF_COMPILING / np.max(steps, initial=1.0), 1, 64))
 
 
-# Working sets: what 512 points keep alive fits the cache; sums over counts go in batches of 32, because all points of a
-# batch take as many steps as the longest.
-contour_log_delta, contour_epsilon = _pair(contour.evaluate, 48_000)
-counts_log_delta, counts_epsilon = _pair(counts.evaluate, 390_000, by_numpy=_patience_of_counts)
+def _alive_at_nodes(made: Law, *_: Any) -> int:
+    return 256 * made.first.shape[-1]
+
+
+def _alive_at_counts(made: Law, *_: Any) -> int:
+    """Lanes take time: all points of a call take as many steps as the longest."""
+    return 512 if made.first.shape[-1] == 2 else 80 * counts.LANES
+
+
+contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes)
+counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
     "nodes": _pair(contour.evaluate_long, 20_000),

@@ -20,7 +20,7 @@ from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, cores, kernel, platform, side_by_side
+from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,
@@ -63,8 +63,6 @@ GAUSSIAN_LADDER = (
 )
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(32768, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = tuple(Effort(nodes, 1, False, True) for nodes in (256, 4096, 65536))
-_CACHED = 2**19  # float64 numbers that the points of one call may keep alive on a CPU: its cache
-_ON_ACCELERATOR = 2**27  # the same elsewhere: 1 GiB
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 # A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
 # plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
@@ -72,8 +70,6 @@ _REPEATS, _LOWER = 3, 0.99
 # Under a trace every point has the same effort, as often.
 TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
-_FEW = 16  # points of more nodes than that, at most, that go one by one: a batch would be compiled for nothing
-_COSTLY = 500
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
@@ -81,12 +77,21 @@ _ROUGH = 100.0  # times the gap suffices where there is only the first: it has a
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
-    mechanisms = sum(times.shape[1] for _, times in stacks)
-    plain = 1024 if effort.nodes <= 128 else 512 if effort.nodes <= 1024 else 256
-    return {0: plain, 4: 64, 8: 32}.get(effort.bands, 4) // mechanisms
+    plain = min(384, 2**19 // effort.nodes)
+    return {0: plain, 4: 64, 8: 32}.get(effort.bands, 4) // sum(times.shape[1] for _, times in stacks)
 
 
-_contour_kernel = kernel(static=("direction", "effort"), working_set=60000, large=True, bounds=True, by_numpy=_by_numpy)
+def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
+    """Numbers alive for a point: of a row of nodes, or of abscissae of the plan, all quadrature nodes or atoms."""
+    finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
+    width = max(effort.quadrature, _WIDEST if finite else 1)
+    size = effort.nodes + 2 * max(math.isqrt(effort.nodes), 16) * width
+    return 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
+
+
+_contour_kernel = kernel(
+    static=("direction", "effort"), working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy
+)
 
 
 @_contour_kernel
@@ -201,33 +206,15 @@ class _Contour:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
         rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | (upper > _DEEP))
-        step, threads = _rows_at_once(self.effort, params)
-        if self.effort.nodes > _COSTLY and rows.size <= _FEW:
-            step = 1
-
-        def answer(some: np.ndarray) -> tuple[Any, Any]:
-            points = jax.tree_util.tree_map(lambda x: x[some], params), target[some], upper[some]
-            return solve(*points, direction=self.direction, effort=self.effort)
-
-        for _ in range(self.often):
+        for _ in range(self.often if rows.size else 0):
             planned = upper.copy()
-            pieces = [rows[start : start + step] for start in range(0, rows.size, step)]
-            for some, (more_lower, more_upper) in zip(pieces, side_by_side(answer, pieces, threads), strict=True):
-                lower[some], upper[some] = np.fmax(lower[some], more_lower), np.fmin(upper[some], more_upper)
+            points = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], (params, target, upper))
+            more_lower, more_upper = solve(*points, direction=self.direction, effort=self.effort)
+            lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
             rows = np.flatnonzero(wide(lower, upper, gap) & (upper < _LOWER * planned))
+            if not rows.size:
+                break
         return Answer(lower, upper)
-
-
-def _rows_at_once(effort: Effort, params: Any) -> tuple[int, int]:
-    """(points per call, of the sizes that kernels are compiled for; calls at once, on a CPU)."""
-    finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in params)
-    width = max(effort.quadrature, _WIDEST if finite else 1)
-    size = effort.nodes + 2 * math.isqrt(effort.nodes) * width
-    size = 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
-    on_cpu = platform() == "cpu"
-    room = _CACHED if on_cpu else _ON_ACCELERATOR
-    at_once = cores() if on_cpu and size <= _CACHED else 1  # a larger point fills all cores by itself
-    return next((rows for rows in (512, 64, 8) if rows * size <= room), 1), at_once
 
 
 @dataclasses.dataclass(frozen=True)
