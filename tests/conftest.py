@@ -139,10 +139,10 @@ def _compile_with(options):
 
 
 @pytest.fixture(autouse=True)
-def the_first_points_are_numpys(monkeypatch):
+def the_first_points_are_numpys():
     """In every test as in a new process, whatever tests before it have asked for."""
     for one in precision.all_kernels:
-        monkeypatch.setattr(one, "_answered", collections.Counter())
+        one._answered.clear()
 
 
 @pytest.fixture

@@ -266,9 +266,11 @@ def _gaps(verb: str, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
         return np.where(lower == upper, 0.0, np.where(np.isfinite(upper) & ~np.isnan(distance), distance, np.inf))
 
 
-def clones_bounds(verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6) -> Bounds:
+def clones_bounds(
+    verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6, most: int = MOST_NODES
+) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" of the clones pair, flat arrays of one length in, NumPy out."""
-    return bounds(verb, clones_law(eps0, bound=bound), users, target, gap)
+    return bounds(verb, clones_law(eps0, bound=bound), users, target, gap, most)
 
 
 def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
