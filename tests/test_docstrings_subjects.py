@@ -10,8 +10,6 @@ import pytest
 
 import jaxdp
 
-pytestmark = pytest.mark.rows_take_long  # an example has few rows
-
 MODULES = [importlib.import_module(f"jaxdp.{name}") for name in (
     "shuffle", "iteration", "mixing", "diffusion", "convolution", "conversions", "training", "interop",
 )]  # fmt: skip

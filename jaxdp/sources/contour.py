@@ -72,7 +72,7 @@ TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
-_ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
+_ROUGH, _ROUGHEST = 100.0, 0.01  # times the gap, to that one, suffices where there is only the first: it has an error
 
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
@@ -159,7 +159,8 @@ def _sources(
     def plain(answer: Callable[..., Answer]) -> Source:
         return lambda params, target, known, gap: answer(verb, direction, params, target)
 
-    often = _REPEATS if verb == "epsilon" and ladder in (SAMPLED_LADDER, BANDED_LADDER) else 1
+    repeated = verb == "epsilon" and direction != "reverse" and ladder in (SAMPLED_LADDER, BANDED_LADDER)
+    often = _REPEATS if repeated else 1
     contours: list[Source] = [_Contour(verb, direction, effort, often) for effort in ladder]
     compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
     bare = plain(simple.unsampled)
@@ -229,7 +230,7 @@ class _Between:
     def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
         both = _bracketed(params, self.direction, self.fine)
         if both is None:
-            ((_, upper),) = intersect(self.verb, [self.sources], params, target, gap * _ROUGH)
+            ((_, upper),) = intersect(self.verb, [self.sources], params, target, min(gap * _ROUGH, max(gap, _ROUGHEST)))
             return Answer(np.zeros(target.shape), upper)
         allowed = functools.partial(_allowed, gap * _COARSE)
         ((lower, upper),) = intersect(self.verb, [self.sources], both, np.tile(target, 2), gap, allowed)
