@@ -509,7 +509,7 @@ PROGRAMS = {
     "sampled Gaussian, replace": (_sampled("replace"), 3850),
     "sampled Gaussian, comparison": (_comparison, 2750),
     # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
-    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5100),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5150),
 }
 
 

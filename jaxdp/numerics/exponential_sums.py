@@ -10,7 +10,7 @@ from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
-LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
+_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
 _GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift of the loss
@@ -175,8 +175,8 @@ def log_ratios(
         off = xp.where(computed, xp.stack([whole[0] - 1, whole[1], rounded]), 0.0)
         re, im, error, inexact = re + off[0], im + off[1], error + off[2], inexact | computed
     log_abs, angle = log_one_plus(re, im)
-    log_abs = xp.maximum(log_abs, xp.log(LEAST_RATIO))
-    return log_abs, angle, xp.where(inexact, error + 2 * LEAST_RATIO, 0.0) * xp.exp(-log_abs), shift
+    log_abs = xp.maximum(log_abs, xp.log(_LEAST_RATIO))
+    return log_abs, angle, xp.where(inexact, error + 2 * _LEAST_RATIO, 0.0) * xp.exp(-log_abs), shift
 
 
 def split(count: int) -> tuple[int, int]:
