@@ -5,6 +5,7 @@ M_j = prod C_j^T - prod (C_j - A_j)^T over the sampled steps, C_j up to the band
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -98,6 +99,21 @@ def _steps(band: Band, c: jax.Array, step: jax.Array, nodes: int) -> _Steps:
     return both(band.steps.mu, band.steps.rate, band.labels, xp.array([False, True]))
 
 
+def _log_moved(total: Callable[[jax.Array], jax.Array], share, grown, swung, off_c, off_a) -> jax.Array:
+    """log of a bound by how much prod C^T - prod (C - A)^T is off, in units of prod |C|^T.
+
+    share: |A/C|; grown, swung: log(1 - A/C); off_c, off_a: errors of C and A in units of |C|. The derivatives
+    T (C - A)^{T-1} in A and T (C^{T-1} - (C - A)^{T-1}) in C are at most those at the moduli, raised by the errors.
+    """
+    below = xp.exp(grown) + off_c + off_a
+    over = below + share + off_a
+    fall = -xp.log1p((share + off_a) / below)
+    others = total(fall) - fall
+    moved = total((off_a * xp.exp(others) - off_c * xp.expm1(others)) / over)
+    rounded = xp.exp(total(fall)) * xp.expm1(16 * _ULP * total(xp.abs(grown) + xp.abs(swung)))
+    return total(xp.log(over)) + xp.log(moved + rounded)
+
+
 def band_contour(band: Band, plan: Plan, effort: Effort) -> Contour:
     """Evaluate M_j on its contour and bound what is beyond the end."""
     c, step, live = plan.c, 2 * xp.pi / plan.period, band.steps.times > 0
@@ -113,18 +129,10 @@ def band_contour(band: Band, plan: Plan, effort: Effort) -> Contour:
     share, turn = xp.exp((ratio + lift)[:, None] + size[1] - size[0]), angle[1] - angle[0]
     grown, swung = log_one_plus(-share * xp.cos(turn), -share * xp.sin(turn))
     part, phase = log_expm1_complex(total(grown), total(swung))
-    # in units of C; the derivatives T (C - A)^{T-1} in A and T (C^{T-1} - (C - A)^{T-1}) in C are at most those at the
-    # moduli, raised by the errors
     noise = _ULP * (128 + 4 * xp.sum(xp.abs(log_m), axis=0))[:, None]
     rounding = noise + _ULP * (8 * lift + 4 * xp.sum(xp.abs(size) + xp.abs(angle), axis=0))
     off_a = share * ((1 + off[1]) * (1 + error[0][:, None]) * (1 + rounding) - 1)
-    below = xp.exp(grown) + off[0] + off_a
-    over = below + share + off_a
-    fall = -xp.log1p((share + off_a) / below)
-    others = total(fall) - fall
-    moved = total((off_a * xp.exp(others) - off[0] * xp.expm1(others)) / over)
-    moved = moved + xp.exp(total(fall)) * xp.expm1(16 * _ULP * total(xp.abs(grown) + xp.abs(swung)))
-    excess = xp.softplus(total(xp.log(over)) + xp.log(moved) - part)
+    excess = xp.softplus(_log_moved(total, share, grown, swung, off[0], off_a) - part)
 
     # |M_j| <= sum_i T_i |A_i| prod max(|C|, |B|)^T / max(|C_i|, |B_i|), and |B| <= C - A at c
     blur = xp.log1p(error)
