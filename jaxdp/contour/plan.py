@@ -3,7 +3,7 @@
 A poor choice gives wide bounds, never wrong ones. Certified are `Plan.rdp_epsilon`, `Plan.log_chernoff`, `log_alias`.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -13,6 +13,7 @@ from jaxdp.runtime.arrays import xp
 
 _SMALL = (1e-2, 1.0, 0.505)  # orders from which the variance of the loss is estimated
 _POINTS = 10  # abscissae in a row
+_TWO_ROWS = (2, _POINTS)
 _ZOOMS = 3
 _SHARPENED = 5  # how often the cut is fitted to the estimate of delta
 # Ranges of log c: for the saddle point, around the abscissa of the least Chernoff bound (for delta near 1); for the
@@ -39,6 +40,13 @@ class Plan(NamedTuple):
     k_below: jax.Array
 
 
+class Masses(NamedTuple):
+    """log M(0) and log M(-1) of a part of a law: upper bounds, and the logarithms of the shares that are certain."""
+
+    upper: jax.Array
+    share: jax.Array
+
+
 def conversion(c: jax.Array) -> jax.Array:
     """c log c - (c+1) log(c+1): the constant of Canonne, Kamath, Steinke 2020, Proposition 12.
 
@@ -48,6 +56,12 @@ def conversion(c: jax.Array) -> jax.Array:
     far = c * xp.log1p(1 / xp.where(large, c, 1.0))
     near = c * (xp.log1p(c) - xp.log(xp.maximum(c, 1e-300)))
     return -xp.where(large, far, near) - xp.log1p(c)
+
+
+def log_chernoff(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+    """Upper bound of log delta(eps) from an upper bound k of K(c)."""
+    constant, away = conversion(c), c * eps
+    return k - away + constant + 1e-14 * (xp.abs(k) + xp.abs(away) + xp.abs(constant))
 
 
 def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
@@ -85,6 +99,18 @@ def _between(ends: jax.Array, points: int) -> jax.Array:
 def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """shape[0] x shape[1] equally spaced points between the two ends."""
     return xp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
+
+
+def _near_least(x: jax.Array, k: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The least Chernoff bound in the first row of k = K(e^x), and the points beside it and beside the saddle point."""
+    c = xp.exp(x)
+    bound = log_chernoff(c[0], k[0], eps)
+    return xp.min(bound), _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
+
+
+def _following(ends: jax.Array, saddle: jax.Array, zooming: jax.Array) -> jax.Array:
+    """The next two rows: between the ends; at last both rows around the saddle point."""
+    return xp.where(zooming, _between(ends, _POINTS), _one_row(saddle + xp.array(_NEAR), _TWO_ROWS))
 
 
 def _first_points(shape: tuple[int, int]) -> jax.Array:
@@ -148,7 +174,8 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     above = _above(candidates, k.ravel(), level_of(rough))
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
     eps = rdp(least, k_least)[0]
-    plan = _finish(spectrum, cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, size)
+    below = _below(spectrum, above, cut, size)
+    plan = _finish(cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, *below)
     return plan._replace(rdp_epsilon=eps)
 
 
@@ -164,39 +191,76 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     last = _ZOOMS * (_SHARPENED if is_cut else 1)
     reach = xp.array([-9.0, _widest(spectrum)])
 
-    def chernoff(c: jax.Array, k: jax.Array) -> jax.Array:
-        constant = conversion(c)
-        return k - c * eps + constant + 1e-14 * (xp.abs(k) + xp.abs(c * eps) + xp.abs(constant))
-
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, cut, around, best = state
-        c = xp.exp(x)
-        k = spectrum.rough(c.ravel(), cut, size).reshape(c.shape)
+        k = spectrum.rough(xp.exp(x).ravel(), cut, size).reshape(x.shape)
         variance = _scale(spectrum.infinity, k.ravel())
         first = xp.log(xp.maximum(xp.abs(eps) / variance, 1 / xp.sqrt(variance)))
         # (where a few rare losses are large the saddle point lies far left of a Gaussian's)
         ends = xp.minimum(first + reach, xp.append(-xp.log1p(xp.maximum(eps, 0.0)), xp.inf))
         ends = xp.where(eps > 0, ends, first + reach)
         around = xp.where(i == 0, ends, around)
-        bound = chernoff(c[0], k[0])
-        near = _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
+        least, near = _near_least(x, k, eps)
         best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
         again = i % _ZOOMS == 0
-        cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, xp.min(bound)), cut)
-        following = _between(xp.where(again, around[:, None], near), shape[1])
-        return xp.where(i < last, following, _one_row(best[1] + xp.array(_NEAR), shape)), x, k, cut, around, best
+        cut = xp.where(again & (i > 0) & (i < last), tail_cut(spectrum, least), cut)
+        return _following(xp.where(again, around[:, None], near), best[1], i < last), x, k, cut, around, best
 
-    shape = (2, _POINTS)
-    nothing = xp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, loose, reach, xp.zeros(2)
+    nothing = xp.zeros(_TWO_ROWS)
+    start = _first_points(_TWO_ROWS), nothing, nothing, loose, reach, xp.zeros(2)
     _, x, k, cut, _, best = xp.fori_loop(0, last + 2, one_round, start)
     candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
-    value = chernoff(least, k_least)[0]
+    value = log_chernoff(least, k_least, eps)[0]
     guess = xp.where(xp.isfinite(value), xp.minimum(value, 0.0), 0.0)
-    plan = _finish(spectrum, cut, eps, guess, candidates, k.ravel(), above, k_above, size)
+    below = _below(spectrum, above, cut, size)
+    plan = _finish(cut, eps, guess, candidates, k.ravel(), above, k_above, *below)
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)
+
+
+class Part(Protocol):
+    """A part of a law, with a K of its own: that of outcomes whose largest loss lies in one band."""
+
+    @property
+    def cut(self) -> jax.Array:
+        """The outcome beyond which nothing belongs to it."""
+
+    def rough(self, c: jax.Array) -> jax.Array:
+        """K(c) to a few percent."""
+
+    def real(self, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Bounds of K(c), c >= -1."""
+
+
+def plan_part(part: Part, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Masses]:
+    """Contour for the part's delta at eps, of which errors far below ``log_delta`` do not count; and its masses.
+
+    Rounds: zoom on the least Chernoff bound and on the saddle point; search around the saddle point. The least Chernoff
+    bound's abscissa is the last of ``above``.
+    """
+
+    def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, _, best = state
+        k = part.rough(xp.exp(x).ravel()).reshape(x.shape)
+        _, near = _near_least(x, k, eps)
+        best = xp.where(i > _ZOOMS, best, 0.5 * (near[0] + near[1]))
+        return _following(near, best[1], i < _ZOOMS), x, k, best
+
+    first = _between(xp.log(xp.array([[1e-6], [5000.0]]) / eps) + xp.zeros(2), _POINTS)
+    _, x, k, best = xp.fori_loop(1, _ZOOMS + 2, one_round, (first, first, first, xp.zeros(2)))
+    candidates = xp.exp(x.ravel())
+    above = xp.append(_above(candidates, k.ravel(), eps), xp.exp(best[0]))
+    k_above, masses = bounds_of(part, above)
+    none = xp.zeros(1)
+    plan = _finish(part.cut, eps, log_delta, candidates, k.ravel(), above, k_above, none, none + xp.inf, masses)
+    return plan, masses
+
+
+def bounds_of(part: Part, above: jax.Array) -> tuple[jax.Array, Masses]:
+    """Upper bounds of K at the abscissae, and the masses."""
+    low, high = part.real(xp.append(above, xp.array([0.0, -1.0])))
+    return high[:-2], Masses(xp.minimum(high[-2:], 0.0), low[-2:] - high[-2:])
 
 
 def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, size: int) -> Plan:
@@ -221,15 +285,19 @@ def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 
 
-def _finish(spectrum, cut, eps, log_delta, candidates, k_candidates, above, k_above, size) -> Plan:
-    """The plan with that abscissa near the saddle point which allows the largest step without much cancellation."""
+def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Abscissae c'' of the swapped pair's bound, around the saddle point, and K(-1 - c'') there."""
     below = above[0] * xp.geomspace(0.01, 10.0, 9)
-    k_below = spectrum.real_swapped(below, cut, size)
+    return below, spectrum.real_swapped(below, cut, size)
+
+
+def _finish(cut, eps, log_delta, candidates, k_candidates, above, k_above, below, k_below, masses=None) -> Plan:
+    """The plan with that abscissa near the saddle point which allows the largest step without much cancellation."""
     height = _saddle(candidates, k_candidates, eps)
     cancels = ~(height <= xp.min(height) + _CANCELLATION)
 
     def shortest(c: jax.Array) -> jax.Array:
-        return _shortest_period(c, eps, log_delta, above, k_above, below, k_below)
+        return _shortest_period(c, eps, log_delta, above, k_above, below, k_below, masses)
 
     periods = xp.vmap(shortest)(candidates)
     best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _CANCELLATION_COST * height))
@@ -244,7 +312,6 @@ class AliasBound(NamedTuple):
     right: jax.Array
     below: jax.Array
     left: jax.Array
-    plain: jax.Array
 
 
 def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBound:
@@ -254,7 +321,7 @@ def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBoun
     right = k_above + 1e-15 * xp.abs(k_above) + conversion(plan.above)
     right = xp.where(gap > 0, right - log_expm1(xp.where(gap > 0, gap * period, 1e-9)), xp.inf)
     left = k_below + 1e-15 * xp.abs(k_below) + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
-    return AliasBound(plan.above, right, 1 + plan.below, left, -log_expm1((1 + c) * period))
+    return AliasBound(plan.above, right, 1 + plan.below, left)
 
 
 def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -266,18 +333,21 @@ def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.
     away, toward = bound.above * (eps - shift), bound.below * (eps + shift)
     right = xp.min(bound.right - away + 1e-15 * xp.abs(away))
     # e^e delta_QP(-e) <= M(-1-c'') e^{c'' e + e} c''^c''/(c''+1)^(c''+1), summed over e = eps - j period
-    left = xp.min(bound.left + toward + 1e-15 * xp.abs(toward))
-    # c'' -> 0 is delta_QP <= 1: all that is known where the swapped pair has no exponential moment
-    return xp.minimum(left, bound.plain + eps + shift), right
+    return xp.min(bound.left + toward + 1e-15 * xp.abs(toward)), right
 
 
-def _shortest_period(c, eps, log_delta, above, k_above, below, k_below):
+def _shortest_period(c, eps, log_delta, above, k_above, below, k_below, masses: Masses | None):
     """The least period at which the alias terms of both sides meet the target: e^x - 1 >= e^y is x >= softplus(y)."""
     aim = log_delta + _ALIAS_TARGET
     gap = above - c
     right = xp.softplus(k_above - above * eps + conversion(above) - aim) / xp.where(gap > 0, gap, 1.0)
     right = xp.min(xp.where(gap > 0, right, xp.inf))
     left = xp.softplus(k_below + (1 + below) * eps + conversion(below) - aim) / (1 + below + c)
-    # delta_QP <= 1, and delta <= 1
-    plain = xp.minimum(xp.softplus(eps - aim) / (1 + c), xp.softplus(-aim) / c)
-    return xp.clip(xp.maximum(right, xp.minimum(xp.min(left), plain)), xp.exp(-6.0) / c, xp.exp(14.0) / c)
+    # delta_QP <= M(-1), and delta <= M(0)
+    m0, m1 = (0.0, 0.0) if masses is None else masses.upper
+    left = xp.minimum(xp.min(left), xp.softplus(eps + m1 - aim) / (1 + c))
+    if masses is not None:  # what is subtracted is known but for a share
+        unknown = xp.log(1e-13 - xp.expm1(xp.minimum(masses.share[0], 0.0)))
+        left = xp.maximum(left, xp.softplus(m0 + unknown - aim) / c)
+    left = xp.minimum(left, xp.softplus(m0 - aim) / c)
+    return xp.clip(xp.maximum(right, left), xp.exp(-6.0) / c, xp.exp(14.0) / c)

@@ -98,8 +98,8 @@ class Spectrum:
         total = xp.real(self.closed(z.astype(xp.complex128)))
         total = total + self.closed_units * _ULP + 4 * _ULP * xp.abs(total)
         for part in self.sampled:
-            log_m = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, rough)
-            total = total + counted(part, log_m)
+            log_m, off = real_log_m(c[:, None], part.mu, part.rate, cut, direction, size, rough)
+            total = total + counted(part, log_m + off)
         for atoms in self.discrete:
             log_m, error = discrete_log_m(z[:, None], atoms.loss, atoms.kept(cut), atoms.blur)
             log_m = log_m + 8 * _ULP * xp.abs(log_m) + error * (1 + 1e-6)

@@ -18,8 +18,8 @@ from jaxdp.contour.plan import (
     AliasBound,
     Plan,
     alias_bound,
-    conversion,
     log_alias,
+    log_chernoff,
     plan_comparison,
     plan_delta,
     plan_epsilon,
@@ -106,11 +106,17 @@ def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra
         # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
         # nodes are relative to the true m(c)
         units = units + counted(part, 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53)
-    real, imag, errors = node_weights(nodes, c, step * xp.arange(count + 1), extra)
-    units, unknown = xp.broadcast_to(units, extra.shape), xp.asarray(xp.inf)
-    kept, unmixed = spectrum.log_kept(plan.cut), xp.zeros(())
+    return through(plan, step, nodes, extra, log_m_c, units)._replace(log_kept=spectrum.log_kept(plan.cut))
+
+
+def through(
+    plan: Plan, step: jax.Array, nodes: Nodes, extra: jax.Array, log_m_c: jax.Array, units: jax.Array
+) -> Contour:
+    """The contour through the nodes, with nothing said of what is beyond the last or was cut away."""
+    real, imag, errors = node_weights(nodes, plan.c, step * xp.arange(nodes.log_abs.shape[0]), extra)
+    units, nothing, unknown = xp.broadcast_to(units, extra.shape), xp.zeros(()), xp.asarray(xp.inf)
     return Contour(
-        plan, step, table(real), table(imag), errors, unknown, extra, unmixed, log_m_c, units, kept, nodes.shift
+        plan, step, table(real), table(imag), errors, unknown, extra, nothing, log_m_c, units, nothing, nodes.shift
     )
 
 
@@ -198,58 +204,62 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
 
 
 class Aliases(NamedTuple):
-    """The parts of the alias terms that do not depend on eps: bounds, and M(0) and M(-1) of the finite part (m0, m1).
+    """The parts of the alias terms that do not depend on eps; M(0) and M(-1) are those of the finite part.
 
-    log_first, log_second: -log(e^{c p} - 1) and -log(e^{(c+1) p} - 1). kept: the share of M(0) that was not cut away.
-    off: relative error of m0 and m1.
+    log_first, log_second: of M(0)/(e^{c p} - 1) and M(-1)/(e^{(c+1) p} - 1). kept: the share of both that is certain.
+    off: their relative error.
     """
 
     bound: AliasBound
     log_first: jax.Array
     log_second: jax.Array
-    m0: jax.Array
-    m1: jax.Array
     kept: jax.Array
     off: jax.Array
 
 
+def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax.Array, mu2: jax.Array) -> Aliases:
+    """The alias terms given log M(0), log M(-1) and the logarithm of their certain share; mu2: of the smoothing."""
+    c, p = plan.c, plan.period
+    k_above = plan.k_above + 0.5 * mu2 * plan.above * (plan.above + 1)
+    k_below = plan.k_below + 0.5 * mu2 * plan.below * (plan.below + 1)
+    return Aliases(
+        alias_bound(plan, k_above, k_below),
+        log_masses[0] - xp.maximum(c * p, 1e-300) - xp.log(-xp.expm1(-c * p)),
+        log_masses[1] - (c + 1) * p - xp.log(-xp.expm1(-(c + 1) * p)),
+        xp.exp(log_kept),
+        off,
+    )
+
+
 def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     """The alias terms of a contour, for `evaluate`."""
-    plan, widest = contour.plan, 0.5 * contour.extra_mu2[-1]
-    c, p = plan.c, plan.period
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
         both, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
         ends = ends + counted(atoms, both)
         off = off + xp.max(counted(atoms, error + 4 * _ULP))
-    return Aliases(
-        alias_bound(
-            plan,
-            plan.k_above + widest * plan.above * (plan.above + 1),
-            plan.k_below + widest * plan.below * (plan.below + 1),
-        ),
-        -xp.maximum(c * p, 1e-300) - xp.log(-xp.expm1(-c * p)),
-        -(c + 1) * p - xp.log(-xp.expm1(-(c + 1) * p)),
-        xp.exp(ends[0]),
-        xp.exp(ends[1]),
-        xp.exp(contour.log_kept),
-        xp.where(off < 0.25, off * (1 + off), xp.inf),
-    )
+    off = xp.where(off < 0.25, off * (1 + off), xp.inf)
+    return alias_terms(contour.plan, ends, contour.log_kept, off, contour.extra_mu2[-1])
 
 
-def evaluate(
-    contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
-) -> Sums:
-    """Certified delta at a number within ``contour.shift`` of eps, the same distance for all eps, in units of e^ref."""
+def enclosed(contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, ref: jax.Array) -> tuple[Sums, Raw]:
+    """Bounds of the finite part of delta as of `evaluate`, for each smoothing, and the sum they are from."""
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
     left, right = log_alias(known.bound, eps, contour.shift)
     left, right = xp.exp(left - ref) * _OUTWARD, xp.exp(right - ref) * _OUTWARD
     left_low, left_high = _left_alias(contour, known, left, eps, ref)
-    upper = raw.total - left_low + raw.tail + raw.rounding
-    lower = raw.total - left_high - right - raw.tail - raw.rounding
+    middle, error = raw.total - left_low, raw.tail + raw.rounding
+    return Sums(middle + error, raw.total - left_high - right - error, middle, raw.slope), raw
+
+
+def evaluate(
+    contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
+) -> Sums:
+    """Certified delta at a number within ``contour.shift`` of eps, the same distance for all eps, in units of e^ref."""
+    upper, lower, middle, slope = enclosed(contour, known, eps, ref)[0]
     infinity = spectrum.infinity * xp.exp(-ref)
     cut_away = -xp.expm1(contour.log_kept) * xp.exp(-ref)
     w = contour.mixing
@@ -258,8 +268,8 @@ def evaluate(
     return Sums(
         (upper[0] + infinity * (1 + 4 * _ULP) + cut_away) * (1 + 4 * _ULP),
         xp.maximum((best_lower + spectrum.infinity_low * xp.exp(-ref) * (1 - 4 * _ULP)) * (1 - 4 * _ULP), 0.0),
-        raw.total[0] - left_low + infinity,
-        xp.minimum(raw.slope[0], 0.0),
+        middle[0] + infinity,
+        xp.minimum(slope[0], 0.0),
     )
 
 
@@ -269,16 +279,15 @@ def _left_alias(
     """Bounds of the alias left of eps, sum_j e^{-c j p} delta(eps - j p), j >= 1.
 
     delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e), and ``rest`` bounds the last term. Besides 0 <= delta(e) <= M(0),
-    which is the better bound where e^e is large. M(0) and M(-1) belong to the finite part; cutting lowers each by at
-    most 1 - kept.
+    which is the better bound where e^e is large.
     """
     first, second = xp.exp(known.log_first - ref), xp.exp(known.log_second + eps - ref)
     rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + xp.abs(ref) + xp.abs(eps)) + known.off
     rounded = rounded + 2 * contour.shift
     blur = rounded * (first + second)
-    low = first * known.m0 * known.kept - second * known.m1 - blur
-    high = first * known.m0 - second * known.m1 * known.kept + blur + rest
-    return xp.fmax(low, 0.0), xp.fmin(high, first * (known.m0 + rounded))
+    low = first * known.kept - second - blur
+    high = first - second * known.kept + blur + rest
+    return xp.fmax(low, 0.0), xp.fmin(high, first * (1 + rounded))
 
 
 def epsilon_bounds(
@@ -351,9 +360,7 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
 
 def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
     """1 - e^eps + e^eps delta(-eps) of the swapped pair, from its Chernoff bound: close left of the losses' bulk."""
-    constant, toward = conversion(plan.below), plan.below * eps
-    size = xp.abs(plan.k_below) + xp.abs(constant) + xp.abs(toward)
-    swapped = xp.exp(xp.min(plan.k_below + constant + toward + 1e-14 * size)) + reverse_infinity
+    swapped = xp.exp(xp.min(log_chernoff(plan.below, plan.k_below, -eps))) + reverse_infinity
     least = -xp.expm1(xp.minimum(eps, 0.0))
     return xp.where(eps < 0, (least + xp.exp(xp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, xp.inf)
 

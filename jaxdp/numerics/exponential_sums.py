@@ -10,7 +10,7 @@ from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
-LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
+_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
 _GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift of the loss
@@ -64,7 +64,7 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
     return Line(log_m, weight + 0j, loss + 0j, error, rule, xp.zeros_like(log_m), drift)
 
 
-def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def ratios_less_one(line: Any, step: jax.Array, count: int, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1): real and imaginary part.
 
     Im L >= 0. It is i t mean + sum weight (exp(i t L) - 1 - i t L): nearly all outcomes have next to no loss, so the
@@ -84,19 +84,19 @@ def ratios_less_one(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, 
     rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
     re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
     im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
-    t, (mean_re, mean_im) = step * xp.arange(count), mean_loss(line)
+    t, (mean_re, mean_im) = step * xp.arange(count), mean_loss(line, shifted)
     return re.reshape(-1)[:count] - t * mean_im, im.reshape(-1)[:count] + t * mean_re
 
 
-def mean_loss(line: Any) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of the tilted mean of the loss, a real number: the latter is kept where weights are poor.
+def mean_loss(line: Any, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of the tilted mean of the loss, a real number: the latter kept where nothing is shifted.
 
     There the weights' errors count only up to their sum (`ratio_error`), which holds for the whole complex sum.
     """
     real, imag = _weighted(
         xp.real(line.weight), xp.imag(line.weight), xp.real(line.loss)[None], xp.imag(line.loss)[None]
     )
-    return real[0], xp.where(_is_good(line), 0.0, imag[0])
+    return real[0], xp.where(_is_good(line), 0.0, imag[0]) if shifted else imag[0]
 
 
 def _is_good(line: Any) -> jax.Array:
@@ -124,11 +124,14 @@ def _per_loss(line: Any) -> jax.Array:
     return xp.concatenate([line.drift, (xp.abs(line.weight) * xp.abs(line.loss))[None]])
 
 
-def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+def ratio_error(
+    line: Any, re: jax.Array, im: jax.Array, step: jax.Array, shifted: bool = True
+) -> tuple[jax.Array, jax.Array]:
     """(error, shift): by how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all.
 
     They are within ``error`` of e^{its} m(c + it)/m(c), the true m(c), for one real |s| <= shift: an error of the mean
-    does not count at every node but moves the loss, all at once. Where the weights are poor the shift is 0.
+    does not count at every node but moves the loss, all at once. Where the weights are poor, or nothing is to be
+    shifted, the shift is 0.
     Proof: notebooks/proofs/contour_certificate.md, section 5.
     """
     count, size, t = re.shape[0], line.loss.shape[0], step * xp.arange(re.shape[0])
@@ -140,6 +143,8 @@ def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> tup
     off_mean = ULP * mean_units * moved
     mass = xp.sum(xp.abs(line.weight))
     plain = rounded + t * (off_mean + losses) + xp.minimum(t * weights, 2 * line.error * (1 + mass))
+    if not shifted:
+        return plain, xp.zeros(())
     shift = weights + losses + off_mean
     turned = t * shift  # by which a ratio that is not 1 turns
     centred = (rounded + t * (line.mean_rule + by_weight + by_loss)) * (1 + turned)
@@ -148,27 +153,30 @@ def ratio_error(line: Any, re: jax.Array, im: jax.Array, step: jax.Array) -> tup
     return xp.where(_is_good(line), centred, plain), xp.where(_is_good(line), shift, 0.0)
 
 
-def log_ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def log_ratios(
+    line: Any, step: jax.Array, count: int, computed: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, the error of the ratio over its modulus, shift.
 
     The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
-    Error and shift are those of `ratio_error`.
+    Error and shift are those of `ratio_error`. computed: None, or without a shift whether m(c) is the computed one, for
+    which a weight's error does not grow with t.
     """
-    re, im = ratios_less_one(line, step, count)
+    nodes = xp.arange(count)
+    if computed is not None:
+        once = xp.where(computed, xp.array([[0.0], [1.0]]), 1.0)
+        line = line._replace(rule=xp.where(computed, line.error, line.rule), drift=once * line.drift)
+    re, im = ratios_less_one(line, step, count, computed is None)
+    error, shift = ratio_error(line, re, im, step, computed is None)
+    inexact = nodes > 0
+    if computed is not None:
+        whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
+        rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
+        off = xp.where(computed, xp.stack([whole[0] - 1, whole[1], rounded]), 0.0)
+        re, im, error, inexact = re + off[0], im + off[1], error + off[2], inexact | computed
     log_abs, angle = log_one_plus(re, im)
-    log_abs = xp.maximum(log_abs, xp.log(LEAST_RATIO))
-    error, shift = ratio_error(line, re, im, step)
-    return log_abs, angle, xp.where(xp.arange(count) > 0, error + 2 * LEAST_RATIO, 0.0) * xp.exp(-log_abs), shift
-
-
-def ratios(line: Any, step: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c), the computed m(c), at t = step (0..count-1), and its error, which does not fall with t."""
-    re, im = ratios_less_one(line, step, count)
-    whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
-    rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
-    counted = line._replace(rule=line.error, drift=line.drift * xp.array([[0.0], [1.0]]))  # weights' errors only once
-    error, shift = ratio_error(counted, re, im, step)
-    return xp.complex(re + whole[0], im + whole[1]), rounded + error + step * xp.arange(count) * shift
+    log_abs = xp.maximum(log_abs, xp.log(_LEAST_RATIO))
+    return log_abs, angle, xp.where(inexact, error + 2 * _LEAST_RATIO, 0.0) * xp.exp(-log_abs), shift
 
 
 def split(count: int) -> tuple[int, int]:

@@ -14,53 +14,62 @@ import numpy as np
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction
+from jaxdp.sampled_gaussian.label import Label, off_axis
 from jaxdp.sampled_gaussian.likelihood_ratio import ROOT_2PI, exact_nodes, exp_or_inf, integrand_and_mixture
 from jaxdp.sampled_gaussian.moment import along_edges, exponent, height, interval, loss_units
 
-HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
+_HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
+_HIGHER = np.arange(0.65, 0.95, 0.05)  # and with a label, whose strip is low
 _FEWER = 4  # every so many nodes tell which height is best
 
 
-def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end) -> jax.Array:
+def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label | None = None) -> jax.Array:
     """log of a bound of |m(c + is)| / e^{log_m} for all s >= end; at most a little above 0."""
-    low, high = interval(c[None], mu[None], q[None], cut[None], direction)
+    low, high = interval(c[None], mu[None], q[None], cut[None], direction, label)
     low, cell, v = exact_nodes(low[0], high[0], size)
     high = low + size * cell
-    ends, reach = xp.stack([low, high]), height(low, high, c, mu, direction)
-    strip = reach if direction == "forward" else xp.minimum(2 * reach, 0.45 * xp.pi / mu)
+    ends, reach = xp.stack([low, high]), height(low, high, c, mu, direction, label)
+    widest = direction == "forward" and label is None
+    strip = reach if widest else xp.minimum(2 * reach, 0.45 * xp.pi / mu)
     few = v[::_FEWER]
-    rough = xp.vmap(lambda y: xp.logsumexp(_fallen(few, y, c, mu, q, direction, end)[0]))(strip * HEIGHTS)
-    y = strip * xp.asarray(HEIGHTS)[xp.argmin(rough)]
-    bound = _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, end)
+    heights = strip * (_HEIGHTS if label is None else np.append(_HEIGHTS, _HIGHER))
+    rough = xp.vmap(lambda y: xp.logsumexp(_fallen(few, y, c, mu, q, direction, end, label)[0]))(heights)
+    if label is not None:  # the rule's own error is about e^5 of the second
+        rough = xp.logaddexp(rough + xp.log(_FEWER * cell / ROOT_2PI) - log_m, 5 - 2 * xp.pi * (strip - heights) / cell)
+    y = heights[xp.argmin(rough)]
+    bound = _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, end, label)
     return xp.fmin(xp.log(xp.where(xp.isnan(bound), xp.inf, bound)), 1.0)
 
 
-def turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
+def _turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
     """Units of 2^-53 by which t arg A may be off, relative to itself (q <= 1/2): e^w's by that of w, and its own."""
     return 16 + 4 * mu * (xp.abs(v) + mu)
 
 
-def _fallen(v, y, c, mu, q, direction: str, t) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log of D_y(t)'s integrand at v + iy; t Im L; units of 2^-53 by which the powers of A may be off."""
+def _fallen(v, y, c, mu, q, direction: str, t, label) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log of D_y(t)'s integrand at v + iy; t Im L; units of 2^-53 by which the powers of A and the label may be off."""
     signed = -y if direction == "reverse" else y
     log_size, _, loss_re, loss_im = exponent(v, signed, c, mu, q, direction)
     turned = t * xp.maximum(loss_im, 0.0)
     own = (c + 1) * loss_units(xp.complex(loss_re, loss_im), v, mu, q, direction)
+    if label is not None:
+        more, _ = off_axis(v, y, label)
+        log_size, own = log_size + more, own + 80 * xp.where(more > -1e12, xp.abs(more), 0.0)  # e^more is 0
     return log_size - turned, turned, own
 
 
-def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t) -> jax.Array:
+def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t, label) -> jax.Array:
     """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
-    log_size, turned, own = _fallen(v, y, c, mu, q, direction, t)
+    log_size, turned, own = _fallen(v, y, c, mu, q, direction, t, label)
     weight = xp.exp(xp.minimum(log_size - log_m, 600.0)) * cell / ROOT_2PI
-    units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + turned * turn_units(v, mu) + own
+    units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + turned * _turn_units(v, mu) + own
     units = units + xp.where(q > 0.5, 4 * t * y * mu, 0.0) * (2 if direction == "replace" else 1)
     total = xp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
     at = xp.concatenate([v, ends])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     lift = 0.5 * (y * y + room * room)
-    edge, at_ends = along_edges(at, on_axis - log_m, log_a, cell, 0.5 * strip, lift, c, mu, q, direction)
+    edge, at_ends = along_edges(at, on_axis - log_m, log_a, cell, 0.5 * strip, lift, c, mu, q, direction, label)
     outside = 1e-20 * edge
     if direction == "reverse":
         outside = add_direction.outside(ends, log_a[-2:], c, mu, q, log_m)

@@ -68,11 +68,10 @@ def exp_or_inf(x: jax.Array) -> jax.Array:
     return xp.where(x < 600, xp.exp(xp.minimum(x, 600.0)), xp.inf)
 
 
-def gained(left: jax.Array, step: jax.Array) -> jax.Array:
-    """u^2 at the left end of a cell less its smallest in the cell: what g's exponent gains, twice over."""
-    right = left + step
-    smallest = xp.where((left < 0) & (right > 0), 0.0, xp.minimum(xp.abs(left), xp.abs(right)))
-    return left * left - smallest * smallest
+def gained(at: jax.Array, to: jax.Array) -> jax.Array:
+    """u^2 at one end of a cell less its smallest in the cell: what g's exponent gains, twice over."""
+    smallest = xp.where(at * to < 0, 0.0, xp.minimum(xp.abs(at), xp.abs(to)))
+    return at * at - smallest * smallest
 
 
 def exact_nodes(low: jax.Array, high: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -10,7 +10,8 @@ The integral is taken by the midpoint rule on the line Im u = y (remove, replace
 |exp(i t L)| <= 1 for every t >= 0: the step need not shrink with t. `error` bounds the rule's error
 relative to m(c) for ALL t >= 0; the argument stands in notebooks/proofs/contour_certificate.md.
 In the forward and replace directions the line ends at ``cut``: the mass of P beyond it (`tail_mass`) is charged like
-mass at infinity, and what remains is an honest, smaller integral.
+mass at infinity, and what remains is an honest, smaller integral. In the forward direction a label
+(`jaxdp.sampled_gaussian.label`) may stand as one more factor under the integral.
 """
 
 import jax
@@ -19,6 +20,8 @@ from jaxdp.numerics.exponential_sums import Line
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian import add_direction
+from jaxdp.sampled_gaussian import label as labels
+from jaxdp.sampled_gaussian.label import Label
 from jaxdp.sampled_gaussian.likelihood_ratio import (
     HALF_WIDTH,
     ROOT_2PI,
@@ -30,16 +33,19 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
     log_units,
 )
 
+_OUTSIDE = 1e-20  # what lies outside the line relative to m(c), with a label to what an edge of the strip carries
 _DEAD = 1e-15  # what the integrand may still carry at the cut where a contour is put
 
 
-def interval(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
+def interval(c, mu, q, cut, direction: str, label: Label | None = None) -> tuple[jax.Array, jax.Array]:
     """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included.
 
-    c: (..., 1), and so the ends.
+    c: (..., 1), and so the ends. With a label: everything but 2e-21 of what the strip's edges carry.
     """
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
+    if label is not None:
+        return xp.full_like(cut, -HALF_WIDTH), cut
     top = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
     return xp.full_like(top, -HALF_WIDTH), xp.minimum(top + HALF_WIDTH, cut)
 
@@ -61,8 +67,13 @@ def exponent(v, y, c, mu, q, direction):
     return re + (c + 1) * a_re - c * b_re, im + (c + 1) * a_im - c * b_im, a_re - b_re, a_im - b_im
 
 
-def height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, direction: str) -> jax.Array:
-    """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives."""
+def height(low, high, c, mu, direction: str, label: Label | None = None) -> jax.Array:
+    """Half a strip's height: at its edges |A|^{-c} is a few times what it is on the axis, where the integrand lives.
+
+    With a label the strip ends at the angle at which the label's bound does.
+    """
+    if label is not None:
+        return xp.minimum(0.5 * labels.TURN * labels.WIDTH, 0.45 * xp.pi / mu)
     if direction == "reverse":
         steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * (low + high), 1e-9))
         return xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
@@ -70,50 +81,71 @@ def height(low: jax.Array, high: jax.Array, c: jax.Array, mu: jax.Array, directi
     return top if direction == "forward" else xp.minimum(top, xp.sqrt(6.0 / xp.maximum(c, 1e-3)) / mu)
 
 
-def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction):
+def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction, label=None):
     """(int |integrand at t = 0| along an edge of |Im u| <= 2y, its logarithm in the strip at both ends): bounds.
 
-    on_axis: logarithm of the integrand at the nodes and at both ends ``at``, relative to m(c); log_a: log A there.
-    lift: what |g| gains off the axis, in the exponent. In units of m(c).
+    on_axis: logarithm of the integrand, but for a label, at the nodes and at both ends ``at``, relative to m(c);
+    log_a: log A there. lift: what |g| gains off the axis, in the exponent. In units of m(c).
     """
-    if direction == "reverse":
-        grown = on_axis + add_direction.growth(at, log_a, y, c, mu, q) + 6e-14 * c  # log A is within 3e-14
-        # the left end of the line is that of its first cell
-        cells = xp.sum(exp_or_inf((grown + 0.5 * gained(at, step))[..., :-1]), axis=-1, keepdims=True)
-        return (cells * step / ROOT_2PI * xp.exp(lift)).reshape(xp.shape(lift)), grown[..., -2:] + lift
+    if direction == "reverse" or label is not None:
+        if label is None:
+            grown = on_axis + add_direction.growth(at, log_a, y, c, mu, q) + 6e-14 * c  # log A is within 3e-14
+            # the left end of the line is that of its first cell
+            cells = (grown + 0.5 * gained(at, at + step))[..., :-1]
+        else:
+            grown = on_axis + labels.log_bound(at - step, at, label) + 6e-14 * (c + 1)
+            # the right end of the line is that of its last cell, and there is one more on the left
+            cells = grown + 0.5 * gained(at, at - step)
+        total = xp.sum(exp_or_inf(cells), axis=-1, keepdims=True)
+        return (total * step / ROOT_2PI * xp.exp(lift)).reshape(xp.shape(lift)), grown[..., -2:] + lift
     growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
     return xp.exp(lift + growth), on_axis[..., -2:] + growth + lift
 
 
 def real_log_m(
-    c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int, rough: bool = False
-) -> jax.Array:
-    """Upper bound of log m(c), c > 0 real, by the midpoint rule (+inf where ``size`` nodes cannot tell).
+    c, mu, q, cut, direction: str, size: int, rough: bool = False, label: Label | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """log m(c), c real, by the midpoint rule, and a bound of its error (inf where ``size`` nodes cannot tell).
 
-    c, mu, q, cut: shapes that broadcast. rough: an estimate to a few percent instead of a bound, where the
-    integrand has died at the ends.
+    c > 0. c, mu, q, cut: shapes that broadcast. rough: an estimate to a few percent, its error 0, where the integrand
+    has died at the ends. With a label c >= -1; log m(c) is bounded from above by any error, from below by one up to
+    0.6, and the error of an estimate is what the ends may carry.
     """
-    c, mu, q, cut = (x[..., None] for x in xp.broadcast_arrays(c, mu, q, cut))  # the last axis is that of the nodes
-    low, step, v = exact_nodes(*interval(c, mu, q, cut, direction), size)
+    # the last axis is that of the nodes
+    c, mu, q, cut, *edges = (x[..., None] for x in xp.broadcast_arrays(c, mu, q, cut, *(label or ())))
+    label = Label(*edges) if edges else None
+    low, step, v = exact_nodes(*interval(c, mu, q, cut, direction, label), size)
     high = low + size * step
     at = xp.concatenate([v, low, high], axis=-1)
     everywhere, log_a = integrand_and_mixture(at, c, mu, q, direction)
-    inside = everywhere[..., :-2]
+    own = None if label is None else labels.on_axis(v, label)
+    inside = everywhere[..., :-2] if label is None else everywhere[..., :-2] + own
     top = xp.max(inside, axis=-1, keepdims=True)
     log_m = top + xp.log(xp.sum(xp.exp(inside - top), axis=-1, keepdims=True)) + xp.log(step / ROOT_2PI)
-    y = height(low, high, c, mu, direction)
-    edge, at_ends = along_edges(at, everywhere - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
+    y = height(low, high, c, mu, direction, label)
+    edge, at_ends = along_edges(at, everywhere - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction, label)
     strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
     ends = xp.sum(xp.exp(xp.minimum(at_ends, 50.0)), axis=-1, keepdims=True) * (6 * y + 3 * step) / ROOT_2PI
     if rough:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
-        return xp.where((strip < 0.05) & (ends < _DEAD), log_m, xp.inf)[..., 0]
+        off = xp.where((strip < 0.05) & (ends < _DEAD), 0.0, xp.inf) if label is None else xp.log1p(ends)
+        return log_m[..., 0], off[..., 0]
     error = strip + ends
     if direction == "reverse":
         error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[..., None]
-    terms = (2 * c + 1) * _mean_error(v, inside - top, log_a[..., :-2], mu, q, direction)
+    terms = xp.abs(2 * c + 1) * _mean_error(v, inside - top, log_a[..., :-2], mu, q, direction)
     rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + terms
-    return xp.where(error < 1e-3, log_m + 2 * error + rounding, xp.inf)[..., 0]
+    if label is not None:  # the edges are relative to the computed m(c)
+        error, rounding = error + _OUTSIDE * edge, rounding + ULP * _label_units(v, inside - top, own)
+        return log_m[..., 0], (xp.log1p(2 * error) + rounding)[..., 0]
+    return log_m[..., 0], xp.where(error < 1e-3, 2 * error + rounding, xp.inf)[..., 0]
+
+
+def _label_units(v, log_weight, log_label) -> jax.Array:
+    """Tilted mean of the units of 2^-53 by which a label may be off, and u^2/2, which is not of log m's size."""
+    weight = xp.exp(log_weight)
+    units = 10 * v * v + 80 * xp.where(weight > 0, xp.abs(log_label), 0.0)
+    return xp.sum(weight * units, axis=-1, keepdims=True) / xp.sum(weight, axis=-1, keepdims=True)
 
 
 def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
@@ -129,24 +161,32 @@ def _mean_error(v, log_weight, log_a, mu, q, direction) -> jax.Array:
     return 3e-14 * xp.where(q > 0.5, 1.0, mean) + 4 * ULP * size * turned
 
 
-def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direction: str, size: int) -> Line:
+def tilted_line(c, mu, q, cut, direction: str, size: int, label: Label | None = None) -> Line:
     """The step's law tilted to c > 0, as ``size`` complex weights and losses."""
-    low, high = interval(c[None], mu[None], q[None], cut[None], direction)
+    low, high = interval(c[None], mu[None], q[None], cut[None], direction, label)
     low, step, v = exact_nodes(low[0], high[0], size)
     high = low + size * step
     at = xp.concatenate([v, xp.stack([low, high])])
     on_axis, log_a = integrand_and_mixture(at, c, mu, q, direction)
     # A strip of eight cells leaves e^-50. A wider one makes the weights' moduli larger, and with them their rounding.
-    y = xp.minimum(height(low, high, c, mu, direction), 8 * step)
+    # (A label's bound does not fall with the height, and may be far above the label.)
+    y = height(low, high, c, mu, direction, label)
+    y = xp.minimum(y, 8 * step) if label is None else y
     re, phase, loss_re, loss_im = exponent(v, -y if direction == "reverse" else y, c, mu, q, direction)
+    more, turned = labels.off_axis(v, y, label) if label else (None, None)
+    re, phase = (re + more, phase + turned) if label else (re, phase)
     top = xp.max(re)
     scale = xp.exp(re - top)
+    units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top)
+    if label is not None:  # where the weight is 0 both may be of any size
+        units, phase = (xp.where(scale > 0, x, 0.0) for x in (units + 80 * xp.abs(more) + 16, phase))
     total = xp.sum(scale * xp.cos(phase))
     weight = xp.complex(scale * xp.cos(phase), scale * xp.sin(phase)) / total
     loss = xp.complex(loss_re, loss_im)
     log_m = top + xp.log(total) + xp.log(step / ROOT_2PI)
-    edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction)
+    edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction, label)
     strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
+    outside = _OUTSIDE if label is None else _OUTSIDE * edge
     left, right = xp.exp(xp.minimum(at_ends, 50.0)) * (6 * y + 3 * step) / ROOT_2PI
     rest = strip + right
     if direction == "reverse":
@@ -158,11 +198,11 @@ def tilted_line(c: jax.Array, mu: jax.Array, q: jax.Array, cut: jax.Array, direc
     leftmost = xp.where((near < 1) & (direction != "replace"), near, largest)
     rule, mean_rule = raw, rest * largest + left * leftmost
     own, modulus = loss_units(loss, v, mu, q, direction), xp.abs(weight)
-    units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top) + (c + 1) * own
+    units = units + (c + 1) * own
     raw = raw + ULP * xp.sum(modulus * units)
     # relative to the computed m(c); past a quarter the two can no longer be exchanged
-    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + 1e-20, xp.inf)
-    rule, mean_rule = 2 * rule * (1 + error) + 1e-20, 2 * mean_rule * (1 + error) + 1e-20 * largest
+    error = xp.where((raw < 0.25) & (total > 0), raw * (1 + 2 * raw) + outside, xp.inf)
+    rule, mean_rule = 2 * rule * (1 + error) + outside, 2 * mean_rule * (1 + error) + outside * largest
     off = xp.where(xp.isfinite(error), error, 0.0)
     drift = modulus * xp.stack([(2 * ULP * units + off) * xp.abs(loss), (1.01 + off) * ULP * own])
     return Line(log_m, weight, loss, error, rule, mean_rule, drift)

@@ -3,103 +3,112 @@
 Near a phase transition no single tilt serves both the many small losses and the one large loss: the integrand of the
 plain contour cancels or does not decay. Labelling every outcome by its size splits the law of the sum exactly,
 
-    M(z) = sum_j M_j(z),     M_j = prod (B_j + A_j)^T - prod B_j^T     (the largest label is j),
+    M(z) = sum_j M_j(z),     M_j = prod C_j^T - prod C_{j-1}^T     (the largest label is j),
 
-and each M_j, the transform of a positive measure, gets an abscissa of its own (`largest_loss.labels`; the argument
-stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction; sampled Gaussians with anything in
-closed form.
+C_j the moment of a step's outcomes with a label of at most j. Each M_j, the transform of a positive measure, gets an
+abscissa of its own (the argument stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction;
+sampled Gaussians with anything in closed form.
 """
 
 from typing import NamedTuple
 
 import jax
 
-from jaxdp.contour.largest_loss.contour import (
-    Masses,
-    Tilt,
-    build,
-    chernoff,
-    label_edges,
-    make_pieces,
-    make_steps,
-    masses_of,
-    over_bands,
-    place,
-    tilt_of,
+from jaxdp.contour.largest_loss.band import Band, band_contour
+from jaxdp.contour.plan import Masses, Plan, log_chernoff, plan_part, tail_cut
+from jaxdp.contour.spectrum import Sampled, Spectrum
+from jaxdp.contour.trapezoid import (
+    Aliases,
+    Contour,
+    Effort,
+    Sums,
+    alias_terms,
+    enclosed,
+    epsilon_edges,
+    relative_to,
 )
-from jaxdp.contour.plan import alias_bound, log_alias, tail_cut
-from jaxdp.contour.spectrum import Spectrum
-from jaxdp.contour.trapezoid import Contour, Effort, Raw, Sums, contour_sum, epsilon_edges, relative_to
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
-from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
+from jaxdp.sampled_gaussian.label import NEVER, WIDTH
 
-_OUTWARD = 1 + 1e-9
 _MOST_PLACES = 5  # how often the contours are rebuilt for one epsilon
 _SMALL = 1e-9  # a smaller epsilon is not sought
 _START = 0.999  # of the known bound of epsilon, where a search begins
 _TRIES = 60  # tries of a search on one set of contours
+_FALL = 60.0  # u^2 may exceed that of a loss of eps by this much; losses beyond are negligible
 
 
 class Bands(NamedTuple):
-    """Tilt, contour and probabilities of every band, stacked over the bands; none of them depends on eps."""
+    """Contour and alias terms of every band, stacked over the bands; none of them depends on eps."""
 
-    tilts: Tilt
     contours: Contour
-    masses: Masses
+    known: Aliases
 
 
-def _left_alias(masses: Masses, spectrum: Spectrum, c, p, eps: jax.Array, ref: jax.Array):
-    """(lower, upper) bound of sum_k e^{-c k p} delta_j(eps - k p), k >= 1, in units of e^ref.
+def label_edges(steps: Sampled, eps: jax.Array, cut: jax.Array, count: int) -> jax.Array:
+    """Per step the label's edges, equally spaced in u, not below 2.
 
-    delta_j(e) is M_j(0) - e^e M_j(-1), plus at most e^e M_j(-1).
+    From a loss of 3 % of eps to where the density has fallen by e^-30 more than at a loss of eps.
     """
-    closed = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
-    off = spectrum.closed_units * _ULP + 4 * _ULP * xp.abs(closed)
-    blur = 1e-14 * (1 + (c + 1) * p + xp.abs(ref) + xp.abs(eps))
-    first = -log_expm1(c * p) - ref
-    second = xp.exp(eps - log_expm1((c + 1) * p) - ref + xp.minimum(masses.q_upper + closed[1] + off[1], 0.0) + blur)
-    lower = xp.exp(first + masses.p_lower + closed[0] - off[0] - blur) - second
-    upper = xp.exp(first + xp.minimum(masses.p_upper + closed[0] + off[0], 0.0) + blur)
-    return xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0)), upper * _OUTWARD
+    mu, q = steps.mu, xp.where(steps.rate > 0, steps.rate, 1.0)
+
+    def outcome(loss: jax.Array) -> jax.Array:
+        return (xp.log1p(xp.expm1(xp.minimum(loss, 600.0)) / q) + mu * mu / 2) / mu
+
+    spacing = 2.1 * WIDTH
+    first = xp.clip(outcome(0.03 * eps), 2.0, xp.maximum(cut - 1 - spacing * count, 2.0))
+    full = xp.sqrt(xp.maximum(outcome(eps), 0.0) ** 2 + _FALL)
+    last = xp.maximum(xp.minimum(full, cut - 1), first + spacing * (count - 1))
+    return first[:, None] + (last - first)[:, None] * xp.linspace(0.0, 1.0, count)
+
+
+def make_bands(spectrum: Spectrum, cut: jax.Array, eps: jax.Array, log_delta: jax.Array, effort: Effort) -> Bands:
+    """The contours to be used near eps; errors far below ``log_delta`` do not count."""
+    parts = [(part.mu, part.rate, part.times) for part in spectrum.sampled]
+    steps = Sampled(*(xp.concatenate(x) for x in zip(*parts, strict=True)))
+    edges = label_edges(steps, eps, cut, effort.bands).T
+    end = xp.full_like(edges[:1], NEVER)
+
+    def one(ends: tuple[jax.Array, jax.Array]) -> Bands:
+        low, high = ends
+        band = Band(spectrum, steps, low, high, cut, effort.quadrature)
+        return one_band(band, *plan_part(band, eps, log_delta), effort)
+
+    return xp.lax_map(one, (xp.concatenate([-end, edges]), xp.concatenate([edges, end])))
+
+
+def one_band(band: Band, plan: Plan, masses: Masses, effort: Effort) -> Bands:
+    """One band's contour and alias terms."""
+    known = alias_terms(plan, masses.upper, xp.min(masses.share), xp.zeros(()), xp.zeros(()))
+    return Bands(band_contour(band, plan, effort), known)
 
 
 def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
     """Bounds of e^-ref delta(eps): the sums over the contours of all bands, with their errors."""
-    tilts, contours, masses = bands
-    raw = xp.vmap(lambda one: Raw(*(x[0] for x in contour_sum(one, eps, ref))))(contours)
-    right_of = xp.vmap(lambda plan, shift: log_alias(alias_bound(plan, plan.k_above, plan.k_below), eps, shift)[1])
-    right = right_of(contours.plan, contours.shift)
-    right = xp.exp(right - ref) * _OUTWARD
-    left_low, left_high = _left_alias(masses, spectrum, contours.plan.c, contours.plan.period, eps, ref)
-    largest = xp.exp(chernoff(tilts, eps) - ref) * _OUTWARD
-    middle = raw.total - left_low
-    upper = middle + raw.tail + raw.rounding
-    lower = raw.total - left_high - right - raw.tail - raw.rounding
-    known = raw.tail + raw.rounding < largest  # otherwise the band's Chernoff bound says more
-    upper = xp.where(known, xp.fmin(upper, largest), largest)
-    lower = xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0))
-    middle = xp.where(known, middle, 0.0)
-    slope = xp.where(known, raw.slope, 0.0)
+
+    def one(contour: Contour, known: Aliases) -> Sums:
+        sums, raw = enclosed(contour, known, eps, ref)
+        upper, lower, middle, slope = (x[0] for x in sums)
+        plan = contour.plan
+        largest = xp.exp(xp.min(log_chernoff(plan.above, plan.k_above, eps)) - ref) * (1 + 1e-9)
+        told = (raw.tail + raw.rounding)[0] < largest  # otherwise the band's Chernoff bound says more
+        return Sums(
+            xp.where(told, xp.fmin(upper, largest), largest),
+            xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0)),
+            xp.where(told, middle, 0.0),
+            xp.where(told, slope, 0.0),
+        )
+
+    upper, lower, middle, slope = (xp.sum(x) for x in xp.vmap(one)(*bands))
     mass = spectrum.infinity * xp.exp(-ref)
     return Sums(
-        (xp.sum(upper) + mass * (1 + 4 * _ULP) + charges * xp.exp(-ref)) * (1 + 64 * _ULP),
-        xp.maximum((xp.sum(lower) + spectrum.infinity_low * xp.exp(-ref)) * (1 - 64 * _ULP), 0.0),
-        xp.sum(middle) + mass,
-        xp.minimum(xp.sum(slope), 0.0),
+        (upper + mass * (1 + 4 * _ULP) + charges * xp.exp(-ref)) * (1 + 64 * _ULP),
+        xp.maximum((lower + spectrum.infinity_low * xp.exp(-ref)) * (1 - 64 * _ULP), 0.0),
+        middle + mass,
+        xp.minimum(slope, 0.0),
     )
-
-
-def _bands(spectrum, steps, edges, eps, log_delta, effort: Effort) -> Bands:
-    def one(low: jax.Array, high: jax.Array, lowest: jax.Array) -> tuple[Tilt, Contour, Masses]:
-        pieces = make_pieces(steps, low, high, lowest)
-        tilt, known = tilt_of(spectrum, steps, pieces, eps), masses_of(steps, pieces)
-        plan = place(spectrum, steps, pieces, tilt, known, eps, log_delta)
-        return tilt, build(spectrum, steps, pieces, plan, effort), known
-
-    return Bands(*over_bands(edges, one))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
@@ -107,9 +116,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: E
     usable = xp.isfinite(eps) & (eps > 0)
     e, ref = xp.where(usable, eps, 1.0), xp.log(xp.clip(known, SMALLEST, 1.0))
     cut = tail_cut(spectrum, ref)
-    steps = make_steps(spectrum, cut, effort.quadrature)
-    bands = _bands(spectrum, steps, label_edges(steps, e, cut, effort.bands), e, ref, effort)
-    sums = band_sums(spectrum, bands, -xp.expm1(spectrum.log_kept(cut)), e, ref)
+    sums = band_sums(spectrum, make_bands(spectrum, cut, e, ref, effort), -xp.expm1(spectrum.log_kept(cut)), e, ref)
     upper = xp.where(usable & ~xp.isnan(sums.upper), xp.minimum(sums.upper * xp.exp(ref) + SMALLEST, 1.0), 1.0)
     lower = xp.minimum(sums.lower * xp.exp(ref), upper)
     return xp.where(usable & ~xp.isnan(lower), lower, 0.0), upper
@@ -123,7 +130,6 @@ def epsilon_bounds(
     inside = (spare > 0) & (delta < 1) & xp.isfinite(known)
     ref = xp.log(xp.where(inside, spare, 0.5))
     cut = tail_cut(spectrum, ref)
-    steps = make_steps(spectrum, cut, effort.quadrature)
     charges = -xp.expm1(spectrum.log_kept(cut))
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
     ceiling = xp.maximum(xp.where(inside, known, 1.0), _SMALL)
@@ -131,13 +137,13 @@ def epsilon_bounds(
     # Contours built for one eps serve eps near it. They are rebuilt until the root is near the eps they were built for.
     def improve(state):
         _, root, lower, upper, _, count = state
-        bands = _bands(spectrum, steps, label_edges(steps, root, cut, effort.bands), root, ref, effort)
+        bands = make_bands(spectrum, cut, root, ref, effort)
 
         def at(eps: jax.Array) -> Evaluation:
             return relative_to(target, band_sums(spectrum, bands, charges, eps, ref))
 
         low, high, better = proved_ends(at, 0.0, _START * ceiling, ceiling, most_tries=_TRIES)
-        return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.tilts.c), count + 1
+        return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.contours.plan.c), count + 1
 
     def far(state) -> jax.Array:
         place, root, _, _, steepest, count = state
