@@ -72,13 +72,17 @@ TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
-_ROUGH, _ROUGHEST = 100.0, 0.01  # times the gap, to that one, suffices where there is only the first: it has an error
+_ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
+_ROUGHEST = 0.01  # but no gap above that, unless a larger one is asked for
 
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
-    plain = min(384, 2**19 // effort.nodes)
-    return {0: plain, 4: 64, 8: 32}.get(effort.bands, 4) // sum(times.shape[1] for _, times in stacks)
+    mechanisms = sum(times.shape[1] for _, times in stacks)
+    if effort.bands:
+        return {4: 64, 8: 32}.get(effort.bands, 4) // mechanisms
+    # at least one, with which the program is compared, unless that one takes too long by NumPy
+    return max(min(384, 2**19 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
