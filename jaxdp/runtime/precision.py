@@ -173,12 +173,13 @@ class Kernel:
         if where in self._jitted:
             return self._jitted[where]
 
-        def batched(static_items, *args):
+        def batched(static_items, structure, *leaves):
             self.traces += 1
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
+                args = jax.tree.unflatten(structure, leaves)
                 return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=0, compiler_options=compiler_options(where, self.large))
+        made = jax.jit(batched, static_argnums=(0, 1), compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
 
     def _most_points(self, where: str, args: Any, static: Any) -> int:
@@ -216,12 +217,13 @@ class Kernel:
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
         run, checked = self._compiled(where), self._patience(args, static) > 0
+        leaves, structure = jax.tree.flatten(args)
 
         def call(piece: tuple[int, int, int]) -> Any:
             start, stop, padded = piece
             rows = np.minimum(np.arange(start, start + padded), stop - 1)
             with x64(), jax.core.eval_context():
-                made = run(program[0], *jax.tree.map(lambda leaf: leaf[rows], args))
+                made = run(program[0], structure, *(leaf[rows] for leaf in leaves))
             made = jax.tree.map(lambda a: np.asarray(a)[: stop - start], made)
             if checked and (where, padded, program) not in self._agreed:
                 self._require_agreement(where, made, self._by_numpy(args, start, static))

@@ -87,12 +87,14 @@ def intersect(
     found = [nothing(verb, target) for _ in pairs]
     settled = [np.zeros(target.shape, bool) for _ in pairs]
     for rank in range(max(map(len, pairs))):
+        narrow = True
         for pair, sources in enumerate(pairs):
             lower, upper = found[pair]
             largest = np.maximum.reduce([lower for lower, _ in found])
             open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > largest)
             open_rows &= (upper > SMALLEST) | (verb == "epsilon")  # a smaller delta has no number
             rows = np.flatnonzero(open_rows & ~settled[pair])
+            narrow &= rows.size == 0
             if rank < len(sources) and rows.size:
                 some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
                 known = Known(lower[rows], upper[rows], largest[rows])
@@ -100,6 +102,8 @@ def intersect(
                 upper[rows] = np.fmin(upper[rows], answer.upper)
                 lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
                 settled[pair][rows] = answer.settled
+        if narrow:
+            break
     return found
 
 

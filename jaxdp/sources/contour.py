@@ -38,8 +38,8 @@ from jaxdp.sources.base import (
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
 SAMPLED_LADDER = (
     Effort(128, 96, False),
-    Effort(512, 256, False),
-    Effort(2048, 512, False),
+    Effort(512, 192, False),
+    Effort(4096, 320, False),
     Effort(16384, 512, False),
     Effort(65536, 1024, True),
     Effort(262144, 4096, True),
@@ -64,8 +64,8 @@ GAUSSIAN_LADDER = (
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(32768, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = tuple(Effort(nodes, 1, False, True) for nodes in (256, 4096, 65536))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
-# A sampled Gaussian's epsilon is sought again at the same effort while its upper bound falls below so much of what the
-# plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
+# A sampled Gaussian's epsilon is sought again at the same effort, but for the first, while its upper bound falls below
+# so much of what the plan had to take for it: past a phase transition the Chernoff bound is no place to plan for.
 _REPEATS, _LOWER = 3, 0.99
 # Under a trace every point has the same effort, as often.
 TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
@@ -86,11 +86,11 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
-    """Numbers alive for a point: of a row of nodes, or of abscissae of the plan, all quadrature nodes or atoms."""
+    """Numbers alive for a point: two complex tables of a row of nodes, or of abscissae of the plan, all with a loss."""
     finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
     width = max(effort.quadrature, _WIDEST if finite else 1)
-    size = effort.nodes + 2 * max(math.isqrt(effort.nodes), 16) * width
-    return 16 * size if effort.bands else size  # two labels, a dozen abscissae at a time
+    size = effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width
+    return 8 * size if effort.bands else size  # two labels, a dozen abscissae at a time
 
 
 _contour_kernel = kernel(
@@ -164,8 +164,8 @@ def _sources(
         return lambda params, target, known, gap: answer(verb, direction, params, target)
 
     repeated = verb == "epsilon" and direction != "reverse" and ladder in (SAMPLED_LADDER, BANDED_LADDER)
-    often = _REPEATS if repeated else 1
-    contours: list[Source] = [_Contour(verb, direction, effort, often) for effort in ladder]
+    often = [1, *[_REPEATS if repeated else 1] * (len(ladder) - 1)]
+    contours: list[Source] = [_Contour(verb, direction, *one) for one in zip(ladder, often, strict=True)]
     compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
     bare = plain(simple.unsampled)
     banded = sum(effort.bands > 0 for effort in ladder)  # these start from what is known
