@@ -71,7 +71,7 @@ _REPEATS, _LOWER = 3, 0.99
 TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
-_BESIDE = 0.25  # of what lies between the two as measured, both sides' errors included
+_BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 _ROUGHEST = 0.01  # but no gap above that, unless a larger one is asked for
 
