@@ -61,7 +61,7 @@ GAUSSIAN_LADDER = (
     Effort(16384, 1, True),
     Effort(262144, 1, True),
 )
-PLAIN_LADDER = (Effort(4096, 1, True), Effort(32768, 1, True), Effort(262144, 1, True))
+PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = tuple(Effort(nodes, 1, False, True) for nodes in (256, 4096, 65536))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 # A sampled Gaussian's epsilon is sought again at the same effort, but for the first, while its upper bound falls below
