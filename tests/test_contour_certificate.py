@@ -420,6 +420,6 @@ def test_a_contour_far_left_gets_the_period_that_a_large_epsilon_asks_for():
     """The period once ended at e^10/c: the alias left of eps was then many times delta, and the lower bound 0."""
     mu, eps = 2000.0, 2.06e6
     effort = Effort(8192, 1, False)
-    bounds = plainly(lambda e: contour.delta_bounds(gaussian(mu), e, effort), eps)
+    bounds = plainly(lambda e: contour.delta_bounds(gaussian(mu), e, 1.0, effort), eps)
     exact = exact_gaussian(mu, eps)
     assert encloses(bounds, exact) and float(bounds[0]) >= (1 - mp.mpf(1e-6)) * exact

@@ -23,7 +23,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     the one between them.
     """
     frozen = xp.stop_gradient((params, eps))
-    plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature))
+    plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
     spectrum = make(params)
     contour, add = (_lattice if effort.lattice else _line)(spectrum, plan, effort)
     c, period = plan.c, contour.plan.period

@@ -179,8 +179,10 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     return plan._replace(rdp_epsilon=eps)
 
 
-def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
+def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) -> Plan:
     """Contour for delta at a given eps; log_chernoff is certified.
+
+    known: logarithm of an upper bound of delta. Past a phase transition it is far below the Chernoff bound.
 
     Rounds: estimate the variance; zoom on the least Chernoff bound and, in a second row, on the saddle point, which is
     far right of it where delta is near 1; repeat with the cut that the bound asks for; search around the saddle point.
@@ -213,7 +215,7 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int) -> Plan:
     above = _above(candidates, k.ravel(), eps)
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
     value = log_chernoff(least, k_least, eps)[0]
-    guess = xp.where(xp.isfinite(value), xp.minimum(value, 0.0), 0.0)
+    guess = xp.where(xp.isfinite(value), xp.minimum(value, known), known)
     below = _below(spectrum, above, cut, size)
     plan = _finish(cut, eps, guess, candidates, k.ravel(), above, k_above, *below)
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)

@@ -369,11 +369,11 @@ def _largest_blur(part: Discrete) -> jax.Array:
     return counted(part, xp.max(part.blur, axis=-1))
 
 
-def delta_bounds(spectrum: Spectrum, eps: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps (any sign)."""
+def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps (any sign). known: an upper bound of delta, or 1."""
     finite = xp.isfinite(eps)
     e = xp.where(finite, eps, 1.0)
-    plan = plan_delta(spectrum, e, effort.quadrature)
+    plan = plan_delta(spectrum, e, effort.quadrature, xp.log(xp.clip(known, SMALLEST, 1.0)))
     contour = build(spectrum, plan, effort)
     ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -700.0, 0.0), 0.0)  # e^-ref is finite
     left_and_right = aliases(contour, spectrum)

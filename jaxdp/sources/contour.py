@@ -115,7 +115,7 @@ def contour_delta(
     """Certified (lower, upper) delta of one point. known: an upper bound of it, or 1."""
     if effort.bands:
         return bands.delta_bounds(spectrum(stacks, direction), eps, known, effort)
-    return contour.delta_bounds(spectrum(stacks, direction), eps, effort)
+    return contour.delta_bounds(spectrum(stacks, direction), eps, known, effort)
 
 
 @_contour_kernel
@@ -296,7 +296,7 @@ def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Point, 
         return lower if exact else xp.zeros(()), upper
 
     def delta(params: Any, eps: Any) -> tuple[Any, Any]:
-        lower, upper = contour.delta_bounds(spectrum(params, direction), eps, effort)
+        lower, upper = contour.delta_bounds(spectrum(params, direction), eps, xp.ones(()), effort)
         return lower if exact else xp.zeros(()), upper
 
     return implicit_epsilon(epsilon, log_delta), explicit_delta(delta, log_delta)
