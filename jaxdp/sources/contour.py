@@ -44,6 +44,7 @@ SAMPLED_LADDER = (
     Effort(65536, 1024, True),
     Effort(262144, 4096, True),
 )
+FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
 # enough to see that the add direction has the smaller delta
 COMPARED = Effort(16, 96, False)
 # remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
@@ -163,9 +164,10 @@ def _sources(
     def plain(answer: Callable[..., Answer]) -> Source:
         return lambda params, target, known, gap: answer(verb, direction, params, target)
 
-    repeated = verb == "epsilon" and direction != "reverse" and ladder in (SAMPLED_LADDER, BANDED_LADDER)
-    often = [1, *[_REPEATS if repeated else 1] * (len(ladder) - 1)]
-    contours: list[Source] = [_Contour(verb, direction, *one) for one in zip(ladder, often, strict=True)]
+    quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
+    efforts = (FOR_DELTA, *ladder[1:]) if quadrature and verb == "delta" else ladder
+    again = _REPEATS if quadrature and verb == "epsilon" and direction != "reverse" else 1
+    contours: list[Source] = [_Contour(verb, direction, effort, again if i else 1) for i, effort in enumerate(efforts)]
     compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
     bare = plain(simple.unsampled)
     banded = sum(effort.bands > 0 for effort in ladder)  # these start from what is known
