@@ -136,7 +136,7 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
-    return 256 * made.first.shape[-1]
+    return 64 * max(made.first.shape[-1], 8)
 
 
 def _alive_at_counts(made: Law, *_: Any) -> int:
@@ -148,10 +148,10 @@ contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, 20_000),
+    "nodes": _pair(contour.evaluate_long, 2048),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
-    "two": _pair(two_point.evaluate, 4096),
+    "two": _pair(two_point.evaluate, 1024),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
@@ -291,7 +291,7 @@ def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-@kernel(working_set=8192, large=True, by_numpy=64)
+@kernel(working_set=1024, large=True, by_numpy=64)
 def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
     """Lower bound of epsilon of two-point randomized response, shuffled: of its two orders the larger."""
     valid = (eps0 >= 0) & (users >= 1) & (users == xp.floor(users)) & (users < xp.inf)
