@@ -139,6 +139,11 @@ def _alive_at_nodes(made: Law, *_: Any) -> int:
     return 64 * max(made.first.shape[-1], 8)
 
 
+def _alive_in_long_sum(made: Law, *rest: Any) -> int:
+    """Few in sums of so few terms that a call itself takes time; of long ones no point is computed for nothing."""
+    return 2048 if np.max(rest[-1]) * made.first.shape[-1] <= 8192 else 20_000
+
+
 def _alive_at_counts(made: Law, *_: Any) -> int:
     """Lanes take time: all points of a call take as many steps as the longest."""
     return 512 if made.first.shape[-1] == 2 else 80 * counts.LANES
@@ -148,7 +153,7 @@ contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, 2048),
+    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
     "two": _pair(two_point.evaluate, 1024),
