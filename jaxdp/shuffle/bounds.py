@@ -6,6 +6,7 @@ of the outcomes (`counts`; `every_count` for few users), and the contour with mo
 notebooks/proofs/shuffle.md.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,8 +114,13 @@ def _epsilon(
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
 
-def _pair(evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any = 64) -> tuple[Kernel, Kernel]:
-    """Kernels for bounds of log delta and of epsilon; nodes: of the long sum; known: as for `_epsilon`."""
+def _pair(
+    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any = 64, of_search: Any = None
+) -> tuple[Kernel, Kernel]:
+    """Kernels for bounds of log delta and of epsilon.
+
+    nodes: of the long sum; known: as for `_epsilon`; of_search: the working set of the latter, where it is another one.
+    """
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
         seen = _log_delta(lambda e: evaluate(made, users, e, *nodes, **static), made, users, epsilon)
@@ -125,8 +131,8 @@ def _pair(evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any =
     ) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known)
 
-    made = kernel(working_set=working_set, large=True, bounds=True, by_numpy=by_numpy)
-    return made(log_delta), made(epsilon)
+    made = functools.partial(kernel, large=True, bounds=True, by_numpy=by_numpy)
+    return made(working_set=working_set)(log_delta), made(working_set=of_search or working_set)(epsilon)
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
@@ -145,15 +151,15 @@ def _alive_in_long_sum(made: Law, *rest: Any) -> int:
 
 
 def _alive_at_counts(made: Law, *_: Any) -> int:
-    """Lanes take time: all points of a call take as many steps as the longest."""
-    return 512 if made.first.shape[-1] == 2 else 80 * counts.LANES
+    """With more than two outcomes one point a call: all of a call take as many steps as the longest."""
+    return 512 if made.first.shape[-1] == 2 else 20_000
 
 
 contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum),
+    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, of_search=20_000),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
     "two": _pair(two_point.evaluate, 1024),
