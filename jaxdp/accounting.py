@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -240,7 +239,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
         if usable is not True:
             flat = jnp.broadcast_to(jnp.asarray(value), shape).reshape(size)
             with jax.numpy_rank_promotion("allow"):
-                result = jax.vmap(traced_moment(kernel, direction))(stacks, flat)
+                result = traced_moment(kernel, direction)(stacks, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
             result = kernel(dominating(stacks, np.abs(orders), verb == "renyi"), orders, direction=direction)
@@ -372,9 +371,8 @@ def _evaluate(
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
-    point: Callable = route.traced_epsilon if verb == "epsilon" else route.traced_delta
+    answer = route.traced_epsilon if verb == "epsilon" else route.traced_delta
     flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)  # as in `_evaluate`
-    with jax.numpy_rank_promotion("allow"):
-        lower, upper = jax.vmap(point)(params, flat)
+    lower, upper = answer(params, flat)
     upper = jnp.where(subnormal, jnp.inf, upper)
     return lower.reshape(shape), upper.reshape(shape)

@@ -20,7 +20,16 @@ from jaxdp.mechanisms.composition import Stack, flat_rows
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon, intersect, one_or_composed
+from jaxdp.sources.base import (
+    Answer,
+    Point,
+    Points,
+    Route,
+    explicit_delta,
+    implicit_epsilon,
+    intersect,
+    one_or_composed,
+)
 from jaxdp.sources.contour import contour_route
 from jaxdp.validate import is_traced
 
@@ -55,7 +64,7 @@ def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, .
 
 
 @functools.cache
-def _traced(sign: float) -> tuple[Point, Point]:
+def _traced(sign: float) -> tuple[Points, Points]:
     effort = bounds.EFFORTS[1]
 
     def answer(one: Any) -> Point:

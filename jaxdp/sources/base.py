@@ -12,6 +12,7 @@ import numpy as np
 from jaxdp.domains import SMALLEST
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
+Points = Callable[[Any, Any], Any]  # the same for a batch
 
 
 class Answer(NamedTuple):
@@ -45,18 +46,18 @@ def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """One way to answer for one dominating pair: sources for concrete numbers, one-point functions for traced ones.
+    """One way to answer for one dominating pair: sources for concrete numbers, functions for traced ones.
 
     params: the pytree the sources take, leading axis the batch. epsilon, delta: sources, cheapest first.
-    traced_epsilon, traced_delta: (params, target) -> (lower, upper) for one point, differentiable. attained: whether
-    the pair is that of some data set (of rows: then the lower bounds count), of params.
+    traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable. attained: whether the
+    pair is that of some data set (of rows: then the lower bounds count), of params.
     """
 
     params: Any
     epsilon: tuple[Source, ...]
     delta: tuple[Source, ...]
-    traced_epsilon: Point
-    traced_delta: Point
+    traced_epsilon: Points
+    traced_delta: Points
     attained: Callable[[Any], Any] = lambda params: True
 
 
@@ -126,10 +127,27 @@ def one_or_composed(
     return Answer(lower, upper, True)
 
 
-def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[Any, Any], Any]) -> Callable:
-    """value(params, target) with the derivatives that with_gradient gives beside it: (value, by params, by target).
+def batched(point: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of one point for a batch.
 
-    Where the value has several numbers all of them get the same derivative.
+    It is compiled as a unit: traced eagerly, by a bare jax.grad, it would run one operation at a time. One point is
+    traced in half the time of several.
+    """
+
+    def batch(*args: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"):
+            if jax.tree_util.tree_leaves(args)[0].shape[0] == 1:
+                return jax.tree_util.tree_map(lambda x: x[None], point(*jax.tree_util.tree_map(lambda x: x[0], args)))
+            return jax.vmap(point)(*args)
+
+    return jax.jit(batch)
+
+
+def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> Points:
+    """value(params, target) of a batch, with the derivatives that with_gradient gives: (value, by params, by target).
+
+    Where the value has several numbers all of them get the same derivative. Batches, not points: to transform a traced
+    program once more takes as long as tracing it.
     """
     solve = jax.custom_jvp(value)
 
@@ -137,7 +155,7 @@ def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[An
     def jvp(primals: Any, tangents: Any) -> Any:
         found, by_params, by_target = with_gradient(*primals)
         by_params, by_target = jax.tree_util.tree_map(_finite, (by_params, by_target))
-        tangent = _directional(by_params, tangents[0]) + by_target * tangents[1]
+        tangent = jax.vmap(_directional)((by_params, by_target), tangents)
         return found, jax.tree_util.tree_map(lambda _: tangent, found)
 
     return solve
@@ -145,38 +163,44 @@ def differentiated(value: Callable[[Any, Any], Any], with_gradient: Callable[[An
 
 def implicit_epsilon(
     bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
-) -> Point:
+) -> Points:
     """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
 
     log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. The
     derivative is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops
-    whose length is not known. Compiled as a unit: traced eagerly (a bare jax.grad) it would run one operation at a
-    time.
+    whose length is not known.
     """
 
-    def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
-        _, upper = found = solve(params, target)
+    def slopes(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
         live = (upper > 0) & jnp.isfinite(upper)
         by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, jnp.where(live, upper, 1.0))
         by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
-        return found, by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
+        return by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
 
-    solve = differentiated(bounds, with_gradient)
-    return jax.jit(solve)
+    return _sloped(bounds, slopes)
 
 
 def explicit_delta(
     bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
-) -> Point:
+) -> Points:
     """delta bounds with the derivative of the differentiable formula."""
 
-    def with_gradient(params: Any, eps: Any) -> tuple[Any, Any, Any]:
-        _, upper = found = solve(params, eps)
-        gradients = gradient(log_delta, argnums=(0, 1))(params, eps)
-        return found, *jax.tree_util.tree_map(lambda g: upper * g, gradients)
+    def slopes(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
+        return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    solve = differentiated(bounds, with_gradient)
-    return jax.jit(solve)
+    return _sloped(bounds, slopes)
+
+
+def _sloped(bounds: Point, slopes: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Points:
+    """bounds(params, target) with the derivatives slopes(params, target, upper bound)."""
+    many = batched(slopes)
+
+    def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
+        found = solve(params, target)
+        return found, *many(params, target, found[1])
+
+    solve = differentiated(batched(bounds), with_gradient)
+    return solve
 
 
 def _finite(value: Any) -> Any:

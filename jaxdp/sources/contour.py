@@ -25,7 +25,7 @@ from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,
     Known,
-    Point,
+    Points,
     Route,
     Source,
     explicit_delta,
@@ -281,8 +281,8 @@ def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[S
 
 
 @functools.cache
-def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Point, Point]:
-    """The differentiable one-point solvers; cached, so that equal configurations compile once."""
+def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Points, Points]:
+    """The differentiable solvers; cached, so that equal configurations compile once."""
 
     def log_delta(params: Any, eps: Any) -> Any:
         return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)

@@ -17,7 +17,7 @@ from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import LARGEST_EPS0, Law, stacked
-from jaxdp.sources.base import VACUOUS, Answer, Point, Route, differentiated, intersect, one_or_composed
+from jaxdp.sources.base import VACUOUS, Answer, Points, Route, batched, differentiated, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.shuffling import (
     LOWER_GAP,
@@ -333,12 +333,12 @@ def _of_traced_laws(
     place: Callable[[Any], tuple[Any, Any, Any]],
     below: Callable[[tuple[Stack, ...], Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """(stacks, target) -> value(laws, target) at one traced point, where the laws replace the shuffled rounds.
+    """(stacks, target) -> value(laws, target) of a traced batch, where the laws replace the shuffled rounds.
 
-    value is differentiable where it is real. place: target -> (log_delta, epsilon, order) of `grids_of`. below: None,
-    or what is asked of laws that the rounds dominate: then (below, value), with the derivative of the latter. The
-    derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no loop is
-    differentiated.
+    value, of one point, is differentiable where it is real. place: target -> (log_delta, epsilon, order) of
+    `grids_of`. below: None, or what is asked of laws that the rounds dominate: then (below, value), with the derivative
+    of the latter. The derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no
+    loop is differentiated.
     """
 
     def with_lower(stacks: tuple[Stack, ...], grids: list[Any], target: Any, found: Any) -> Any:
@@ -348,7 +348,6 @@ def _of_traced_laws(
         laws, _, grids = _traced_laws(stacks, *place(target))
         return with_lower(stacks, grids, target, value(laws, target))
 
-    @jax.jit
     def with_gradient(stacks: tuple[Stack, ...], target: Any) -> tuple[Any, Any, Any]:
         laws, moved, grids = _traced_laws(stacks, *place(target), True)
         found, (by_laws, by_target) = jax.value_and_grad(value, argnums=(0, 1))(laws, target)
@@ -358,7 +357,7 @@ def _of_traced_laws(
         )
         return with_lower(stacks, grids, target, found), by_stacks, by_target
 
-    return differentiated(jax.jit(plain), with_gradient)
+    return differentiated(batched(plain), batched(with_gradient))
 
 
 def dominating(stacks: tuple[Stack, ...], order: Any, divergence: bool) -> tuple[Stack, ...]:
@@ -381,7 +380,7 @@ def _has_rounds(stacks: tuple[Stack, ...]) -> bool:
 
 @functools.cache
 def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
-    """A moment of one traced point, (stacks, order) -> number, differentiable; of shuffled rounds, of dominating pairs.
+    """A moment of traced points, (stacks, order) -> numbers, differentiable; of shuffled rounds, of dominating pairs.
 
     With shuffled rounds a complex moment has no derivative. Cached, so that equal moments compile once.
     """
@@ -394,7 +393,7 @@ def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...]
 
     of_rounds = _of_traced_laws(point, place)
 
-    return lambda stacks, order: (of_rounds if _has_rounds(stacks) else point)(stacks, order)
+    return lambda stacks, order: (of_rounds if _has_rounds(stacks) else jax.vmap(point))(stacks, order)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -404,8 +403,8 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
 
 @functools.cache
-def _traced(verb: str, direction: str) -> Point:
-    """The solver of one traced point; cached, so that equal configurations compile once."""
+def _traced(verb: str, direction: str) -> Points:
+    """The solver of traced points; cached, so that equal configurations compile once."""
 
     def place(target: Any) -> tuple[Any, Any, None]:
         if verb == "delta":
@@ -414,7 +413,8 @@ def _traced(verb: str, direction: str) -> Point:
 
     def side(i: int, laws: tuple[Stack, ...], target: Any) -> Any:
         route = contour_route(jax.tree_util.tree_map(lambda x: x[None], laws), direction)
-        return (route.traced_epsilon if verb == "epsilon" else route.traced_delta)(laws, target)[i]
+        answer = route.traced_epsilon if verb == "epsilon" else route.traced_delta
+        return answer(route.params, target[None])[i][0]
 
     of_rounds = _of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 

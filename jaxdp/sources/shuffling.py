@@ -16,7 +16,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.base import Answer, Point, Route, explicit_delta, implicit_epsilon
+from jaxdp.sources.base import Answer, Points, Route, explicit_delta, implicit_epsilon
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
@@ -144,7 +144,7 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
 
 
 @functools.cache
-def _traced(leaky: bool) -> tuple[Point, Point]:
+def _traced(leaky: bool) -> tuple[Points, Points]:
     def delta(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
         return _both_sides(lambda x: _point("delta", mechanism, x, leaky), epsilon)
 
