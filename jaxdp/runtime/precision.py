@@ -177,7 +177,7 @@ class Kernel:
             self.traces += 1
             with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
                 args = jax.tree.unflatten(structure, leaves)
-                return jax.vmap(functools.partial(self.point, **dict(static_items)))(*args)
+                return by_rows(functools.partial(self.point, **dict(static_items)))(*args)
 
         made = jax.jit(batched, static_argnums=(0, 1), compiler_options=compiler_options(where, self.large))
         return self._jitted.setdefault(where, made)  # one for all threads
@@ -258,6 +258,17 @@ class Kernel:
             ones = jax.tree.map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
             return jax.tree.map(lambda a: a[:0], self.run_unchecked(*ones, **static))
         return self.run_unchecked(*args, **static)
+
+
+def by_rows(point: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of one point for a batch, to be traced. One row is traced in half the time of several."""
+
+    def rows(*args: Any) -> Any:
+        if jax.tree.leaves(args)[0].shape[0] == 1:
+            return jax.tree.map(lambda a: a[None], point(*jax.tree.map(lambda a: a[0], args)))
+        return jax.vmap(point)(*args)
+
+    return rows
 
 
 def kernel(**options: Any) -> Callable[[Callable], Kernel]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
+from jaxdp.runtime.precision import by_rows
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
 Points = Callable[[Any, Any], Any]  # the same for a batch
@@ -130,15 +131,12 @@ def one_or_composed(
 def batched(point: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one point for a batch.
 
-    It is compiled as a unit: traced eagerly, by a bare jax.grad, it would run one operation at a time. One point is
-    traced in half the time of several.
+    It is compiled as a unit: traced eagerly, by a bare jax.grad, it would run one operation at a time.
     """
 
     def batch(*args: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
-            if jax.tree_util.tree_leaves(args)[0].shape[0] == 1:
-                return jax.tree_util.tree_map(lambda x: x[None], point(*jax.tree_util.tree_map(lambda x: x[0], args)))
-            return jax.vmap(point)(*args)
+            return by_rows(point)(*args)
 
     return jax.jit(batch)
 
