@@ -115,7 +115,7 @@ def _epsilon(
 
 
 def _pair(
-    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any = 64, of_search: Any = None
+    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any, of_search: Any = None
 ) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon.
 
@@ -138,7 +138,12 @@ def _pair(
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """As many points as take as long as compiling, at 0.1 ms for each step down; at least 1: programs are compared."""
     steps = 13 * np.sqrt(users * made.base[:, :2].sum(axis=1))
-    return int(np.clip(_STEPS_OF_COMPILING / np.max(steps, initial=1.0), 1, 64))
+    return int(np.clip(_STEPS_OF_COMPILING / np.max(steps, initial=1.0), 1, 96))
+
+
+def _patience_of_nodes(*arguments: Any) -> int:
+    """The same for a long sum."""
+    return int(min(2**19 // np.max(arguments[-1]), 384))
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -155,14 +160,14 @@ def _alive_at_counts(made: Law, *_: Any) -> int:
     return 512 if made.first.shape[-1] == 2 else 20_000
 
 
-contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes)
+contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes, by_numpy=512)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, of_search=20_000),
+    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, _patience_of_nodes, of_search=20_000),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
-    "two": _pair(two_point.evaluate, 1024),
+    "two": _pair(two_point.evaluate, 1024, by_numpy=128),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
