@@ -190,7 +190,9 @@ def against_baseline(size: int, apple: pathlib.Path | None) -> list[str]:
         ("SciPy, counts within 10 standard deviations", lambda: baseline_epsilon(1e6, 1.0, 1e-6, 10.0)),
     ]
     if apple:
-        baselines.append(("Apple's, step 100, 10 halvings", lambda: apple_epsilon(apple, 10**6, 1.0, 1e-6)))
+        baselines.append(
+            ("apple/ml-shuffling-amplification, step 100, 10 halvings", lambda: apple_epsilon(apple, 10**6, 1.0, 1e-6))
+        )
     for name, call in baselines:
         start = time.process_time()
         answer = call()
@@ -327,8 +329,7 @@ def report(quick: bool, apple: pathlib.Path | None) -> Iterator[str]:
         "",
         "## Against other code",
         "",
-        "Clones, n = 1e6, eps0 = 1, delta = 1e-6, brentq to 1e-6. SciPy's numbers are estimates without a certificate. "
-        "Apple's: github.com/apple/ml-shuffling-amplification.",
+        "Clones, n = 1e6, eps0 = 1, delta = 1e-6, brentq to 1e-6. SciPy's numbers are estimates without a certificate.",
         "",
     ]
     yield from against_baseline(size, apple)
