@@ -110,12 +110,17 @@ def _without_vacuous(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
 
 
 def grids_of(
-    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any = None, points: int = rounds.POINTS
+    stacks: tuple[Stack, ...],
+    log_delta: Any,
+    epsilon: Any,
+    order: Any = None,
+    points: int = rounds.POINTS,
+    close: tuple[float, int] = _FIRST,
 ) -> list[tuple[np.ndarray, ...] | None]:
     """Grids of epsilon for each stack of shuffled rounds, one row a round, their weights, and their tilts; else None.
 
     Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
-    order.
+    order. close: of the log deltas that place them.
     """
     found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
     first = []
@@ -123,7 +128,7 @@ def grids_of(
         orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
     deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    logs = [_log_profile(flat, x, close, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
     if order is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
@@ -369,8 +374,8 @@ def dominating(stacks: tuple[Stack, ...], order: Any, divergence: bool) -> tuple
     if not _has_rounds(stacks):
         return stacks
     finite = np.isfinite(order)
-    points, close = (rounds.MANY, _MOMENT) if finite.any() else (rounds.POINTS, _SUPREMUM)
-    grids = grids_of(stacks, None, None, np.where(finite, order, _LARGEST_ORDER), points)
+    points, first, close = (rounds.MANY, _FIRST, _MOMENT) if finite.any() else (rounds.POINTS, _SUPREMUM, _SUPREMUM)
+    grids = grids_of(stacks, None, None, np.where(finite, order, _LARGEST_ORDER), points, first)
     return _replaced(stacks, grids, functools.partial(_upper_law, close=close))
 
 
