@@ -328,16 +328,6 @@ def composition_c(quick):
     ]
 
 
-def gpu_grid(quick):
-    """1e5 points on an accelerator, when there is one."""
-    if jax.default_backend() == "cpu" or quick:
-        return []
-    sigma, steps = np.linspace(0.7, 5, 1000)[:, None], np.round(np.logspace(2, 5, 100))
-    compile_time, warm, _ = timed(lambda: jaxdp.epsilon(sampled(sigma, 0.01, steps), 1e-6), 1)
-    figures = f"{1e5 / warm:.0f} points a second, compile {compile_time:.1f} s."
-    return ["## 1e5 points on the accelerator", "", figures, ""]
-
-
 def header():
     packages = ("jax", "numpy", "dp-accounting", "prv-accountant")
     versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in packages)
@@ -357,7 +347,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=None, help="names of sections, such as settings_a")
     arguments = parser.parse_args()
     lines = header()
-    for part in (first_answers, settings_a, grid_d, random_settings, calibration, composition_c, gpu_grid):
+    for part in (first_answers, settings_a, grid_d, random_settings, calibration, composition_c):
         if arguments.only is None or part.__name__ in arguments.only:
             section = part(arguments.quick)
             print("\n".join(section), flush=True)
