@@ -120,7 +120,7 @@ def grids_of(
     """Grids of epsilon for each stack of shuffled rounds, one row a round, their weights, and their tilts; else None.
 
     Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
-    order. close: of the log deltas that place them.
+    order. close: gap asked for and most nodes of the log deltas that place the grids.
     """
     found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
     first = []
