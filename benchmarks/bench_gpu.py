@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 def drawn(size: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """eps0 0.1..8, n 1e5..1e9 (few: 1e3..1e5), k 2..1023, delta 1e-12..1e-5; sigma 0.5..10, q 1e-4..0.1, T 1e2..1e5."""
+    """eps0 0.1..8, n 1e5..1e9 (few: 1e3..1e5), k 2..1023, delta 1e-12..1e-5, sigma 0.5..10, q 1e-4..0.1, T 1e2..1e5."""
     rng = np.random.default_rng(seed)
     return {
         "eps0": rng.uniform(0.1, 8.0, size),
@@ -115,7 +115,7 @@ def report(largest: int, only: str) -> Iterator[str]:
     yield ""
     yield f"{device.device_kind}, Python {platform.python_version()}, {versions}."
     yield "Wall-clock seconds of one process, transfers included; points a second: of the second call."
-    yield "Gap: (upper - lower)/upper of epsilon; of shuffling, lower bounds are those of data sets, not of the theorem."
+    yield "Gap: (upper - lower)/upper of epsilon. Of shuffling, lower bounds are those of data sets, not the theorem's."
     yield "Apart: largest relative difference of upper bounds from the CPU, 200 random settings (Laplace: 50)."
     yield ""
     yield "| epsilon of | points | first call, s | points a second | gap, median | 99% | worst | apart |"
