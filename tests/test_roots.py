@@ -38,6 +38,19 @@ def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, cei
     assert not provable or abs(root - ROOT) < 1e-9
 
 
+@pytest.mark.parametrize("close", [1e-9, 1e-13])
+def test_ends_are_as_close_as_asked_where_the_bounds_are(close):
+    def evaluate(x):
+        value = jnp.log(3 / x) + 1 / x  # decreasing, far from linear
+        return Evaluation(value + 1e-16, value - 1e-16, value, -1 / x - 1 / x**2)
+
+    with jax.enable_x64(True):
+        found = jax.jit(lambda end: proved_ends(evaluate, 0.0, 0.1 * end, end, close=close))(jnp.asarray(50.0))
+        lower, upper, _ = map(float, found)
+    assert 0 < upper - lower <= 4 * close * upper
+    assert np.log(3 / lower) + 1 / lower >= 0 >= np.log(3 / upper) + 1 / upper
+
+
 @pytest.mark.parametrize("nothing", [np.nan, 0.0, -1.0])
 def test_a_sum_lost_in_rounding_proves_nothing(nothing):
     def signs(upper, lower, middle):

@@ -3,7 +3,7 @@
 import jax
 
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
@@ -50,19 +50,23 @@ def epsilon_bounds(
     """Certified (lower, upper) epsilon >= 0 at delta in [0, 1], by Newton's method on `delta_bounds`."""
     law = loss, log_weight, blur, infinity
     largest = xp.maximum(xp.max(xp.where(log_weight > -xp.inf, loss + blur, 0.0)), 0.0)
-    zero = xp.zeros_like(largest)
-    at_zero = delta_bounds(*law, zero)
+    # next to the largest loss, where delta is lost in its rounding, nothing else is found
+    near = xp.maximum(largest * (1 - 2e-14) - 8 * xp.max(xp.where(log_weight > -xp.inf, blur, 0.0)), 0.0)
+    at_ends = xp.vmap(lambda eps: delta_bounds(*law, eps))(xp.stack([xp.zeros_like(largest), near]))
+    nothing, all_but_last = at_ends[1][0] <= delta, at_ends[0][1] >= delta
+    # at a smaller delta than the least number the largest loss is the upper bound
+    target = xp.log(xp.maximum(delta, SMALLEST))
 
-    def end(side: int) -> tuple[jax.Array, jax.Array]:
-        def excess(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-            steep = xp.sum(xp.exp(xp.where(loss > eps, log_weight + xp.minimum(eps - loss, 0.0), -xp.inf)))
-            return delta_bounds(*law, eps)[side] - delta, -steep
+    def evaluate(eps: jax.Array) -> Evaluation:
+        below, above = delta_bounds(*law, eps)
+        middle = 0.5 * (below + above)
+        steep = xp.sum(xp.exp(xp.where(loss > eps, log_weight + xp.minimum(eps - loss, 0.0), -xp.inf)))
+        return Evaluation(xp.log(above), xp.log(below), xp.log(middle), -steep / xp.maximum(middle, SMALLEST))
 
-        # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
-        top = xp.where(at_zero[side] <= delta, 0.0, largest)
-        return crossing(excess, zero, top, 0.5 * top, rtol=4 * ULP)
-
-    (lower, _), (_, upper) = end(0), end(1)
+    wanted = ~nothing & ~all_but_last
+    lower, upper, _ = proved_ends(evaluate, target, 0.5 * largest, largest, wanted=wanted, close=1e-13)
+    lower = xp.where(all_but_last, near, lower)
+    upper = xp.where(nothing, 0.0, xp.where(delta < SMALLEST, largest, upper))
     known = (delta >= 0) & (delta <= 1)
     never = delta < _at_least(infinity, loss.shape[0])
     lower = xp.where(known, xp.where(never, xp.inf, xp.where(delta < infinity, 0.0, lower)), 0.0)

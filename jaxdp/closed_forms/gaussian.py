@@ -8,7 +8,7 @@ tails loses them. d delta/d eps = -e^eps Phi_c(x2), d delta/d mu = density(x1).
 import jax
 
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, mills
 from jaxdp.runtime.arrays import xp
@@ -80,17 +80,13 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tu
     high = m * (m / 2 + xp.sqrt(-2 * target) + 1e-3) * (1 + 1e-12)
     start = xp.maximum(high - m * 0.5, 0.5 * high)
 
-    def shifted(sign: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def evaluate(eps: jax.Array) -> Evaluation:
         value, slope, error = log_delta(m, eps, mu_error)
-        return value + sign * 2 * error - target, slope
+        return Evaluation(value + 2 * error, value - 2 * error, value, slope)
 
-    zero = xp.zeros_like(m)
-    at_zero = delta_bounds(m, zero, mu_error)
-    # where epsilon is 0 there is nothing to search: a closed bracket ends the loop at once
-    high_upper, high_lower = xp.where(at_zero[1] <= d, 0.0, high), xp.where(at_zero[0] <= d, 0.0, high)
-    signs, tops = xp.array([-1.0, 1.0]), xp.stack([high_lower, high_upper])
-    ends = xp.vmap(lambda sign, top: crossing(lambda e: shifted(sign, e), zero, top, start, rtol=1e-13))(signs, tops)
-    lower, upper = ends[0][0], ends[1][1]
+    nothing = delta_bounds(m, xp.zeros_like(m), mu_error)[1] <= d
+    lower, upper, _ = proved_ends(evaluate, target, start, high, wanted=inside & ~nothing, close=1e-13)
+    upper = xp.where(nothing, 0.0, upper)
     known = xp.where((mu == 0) | (delta >= 1), 0.0, xp.inf)
     good = ~(xp.isnan(mu) | xp.isnan(delta) | (mu < 0) | (delta < 0))
     lower = xp.where(inside, lower, xp.where(good, known, 0.0))

@@ -15,7 +15,7 @@ import jax
 
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import crossing
+from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail
 from jaxdp.runtime.arrays import xp
@@ -28,14 +28,21 @@ _CERTAIN = -200.0  # an epsilon at which delta is 1 - e^-200
 
 def delta_bounds(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) delta of one step at eps, 0 < q < 1, mu > 0, in any direction (replace: eps >= 0)."""
-    lower, upper = {"forward": _forward, "reverse": _reverse, "replace": _replace}[direction](mu, q, eps)
+    return _delta_and_steepness(mu, q, eps, direction)[:2]
+
+
+_Delta = tuple[jax.Array, jax.Array, jax.Array]  # lower and upper bound, minus the slope in eps
+
+
+def _delta_and_steepness(mu: jax.Array, q: jax.Array, eps: jax.Array, direction: str) -> _Delta:
+    lower, upper, steep = {"forward": _forward, "reverse": _reverse, "replace": _replace}[direction](mu, q, eps)
     trivial = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
     lower = xp.maximum(lower * (1 - _SLACK), trivial * (1 - _SLACK))
     upper = xp.where(eps < _CERTAIN, 1.0, xp.minimum(upper * (1 + _SLACK), 1.0))
-    return xp.where(xp.isnan(lower), 0.0, lower), xp.where(xp.isnan(upper), 1.0, upper)
+    return xp.where(xp.isnan(lower), 0.0, lower), xp.where(xp.isnan(upper), 1.0, upper), steep
 
 
-def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     large = eps > _LARGE
     ratio = xp.expm1(xp.where(large, 0.0, eps)) / q
     dead = ratio <= -1 + 1e-12
@@ -51,28 +58,30 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
     over = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
     upper = xp.where(ratio < xp.inf, upper, q)  # a rate below 1e-295
-    return xp.where(dead, trivial, lower), xp.where(dead, trivial + over, upper) + SMALLEST
+    steep = xp.exp(eps + xp.log_ndtr(-inner / mu - mu / 2))
+    return xp.where(dead, trivial, lower), xp.where(dead, trivial + over, upper) + SMALLEST, steep
 
 
-def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     log_rest, log_q = log_complement(q, 1 - q), xp.log(q)
     gap = -log_rest - xp.maximum(eps, _CERTAIN)
     off = 8 * ULP * (xp.abs(log_rest) + xp.abs(eps))
 
-    def at(g: jax.Array, sign: float) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def at(g: jax.Array, sign: float) -> _Delta:
         small = xp.log(xp.expm1(xp.clip(g, 1e-300, _LARGE)))
         log_grown = xp.where(g > _LARGE, g + xp.log1p(-xp.exp(-xp.maximum(g, 1.0))), small)
         inner = log_q - log_rest - log_grown
         shift = 1e-15 * (2 + xp.abs(log_q) + xp.abs(log_rest) + xp.abs(log_grown))
-        return gaussian.delta_bounds(mu, inner + sign * shift), -xp.expm1(-g)
+        lower, upper = gaussian.delta_bounds(mu, inner + sign * shift)
+        steep = xp.exp(-g) * upper + xp.exp(inner + xp.log_ndtr(-inner / mu - mu / 2))
+        return -xp.expm1(-g) * lower, -xp.expm1(-g) * upper, steep
 
-    (lower, _), low_factor = at(gap - off, 1.0)
-    (_, upper), high_factor = at(gap + off, -1.0)
-    lower = xp.where((gap - off > 0) & (eps >= _CERTAIN), low_factor * lower, 0.0)
-    return lower, xp.where(gap + off > 0, high_factor * upper + SMALLEST, 0.0)
+    (lower, _, _), (_, upper, steep) = at(gap - off, 1.0), at(gap + off, -1.0)
+    lower = xp.where((gap - off > 0) & (eps >= _CERTAIN), lower, 0.0)
+    return lower, xp.where(gap + off > 0, upper + SMALLEST, 0.0), steep
 
 
-def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     eps = xp.maximum(eps, 0.0)
     log_q, log_rest = xp.log(q), log_complement(q, 1 - q)
     log_m = log_q - mu * mu / 2
@@ -91,7 +100,7 @@ def _replace(mu: jax.Array, q: jax.Array, eps: jax.Array) -> tuple[jax.Array, ja
     # two terms may have underflowed; where u is not known delta is at most that at 0, q (2 Phi(mu) - 1)
     sound = moved * (1 + xp.abs(u) + mu) < 0.1
     upper = xp.where(sound, value + charge + SMALLEST, q * xp.minimum(0.798 * mu, 1.0) + SMALLEST)
-    return xp.maximum(value - charge - 2 * SMALLEST, 0.0), upper
+    return xp.maximum(value - charge - 2 * SMALLEST, 0.0), upper, terms[1] + xp.exp(eps + log_rest + tails[2])
 
 
 def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str) -> tuple[jax.Array, jax.Array]:
@@ -101,17 +110,18 @@ def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str
     high = xp.minimum(unsampled + 1e-12, top)  # sampling never hurts
     high = xp.where(xp.isfinite(high), high, 0.0)
 
-    def side(which: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        lower, upper = delta_bounds(mu, q, eps, direction)
-        value = xp.where(which == 0, upper, lower)
-        return xp.where(value > delta, 1.0, -1.0) * xp.abs(xp.log(xp.maximum(value, 1e-307) / delta)), xp.full_like(
-            eps, xp.nan
-        )
+    target = xp.log(delta)
 
-    ends = xp.vmap(
-        lambda which: crossing(lambda e: side(which, e), xp.zeros(()), high, 0.5 * high, rtol=1e-13, max_steps=70)
-    )(xp.arange(2))
-    at_zero = delta_bounds(mu, q, xp.zeros(()), direction)
-    upper = xp.where(at_zero[1] <= delta, 0.0, ends[1][0])
+    def evaluate(eps: jax.Array) -> Evaluation:
+        lower, upper, steep = _delta_and_steepness(mu, q, eps, direction)
+        middle = 0.5 * (lower + upper)
+        return Evaluation(xp.log(upper), xp.log(lower), xp.log(middle), -steep / xp.maximum(middle, SMALLEST))
+
+    # next to the largest loss of the reverse direction a search would not find more
+    near = high * (1 - 1e-13)
+    at_ends = xp.vmap(lambda eps: delta_bounds(mu, q, eps, direction))(xp.stack([xp.zeros_like(high), near]))
+    nothing, all_but_last = at_ends[1][0] <= delta, at_ends[0][1] >= delta
+    wanted = ~nothing & ~all_but_last
+    lower, upper, _ = proved_ends(evaluate, target, 0.5 * high, high, wanted=wanted, close=1e-13)
     upper = xp.where(xp.isfinite(unsampled), upper, top)
-    return xp.where(at_zero[0] <= delta, 0.0, ends[0][1]), upper
+    return xp.where(all_but_last & ~nothing, near, lower), xp.where(nothing, 0.0, upper)

@@ -21,7 +21,7 @@ from jaxdp import validate
 from jaxdp.conversions.profile import cell_bounds
 from jaxdp.conversions.rdp import delta_at_order, epsilon_at_order, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
-from jaxdp.numerics.roots import bisect, crossing
+from jaxdp.numerics.roots import Evaluation, bisect, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import at_points
@@ -166,15 +166,12 @@ def _epsilon_kernel(orders, forward, backward, infinity, delta):
     start = jnp.min(epsilon_at_order(*_above_one(orders, forward), delta, infinity, 1.0))
     high = jnp.where(start < _FAR, jnp.maximum(start, 1e-12), 1.0)
 
-    def excess_log_delta(eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def evaluate(eps: jax.Array) -> Evaluation:
         value, slope = _delta_and_slope(curve, eps)
-        return jnp.log(value) - goal, slope / value
+        return Evaluation(jnp.log(value), jnp.log(value), jnp.log(value), slope / value)
 
-    # The unknown is t = 1 + eps, so that the relative tolerance does not vanish at eps = 0, the first point tested.
-    _, found = crossing(
-        lambda t: excess_log_delta(t - 1), jnp.asarray(1 - 5e-10), 1 + high, jnp.ones(()), rtol=1e-9, max_steps=30
-    )
-    found = (found - 1) * (1 + 8 * ULP) + 4 * ULP
+    _, found, _ = proved_ends(evaluate, goal, 0.5 * high, high)
+    found = found * (1 + 8 * ULP) + 4 * ULP
     found = jnp.where(found <= 8 * ULP, 0.0, found)
     found = jnp.where(start < _FAR, jnp.maximum(found, 0.0), start)
     found = jnp.where(room > 0, found, jnp.inf)

@@ -8,15 +8,7 @@ import jax
 from jaxdp.runtime.arrays import xp
 
 _NEWTON = 0.05  # a larger residual asks for another step of Newton's; with a smaller one the ends are tested
-_CLOSE = 1e-9  # ends closer than this (relative) to the root of the estimate are not improved
-
-
-class _State(NamedTuple):
-    low: jax.Array
-    high: jax.Array
-    point: jax.Array
-    width: jax.Array
-    step: jax.Array
+_CLOSE = 1e-9
 
 
 def bisect(
@@ -33,46 +25,6 @@ def bisect(
         return xp.where(done, ends[0], middle), xp.where(done, middle, ends[1])
 
     return xp.fori_loop(0, halvings, halve, (low, high))
-
-
-def crossing(
-    fun: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
-    low: jax.Array,
-    high: jax.Array,
-    start: jax.Array,
-    *,
-    rtol: float | jax.Array,
-    max_steps: int = 80,
-) -> tuple[jax.Array, jax.Array]:
-    """(a, b), a <= b, around the zero of a decreasing function of one variable.
-
-    fun(x) -> (value, slope); value > 0 left of the zero. ``low`` and ``high`` are taken as known to be on
-    their sides; every other returned end was tested: value(a) > 0, value(b) <= 0. NaN counts as > 0.
-    Newton steps overshoot by a margin, so that both ends close in; whenever the bracket has not halved
-    in two steps it is bisected. Ends when b - a <= rtol b or after max_steps, on whatever bracket holds.
-    """
-
-    def unfinished(s: _State) -> jax.Array:
-        return (s.step < max_steps) & (s.high - s.low > rtol * xp.abs(s.high))
-
-    def advance(s: _State) -> _State:
-        value, slope = fun(s.point)
-        safe = value <= 0
-        low, high = xp.where(safe, s.low, s.point), xp.where(safe, s.point, s.high)
-        newton = s.point - value / slope
-        margin = 0.4 * rtol * xp.abs(newton) + 0.02 * xp.abs(newton - s.point)
-        guess = newton + xp.where(safe, -margin, margin)
-        inside = (guess > low) & (guess < high)
-        stalled = (s.step % 3 == 2) & (high - low > 0.5 * s.width)
-        guess = xp.where(inside & ~stalled, guess, 0.5 * (low + high))
-        width = xp.where(s.step % 3 == 2, high - low, s.width)
-        return _State(low, high, guess, width, s.step + 1)
-
-    low, high = xp.asarray(low, xp.float64), xp.asarray(high, xp.float64)
-    inside = (start > low) & (start < high)
-    first = xp.where(inside, start, 0.5 * (low + high))
-    final = xp.while_loop(unfinished, advance, _State(low, high, first, high - low, xp.asarray(0, xp.int32)))
-    return final.low, final.high
 
 
 class Evaluation(NamedTuple):
@@ -108,12 +60,14 @@ def proved_ends(
     *,
     ceiling: jax.Array | None = None,
     wanted: jax.Array | bool = True,
+    close: float = _CLOSE,
     most_tries: int = 40,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(low, high, root): points tested to have lower >= target and upper <= target, and the root of the estimate.
 
     low is 0 and high is ``ceiling`` (``end`` unless given) where none is found. start: a first guess in (0, end), the
-    range that is searched. wanted: False where no search is to be made.
+    range that is searched. wanted: False where no search is to be made. close: ends closer than this (relative) to the
+    root are not improved; at least 1e-13.
 
     Newton's method finds the root of the estimate; then it is left by as much as the bounds differ from it, on one side
     and on the other.
@@ -142,8 +96,8 @@ def proved_ends(
         # Where a bound proves nothing near the root its error is unknown: try smaller and smaller shares of the root.
         known = [(distance >= 0) & (distance < root) for distance in distances]
         guessed = 0.3 * root * 0.25 ** (s.tests % 8)
-        enough_above = known[0] & (high - root <= 2 * distances[0] + _CLOSE * root)
-        enough_below = known[1] & (root - low <= 2 * distances[1] + _CLOSE * root)
+        enough_above = known[0] & (high - root <= 2 * distances[0] + close * root)
+        enough_below = known[1] & (root - low <= 2 * distances[1] + close * root)
         above, below = (xp.where(k, d, guessed) + curved for k, d in zip(known, distances, strict=True))
         grown = 2.0 ** xp.maximum(s.tests - 4, 0)  # a failed test is followed by a wider one
         outward = xp.where(enough_above, xp.maximum(root - grown * below, 0.5 * root), root + grown * above)
