@@ -64,7 +64,7 @@ def epsilon_bounds(
         return Evaluation(xp.log(above), xp.log(below), xp.log(middle), -steep / xp.maximum(middle, SMALLEST))
 
     wanted = ~nothing & ~all_but_last
-    lower, upper, _ = proved_ends(evaluate, target, 0.5 * largest, largest, wanted=wanted, close=1e-13)
+    lower, upper, _ = proved_ends(evaluate, target, 0.5 * largest, largest, wanted=wanted, close=1e-13, anywhere=True)
     lower = xp.where(all_but_last, near, lower)
     upper = xp.where(nothing, 0.0, xp.where(delta < SMALLEST, largest, upper))
     known = (delta >= 0) & (delta <= 1)

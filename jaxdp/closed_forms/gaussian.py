@@ -85,7 +85,7 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tu
         return Evaluation(value + 2 * error, value - 2 * error, value, slope)
 
     nothing = delta_bounds(m, xp.zeros_like(m), mu_error)[1] <= d
-    lower, upper, _ = proved_ends(evaluate, target, start, high, wanted=inside & ~nothing, close=1e-13)
+    lower, upper, _ = proved_ends(evaluate, target, start, high, wanted=inside & ~nothing, close=1e-13, anywhere=True)
     upper = xp.where(nothing, 0.0, upper)
     known = xp.where((mu == 0) | (delta >= 1), 0.0, xp.inf)
     good = ~(xp.isnan(mu) | xp.isnan(delta) | (mu < 0) | (delta < 0))

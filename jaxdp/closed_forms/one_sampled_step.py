@@ -122,6 +122,6 @@ def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str
     at_ends = xp.vmap(lambda eps: delta_bounds(mu, q, eps, direction))(xp.stack([xp.zeros_like(high), near]))
     nothing, all_but_last = at_ends[1][0] <= delta, at_ends[0][1] >= delta
     wanted = ~nothing & ~all_but_last
-    lower, upper, _ = proved_ends(evaluate, target, 0.5 * high, high, wanted=wanted, close=1e-13)
+    lower, upper, _ = proved_ends(evaluate, target, 0.5 * high, high, wanted=wanted, close=1e-13, anywhere=True)
     upper = xp.where(xp.isfinite(unsampled), upper, top)
     return xp.where(all_but_last & ~nothing, near, lower), xp.where(nothing, 0.0, upper)

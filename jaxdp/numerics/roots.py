@@ -61,13 +61,15 @@ def proved_ends(
     ceiling: jax.Array | None = None,
     wanted: jax.Array | bool = True,
     close: float = _CLOSE,
+    anywhere: bool = False,
     most_tries: int = 40,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(low, high, root): points tested to have lower >= target and upper <= target, and the root of the estimate.
 
     low is 0 and high is ``ceiling`` (``end`` unless given) where none is found. start: a first guess in (0, end), the
     range that is searched. wanted: False where no search is to be made. close: ends closer than this (relative) to the
-    root are not improved; at least 1e-13.
+    root are not improved; at least 1e-13. anywhere: the bounds are close at every point, not only near the root; then
+    the function is taken for the logarithm of a delta, which is convex in e^epsilon.
 
     Newton's method finds the root of the estimate; then it is left by as much as the bounds differ from it, on one side
     and on the other.
@@ -84,12 +86,16 @@ def proved_ends(
         steep = xp.abs(seen.slope)
         newton = x + residual / steep
         # next to the end of its support delta falls to 0 linearly: Newton on delta itself
-        linear = x - xp.expm1(-xp.clip(residual, -30.0, 700.0)) / steep
+        linear = -xp.expm1(-xp.clip(residual, -30.0, 700.0)) / steep
+        linear = x + (xp.log1p(linear) if anywhere else linear)
         nearest = xp.maximum(left, 0.0)
         # where Newton creeps the next point is in the middle
         quick = (xp.abs(residual) < xp.inf) & ((xp.abs(residual) < 0.5 * s.before) | (xp.abs(residual) <= _NEWTON))
         usable = [quick & (guess >= nearest) & (guess <= right) for guess in (newton, linear)]
-        root = xp.where(usable[0], newton, xp.where(usable[1], linear, 0.5 * (nearest + right)))
+        middle = 0.5 * (nearest + right)
+        if anywhere:
+            middle = xp.fmax(middle, xp.where(residual > 0, xp.minimum(linear, x + 0.9 * (right - x)), 0.0))
+        root = xp.where(usable[0], newton, xp.where(usable[1], linear, middle))
         rough = ~usable[0] | (xp.abs(residual) > _NEWTON)
         curved = residual * residual / steep + 1e-14 * root
         distances = 1.1 * (seen.upper - seen.estimate) / steep, 1.1 * (seen.estimate - seen.lower) / steep

@@ -34,7 +34,8 @@ _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
-_STEPS_OF_COMPILING = 40_000.0  # of NumPy, down a sum over counts
+_STEPS_OF_COMPILING = 4000.0  # of NumPy, down a sum over counts; _STEPS_BESIDE: as long as the rest of a sum
+_STEPS_BESIDE = 30.0
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -106,7 +107,7 @@ def _epsilon(
         known = xp.where(seen.upper < xp.inf, seen.estimate, xp.nan)
         return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=known)
 
-    low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside)
+    low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside, anywhere=True)
     high = xp.where(inside & (high < cap), high, largest)
     high = xp.where(target >= 1, 0.0, high)
     low = xp.where(inside, low, xp.where(target == 0, largest, 0.0))
@@ -136,9 +137,10 @@ def _pair(
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
-    """As many points as take as long as compiling, at 0.1 ms for each step down; at least 1: programs are compared."""
-    steps = 13 * np.sqrt(users * made.base[:, :2].sum(axis=1))
-    return int(np.clip(_STEPS_OF_COMPILING / np.max(steps, initial=1.0), 1, 96))
+    """As many points as take as long as compiling, at 0.3 ms for each step down; at least 1: programs are compared."""
+    terms = np.max(countable(made, users), initial=1.0)
+    steps = terms / (counts.LANES if made.base.shape[1] > 2 else counts.DEPTH)
+    return int(np.clip(_STEPS_OF_COMPILING / (_STEPS_BESIDE + steps), 1, 256))
 
 
 def _patience_of_nodes(*arguments: Any) -> int:

@@ -6,8 +6,8 @@ outcome 0 that makes the sum positive, the terms are
 
     P[J, C, D, R] (b (J X_0 + Z)/2 - T (J kappa - Z)),   Z = C X_C + D X_D + R X_R <= 0,  kappa = -(X_0 + X_1)/2.
 
-Going down in J, T changes by half a probability, so a term costs a few operations (notebooks/proofs/shuffle.md,
-section 9).
+Going down in J, T changes by half a probability: chances and tails are running products and sums, taken over many J at
+once (notebooks/proofs/shuffle.md, section 9).
 """
 
 import functools
@@ -30,6 +30,7 @@ _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the 
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
 LANES = 128  # pairs (C, D) that are summed beside each other
+DEPTH, _DEPTH_OF_LANES = 64, 16  # numbers J that NumPy sums at once, of one pair and of many; a program sums one
 
 
 class _Window(NamedTuple):
@@ -60,10 +61,13 @@ def _window(n: Any, share: Any, rest: Any) -> _Window:
 
 
 class _Step(NamedTuple):
-    """One J of all lanes. pmf, tail and doubt, a bound of the tail's error, have the chance of the counts as factor."""
+    """Where the sum over J has got to, for all pairs (C, D).
 
-    pairs: Any
-    bears: Any  # the largest number of reports of outcome 1 with which the sum is positive
+    pmf, tail and doubt, a bound of the tail's error, are those at the next J, with the chance of the counts as factor.
+    """
+
+    pairs: Any  # the next J
+    bears: Any  # the largest number of reports of outcome 1 with which the sum is then positive
     pmf: Any
     tail: Any
     doubt: Any
@@ -80,7 +84,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
-    lanes = LANES if falls.size > 1 else 1
+    lanes, depth = (LANES, _DEPTH_OF_LANES) if falls.size > 1 else (1, DEPTH)
+    depth = depth if xp.eager else 1
     order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))
@@ -103,39 +108,49 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             above = xp.floor((place + 0.5) / size)
             counts.append(w.low + place - size * above)
             place = above
-        reports = users - sum(counts)
+        zero = xp.zeros(lanes)
+        reports = users - sum(counts, start=zero)
         start = xp.minimum(window.high, reports)
         valid = (place < 1) & (start >= least)
         start = xp.where(valid, start, 1.0)
-        fixed = sum((falls[i + 1] * count for i, count in enumerate(counts)), start=0.0)
-        moving = sum((velocity[i + 1] * count for i, count in enumerate(counts)), start=0.0)
+        fixed = sum((falls[i + 1] * count for i, count in enumerate(counts)), start=zero)
+        moving = sum((velocity[i + 1] * count for i, count in enumerate(counts)), start=zero)
 
-        def most(pairs: Any) -> tuple[Any, Any]:
+        def most(pairs: Any, reports: Any, fixed: Any) -> tuple[Any, Any]:
             """What the other outcomes take away, and how many reports of outcome 1 the sum then bears."""
             taken = fixed + falls[0] * (reports - pairs)
             return taken, xp.maximum(xp.ceil((pairs - taken) * inverse) - 1, 0.0)
 
         def down(step: _Step) -> _Step:
-            j, bears, sums = step.pairs - 1, step.bears, step.sums
-            taken, _ = most(step.pairs)
-            live = valid & (step.pairs >= least) & (step.pairs > taken)
-            pmf, tail, doubt = (xp.where(live, a, 0.0) for a in (step.pmf, step.tail, step.doubt))
-            weight = kappa * step.pairs + taken
-            spent = moving + velocity[0] * (reports - step.pairs)
-            gain, loss = 0.5 * pmf * (step.pairs - taken), tail * weight
-            slope = 0.5 * pmf * (own * step.pairs + spent) + tail * (speed * step.pairs + spent)
-            sums = sums + xp.stack([gain - loss, slope, 0.5 * pmf * (step.pairs + taken) + loss, doubt * weight])
-            after = xp.clip(most(j)[1], bears - 1, bears)
-            half = pmf * bears / j
-            moved = after == bears  # so does the least number of reports of outcome 0
-            following = xp.maximum(xp.where(moved, tail + half, tail - half), 0.0)
-            ratio = step.pairs * (masses[0] / pair_mass) / (reports - j)
-            pmf = xp.where(moved, 2 * pmf * (j - bears) / j, 2 * half)
-            doubt = doubt + _TAIL_ROUNDING * tail
-            following, doubt = (xp.where(after > 0, a * ratio, 0.0) for a in (following, doubt))  # no tail: exactly 0
-            return _Step(j, after, pmf * ratio, following, doubt, sums)
+            """The terms of the next ``depth`` numbers J of every lane, columns; a row for each lane."""
+            down_by = xp.arange(depth + 1.0)
+            pairs = step.pairs[:, None] - down_by
+            taken, bears = most(pairs, reports[:, None], fixed[:, None])
+            # falls by 0 or 1: where rounding makes that 2, one of them later
+            bears = xp.concatenate([step.bears[:, None], bears[:, 1:]], 1)
+            bears = xp.cummax(bears + down_by, axis=1) - down_by
+            pairs, taken, bears, after = pairs[:, :-1], taken[:, :-1], bears[:, :-1], bears[:, 1:]
+            live = valid[:, None] & (pairs >= least) & (pairs > taken)
+            j = xp.maximum(pairs - 1, 1.0)
+            stays = after == bears  # so the least number of reports of outcome 0 falls by one
+            chance = _products(xp.ones((lanes, 1)), pairs * (masses[0] / pair_mass) / (reports[:, None] - pairs + 1))
+            pmf = _products(step.pmf[:, None], 2 * xp.where(stays, j - bears, bears) / j)
+            half = pmf[:, :-1] * bears / j
+            tail = xp.maximum(_sums(step.tail[:, None], xp.where(stays, half, -half)), 0.0)
+            doubt = _sums(step.doubt[:, None], _TAIL_ROUNDING * tail[:, :-1])
+            bearable = xp.concatenate([bears, after[:, -1:]], 1) > 0  # else there is no tail: exactly 0
+            tail, doubt = (xp.where(bearable, a, 0.0) for a in (tail, doubt))
+            pmf, tail, doubt = (a * chance for a in (pmf, tail, doubt))
+            following = _Step(step.pairs - depth, after[:, -1], pmf[:, -1], tail[:, -1], doubt[:, -1], step.sums)
+            pmf, tail, doubt = (xp.where(live, a[:, :-1], 0.0) for a in (pmf, tail, doubt))
+            weight = kappa * pairs + taken
+            spent = moving[:, None] + velocity[0] * (reports[:, None] - pairs)
+            gain, loss = 0.5 * pmf * (pairs - taken), tail * weight
+            slope = 0.5 * pmf * (own * pairs + spent) + tail * (speed * pairs + spent)
+            parts = xp.stack([gain - loss, slope, 0.5 * pmf * (pairs + taken) + loss, doubt * weight])
+            return following._replace(sums=step.sums + xp.sum(parts, axis=2))
 
-        _, bears = most(start)
+        _, bears = most(start, reports, fixed)
         log_chance, left = xp.zeros_like(start), users
         parts = xp.concatenate([pair_mass[None], masses[1:], masses[:1]])
         for i, count in enumerate([start, *counts]):
@@ -144,7 +159,6 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             log_chance = log_chance + log_binomial_pmf(count, left, *chances)
             left = left - count
         log_pmf = log_binomial_pmf(start - 1 - bears, start - 1, 0.5, 0.5)
-        zero = xp.zeros_like(start)
         first = zero + math.exp(-_ROOM)
         tail = first * xp.vmap(lambda x, j: tail_ratio(x, j, 1.0, 0))(start - bears, start - 1)
         step = _Step(start, bears, first, tail, _START_ROUNDING * tail, xp.stack([zero] * 4))
@@ -181,6 +195,16 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     estimate = xp.where(net > 0, log_of(net), upper)
     slope = -slope / xp.where(net > 0, net, 1.0)
     return Evaluation(upper, xp.where(xp.isnan(lower), -xp.inf, lower), estimate, slope)
+
+
+def _products(first: Any, factors: Any) -> Any:
+    """first, and its products with the first, the first two, ... of the factors, along the rows."""
+    return xp.concatenate([first, first * xp.cumprod(factors, axis=1)], 1)
+
+
+def _sums(first: Any, parts: Any) -> Any:
+    """first, and its sums with the first, the first two, ... of the parts; NumPy adds one after the other."""
+    return xp.cumsum(xp.concatenate([first, parts], 1), axis=1)
 
 
 def _mean_of_pair(law: Law, s: Sum, epsilon: Any) -> Any:
