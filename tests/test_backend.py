@@ -17,6 +17,7 @@ import pytest
 from exact import stored
 
 import jaxdp
+from jaxdp.allocation import bounds as allocation
 from jaxdp.closed_forms import gaussian
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import normal_form
@@ -505,6 +506,11 @@ def _comparison() -> Any:
     return jax.make_jaxpr(point)(stacks, 1.0, 1e-7)
 
 
+def _allocation() -> Any:
+    point = functools.partial(allocation.allocation_epsilon.point, effort=allocation.EFFORTS[0])
+    return jax.make_jaxpr(point)(1000.0, 2.0, 1.0, 1e-6, 0.0, np.inf)
+
+
 # name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
 # asks for a first number about a millisecond.
 PROGRAMS = {
@@ -517,6 +523,9 @@ PROGRAMS = {
     "sampled Gaussian, comparison": (_comparison, 2750),
     # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
     "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5150),
+    # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and three other bounds
+    # that need no contour: of one large step, of several, and of two in all
+    "random allocation": (_allocation, 7600),
 }
 
 
@@ -531,13 +540,17 @@ def _clones() -> Any:
     return jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(laws, 1e4, 1e-6, Bounds(0.0, np.inf))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+LARGEST = pytest.param("random allocation", marks=pytest.mark.thorough)
+NAMES = [LARGEST if name == "random allocation" else name for name in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
     most = PROGRAMS[name][1]
     assert 0.9 * most < _equations(_traced(name)) <= most
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, "clones"])
+@pytest.mark.parametrize("name", [*NAMES, "clones"])
 def test_no_operation_of_a_kernel_is_done_in_float32(name):
     dtypes = _dtypes(_traced(name))
     assert "float64" in dtypes

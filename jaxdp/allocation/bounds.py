@@ -106,25 +106,27 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
         center = xp.where(sign > 0, s.start + margin, xp.maximum(s.start - margin, 0.0))
         made = contour.prepare(Step(steps, scale, center, sign), effort)
 
-        def newton(_: Any, found: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            x = xp.where(sign > 0, xp.minimum(found[0], center), xp.maximum(found[0], center))
+        def newton(_: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+            """The next root, what the bounds and it are off by, the slope; the ends, tested around the last root."""
+            root, off, _, low, high = found
+            x = xp.where(sign > 0, xp.minimum(root, center), xp.maximum(root, center))
             step = -sign * (_STEP * x + 1e-9 * cap)
-            seen = contour.evaluate(made, xp.stack([x, x + step]), effort)
-            steep = xp.abs((seen.estimate[1] - seen.estimate[0]) / step)
-            move = (seen.estimate[0] - log_delta) / steep
+            tested = xp.concatenate([xp.zeros(1), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
+            tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
+            seen = contour.evaluate(made, xp.concatenate([xp.stack([x, x + step]), tested]), effort)
+            estimate, lower, upper = (each[0] for each in (seen.estimate, seen.lower, seen.upper))
+            steep = xp.abs((seen.estimate[1] - estimate) / step)
+            move = (estimate - log_delta) / steep
             root = xp.clip(xp.where(xp.isfinite(move), x + move, x), 0.0, 0.5 * (x + cap))
             # of the bounds there, and of the root: quadratic convergence, and a slope that is a little off
-            off = xp.stack([seen.lower[0] - seen.estimate[0], seen.upper[0] - seen.estimate[0]]) / steep
+            off = xp.stack([lower - estimate, upper - estimate]) / steep
             more = 1e-13 * x + xp.abs(move) * (_STEP + xp.abs(move) / x)
-            return root, off + more * np.array([-1.0, 1.0]), steep
+            low = xp.maximum(low, xp.max(xp.where(seen.lower[2:] - _SLACK >= log_delta, tested, 0.0)))
+            high = xp.minimum(high, xp.min(xp.where(seen.upper[2:] + _SLACK <= log_delta, tested, cap)))
+            return root, off + more * np.array([-1.0, 1.0]), steep, low, high
 
-        start = s.start, xp.stack([-cap, cap]), xp.zeros_like(cap)
-        root, off, steep = xp.fori_loop(0, _NEWTON_STEPS, newton, start)
-        tested = xp.concatenate([xp.zeros(1), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
-        tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
-        seen = contour.evaluate(made, tested, effort)
-        low = xp.maximum(s.low, xp.max(xp.where(seen.lower - _SLACK >= log_delta, tested, 0.0)))
-        high = xp.minimum(s.high, xp.min(xp.where(seen.upper + _SLACK <= log_delta, tested, cap)))
+        begun = s.start, xp.stack([-cap, cap]), xp.zeros_like(cap), s.low, s.high
+        root, _, steep, low, high = xp.fori_loop(0, _NEWTON_STEPS + 1, newton, begun)
         near = (sign * (center - root) >= 0) & (steep > 0) & (steep * xp.abs(center - root) <= _NEAR)
         done = near | (high - low <= _NARROW * high) | (s.contours + 1 >= _MOST_CONTOURS)
         return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)

@@ -55,12 +55,12 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     edges, c, log_moment = made
     cut, split = step.cut(), edges[1:]
     # one step: tails, and of what is left of the split mass, mean and variance of Y
-    none = normal_tails(split)
+    none, first, second = normal_tails(xp.stack([split, s - split, 2 * s - split]))
     usable = split > 0
     below = xp.where(usable, 1 - none, 1.0)
-    mean = normal_tails(s - split) / below
+    mean = first / below
     square = xp.exp(xp.minimum(s * s, 600.0))
-    variance = xp.maximum(square * normal_tails(2 * s - split) / below - mean**2, 0.0) + _CHARGE * (1 + square)
+    variance = xp.maximum(square * second / below - mean**2, 0.0) + _CHARGE * (1 + square)
     # one row for each epsilon, one column for each split
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
@@ -76,7 +76,8 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
         """E[(Y + v - total)_+; x > split] and the sum of the moduli that it is the difference of."""
         gap = xp.maximum(total - v, 1e-300)
         x = xp.maximum((xp.log(gap) + 0.5 * s * s) / s, split)
-        here, there = normal_tails(x - s), (v - total) * normal_tails(x)
+        here, there = normal_tails(xp.stack([x - s, x]))
+        there = (v - total) * there
         return here + there, (here + xp.abs(there)) * (1 + x * x) * _CHARGE
 
     value, error = decided(others)
@@ -96,7 +97,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     fewer = xp.exp(steps * log_below)
     least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
     low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0), axis=1)
-    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * normal_tails(edges[-1]), 0.0)
+    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * none[-1], 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)
     return Bounds(xp.where(xp.isnan(lower), 0.0, lower), upper)
@@ -104,7 +105,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 
 def log_several_steps(step: Step, split: Any) -> Any:
     """log of a bound of what more than one step beyond the split contributes to delta of "remove"."""
-    none, one = log_normal_tail(split), log_normal_tail(split - step.scale)
+    none, one = log_normal_tail(xp.stack([split, split - step.scale]))
     return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _excess(step))) + 1e-9
 
 

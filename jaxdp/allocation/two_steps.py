@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from jaxdp.allocation import law
+from jaxdp.allocation.jumps import normal_tails
 from jaxdp.allocation.law import Step
 from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
+from jaxdp.numerics.special import LOG_SQRT_2PI
 from jaxdp.runtime.arrays import xp
 
 _PANELS = 2048
@@ -21,10 +22,6 @@ _LEAST_SCALE, _LARGEST_SCALE = 0.01, 4.0  # of s, for which the constants below 
 _BLUR = 1e-13  # relative, of Y and of a panel's mean
 _SLACK = 1e-6  # relative, of variances and densities, which multiply a small term
 _SUMMED = 1e-11  # relative, of masses and of sums
-
-
-def _tails(x: Any) -> Any:
-    return xp.exp(log_normal_tail(x))
 
 
 def bracket(step: Step, epsilon: Any) -> Bounds:
@@ -39,7 +36,7 @@ def _price(step: Step, strike: Any) -> tuple[Any, Any]:
     """(value, error) of E[(sign (Y - strike))_+]."""
     s = step.scale
     d = (xp.log(strike) + 0.5 * s * s) / s
-    none, one = _tails(step.sign * d), _tails(step.sign * (d - s))
+    none, one = normal_tails(step.sign * xp.stack([d, d - s]))
     value = step.sign * (one - strike * none)
     return value, 64 * ULP * (4 + d * d + s * s) * (one + strike * none)
 
@@ -66,26 +63,26 @@ def bounds_at(step: Step) -> Bounds:
     blur = _BLUR * (total + mean)
     # the price rises with Y for "remove" and falls for "add"
     least, most = (xp.maximum(total - mean - step.sign * side * blur, 1e-300) for side in (-1.0, 1.0))
-    (low, low_error), (high, high_error) = _price(step, least), _price(step, most)
     ends = xp.exp(step.log_ratio(edges))
+    strike = xp.where(removes, xp.maximum(total - ends[0] - blur[0], 1e-300), total)
+    price, off = _price(step, xp.concatenate([least, most, strike[None]]))
+    low, high = price[:_PANELS] - off[:_PANELS], (price + off)[_PANELS:-1]
     first = xp.maximum(total - ends[1:] - blur, 1e-300)
     last = xp.maximum(total - ends[:-1] + blur, 1e-300)
     mode = xp.exp(-1.5 * s * s)
     heights = [xp.exp(log_density(step, each)) for each in (first, last, xp.clip(mode, first, last))]
     flat = xp.minimum(heights[0], heights[1]) * (1 - _SLACK)
     steep = xp.maximum(xp.maximum(heights[0], heights[1]), heights[2]) * (1 + _SLACK)
-    lower = xp.sum(mass * xp.maximum(low - low_error + 0.5 * variance * (1 - _SLACK) * flat, 0.0))
-    upper = xp.sum(mass * (high + high_error + 0.5 * (variance * (1 + _SLACK) + blur**2) * steep))
-    none, one = _tails(top), _tails(top - s)
+    lower = xp.sum(mass * xp.maximum(low + 0.5 * variance * (1 - _SLACK) * flat, 0.0))
+    upper = xp.sum(mass * (high + 0.5 * (variance * (1 + _SLACK) + blur**2) * steep))
+    none, one, left = normal_tails(xp.stack([top, top - s, -edges[0]]))
     here, there = one, (total - 1) * none
     error = 64 * ULP * (4 + top * top) * (here + xp.abs(there))
     beyond = xp.where(removes, here - there, 0.0)
     lower = lower * (1 - _SUMMED) + xp.where(removes & (top == cut), xp.maximum(beyond - error, 0.0), 0.0)
     far = xp.where(removes, one + none, total * none)  # the price is at most Y + 1, or the total
     upper = upper * (1 + _SUMMED) + xp.where(top == cut, xp.where(removes, beyond + error, 0.0), far)
-    strike = xp.where(removes, xp.maximum(total - ends[0] - blur[0], 1e-300), total)
-    left, left_error = _price(step, strike)
-    upper = upper + _tails(-edges[0]) * (left + left_error) * (1 + _SLACK)
+    upper = upper + left * (price + off)[-1] * (1 + _SLACK)
     share = 0.5 * xp.where(removes, 1.0, xp.exp(step.epsilon))
     lower, upper = share * lower * (1 - 16 * ULP), share * upper * (1 + 16 * ULP) + 1e-307
     good = (lower <= upper) & (upper <= 1)
