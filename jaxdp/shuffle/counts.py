@@ -127,17 +127,19 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             pairs = step.pairs[:, None] - down_by
             taken, bears = most(pairs, reports[:, None], fixed[:, None])
             # falls by 0 or 1: where rounding makes that 2, one of them later
-            bears = xp.concatenate([step.bears[:, None], bears[:, 1:]], 1)
-            bears = xp.cummax(bears + down_by, axis=1) - down_by
+            bears = _running(xp.maximum, xp.cummax, step.bears[:, None], (bears + down_by)[:, 1:]) - down_by
             pairs, taken, bears, after = pairs[:, :-1], taken[:, :-1], bears[:, :-1], bears[:, 1:]
             live = valid[:, None] & (pairs >= least) & (pairs > taken)
             j = xp.maximum(pairs - 1, 1.0)
             stays = after == bears  # so the least number of reports of outcome 0 falls by one
-            chance = _products(xp.ones((lanes, 1)), pairs * (masses[0] / pair_mass) / (reports[:, None] - pairs + 1))
-            pmf = _products(step.pmf[:, None], 2 * xp.where(stays, j - bears, bears) / j)
+            product, total = ((xp.multiply, xp.cumprod), (xp.add, xp.cumsum))
+            ratio = pairs * (masses[0] / pair_mass) / (reports[:, None] - pairs + 1)
+            chance = _running(*product, xp.ones((lanes, 1)), ratio)
+            pmf = _running(*product, step.pmf[:, None], 2 * xp.where(stays, j - bears, bears) / j)
             half = pmf[:, :-1] * bears / j
-            tail = xp.maximum(_sums(step.tail[:, None], xp.where(stays, half, -half)), 0.0)
-            doubt = _sums(step.doubt[:, None], _TAIL_ROUNDING * tail[:, :-1])
+            tail = _running(*total, step.tail[:, None], xp.where(stays, half, -half))
+            tail = xp.maximum(tail, 0.0)
+            doubt = _running(*total, step.doubt[:, None], _TAIL_ROUNDING * tail[:, :-1])
             bearable = xp.concatenate([bears, after[:, -1:]], 1) > 0  # else there is no tail: exactly 0
             tail, doubt = (xp.where(bearable, a, 0.0) for a in (tail, doubt))
             pmf, tail, doubt = (a * chance for a in (pmf, tail, doubt))
@@ -197,14 +199,10 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     return Evaluation(upper, xp.where(xp.isnan(lower), -xp.inf, lower), estimate, slope)
 
 
-def _products(first: Any, factors: Any) -> Any:
-    """first, and its products with the first, the first two, ... of the factors, along the rows."""
-    return xp.concatenate([first, first * xp.cumprod(factors, axis=1)], 1)
-
-
-def _sums(first: Any, parts: Any) -> Any:
-    """first, and its sums with the first, the first two, ... of the parts; NumPy adds one after the other."""
-    return xp.cumsum(xp.concatenate([first, parts], 1), axis=1)
+def _running(join: Any, accumulate: Any, first: Any, parts: Any) -> Any:
+    """first, joined with the first, the first two, ... parts, along the rows; by NumPy with one after the other."""
+    begun = xp.concatenate([join(first, parts[:, :1]), parts[:, 1:]], 1)
+    return xp.concatenate([first, accumulate(begun, axis=1)], 1)
 
 
 def _mean_of_pair(law: Law, s: Sum, epsilon: Any) -> Any:
