@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxdp.contour.trapezoid import Sums, relative_to
-from jaxdp.numerics.roots import Evaluation, proved_ends
+from jaxdp.numerics.roots import Evaluation, of_delta, proved_ends
 
 ROOT = 2.0
 
@@ -49,6 +49,15 @@ def test_ends_are_as_close_as_asked_where_the_bounds_are(close):
         lower, upper, _ = map(float, found)
     assert 0 < upper - lower <= 4 * close * upper
     assert np.log(3 / lower) + 1 / lower >= 0 >= np.log(3 / upper) + 1 / upper
+
+
+def test_a_delta_that_rounding_of_the_logarithm_cannot_tell_from_the_target_proves_nothing():
+    target = 10.0 ** np.random.default_rng(4).uniform(-300, -1, 2000)
+    below, above = np.nextafter(target, 0.0), np.nextafter(target, 1.0)
+    assert (np.log(below) == np.log(target)).any()
+    with jax.enable_x64(True):
+        upper, lower, *_ = map(np.asarray, jax.jit(of_delta)(below, above, target))
+    assert (lower < np.log(target)).all() and (upper > np.log(target)).all()
 
 
 @pytest.mark.parametrize("nothing", [np.nan, 0.0, -1.0])

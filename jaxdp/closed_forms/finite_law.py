@@ -3,7 +3,7 @@
 import jax
 
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import Evaluation, proved_ends
+from jaxdp.numerics.roots import Evaluation, of_delta, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
@@ -58,10 +58,8 @@ def epsilon_bounds(
     target = xp.log(xp.maximum(delta, SMALLEST))
 
     def evaluate(eps: jax.Array) -> Evaluation:
-        below, above = delta_bounds(*law, eps)
-        middle = 0.5 * (below + above)
         steep = xp.sum(xp.exp(xp.where(loss > eps, log_weight + xp.minimum(eps - loss, 0.0), -xp.inf)))
-        return Evaluation(xp.log(above), xp.log(below), xp.log(middle), -steep / xp.maximum(middle, SMALLEST))
+        return of_delta(*delta_bounds(*law, eps), steep)
 
     wanted = ~nothing & ~all_but_last
     lower, upper, _ = proved_ends(evaluate, target, 0.5 * largest, largest, wanted=wanted, close=1e-13, anywhere=True)

@@ -15,7 +15,7 @@ import jax
 
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.roots import Evaluation, proved_ends
+from jaxdp.numerics.roots import Evaluation, of_delta, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail
 from jaxdp.runtime.arrays import xp
@@ -113,9 +113,7 @@ def epsilon_bounds(mu: jax.Array, q: jax.Array, delta: jax.Array, direction: str
     target = xp.log(delta)
 
     def evaluate(eps: jax.Array) -> Evaluation:
-        lower, upper, steep = _delta_and_steepness(mu, q, eps, direction)
-        middle = 0.5 * (lower + upper)
-        return Evaluation(xp.log(upper), xp.log(lower), xp.log(middle), -steep / xp.maximum(middle, SMALLEST))
+        return of_delta(*_delta_and_steepness(mu, q, eps, direction))
 
     # next to the largest loss of the reverse direction a search would not find more
     near = high * (1 - 1e-13)

@@ -21,7 +21,7 @@ from jaxdp import validate
 from jaxdp.conversions.profile import cell_bounds
 from jaxdp.conversions.rdp import delta_at_order, epsilon_at_order, named_scalars, renyi_curve
 from jaxdp.domains import NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain
-from jaxdp.numerics.roots import Evaluation, bisect, proved_ends
+from jaxdp.numerics.roots import Evaluation, bisect, of_delta, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import at_points
@@ -168,7 +168,7 @@ def _epsilon_kernel(orders, forward, backward, infinity, delta):
 
     def evaluate(eps: jax.Array) -> Evaluation:
         value, slope = _delta_and_slope(curve, eps)
-        return Evaluation(jnp.log(value), jnp.log(value), jnp.log(value), slope / value)
+        return of_delta(value, value, -slope)
 
     _, found, _ = proved_ends(evaluate, goal, 0.5 * high, high)
     found = found * (1 + 8 * ULP) + 4 * ULP

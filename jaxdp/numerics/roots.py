@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import jax
 
+from jaxdp.domains import SMALLEST
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
 _NEWTON = 0.05  # a larger residual asks for another step of Newton's; with a smaller one the ends are tested
@@ -37,6 +39,17 @@ class Evaluation(NamedTuple):
     lower: jax.Array
     estimate: jax.Array
     slope: jax.Array
+
+
+def of_delta(lower: jax.Array, upper: jax.Array, steepness: jax.Array) -> Evaluation:
+    """The logarithm of a delta with these bounds and minus this slope, to be compared with the logarithm of another.
+
+    Both logarithms are rounded: each bound is moved outward by 2 units in the last place of either.
+    """
+    middle = 0.5 * (lower + upper)
+    logs = xp.log(lower), xp.log(upper)
+    below, above = (sign * 8 * ULP * (1 + xp.minimum(xp.abs(x), 745.0)) for sign, x in zip((-1, 1), logs, strict=True))
+    return Evaluation(logs[1] + above, logs[0] + below, xp.log(middle), -steepness / xp.maximum(middle, SMALLEST))
 
 
 class _Search(NamedTuple):

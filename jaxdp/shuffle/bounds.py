@@ -34,8 +34,7 @@ _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
-_STEPS_OF_COMPILING = 4000.0  # of NumPy, down a sum over counts; _STEPS_BESIDE: as long as the rest of a sum
-_STEPS_BESIDE = 30.0
+_STEPS_OF_COMPILING, _STEPS_BESIDE = 4000.0, 30.0  # of NumPy's sum over counts: as long as compiling, as all else
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -137,7 +136,7 @@ def _pair(
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
-    """As many points as take as long as compiling, at 0.3 ms for each step down; at least 1: programs are compared."""
+    """As many points as take NumPy 1 to 9 seconds (of epsilon), as compiling does; at least 1: programs are compared."""
     terms = np.max(countable(made, users), initial=1.0)
     steps = terms / (counts.LANES if made.base.shape[1] > 2 else counts.DEPTH)
     return int(np.clip(_STEPS_OF_COMPILING / (_STEPS_BESIDE + steps), 1, 256))
