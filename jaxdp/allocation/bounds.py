@@ -29,6 +29,7 @@ _STEP = 1e-4  # relative step of the difference quotient that is the slope for N
 # Tested points around the root: in multiples of what the bounds and the root are off by, and of the root.
 _OFF = np.array([1.05, 2.0, 6.0])
 _SHARES = np.concatenate([1 - 10.0 ** np.arange(-7, 0), [0.6], 1 + 10.0 ** np.arange(-7, 0), [1.4]])
+_PAIRS = (2 + 2 * _OFF.size + _SHARES.size) // 2  # with 0, twice to make the number even
 
 
 def at_own_epsilon(step: Step, effort: Effort) -> Evaluation:
@@ -106,27 +107,31 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
         center = xp.where(sign > 0, s.start + margin, xp.maximum(s.start - margin, 0.0))
         made = contour.prepare(Step(steps, scale, center, sign), effort)
 
-        def newton(_: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
-            """The next root, what the bounds and it are off by, the slope; the ends, tested around the last root."""
-            root, off, _, low, high = found
+        def ask(i: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Newton's method first; then two of the points around its root, which prove the ends."""
+            root, off, steep, low, high = found
             x = xp.where(sign > 0, xp.minimum(root, center), xp.maximum(root, center))
             step = -sign * (_STEP * x + 1e-9 * cap)
-            tested = xp.concatenate([xp.zeros(1), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
+            tested = xp.concatenate([xp.zeros(2), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
             tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
-            seen = contour.evaluate(made, xp.concatenate([xp.stack([x, x + step]), tested]), effort)
+            searches = i < _NEWTON_STEPS
+            pair = tested[2 * xp.maximum(i - _NEWTON_STEPS, 0) + np.arange(2)]
+            seen = contour.evaluate(made, xp.where(searches, xp.stack([x, x + step]), pair), effort)
+            below, above = seen.lower - _SLACK >= log_delta, seen.upper + _SLACK <= log_delta
+            low = xp.maximum(low, xp.max(xp.where(below & ~searches, pair, 0.0)))
+            high = xp.minimum(high, xp.min(xp.where(above & ~searches, pair, cap)))
             estimate, lower, upper = (each[0] for each in (seen.estimate, seen.lower, seen.upper))
-            steep = xp.abs((seen.estimate[1] - estimate) / step)
-            move = (estimate - log_delta) / steep
-            root = xp.clip(xp.where(xp.isfinite(move), x + move, x), 0.0, 0.5 * (x + cap))
+            slope = xp.abs((seen.estimate[1] - estimate) / step)
+            move = (estimate - log_delta) / slope
+            new = xp.clip(xp.where(xp.isfinite(move), x + move, x), 0.0, 0.5 * (x + cap))
             # of the bounds there, and of the root: quadratic convergence, and a slope that is a little off
-            off = xp.stack([lower - estimate, upper - estimate]) / steep
             more = 1e-13 * x + xp.abs(move) * (_STEP + xp.abs(move) / x)
-            low = xp.maximum(low, xp.max(xp.where(seen.lower[2:] - _SLACK >= log_delta, tested, 0.0)))
-            high = xp.minimum(high, xp.min(xp.where(seen.upper[2:] + _SLACK <= log_delta, tested, cap)))
-            return root, off + more * np.array([-1.0, 1.0]), steep, low, high
+            apart = xp.stack([lower - estimate, upper - estimate]) / slope + more * np.array([-1.0, 1.0])
+            root, off, steep = (xp.where(searches, a, b) for a, b in ((new, root), (apart, off), (slope, steep)))
+            return root, off, steep, low, high
 
         begun = s.start, xp.stack([-cap, cap]), xp.zeros_like(cap), s.low, s.high
-        root, _, steep, low, high = xp.fori_loop(0, _NEWTON_STEPS + 1, newton, begun)
+        root, _, steep, low, high = xp.fori_loop(0, _NEWTON_STEPS + _PAIRS, ask, begun)
         near = (sign * (center - root) >= 0) & (steep > 0) & (steep * xp.abs(center - root) <= _NEAR)
         done = near | (high - low <= _NARROW * high) | (s.contours + 1 >= _MOST_CONTOURS)
         return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)

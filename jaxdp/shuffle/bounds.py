@@ -136,7 +136,7 @@ def _pair(
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
-    """As many points as take NumPy 1 to 9 seconds (of epsilon), as compiling does; at least 1: programs are compared."""
+    """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
     terms = np.max(countable(made, users), initial=1.0)
     steps = terms / (counts.LANES if made.base.shape[1] > 2 else counts.DEPTH)
     return int(np.clip(_STEPS_OF_COMPILING / (_STEPS_BESIDE + steps), 1, 256))
