@@ -183,7 +183,7 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "exact_matmul": (np.matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
     "top_k": (_host_top_k, jax.lax.top_k),
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
-    "eager": (True, False),  # whether each operation costs a call of its own: then long arrays pay
+    "eager": (True, False),  # whether operations run one by one, in NumPy
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
 }
 

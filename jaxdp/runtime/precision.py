@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.runtime.arrays import on_host
+from jaxdp.runtime.arrays import on_host, xp
 
 
 def whole_number(variable: str, otherwise: int) -> int:
@@ -98,6 +98,11 @@ def platform() -> str:
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else device.platform
+
+
+def long_arrays_pay() -> bool:
+    """Whether each operation costs a call of its own, by NumPy and on an accelerator: then a loop takes long steps."""
+    return xp.eager or platform() != "cpu"
 
 
 @contextlib.contextmanager
@@ -284,13 +289,13 @@ def _as_float64(leaf: Any) -> np.ndarray:
 def pieces_of(size: int, largest: int, one_size: bool) -> Iterator[tuple[int, int, int]]:
     """(start, stop, padded size) of the calls that compute ``size`` points.
 
-    one_size: padded sizes are all ``largest``; else 1, 8, 64, ... ``largest``, for an accelerator, which computes the
-    larger size in the same time.
+    one_size: padded sizes are all ``largest``; else 64, 1024, ... ``largest``, for an accelerator: it computes the
+    larger size in little more time, and compiling a program for each smaller one takes seconds.
     """
     start = 0
     while start < size:
         rest = min(size - start, largest)
-        padded = largest if one_size else min(8 ** math.ceil(math.log2(rest) / 3), largest)
+        padded = largest if one_size else min(4 * 16 ** max(math.ceil(math.log2(rest / 4) / 4), 1), largest)
         yield start, start + rest, padded
         start += rest
 

@@ -20,7 +20,7 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import Kernel, canary, kernel
+from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
@@ -153,7 +153,8 @@ def _alive_at_nodes(made: Law, *_: Any) -> int:
 
 def _alive_in_long_sum(made: Law, *rest: Any) -> int:
     """Few in sums of so few terms that a call itself takes time; of long ones no point is computed for nothing."""
-    return 2048 if np.max(rest[-1]) * made.first.shape[-1] <= 8192 else 20_000
+    short = np.max(rest[-1]) * made.first.shape[-1] <= 8192 and not long_arrays_pay()
+    return 2048 if short else 20_000
 
 
 def _alive_at_counts(made: Law, *_: Any) -> int:

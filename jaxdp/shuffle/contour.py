@@ -18,6 +18,7 @@ from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.special import polynomial
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import long_arrays_pay
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
 
@@ -27,7 +28,8 @@ _ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
 _UNIT = 1.5e-15  # thirteen units of rounding of one node's phase and modulus
 _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `peak_bounds`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
-_FAMILIES, _BLOCK = np.arange(1.0, 33.0), 64  # of peaks, whose places are looked at; nodes of a long sum at a time
+_FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
+_BLOCK, _LONG_BLOCK = 64, 512  # nodes of a long sum at a time; the latter where long arrays pay
 _PERIOD = 10.0  # of the long sum, in standard deviations
 _NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
@@ -318,7 +320,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
-    """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to 64), for every law.
+    """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to whole blocks), for every law.
 
     The nodes stand where a pair of atoms recurs. Where that leaves too much, a Gaussian G of deviation s is added:
     E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved: None, or the derivatives of the sum's
@@ -329,18 +331,19 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
         s = s._replace(velocity=-moved.x, growth=moved.mass, certain_slope=moved.certain)
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
-    blocks = xp.ceil(most_nodes / _BLOCK)
-    windows = windows_of(s, t, h, blocks * _BLOCK)
+    block = _LONG_BLOCK if long_arrays_pay() else _BLOCK
+    blocks = xp.ceil(most_nodes / block)
+    windows = windows_of(s, t, h, blocks * block)
     last, gaps, width = windows.last * h, windows.half < xp.inf, 2 * windows.half + 1
     variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
-        block, total = state
-        place = block * _BLOCK + xp.arange(float(_BLOCK))
+        turn, total = state
+        place = turn * block + xp.arange(float(block))
         which = xp.floor((place + windows.half) / width)
         inside = xp.round(which * windows.spacing) + place - which * width
         place = xp.where(gaps, inside, place)
-        return block + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
+        return turn + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
 
     nothing = Nodes(*(xp.zeros(2) for _ in range(4)))
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))

@@ -19,6 +19,7 @@ from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import deviance, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.precision import long_arrays_pay
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, saddle, sum_at
 from jaxdp.shuffle.two_point import tail_ratio
@@ -30,7 +31,7 @@ _STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the 
 _TAIL_ROUNDING = 5 * ULP  # of each tail, to all later ones
 _START_ROUNDING = 4e-12  # of the first tail
 LANES = 128  # pairs (C, D) that are summed beside each other
-DEPTH, _DEPTH_OF_LANES = 64, 16  # numbers J that NumPy sums at once, of one pair and of many; a program sums one
+DEPTH, _DEPTH_OF_LANES = 64, 16  # numbers J summed at once, of one pair and of many, where long arrays pay; else one
 
 
 class _Window(NamedTuple):
@@ -85,7 +86,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
     lanes, depth = (LANES, _DEPTH_OF_LANES) if falls.size > 1 else (1, DEPTH)
-    depth = depth if xp.eager else 1
+    depth = depth if long_arrays_pay() else 1
     order = xp.argsort(-shares)  # the heaviest has the rest of the reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))
