@@ -48,7 +48,7 @@ _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
 # For the points of one call: float64 numbers alive, and the largest number of points. On a CPU more are not faster.
-_TOGETHER = {"cpu": (2**15, 2**11)}
+_TOGETHER = {"cpu": (2**16, 2**11)}
 _ON_ACCELERATOR = (2**29, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)

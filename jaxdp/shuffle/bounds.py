@@ -20,7 +20,7 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay
+from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay, platform
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
@@ -85,7 +85,7 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
 
 
 def _epsilon(
-    evaluate: Callable[[Any], Evaluation], made: Law, users: Any, delta: Any, known: Bounds | None = None
+    evaluate: Callable[[Any], Evaluation], made: Law, users: Any, delta: Any, known: Bounds | None, tries: int
 ) -> Bounds:
     """Bounds of epsilon; known: bounds of it, between which the search starts where they are close."""
     target, _ = raised(delta)
@@ -106,7 +106,7 @@ def _epsilon(
         known = xp.where(seen.upper < xp.inf, seen.estimate, xp.nan)
         return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=known)
 
-    low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside, anywhere=True)
+    low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside, anywhere=True, most_tries=tries)
     high = xp.where(inside & (high < cap), high, largest)
     high = xp.where(target >= 1, 0.0, high)
     low = xp.where(inside, low, xp.where(target == 0, largest, 0.0))
@@ -115,11 +115,12 @@ def _epsilon(
 
 
 def _pair(
-    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any, of_search: Any = None
+    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any, of_search: Any = None, tries: int = 40
 ) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon.
 
-    nodes: of the long sum; known: as for `_epsilon`; of_search: the working set of the latter, where it is another one.
+    nodes: of the long sum; known: as for `_epsilon`; of_search: the working set of the latter, where it is another one;
+    tries: of its search, for which all rows of a call wait.
     """
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
@@ -129,7 +130,7 @@ def _pair(
     def epsilon(
         made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any, **static: Reports
     ) -> Bounds:
-        return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known)
+        return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known, tries)
 
     made = functools.partial(kernel, large=True, bounds=True, by_numpy=by_numpy)
     return made(working_set=working_set)(log_delta), made(working_set=of_search or working_set)(epsilon)
@@ -159,17 +160,17 @@ def _alive_in_long_sum(made: Law, *rest: Any) -> int:
 
 def _alive_at_counts(made: Law, *_: Any) -> int:
     """With more than two outcomes one point a call: all of a call take as many steps as the longest."""
-    return 512 if made.first.shape[-1] == 2 else 20_000
+    return 512 if made.first.shape[-1] == 2 else 40_000
 
 
-contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes, by_numpy=512)
+contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes, by_numpy=512, tries=12)
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, _patience_of_nodes, of_search=20_000),
+    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, _patience_of_nodes, of_search=10_000),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
-    "two": _pair(two_point.evaluate, 1024, by_numpy=128),
+    "two": _pair(two_point.evaluate, 256, by_numpy=128),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
@@ -206,6 +207,16 @@ def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple
         ways = every_count.ways(of.users, len(of.places))
         if ways <= every_count.MOST_WAYS and ways * len(of.places) * some.size <= every_count.MOST_IN_ALL:
             yield some, of
+
+
+def _of_equal_work(rows: np.ndarray, terms: np.ndarray) -> list[np.ndarray]:
+    """The rows in order of their terms, because all rows of a call take as long as the longest.
+
+    An accelerator's call would hold nearly all of them: there one has no row of 8 times the terms of another.
+    """
+    order = np.argsort(terms)
+    sizes = np.floor(np.log2(terms[order]) / 3)
+    return np.split(rows[order], np.flatnonzero(np.diff(sizes)) + 1 if platform() != "cpu" else [])
 
 
 def _live_outcomes(made: Law) -> Law:
@@ -264,9 +275,8 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     while nodes:
         rows &= wide()
         counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else 2 * nodes)))
-        # those of equal work together: the rows of one batch take as long as the longest
-        counted = counted[np.argsort(terms[counted])]
-        ask("counts", counted, _outcomes(made, lambda side: side[:, :4]))
+        for some in _of_equal_work(counted, terms[counted]):
+            ask("counts", some, _outcomes(made, lambda side: side[:, :4]))
         terms[counted] = np.inf
         rows[counted] = False
         summed = np.flatnonzero(rows)

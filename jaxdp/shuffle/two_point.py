@@ -20,7 +20,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import sum_at
 
-_NODES = 64
+_NODES = 32
 _EXPONENT = 38.0
 ROUNDING_ERROR = 1e-11  # of a log probability whose parameters are exact; 9e-13 measured
 PARAMETER_ERROR = 16 * ULP  # relative, of w, 1 - w and their products with the number of users
@@ -47,13 +47,20 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
 
     start = xp.minimum(2.0 * _EXPONENT / (fall + xp.sqrt(fall * fall + 2.0 * _EXPONENT * ones) + 1e-300), 1.0 - 1e-12)
 
-    def newton(_: Any, s: Any) -> Any:
+    def newton(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        s, _, left = state
         slope = -ones / (1.0 - s) + zeros * odds / (1.0 + odds * s)
         excess = exponent(s) + _EXPONENT
-        following = s - excess / xp.where(slope < 0, slope, -1.0)
-        return xp.where((slope < 0) & (excess < 0), xp.clip(following, 0.0, s), s)
+        following = xp.clip(s - excess / xp.where(slope < 0, slope, -1.0), 0.0, s)
+        following = xp.where((slope < 0) & (excess < 0), following, s)
+        return following, s - following, left - 1
 
-    end = xp.fori_loop(0, tightenings, newton, start)
+    def moves(state: tuple[Any, Any, Any]) -> Any:
+        return (state[1] > 0.01 * state[0]) & (state[2] > 0)
+
+    end = start
+    if tightenings:
+        end, _, _ = xp.while_loop(moves, newton, (start, start, xp.asarray(tightenings)))
     end = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), end)
     s = end * (_POINTS + 1.0) / 2.0
     integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * end / 2.0

@@ -36,13 +36,13 @@ def mu_error(stacks: tuple[Stack, ...]) -> float:
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
 
-@kernel(working_set=512, large=True, bounds=True, by_numpy=256)
+@kernel(working_set=256, large=True, bounds=True, by_numpy=256)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
     return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, mu_error(stacks)))
 
 
-@kernel(working_set=512, large=True, bounds=True, by_numpy=256)
+@kernel(working_set=256, large=True, bounds=True, by_numpy=256)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
