@@ -87,10 +87,14 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
-    """Numbers alive for a point: two complex tables of a row of nodes, or of abscissae of the plan, all with a loss."""
+    """Numbers alive for a point: two complex tables of a row of nodes, or of abscissae of the plan, all with a loss.
+
+    With hundreds of mechanisms no point is computed for nothing.
+    """
     finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
     width = max(effort.quadrature, _WIDEST if finite else 1)
-    size = effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width
+    mechanisms = sum(times.shape[1] for _, times in stacks)
+    size = max(mechanisms // 32, 1) * (effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width)
     return 8 * size if effort.bands else size  # two labels, a dozen abscissae at a time
 
 
