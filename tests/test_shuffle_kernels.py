@@ -1,5 +1,6 @@
 """Shuffle kernels against exact values: golden cases, exact rationals for small n, independent high precision."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -7,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from exact import column, stored
-from two_ways import compiled, row_by_row
+from two_ways import compiled, plainly, row_by_row
 
 import jaxdp
 from jaxdp.interval import Bounds
@@ -226,6 +227,29 @@ def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
     assert (one.lower <= other.upper).all() and (other.lower <= one.upper).all()
     large = users * (1 - laws.rest) * laws.rest > 1e4
     assert large.sum() > 20 and (one.upper - one.lower <= 100 * GAP * one.upper)[large].all()
+
+
+def test_on_an_accelerator_no_row_waits_for_one_of_much_more_work(monkeypatch):
+    rows, terms = np.arange(100, 106), np.array([5e4, 20.0, 90.0, 7e4, 30.0, 1e5])
+    assert [some.tolist() for some in bounds._of_equal_work(rows, terms)] == [[101, 104, 102, 100, 103, 105]]
+    monkeypatch.setattr(bounds, "platform", lambda: "gpu")
+    groups = bounds._of_equal_work(rows, terms)
+    assert sorted(np.concatenate(groups)) == rows.tolist() and len(groups) == 3
+    assert all(np.ptp(np.log2(terms[some - 100])) < 3 for some in groups)
+    assert bounds._of_equal_work(rows[:0], terms[:0])[0].size == 0
+
+
+@pytest.mark.parametrize("module", [counts, contour], ids=["counts", "nodes"])
+def test_a_program_with_the_long_steps_of_an_accelerator_answers_as_numpy(monkeypatch, module):
+    monkeypatch.setattr(module, "long_arrays_pay", lambda: True)
+    sums = {counts: counts.evaluate, contour: functools.partial(contour.evaluate_long, most_nodes=700.0)}
+
+    def run(eps0, users, epsilon):
+        return sums[module](law.clones(eps0, "clones"), users, epsilon)
+
+    by_numpy, program = (way(run, 1.5, 3000.0, 0.25) for way in (plainly, compiled))
+    assert program.lower <= by_numpy.upper and by_numpy.lower <= program.upper
+    assert program.estimate == pytest.approx(by_numpy.estimate, rel=1e-10)
 
 
 def test_negative_epsilon_is_the_swapped_pair():
