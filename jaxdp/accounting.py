@@ -40,7 +40,7 @@ def delta(mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = No
     where nothing can be certified, and in a traced row with a number outside its domain (`jaxdp.domains`).
     Raises ValueError, TypeError, UnsupportedMechanismError.
     """
-    return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap).upper
+    return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap, upper_only=True).upper
 
 
 def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = None, gap: float = 1e-6) -> Array:
@@ -64,7 +64,7 @@ def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = No
     negative noise multiplier, a delta above 1. The derivative of such a row is 0.
     Raises ValueError, TypeError, UnsupportedMechanismError.
     """
-    return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap).upper
+    return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap, upper_only=True).upper
 
 
 def epsilon_near(
@@ -75,7 +75,7 @@ def epsilon_near(
     direction: one of ``mechanism.directions(relation)``, the only dominating pair to account for; None for all.
     """
     directions = None if direction is None else (direction,)
-    return _run(mechanism, "delta", delta, relation, "epsilon", directions, near=target).upper
+    return _run(mechanism, "delta", delta, relation, "epsilon", directions, near=target, upper_only=True).upper
 
 
 def delta_bounds(
@@ -318,6 +318,7 @@ def _run(
     directions: tuple[str, ...] | None = None,
     gap: float = 1e-6,
     near: Any = None,
+    upper_only: bool = False,
 ) -> Bounds[Array]:
     wanted = validate.real_array("gap", gap)
     validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
@@ -328,7 +329,7 @@ def _run(
         pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
-    pairs = _evaluate(routes, verb, target, shape, float(wanted), near)
+    pairs = _evaluate(routes, verb, target, shape, float(wanted), near, upper_only)
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
 
@@ -346,7 +347,7 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
 
 
 def _evaluate(
-    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float, near: Any
+    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float, near: Any, upper_only: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
@@ -359,7 +360,7 @@ def _evaluate(
     allowed = None if close is None else functools.partial(gap_near, close[first], _MARGIN * gap)
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
-    found = intersect(verb, sources, params, flat[first], _MARGIN * gap, allowed)
+    found = intersect(verb, sources, params, flat[first], _MARGIN * gap, allowed, upper_only)
     for route, (lower, upper) in zip(routes, found, strict=True):
         lower = np.where(route.attained(params), lower, 0.0)
         # + 0.0: no answer is -0.0

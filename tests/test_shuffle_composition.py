@@ -12,9 +12,11 @@ import pytest
 import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import flat_rows
+from jaxdp.runtime import precision
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.sources import shuffled_rounds as route
+from jaxdp.sources import shuffling
 
 ROUNDING = 1e-12  # of a sum of a few thousand products here
 POINTS = [(1e3, 2.0), (1e5, 1.0), (10, 1.0), (1, 3.0), (3, 0.5), (1e12, 0.1), (100, 20.0), (1e6, 4.0)]
@@ -301,3 +303,20 @@ def test_traced_composed_rounds_by_the_closed_form_cost_the_sum_of_their_largest
     eager = verb(1.0)
     assert float(traced.upper) == pytest.approx(eager.upper, rel=1e-12)
     assert 0.9 * eager.lower <= float(traced.lower) <= eager.upper
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_upper_bound_alone_asks_no_data_set_for_a_lower_one(monkeypatch, times):
+    rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 3.0), 1e5), times)
+    with precision.expecting(1):  # all by NumPy
+        both = jaxdp.epsilon_bounds(rounds_of, 1e-6), jaxdp.delta_bounds(rounds_of, 0.03)
+
+        def refuse(*_):
+            raise AssertionError("a lower bound was asked for")
+
+        for module in (shuffling, route):
+            monkeypatch.setattr(module, "lower_laws", refuse)
+        assert (jaxdp.epsilon(rounds_of, 1e-6), jaxdp.delta(rounds_of, 0.03)) == tuple(found.upper for found in both)
+        with pytest.raises(AssertionError, match="asked for"):
+            jaxdp.epsilon_bounds(rounds_of, 1e-6)
+    assert all(found.lower > 0 for found in both)

@@ -28,11 +28,15 @@ class Answer(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs."""
+    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs.
+
+    upper_only: no lower bound need be computed that is of no use for the upper one.
+    """
 
     lower: np.ndarray
     upper: np.ndarray
     largest: np.ndarray
+    upper_only: bool = False
 
 
 # (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
@@ -80,6 +84,7 @@ def intersect(
     target: np.ndarray,
     gap: float,
     allowed: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+    upper_only: bool = False,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
 
@@ -99,7 +104,7 @@ def intersect(
             narrow &= rows.size == 0
             if rank < len(sources) and rows.size:
                 some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-                known = Known(lower[rows], upper[rows], largest[rows])
+                known = Known(lower[rows], upper[rows], largest[rows], upper_only)
                 answer = sources[rank](some, target[rows], known, gap)
                 upper[rows] = np.fmin(upper[rows], answer.upper)
                 lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])

@@ -48,11 +48,12 @@ class _Rounds:
 
     def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
         def alone(record: Shuffled, target: Any) -> tuple[Any, Any]:
-            return one_round_answer(self.verb, record, target, None, gap)[:2]
+            return one_round_answer(self.verb, record, target, known, gap)[:2]
 
-        return one_or_composed(self.verb, params, target, True, alone, functools.partial(self._composed, gap))
+        composed = functools.partial(self._composed, gap, known.upper_only)
+        return one_or_composed(self.verb, params, target, True, alone, composed)
 
-    def _composed(self, gap: float, params: Any, target: Any) -> tuple[Any, Any]:
+    def _composed(self, gap: float, upper_only: bool, params: Any, target: Any) -> tuple[Any, Any]:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
@@ -66,7 +67,8 @@ class _Rounds:
 
         upper = side(_without_vacuous(params), _upper_law, max(gap, _PAIR_GAP))[1]
         upper = np.fmin(upper, _without_loss_beyond(self.verb, params, target))
-        return np.fmin(side(params, lower_law_of, max(gap, LOWER_GAP))[0], upper), upper
+        lower = np.zeros(target.shape) if upper_only else side(params, lower_law_of, max(gap, LOWER_GAP))[0]
+        return np.fmin(lower, upper), upper
 
 
 def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:

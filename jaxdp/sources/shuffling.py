@@ -66,10 +66,12 @@ def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: 
     return approximate.epsilon_upper(clean, users, eps0, extra, target, mechanism.clones())
 
 
-def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float) -> Bounds:
+def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, upper_only: bool) -> Bounds:
     """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
     users, eps0 = np.asarray(mechanism.num_users), np.asarray(mechanism.max_loss())
-    lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
+    lower = np.zeros(target.shape)
+    if not upper_only:
+        lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
     laws = None if mechanism.chosen_bound() == "closed_form" else upper_laws(mechanism)
 
     def clean(aim: np.ndarray) -> np.ndarray:
@@ -95,8 +97,8 @@ def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
 def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float) -> Answer:
     """The source of one shuffled round: bounds of epsilon at a delta, or of delta at an epsilon of any sign."""
     if verb == "epsilon":
-        return Answer(*one_round("epsilon", params, target, gap), True)
-    return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap), target), True)
+        return Answer(*one_round("epsilon", params, target, gap, known.upper_only), True)
+    return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap, known.upper_only), target), True)
 
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
