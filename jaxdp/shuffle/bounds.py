@@ -144,8 +144,8 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 
 
 def _patience_of_nodes(*arguments: Any) -> int:
-    """The same for a long sum, whose number of nodes comes last."""
-    return int(np.clip(2**19 / np.max(arguments[-1]), 1, 384))
+    """The same for a long sum, whose number of nodes comes last; the longest ones take as long as by NumPy."""
+    return int(np.clip(2**19 / np.max(arguments[-1]), 64, 384))
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
