@@ -70,7 +70,9 @@ def cases(largest: int) -> Iterator[Case]:
         lambda p: jaxdp.Shuffled(local(p["eps0"]), p["few"], "clones"),
     )
     yield case("Laplace noise, 100 times", largest // 100, lambda p: jaxdp.repeat(jaxdp.Laplace(p["sigma"]), 100), 50)
-    yield case("shuffling, clones, the same", 4 * largest, lambda p: jaxdp.Shuffled(local(p["eps0"]), p["n"], "clones"))
+    yield case(
+        "shuffling, clones, largest batch", 4 * largest, lambda p: jaxdp.Shuffled(local(p["eps0"]), p["n"], "clones")
+    )
     yield case(
         "DP-SGD, one direction",
         largest // 30,

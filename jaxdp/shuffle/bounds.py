@@ -144,7 +144,7 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 
 
 def _patience_of_nodes(*arguments: Any) -> int:
-    """The same for a long sum, whose number of nodes comes last; the longest ones take as long as by NumPy."""
+    """The same for a long sum, whose number of nodes comes last; a program of the longest ones is no faster."""
     return int(np.clip(2**19 / np.max(arguments[-1]), 64, 384))
 
 
@@ -212,7 +212,7 @@ def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple
 def _of_equal_work(rows: np.ndarray, terms: np.ndarray) -> list[np.ndarray]:
     """The rows in order of their terms, because all rows of a call take as long as the longest.
 
-    An accelerator's call would hold nearly all of them: there one has no row of 8 times the terms of another.
+    An accelerator's call would hold nearly all of them: there no row of a call has 8 times the terms of another.
     """
     order = np.argsort(terms)
     sizes = np.floor(np.log2(terms[order]) / 3)

@@ -32,8 +32,8 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
     """P[Bin(N, w) >= x]/P[Bin(N, w) = x-1] for x above the mean, odds = w/(1-w); relative error about 1e-12.
 
     (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and at most -fall s - ones s^2/2.
-    Newton from the right finds where it has fallen by 38 nats: the rest is below e^-38 of the integral. Where odds <= 1
-    the quadratic bound alone (no tightenings) is close enough.
+    Newton from the right, until it moves by a hundredth, finds where it has fallen by 38 nats: the rest is below e^-38
+    of the integral. Where odds <= 1 the quadratic bound alone (no tightenings) is close enough.
     """
     ones, zeros = xp.maximum(x - 1.0, 0.0), xp.maximum(trials - x, 0.0)
     fall = ones - zeros * odds  # below 0 where the threshold is the first count above the mean
@@ -56,7 +56,7 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
         return following, s - following, left - 1
 
     def moves(state: tuple[Any, Any, Any]) -> Any:
-        return (state[1] > 0.01 * state[0]) & (state[2] > 0)
+        return (state[1] > 0.01 * xp.minimum(state[0], 1.0 - state[0])) & (state[2] > 0)
 
     end = start
     if tightenings:

@@ -89,7 +89,7 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     """Numbers alive for a point: two complex tables of a row of nodes, or of abscissae of the plan, all with a loss.
 
-    With hundreds of mechanisms no point is computed for nothing.
+    Of hundreds of mechanisms a call computes one point: to fill it with copies would cost as much for each.
     """
     finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
     width = max(effort.quadrature, _WIDEST if finite else 1)
