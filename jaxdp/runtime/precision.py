@@ -300,10 +300,9 @@ def pieces_of(size: int, largest: int, one_size: bool) -> Iterator[tuple[int, in
         start += rest
 
 
-@functools.cache
 def cores() -> int:
-    """Processor cores of this machine."""
-    return os.cpu_count() or 1
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:

@@ -9,7 +9,7 @@ import jax
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, log_integrand
+from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, rough_log_mixture
 
 _DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `HALF_WIDTH`: left, right
 _HALVINGS = 6
@@ -37,12 +37,15 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
     On the right by more, because there |A|^{-c} is much larger off the axis than on it. c: (..., 1), and so the ends.
     """
     mode, slack = _mode(c, mu, q)
-    peak = log_integrand(mode, c, mu, q, "reverse")
     sides, drops = xp.array([-1.0, 1.0]), xp.array(_DROP)
 
-    def dead(distance: jax.Array) -> jax.Array:
-        return log_integrand(mode + sides * distance, c, mu, q, "reverse") < peak - drops
+    def integrand(u: jax.Array) -> jax.Array:
+        return -0.5 * u * u - c * rough_log_mixture(u * mu - mu * mu / 2, q)
 
+    def dead(distance: jax.Array) -> jax.Array:
+        return integrand(mode + sides * distance) < peak - drops
+
+    peak = integrand(mode)
     widest = (HALF_WIDTH + slack) * xp.ones(2)
     _, distance = bisect(dead, xp.zeros_like(widest), widest, _HALVINGS)
     return mode - distance[..., :1], mode + distance[..., 1:]
