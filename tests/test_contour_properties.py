@@ -258,3 +258,9 @@ def test_losses_next_to_their_supremum_are_enclosed_closely():
     solved = jaxdp.epsilon_bounds(two, np.array([float(value) for value in exact]), relation="add")
     assert np.all((solved.lower <= epsilon * (1 + 1e-15)) & (epsilon * (1 - 1e-15) <= solved.upper))
     assert np.all(solved.upper - solved.lower <= 1e-6 * solved.upper)
+
+
+def test_rare_samples_have_close_bounds_of_delta_at_a_negative_epsilon():
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.49), 9.6e-6), 99)
+    lower, upper = jaxdp.delta_bounds(mechanism, -1.27, relation="replace_one")
+    assert -np.expm1(-1.27) * (1 - 1e-15) <= lower <= upper <= lower * (1 + GAP)

@@ -289,7 +289,7 @@ def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
 
 def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Abscissae c'' of the swapped pair's bound, around the saddle point, and K(-1 - c'') there."""
-    below = above[0] * xp.geomspace(0.02, 10.0, 6)
+    below = above[0] * xp.geomspace(0.01, 10.0, 9)
     return below, spectrum.real_swapped(below, cut, size)
 
 

@@ -49,7 +49,7 @@ def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def rough_log_mixture(w: jax.Array, q: jax.Array) -> jax.Array:
-    """The same to 1e-15 absolute, in half the time: where nothing is certified."""
+    """The same by one exponential and one logarithm, to roundings of the size of w and 1: certifies nothing."""
     larger = xp.where(w > 0, q, 1 - q)
     return xp.maximum(w, 0.0) + xp.log(larger + (1 - larger) * xp.exp(-xp.abs(w)))
 

@@ -119,10 +119,10 @@ def real_log_m(
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction, label), size)
     high = low + size * step
     mixture = rough_log_mixture if rough else log_mixture_real
-    ends = xp.concatenate([low, high], axis=-1)
-    at = xp.concatenate([v, ends], axis=-1)
-    # Where only the ends are needed besides the nodes: apart from them, which compiles to half the time.
-    apart = (v, ends) if direction != "reverse" and label is None else (at,)
+    sides = xp.concatenate([low, high], axis=-1)
+    at = xp.concatenate([v, sides], axis=-1)
+    # Remove and replace need the two ends only on their own; in one array with the nodes the compiled loop is slower.
+    apart = (v, sides) if direction != "reverse" and label is None else (at,)
     both = zip(*(integrand_and_mixture(x, c, mu, q, direction, mixture) for x in apart), strict=True)
     everywhere, log_a = (xp.concatenate(x, axis=-1) for x in both)
     own = None if label is None else labels.on_axis(v, label)
