@@ -522,7 +522,7 @@ PROGRAMS = {
     "sampled Gaussian, replace": (_sampled("replace"), 3950),
     "sampled Gaussian, comparison": (_comparison, 2750),
     # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
-    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5150),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5250),
     # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and three other bounds
     # that need no contour: of one large step, of several, and of two in all
     "random allocation": (_allocation, 7600),

@@ -139,7 +139,7 @@ def test_an_epsilon_far_from_the_target_is_not_sought_to_the_last_digit(monkeypa
     make = lambda s: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.01), 1000)  # noqa: E731
     sigma = calibrate(make, epsilon=2.0, delta=1e-6, bracket=(0.1, 100.0))
     assert jaxdp.epsilon(make(sigma), 1e-6) == pytest.approx(2.0, rel=1e-8)
-    assert not any(effort.bands for effort in efforts)  # to the last digit: 14 bands of 8192 nodes
+    assert not any(effort.bands for effort in efforts)
     near = calibration.accounting.epsilon_near(make(0.1), 1e-6, 2.0)
     assert 1297.6988 <= near <= 1.25 * 1297.6988  # to the last digit by `jaxdp.epsilon` in 17 s
 

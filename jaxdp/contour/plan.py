@@ -228,6 +228,10 @@ class Part(Protocol):
     def cut(self) -> jax.Array:
         """The outcome beyond which nothing belongs to it."""
 
+    @property
+    def largest(self) -> jax.Array:
+        """The largest c for which there are bounds of K."""
+
     def rough(self, c: jax.Array) -> jax.Array:
         """K(c) to a few percent."""
 
@@ -249,7 +253,8 @@ def plan_part(part: Part, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, M
         best = xp.where(i > _ZOOMS, best, 0.5 * (near[0] + near[1]))
         return _following(near, best[1], i < _ZOOMS), x, k, best
 
-    first = _between(xp.log(xp.array([[1e-6], [5000.0]]) / eps) + xp.zeros(2), _POINTS)
+    ends = xp.minimum(xp.array([[1e-6], [5000.0]]) / eps, part.largest * xp.array([[1e-3], [1.0]]))
+    first = _between(xp.log(ends) + xp.zeros(2), _POINTS)
     _, x, k, best = xp.fori_loop(1, _ZOOMS + 2, one_round, (first, first, first, xp.zeros(2)))
     candidates = xp.exp(x.ravel())
     above = xp.append(_above(candidates, k.ravel(), eps), xp.exp(best[0]))

@@ -181,7 +181,7 @@ def log_ratios(
 
 def split(count: int) -> tuple[int, int]:
     """(inner, outer), about equal, inner a power of two, inner x outer >= count."""
-    inner = 1 << max(0, (max(count - 1, 1).bit_length() + 1) // 2)
+    inner = 1 << (max(count - 1, 1).bit_length() // 2)
     return inner, -(-count // inner)
 
 

@@ -12,9 +12,11 @@ import jax
 from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.runtime.arrays import xp
 
-WIDTH = 0.3
+WIDTH = 0.4
 TURN = 0.7  # largest angle, in units of the label's width, at which the strip ends
 MODULUS = 0.4263  # log 1.5316: |1 + e^zeta| >= max(1, |e^zeta|)/1.5316 up to that angle
+REACH = 11 * WIDTH  # distance from an edge at which a line may end: there a label falls by 1e5 nats a unit
+STEEPEST = 2e4 / WIDTH  # what the rest of the integrand may rise by: less than half of that
 NEVER = 1e4  # no outcome comes near an edge there, or at its negative
 
 
@@ -52,3 +54,11 @@ def log_bound(left: jax.Array, right: jax.Array, label: Label) -> jax.Array:
     """Bound of log |W_high - W_low| for all Re u in [left, right], at any angle up to `TURN`."""
     between = xp.minimum(_zeta(right, label.low), 0.0) + xp.minimum(-_zeta(left, label.high), 0.0)
     return xp.cos(TURN) * between + MODULUS + xp.where(label.low > -NEVER, MODULUS + 0.05, 0.0)
+
+
+def log_beyond(rise: jax.Array, mu: jax.Array) -> jax.Array:
+    """log of a factor for bounds at the ends of a line that `REACH` ends, for what lies beyond; inf if it may be much.
+
+    rise: at most which log A^{c+1} rises by, and log A(-u)^{-c}.
+    """
+    return xp.where((rise <= STEEPEST) & (mu <= 1000.0), 0.2, xp.inf)

@@ -42,12 +42,15 @@ _DEAD = 1e-15  # what the integrand may still carry at the cut where a contour i
 def interval(c, mu, q, cut, direction: str, label: Label | None = None) -> tuple[jax.Array, jax.Array]:
     """Ends of the line on which everything but 4e-21 of m(c) lives (add: `add_direction.outside`), cut included.
 
-    c: (..., 1), and so the ends. With a label: everything but 2e-21 of what the strip's edges carry.
+    c: (..., 1), and so the ends. With a label, which does not move with c: everything but 2e-21 of what the strip's
+    edges carry.
     """
     if direction == "reverse":
         return add_direction.interval(c, mu, q)
     if label is not None:
-        return xp.full_like(cut, -HALF_WIDTH), cut
+        left = -HALF_WIDTH - (mu if direction == "replace" else 0.0)
+        low, high = xp.maximum(label.low - labels.REACH, left), xp.minimum(label.high + labels.REACH, cut)
+        return xp.minimum(low, high - 1), high
     top = ((2 * c + 1) if direction == "replace" else (c + 1)) * mu
     return xp.full_like(top, -HALF_WIDTH), xp.minimum(top + HALF_WIDTH, cut)
 
@@ -75,7 +78,7 @@ def height(low, high, c, mu, direction: str, label: Label | None = None) -> jax.
     With a label the strip ends at the angle at which the label's bound does.
     """
     if label is not None:
-        return xp.minimum(0.5 * labels.TURN * labels.WIDTH, 0.45 * xp.pi / mu)
+        return xp.minimum(0.5 * labels.TURN * labels.WIDTH, (0.25 if direction == "replace" else 0.45) * xp.pi / mu)
     if direction == "reverse":
         steep = 1 / xp.sqrt(mu * xp.maximum(-0.5 * (low + high), 1e-9))
         return xp.minimum(xp.minimum(1.0, xp.pi / (6 * mu)), steep)
@@ -95,11 +98,17 @@ def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction, label=No
             # the left end of the line is that of its first cell
             cells = (grown + 0.5 * gained(at, at + step))[..., :-1]
         else:
-            grown = on_axis + labels.log_bound(at - step, at, label) + 6e-14 * (c + 1)
+            grown, rise = on_axis + labels.log_bound(at - step, at, label) + 6e-14 * (xp.abs(c) + 1), (c + 1) * mu
+            if direction == "replace":  # A(-u)^-c, which off the axis is larger; at c = -1 it falls
+                log_b = log_mixture_real(-at * mu - mu * mu / 2, q)
+                more = add_direction.growth(-at, log_b, y, xp.maximum(c, 0.0), mu, q) * xp.exp(2 * mu * step)
+                grown = grown + more + 6e-14 * xp.abs(c) + xp.maximum(-c, 0.0) * mu * step
+                rise = rise + xp.abs(c) * mu
             # the right end of the line is that of its last cell, and there is one more on the left
             cells = grown + 0.5 * gained(at, at - step)
-        total = xp.sum(exp_or_inf(cells), axis=-1, keepdims=True)
-        return (total * step / ROOT_2PI * xp.exp(lift)).reshape(xp.shape(lift)), grown[..., -2:] + lift
+        total = xp.sum(exp_or_inf(cells), axis=-1, keepdims=xp.ndim(lift) > 0)
+        total = total * step / ROOT_2PI * xp.exp(lift)
+        return total, grown[..., -2:] + lift + (0.0 if label is None else labels.log_beyond(rise, mu))
     growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
     return xp.exp(lift + growth), on_axis[..., -2:] + growth + lift
 
@@ -114,7 +123,10 @@ def real_log_m(
     0.6, and the error of an estimate is what the ends may carry.
     """
     # the last axis is that of the nodes
-    c, mu, q, cut, *edges = (x[..., None] for x in xp.broadcast_arrays(c, mu, q, cut, *(label or ())))
+    rank = max(xp.ndim(x) for x in (c, mu, q, cut, *(label or ())))
+    c, mu, q, cut, *edges = (
+        xp.reshape(x, (1,) * (rank - xp.ndim(x)) + xp.shape(x) + (1,)) for x in (c, mu, q, cut, *(label or ()))
+    )
     label = Label(*edges) if edges else None
     low, step, v = exact_nodes(*interval(c, mu, q, cut, direction, label), size)
     high = low + size * step

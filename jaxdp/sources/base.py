@@ -42,6 +42,7 @@ class Known(NamedTuple):
 # (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
 Source = Callable[[Any, np.ndarray, Known, float], Answer]
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+_NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # not narrowed; a smaller delta has no number
 
 
 def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +100,7 @@ def intersect(
             lower, upper = found[pair]
             largest = np.maximum.reduce([lower for lower, _ in found])
             open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > largest)
-            open_rows &= (upper > SMALLEST) | (verb == "epsilon")  # a smaller delta has no number
+            open_rows &= upper > _NEGLIGIBLE[verb]
             rows = np.flatnonzero(open_rows & ~settled[pair])
             narrow &= rows.size == 0
             if rank < len(sources) and rows.size:

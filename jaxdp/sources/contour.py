@@ -41,19 +41,16 @@ SAMPLED_LADDER = (
     Effort(512, 192, False),
     Effort(4096, 320, False),
     Effort(16384, 512, False),
-    Effort(65536, 1024, True),
-    Effort(262144, 4096, True),
 )
 FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
 # enough to see that the add direction has the smaller delta
 COMPARED = Effort(16, 96, False)
-# remove, all else in closed form: what one contour does not get, because a few rare large losses rule, gets one a band
+# remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
 BANDED_LADDER = (
-    *SAMPLED_LADDER[:4],
-    Effort(1024, 1280, False, bands=4),
-    Effort(1024, 2048, False, bands=8),
-    Effort(8192, 4096, False, bands=14),
-    Effort(65536, 4096, False, bands=14),
+    *SAMPLED_LADDER,
+    Effort(1024, 640, False, bands=4),
+    Effort(1024, 960, False, bands=8),
+    Effort(32768, 960, False, bands=8),
 )
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
 GAUSSIAN_LADDER = (
@@ -70,7 +67,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 _REPEATS, _LOWER = 3, 0.99
 # Under a trace every point has the same effort, as often.
 TRACED, _TRACED_REPEATS = Effort(16384, 512, False), 2
-_DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take seconds
+_DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
@@ -81,7 +78,7 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
-        return {4: 64, 8: 32}.get(effort.bands, 4) // mechanisms
+        return (112 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
     # at least one, with which the program is compared, unless that one takes too long by NumPy
     return max(min(384, 2**19 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
 
@@ -137,7 +134,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
         finite = any(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
-        banded = direction == "forward" and sampled <= _MOST_BANDED and not finite
+        banded = direction != "reverse" and sampled <= _MOST_BANDED and not finite
         return BANDED_LADDER if banded else SAMPLED_LADDER
     if any(isinstance(record, GaussianMechanism) for record, _ in stacks):
         return GAUSSIAN_LADDER
@@ -174,8 +171,8 @@ def _sources(
     contours: list[Source] = [_Contour(verb, direction, effort, again if i else 1) for i, effort in enumerate(efforts)]
     compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
     bare = plain(simple.unsampled)
-    banded = sum(effort.bands > 0 for effort in ladder)  # these start from what is known
-    contours[len(ladder) - banded : len(ladder) - banded] = [bare]
+    # before the bands, which start from what is known
+    contours.insert(next((i for i, effort in enumerate(efforts) if effort.bands), len(efforts)), bare)
     pair: tuple[Source, ...] = (
         plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
     )  # fmt: skip
@@ -216,7 +213,7 @@ class _Contour:
     def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
-        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | (upper > _DEEP))
+        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | ((upper > _DEEP) & (target > 0)))
         for _ in range(self.often if rows.size else 0):
             planned = upper.copy()
             points = jax.tree_util.tree_map(lambda x, rows=rows: x[rows], (params, target, upper))

@@ -19,7 +19,7 @@ from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.numerics.special import log1mexp
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
-from jaxdp.sampled_gaussian.label import NEVER, Label
+from jaxdp.sampled_gaussian.label import NEVER, STEEPEST, Label
 from jaxdp.sampled_gaussian.moment import real_log_m, tilted_line
 
 _COARSER = 5  # times fewer quadrature nodes choose an abscissa than compute with it
@@ -41,6 +41,11 @@ class Band:
         """Of all outcomes up to the band (C) and of those within it (A), each edge of shape (2, stack)."""
         return Label(xp.stack([xp.full_like(self.low, -NEVER), self.low]), xp.stack([self.high, self.high]))
 
+    @property
+    def largest(self) -> jax.Array:
+        """The largest c for which there are bounds of K."""
+        return 0.49 * STEEPEST / xp.max(self.steps.mu)
+
     def rough(self, c: jax.Array) -> jax.Array:
         """K(c) to a few percent (inf where the quadrature cannot tell)."""
         return self._bounds(c, max(self.size // _COARSER, 32), True)[1]
@@ -52,7 +57,7 @@ class Band:
     def _bounds(self, c: jax.Array, size: int, rough: bool) -> tuple[jax.Array, jax.Array]:
         closed = xp.real(self.spectrum.closed(c.astype(xp.complex128)))
         mu, rate, cut = self.steps.mu, self.steps.rate, self.cut
-        log_m, off = real_log_m(c[:, None, None], mu, rate, cut, "forward", size, rough, self.labels)
+        log_m, off = real_log_m(c[:, None, None], mu, rate, cut, self.spectrum.direction, size, rough, self.labels)
         log_m = xp.stack([xp.where(off < 0.6, log_m - off, -xp.inf), log_m + off])
         over, ratio = log_m[..., 0, :], xp.where(self.steps.times > 0, log_m[..., 1, :] - log_m[..., 0, :], -xp.inf)
         lift, part = _lifted_part(self.steps, ratio)
@@ -88,11 +93,11 @@ class _Steps(NamedTuple):
 
 
 def _steps(band: Band, c: jax.Array, step: jax.Array, nodes: int) -> _Steps:
-    cut, size = band.cut, band.size
+    cut, direction, size = band.cut, band.spectrum.direction, band.size
 
     def one(mu: jax.Array, rate: jax.Array, label: Label, computed: jax.Array) -> _Steps:
-        line = tilted_line(c, mu, rate, cut, "forward", size, label)
-        fallen = log_decay(c, mu, rate, cut, "forward", size, line.log_m, step * nodes, label)
+        line = tilted_line(c, mu, rate, cut, direction, size, label)
+        fallen = log_decay(c, mu, rate, cut, direction, size, line.log_m, step * nodes, label)
         return _Steps(line.log_m, line.error, fallen, *log_ratios(line, step, nodes + 1, computed)[:3])
 
     both = xp.vmap(xp.vmap(one, in_axes=(0, 0, 0, None)), in_axes=(None, None, 0, 0))

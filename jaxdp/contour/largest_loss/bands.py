@@ -33,7 +33,7 @@ from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.label import NEVER, WIDTH
 
-_MOST_PLACES = 5  # how often the contours are rebuilt for one epsilon
+_MOST_PLACES, _CLOSE = 5, 3e-7  # how often the contours are rebuilt for one epsilon; gap at which they are not
 _SMALL = 1e-9  # a smaller epsilon is not sought
 _START = 0.999  # of the known bound of epsilon, where a search begins
 _TRIES = 60  # tries of a search on one set of contours
@@ -146,8 +146,9 @@ def epsilon_bounds(
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.contours.plan.c), count + 1
 
     def far(state) -> jax.Array:
-        place, root, _, _, steepest, count = state
-        return (count < 1) | ((count < _MOST_PLACES) & (steepest * xp.abs(root - place) > 0.5))
+        place, root, lower, upper, steepest, count = state
+        again = (steepest * xp.abs(root - place) > 0.5) & ~(upper - lower <= _CLOSE * upper)
+        return (count < 1) | ((count < _MOST_PLACES) & again)
 
     nothing = xp.zeros(())
     start = ceiling, ceiling, nothing, ceiling, nothing, xp.asarray(0)
