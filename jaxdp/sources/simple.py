@@ -13,14 +13,14 @@ from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
+from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
 from jaxdp.sources.base import Answer, nothing
-from jaxdp.sources.gaussian import composed_mu, gaussian_delta, gaussian_epsilon, mu_error
+from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
 _RANKS = 64
 
@@ -108,21 +108,8 @@ def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.nda
     return Answer(lower, upper, rows)
 
 
-@kernel(static=("verb", "direction"), working_set=512, by_numpy=40)
-def _all_or_none(stacks: Any, target: Any, *, verb: str, direction: str) -> Any:
-    """Upper bound of epsilon or delta of sampled steps: of one step of all their mu, as likely sampled as any is."""
-    mu = composed_mu(tuple((record.mechanism, times) for record, times in stacks)) * (1 + mu_error(stacks))
-    rates = [(record.sampling_probability, times) for record, times in stacks]
-    log_none = sum(xp.sum(xp.where(times > 0, times * xp.log1p(-rate), 0.0)) for rate, times in rates)
-    rate = -xp.expm1(log_none) * (1 + 1e-12)
-    usable = (mu > 0) & (rate > 0) & (rate < 1)
-    solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
-    upper = solve(xp.where(usable, mu, 1.0), xp.where(usable, rate, 0.5), target, direction)[1]
-    return xp.where(usable, upper, xp.inf)
-
-
 def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """The upper bounds without sampling, and of steps that are all sampled or none (sampled_replace.md, section 9).
+    """The upper bounds without sampling.
 
     Leaving records out never hurts. Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a,
     so also composed. The replace pair of Poisson sampling is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the
@@ -132,10 +119,6 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
         bare = tuple((r.unsampled(direction) if isinstance(r, Sampled) else r, times) for r, times in stacks)
         _, upper = (gaussian_epsilon if verb == "epsilon" else gaussian_delta)(bare, target)
-    if all(is_sampled_gaussian(r, direction) and isinstance(r, PoissonSampled) for r, _ in stacks):
-        rows = (target > 0) & (target < 1) if verb == "epsilon" else target >= 0
-        some = jax.tree_util.tree_map(lambda x: x[rows], (stacks, target))
-        upper[rows] = np.fmin(upper[rows], _all_or_none(*some, verb=verb, direction=direction))
     return Answer(lower, upper)
 
 
