@@ -41,16 +41,19 @@ SAMPLED_LADDER = (
     Effort(512, 192, False),
     Effort(4096, 320, False),
     Effort(16384, 512, False),
+    Effort(65536, 1024, True),
+    Effort(262144, 4096, True),
 )
 FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
 # enough to see that the add direction has the smaller delta
 COMPARED = Effort(16, 96, False)
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
 BANDED_LADDER = (
-    *SAMPLED_LADDER,
+    *SAMPLED_LADDER[:4],
     Effort(1024, 640, False, bands=4),
     Effort(1024, 960, False, bands=8),
     Effort(32768, 960, False, bands=8),
+    Effort(32768, 2048, False, bands=14),
 )
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
 GAUSSIAN_LADDER = (
