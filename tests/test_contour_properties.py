@@ -32,7 +32,9 @@ def solve(sigma, rate, times, delta, relation="remove", gap=1e-6):
 def falls(bounds):
     """No later point is certainly larger than an earlier one, and no upper bound rises by more than its own gap."""
     certain = np.all(bounds.lower[1:] <= bounds.upper[:-1])
-    gap = np.clip(1 - bounds.lower[1:] / bounds.upper[1:], GAP, 0.2)  # also where there is no lower bound
+    gap = np.clip(
+        1 - bounds.lower[1:] / np.where(bounds.upper[1:] > 0, bounds.upper[1:], 1.0), GAP, 0.2
+    )  # also where there is no lower bound
     return certain and np.all(bounds.upper[1:] * (1 - gap) <= bounds.upper[:-1])
 
 
@@ -40,7 +42,7 @@ def falls(bounds):
 @given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
     grow = np.geomspace(1, 1.5, 4)
-    with pytest.MonkeyPatch.context() as patch:  # three efforts: bands take minutes for so many points
+    with pytest.MonkeyPatch.context() as patch:  # three efforts, for speed
         patch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:3])
         assert falls(solve(sigma * grow, rate, times, delta))
         assert falls(solve(sigma, rate, times, delta * grow**10))

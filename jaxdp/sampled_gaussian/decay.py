@@ -20,7 +20,7 @@ from jaxdp.sampled_gaussian.moment import along_edges, exponent, height, interva
 
 _HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
 _HIGHER = np.arange(0.65, 0.95, 0.05)  # and with a label, whose strip is low
-_FEWER, _LABELLED_FEWER = 4, 16  # every so many nodes tell which height is best
+_FEWER = 4, 16  # every so many nodes tell which height is best, without a label and with one
 
 
 def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label | None = None) -> jax.Array:
@@ -31,7 +31,7 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label
     ends, reach = xp.stack([low, high]), height(low, high, c, mu, direction, label)
     widest = direction == "forward" and label is None
     strip = reach if widest else xp.minimum(2 * reach, 0.45 * xp.pi / mu)
-    fewer = _FEWER if label is None else _LABELLED_FEWER
+    fewer = _FEWER[label is not None]
     few = v[::fewer]
     heights = strip * (_HEIGHTS if label is None else np.append(_HEIGHTS, _HIGHER))
     rough = xp.vmap(lambda y: xp.logsumexp(_fallen(few, y, c, mu, q, direction, end, label)[0]))(heights)

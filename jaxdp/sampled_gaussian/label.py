@@ -16,7 +16,7 @@ WIDTH = 0.4
 TURN = 0.7  # largest angle, in units of the label's width, at which the strip ends
 MODULUS = 0.4263  # log 1.5316: |1 + e^zeta| >= max(1, |e^zeta|)/1.5316 up to that angle
 REACH = 11 * WIDTH  # distance from an edge at which a line may end: there a label falls by 1e5 nats a unit
-STEEPEST = 2e4 / WIDTH  # what the rest of the integrand may rise by: less than half of that
+STEEPEST = 2e4 / WIDTH  # most nats a unit by which the rest of the integrand may rise: less than half of that
 NEVER = 1e4  # no outcome comes near an edge there, or at its negative
 
 
@@ -57,8 +57,8 @@ def log_bound(left: jax.Array, right: jax.Array, label: Label) -> jax.Array:
 
 
 def log_beyond(rise: jax.Array, mu: jax.Array) -> jax.Array:
-    """log of a factor for bounds at the ends of a line that `REACH` ends, for what lies beyond; inf if it may be much.
+    """What the log of a bound at a line's ends is raised by, for what lies beyond; inf where that may be much.
 
-    rise: at most which log A^{c+1} rises by, and log A(-u)^{-c}.
+    rise: the most by which the rest of the integrand's logarithm, but for g, changes per unit of u.
     """
     return xp.where((rise <= STEEPEST) & (mu <= 1000.0), 0.2, xp.inf)

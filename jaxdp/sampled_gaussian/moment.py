@@ -144,7 +144,7 @@ def real_log_m(
     y = height(low, high, c, mu, direction, label)
     edge, at_ends = along_edges(at, everywhere - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction, label)
     strip = 2 * edge / xp.expm1(xp.minimum(4 * xp.pi * y / step, 600.0))
-    ends = xp.sum(xp.exp(xp.minimum(at_ends, 50.0)), axis=-1, keepdims=True) * (6 * y + 3 * step) / ROOT_2PI
+    ends = xp.sum(exp_or_inf(at_ends), axis=-1, keepdims=True) * (6 * y + 3 * step) / ROOT_2PI
     if rough:
         # where a bound could not be had either, or the integrand has not died at the cut, c is not a place to choose
         off = xp.where((strip < 0.05) & (ends < _DEAD), 0.0, xp.inf) if label is None else xp.log1p(ends)
@@ -206,7 +206,7 @@ def tilted_line(c, mu, q, cut, direction: str, size: int, label: Label | None = 
     edge, at_ends = along_edges(at, on_axis - log_m, log_a, step, y, 2 * y * y, c, mu, q, direction, label)
     strip = (2 + edge) / xp.expm1(xp.minimum(2 * xp.pi * y / step, 600.0))
     outside = _OUTSIDE if label is None else _OUTSIDE * edge
-    left, right = xp.exp(xp.minimum(at_ends, 50.0)) * (6 * y + 3 * step) / ROOT_2PI
+    left, right = exp_or_inf(at_ends) * (6 * y + 3 * step) / ROOT_2PI
     rest = strip + right
     if direction == "reverse":
         rest = rest + add_direction.outside(at[-2:], log_a[-2:], c, mu, q, log_m)
