@@ -519,7 +519,7 @@ PROGRAMS = {
     # on raised lines, where a few nodes choose the height
     "sampled Gaussian, remove": (_sampled("forward"), 3600),
     "sampled Gaussian, add": (_sampled("reverse"), 4300),
-    "sampled Gaussian, replace": (_sampled("replace"), 3950),
+    "sampled Gaussian, replace": (_sampled("replace"), 4000),
     "sampled Gaussian, comparison": (_comparison, 2750),
     # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
     "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5250),
