@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -19,7 +20,7 @@ from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natu
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.precision import require_x64
 from jaxdp.sources import choose_routes
-from jaxdp.sources.base import VACUOUS, Route, intersect
+from jaxdp.sources.base import GRADIENT_GAP, VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import gaussian_tradeoff
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.sources.shuffled_rounds import dominating, traced_moment
@@ -326,7 +327,7 @@ def _run(
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
     if usable is not True:
-        pairs = [_evaluate_traced(route, verb, target, shape) for route in routes]
+        pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
     pairs = _evaluate(routes, verb, target, shape, float(wanted), near, upper_only)
@@ -367,6 +368,21 @@ def _evaluate(
         lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))
     return answers
+
+
+def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]) -> list[Route]:
+    """The routes, under a bare jax.grad, where numbers are concrete, without those of the smaller pairs."""
+    params, target = jax.lax.stop_gradient(([route.params for route in routes], target))
+    if len(routes) == 1 or validate.is_traced(params, target):
+        return routes
+    params, target = jax.tree_util.tree_map(np.asarray, (params, target))
+    made = [dataclasses.replace(route, params=own) for route, own in zip(routes, params, strict=True)]
+    kept = dict(enumerate(_evaluate(made, verb, target, shape, GRADIENT_GAP, None, False)))
+    for i, (_, upper) in list(kept.items()):
+        others = [lower for j, (lower, _) in kept.items() if j != i]
+        if others and np.all(upper <= np.maximum.reduce(others)):
+            del kept[i]
+    return [routes[i] for i in kept]
 
 
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

@@ -12,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 import jaxdp
+from jaxdp import accounting
+from jaxdp.contour import derivative
+from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.sources import contour
+from jaxdp.sources.base import Route
 
 POINTS = 8
 GAP = 1e-6  # promised relative gap of epsilon
@@ -131,6 +135,38 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     np.testing.assert_allclose(value, eager[6:], rtol=GAP)
     numeric = (eager[:3] - eager[3:6]) / (2 * STEP * point)
     np.testing.assert_allclose([float(g[0]) for g in gradient], numeric, rtol=DERIVATIVE)
+
+
+def test_a_bare_gradient_has_the_value_of_the_verb_and_differentiates_the_larger_pair_alone(monkeypatch):
+    """Outside of jit its numbers are concrete: no solver need be compiled, and nothing of the smaller pair."""
+    asked, log_delta = [], derivative.log_delta
+    monkeypatch.setattr(derivative, "log_delta", lambda *given: asked.append(given) or log_delta(*given))
+    contour._traced_points.cache_clear()
+
+    def epsilon(sigma):
+        mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), 1000.0)
+        return jaxdp.epsilon(mechanism, 1e-5)
+
+    with jax.enable_x64(True):
+        value, slope = jax.value_and_grad(epsilon)(1.2)
+    above, below, exact = epsilon(1.2 * (1 + STEP)), epsilon(1.2 * (1 - STEP)), epsilon(1.2)
+    assert float(value) == pytest.approx(exact, rel=GAP)
+    assert float(slope) == pytest.approx((above - below) / (2 * STEP * 1.2), rel=DERIVATIVE)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("first", "second", "kept"), [
+    (Bounds(2.0, 2.1), Bounds(1.0, 2.0), [0]), (Bounds(1.0, 2.0), Bounds(2.0, 2.1), [1]),
+    (Bounds(1.0, 2.0), Bounds(1.0, 2.1), [0, 1]), (Bounds(2.0, 2.0), Bounds(2.0, 2.0), [1]),
+    (Bounds(2.0, 2.0), Bounds(1.0, 3.0), [0, 1]),
+])  # fmt: skip
+def test_of_two_pairs_the_one_that_is_certainly_not_larger_is_left_out(monkeypatch, first, second, kept):
+    monkeypatch.setattr(
+        accounting, "_evaluate", lambda *_: [tuple(map(np.atleast_1d, each)) for each in (first, second)]
+    )
+    routes = [Route(np.zeros(1), (), (), place, None) for place in range(2)]
+    found = accounting._largest(routes, "epsilon", np.zeros(1), (1,))
+    assert [route.traced_epsilon for route in found] == kept
 
 
 @pytest.mark.parametrize("bad", [np.nan, -1.0, 1.5])

@@ -115,6 +115,19 @@ def test_traced_verbs_equal_eager_ones_and_differentiate():
     assert float(by_delta) == pytest.approx((epsilon(1.3, delta + h) - epsilon(1.3, delta - h)) / (2 * h), rel=1e-5)
 
 
+def test_the_gradient_at_a_number_inside_a_program_is_the_bare_one():
+    """Its numbers are concrete, and yet what is computed with them becomes part of the program."""
+
+    def epsilon(sigma):
+        return jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6)
+
+    with jax.enable_x64(True):
+        bare = float(jax.grad(epsilon)(1.3))
+        inside = float(jax.jit(lambda x: x + jax.grad(epsilon)(1.3))(0.0))
+    assert bare == pytest.approx((epsilon(1.3 + STEP) - epsilon(1.3 - STEP)) / (2 * STEP), rel=DERIVATIVE)
+    assert inside == pytest.approx(bare, rel=1e-12)
+
+
 def test_a_trace_without_float64_is_refused_in_one_sentence():
     with pytest.raises(RuntimeError, match="float64"):
         jax.jit(lambda s: jaxdp.epsilon(jaxdp.Gaussian(s), 1e-5))(1.0)

@@ -59,8 +59,11 @@ def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
 
 def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
     """The route of one epoch in which everybody takes part once."""
-    sign = _SIGNS[direction]
-    return Route(flat_rows(mechanism, shape), _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
+    return _epoch_route(_SIGNS[direction], flat_rows(mechanism, shape))
+
+
+def _epoch_route(sign: float, flat: Any) -> Route:
+    return Route(flat, _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
 
 
 @functools.cache
@@ -73,9 +76,10 @@ def _traced(sign: float) -> tuple[Points, Points]:
     def log_delta(p: RandomAllocation, epsilon: Any) -> Any:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
 
+    route = functools.partial(_epoch_route, sign)
     return (
-        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, jax.jacfwd),
-        explicit_delta(answer(bounds.allocation_delta), log_delta, jax.jacfwd),
+        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, route, jax.jacfwd),
+        explicit_delta(answer(bounds.allocation_delta), log_delta, route, jax.jacfwd),
     )
 
 

@@ -1,6 +1,7 @@
 """What a route is, how its sources' answers are intersected, and how they are differentiated."""
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
-from jaxdp.runtime.precision import by_rows
+from jaxdp.runtime.precision import by_rows, compiler_options, platform
+from jaxdp.validate import is_traced
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
 Points = Callable[[Any, Any], Any]  # the same for a batch
@@ -42,6 +44,7 @@ class Known(NamedTuple):
 # (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
 Source = Callable[[Any, np.ndarray, Known, float], Answer]
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}
+GRADIENT_GAP = 1e-6  # relative, of bounds beside a derivative
 _NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # not narrowed; a smaller delta has no number
 
 
@@ -144,7 +147,19 @@ def batched(point: Callable[..., Any]) -> Callable[..., Any]:
         with jax.numpy_rank_promotion("allow"):
             return by_rows(point)(*args)
 
-    return jax.jit(batch)
+    @functools.cache
+    def alone(where: str) -> Callable[..., Any]:
+        return jax.jit(batch, compiler_options=compiler_options(where))
+
+    traced = jax.jit(batch)  # part of a program of the user's, whose options hold
+
+    def run(*args: Any) -> Any:
+        if is_traced(args):
+            return traced(*args)
+        with jax.core.eval_context():
+            return alone(platform())(*args)
+
+    return run
 
 
 def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> Points:
@@ -166,13 +181,16 @@ def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> P
 
 
 def implicit_epsilon(
-    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+    bounds: Point,
+    log_delta: Callable[[Any, Any], Any],
+    route: Callable[[Any], Route],
+    gradient: Callable[..., Any] = jax.grad,
 ) -> Points:
     """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
 
     log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. The
-    derivative is 0 where epsilon is 0 or infinite. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops
-    whose length is not known.
+    derivative is 0 where epsilon is 0 or infinite. route: that of params. gradient: `jax.grad`, or `jax.jacfwd` where
+    log_delta has loops whose length is not known.
     """
 
     def slopes(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
@@ -181,26 +199,42 @@ def implicit_epsilon(
         by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
         return by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
 
-    return _sloped(bounds, slopes)
+    return _sloped("epsilon", bounds, slopes, route)
 
 
 def explicit_delta(
-    bounds: Point, log_delta: Callable[[Any, Any], Any], gradient: Callable[..., Any] = jax.grad
+    bounds: Point,
+    log_delta: Callable[[Any, Any], Any],
+    route: Callable[[Any], Route],
+    gradient: Callable[..., Any] = jax.grad,
 ) -> Points:
-    """delta bounds with the derivative of the differentiable formula."""
+    """delta bounds with the derivative of the differentiable formula; route, gradient: as for `implicit_epsilon`."""
 
     def slopes(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
         return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    return _sloped(bounds, slopes)
+    return _sloped("delta", bounds, slopes, route)
 
 
-def _sloped(bounds: Point, slopes: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Points:
-    """bounds(params, target) with the derivatives slopes(params, target, upper bound)."""
+def _sloped(
+    verb: str, bounds: Point, slopes: Callable[[Any, Any, Any], tuple[Any, Any]], route: Callable[[Any], Route]
+) -> Points:
+    """bounds(params, target) with the derivatives slopes(params, target, upper bound).
+
+    A bare jax.grad has concrete numbers here: their bounds are those of the verb, and only the slopes are compiled.
+    """
     many = batched(slopes)
 
+    def known(params: Any, target: Any) -> tuple[Any, Any]:
+        made = route(params)
+        ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, GRADIENT_GAP)
+        return jnp.asarray(np.where(made.attained(params), lower, 0.0)), jnp.asarray(upper)
+
     def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
-        found = solve(params, target)
+        if is_traced(params, target):
+            found = solve(params, target)
+        else:
+            found = known(*jax.tree_util.tree_map(np.asarray, (params, target)))
         return found, *many(params, target, found[1])
 
     solve = differentiated(batched(bounds), with_gradient)

@@ -69,13 +69,13 @@ def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:
     return gaussian.smooth_delta(composed_mu(stacks), eps)
 
 
-_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta)
-_traced_delta = explicit_delta(gaussian_delta.point, _log_delta)
-
-
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
     return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
+
+
+_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta, gaussian_route)
+_traced_delta = explicit_delta(gaussian_delta.point, _log_delta, gaussian_route)
 
 
 @canary("Gaussian delta and epsilon")

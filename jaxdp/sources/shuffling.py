@@ -103,7 +103,10 @@ def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
     """The route of one shuffled round with the record's bound."""
-    flat: Any = flat_rows(mechanism, shape)
+    return _route(flat_rows(mechanism, shape))
+
+
+def _route(flat: Any) -> Route:
     local_delta = flat.local_delta()
     leaky = is_traced(local_delta) or bool(np.any(np.asarray(local_delta) > 0))
     epsilon, delta = (functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta"))
@@ -154,6 +157,6 @@ def _traced(leaky: bool) -> tuple[Points, Points]:
         return tuple(_point("epsilon", mechanism, delta, leaky))
 
     return (
-        implicit_epsilon(epsilon, log_delta_estimate, jax.jacfwd),
-        explicit_delta(delta, log_delta_estimate, jax.jacfwd),
+        implicit_epsilon(epsilon, log_delta_estimate, _route, jax.jacfwd),
+        explicit_delta(delta, log_delta_estimate, _route, jax.jacfwd),
     )
