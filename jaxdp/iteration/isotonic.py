@@ -24,8 +24,8 @@ from jaxdp.runtime.precision import canary, kernel
 
 
 def _working_set(schedule, *_):
-    """Float64 numbers alive per point: three stacks of blocks, a row of eight for each step."""
-    return 24 * (schedule.shape[-1] + 1)
+    """Float64 numbers in use per point: a quarter of three stacks of blocks, a row of eight for each step."""
+    return 6 * (schedule.shape[-1] + 1)
 
 
 def _unit(numbers):
