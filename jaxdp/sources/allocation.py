@@ -78,8 +78,8 @@ def _traced(sign: float) -> tuple[Points, Points]:
 
     route = functools.partial(_epoch_route, sign)
     return (
-        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, route, jax.jacfwd),
-        explicit_delta(answer(bounds.allocation_delta), log_delta, route, jax.jacfwd),
+        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, route, 2**20, jax.jacfwd),
+        explicit_delta(answer(bounds.allocation_delta), log_delta, route, 2**20, jax.jacfwd),
     )
 
 

@@ -1,7 +1,6 @@
 """What a route is, how its sources' answers are intersected, and how they are differentiated."""
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
-from jaxdp.runtime.precision import by_rows, compiler_options, platform
+from jaxdp.runtime.precision import Kernel, by_rows
 from jaxdp.validate import is_traced
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
@@ -137,29 +136,18 @@ def one_or_composed(
     return Answer(lower, upper, True)
 
 
-def batched(point: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of one point for a batch.
+def batched(point: Callable[..., Any], working_set: int) -> Callable[..., Any]:
+    """The function of one point for a batch: part of a caller's program, or of one of its own for concrete numbers.
 
-    It is compiled as a unit: traced eagerly, by a bare jax.grad, it would run one operation at a time.
+    (Traced eagerly, by a bare jax.grad, it would run one operation at a time.) working_set: as for `Kernel`.
     """
 
     def batch(*args: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
             return by_rows(point)(*args)
 
-    @functools.cache
-    def alone(where: str) -> Callable[..., Any]:
-        return jax.jit(batch, compiler_options=compiler_options(where))
-
-    traced = jax.jit(batch)  # part of a program of the user's, whose options hold
-
-    def run(*args: Any) -> Any:
-        if is_traced(args):
-            return traced(*args)
-        with jax.core.eval_context():
-            return alone(platform())(*args)
-
-    return run
+    inside, alone = jax.jit(batch), Kernel(point, working_set=working_set, large=True)
+    return lambda *args: (inside if is_traced(args) else alone)(*args)
 
 
 def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> Points:
@@ -173,6 +161,7 @@ def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> P
     @solve.defjvp
     def jvp(primals: Any, tangents: Any) -> Any:
         found, by_params, by_target = with_gradient(*primals)
+        found = jax.tree_util.tree_map(jnp.asarray, found)
         by_params, by_target = jax.tree_util.tree_map(_finite, (by_params, by_target))
         tangent = jax.vmap(_directional)((by_params, by_target), tangents)
         return found, jax.tree_util.tree_map(lambda _: tangent, found)
@@ -184,13 +173,14 @@ def implicit_epsilon(
     bounds: Point,
     log_delta: Callable[[Any, Any], Any],
     route: Callable[[Any], Route],
+    working_set: int,
     gradient: Callable[..., Any] = jax.grad,
 ) -> Points:
     """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
 
     log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. The
-    derivative is 0 where epsilon is 0 or infinite. route: that of params. gradient: `jax.grad`, or `jax.jacfwd` where
-    log_delta has loops whose length is not known.
+    derivative is 0 where epsilon is 0 or infinite. route: that of params. working_set: of the gradient, as for
+    `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops whose length is not known.
     """
 
     def slopes(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
@@ -199,45 +189,48 @@ def implicit_epsilon(
         by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
         return by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
 
-    return _sloped("epsilon", bounds, slopes, route)
+    return _sloped("epsilon", bounds, slopes, route, working_set)
 
 
 def explicit_delta(
     bounds: Point,
     log_delta: Callable[[Any, Any], Any],
     route: Callable[[Any], Route],
+    working_set: int,
     gradient: Callable[..., Any] = jax.grad,
 ) -> Points:
-    """delta bounds with the derivative of the differentiable formula; route, gradient: as for `implicit_epsilon`."""
+    """delta bounds with the derivative of the differentiable formula; other arguments: as for `implicit_epsilon`."""
 
     def slopes(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
         return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    return _sloped("delta", bounds, slopes, route)
+    return _sloped("delta", bounds, slopes, route, working_set)
 
 
 def _sloped(
-    verb: str, bounds: Point, slopes: Callable[[Any, Any, Any], tuple[Any, Any]], route: Callable[[Any], Route]
+    verb: str,
+    bounds: Point,
+    slopes: Callable[[Any, Any, Any], tuple[Any, Any]],
+    route: Callable[[Any], Route],
+    working_set: int,
 ) -> Points:
     """bounds(params, target) with the derivatives slopes(params, target, upper bound).
 
     A bare jax.grad has concrete numbers here: their bounds are those of the verb, and only the slopes are compiled.
     """
-    many = batched(slopes)
-
-    def known(params: Any, target: Any) -> tuple[Any, Any]:
-        made = route(params)
-        ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, GRADIENT_GAP)
-        return jnp.asarray(np.where(made.attained(params), lower, 0.0)), jnp.asarray(upper)
+    many = batched(slopes, working_set)
 
     def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
         if is_traced(params, target):
             found = solve(params, target)
         else:
-            found = known(*jax.tree_util.tree_map(np.asarray, (params, target)))
+            params, target = jax.tree_util.tree_map(np.asarray, (params, target))
+            made = route(params)
+            ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, GRADIENT_GAP)
+            found = np.where(made.attained(params), lower, 0.0), upper
         return found, *many(params, target, found[1])
 
-    solve = differentiated(batched(bounds), with_gradient)
+    solve = differentiated(batched(bounds, working_set), with_gradient)
     return solve
 
 

@@ -305,8 +305,8 @@ def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Points,
         lower, upper = contour.delta_bounds(spectrum(params, direction), eps, xp.ones(()), effort)
         return lower if exact else xp.zeros(()), upper
 
-    route = functools.partial(contour_route, direction=direction)
-    return implicit_epsilon(epsilon, log_delta, route), explicit_delta(delta, log_delta, route)
+    route, size = functools.partial(contour_route, direction=direction), 256 * effort.nodes
+    return implicit_epsilon(epsilon, log_delta, route, size), explicit_delta(delta, log_delta, route, size)
 
 
 @canary("contour of the sampled Gaussian")

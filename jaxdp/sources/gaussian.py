@@ -74,8 +74,8 @@ def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
 
 
-_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta, gaussian_route)
-_traced_delta = explicit_delta(gaussian_delta.point, _log_delta, gaussian_route)
+_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta, gaussian_route, 512)
+_traced_delta = explicit_delta(gaussian_delta.point, _log_delta, gaussian_route, 512)
 
 
 @canary("Gaussian delta and epsilon")

@@ -364,7 +364,7 @@ def _of_traced_laws(
         )
         return with_lower(stacks, grids, target, found), by_stacks, by_target
 
-    return differentiated(batched(plain), batched(with_gradient))
+    return differentiated(batched(plain, 2**20), batched(with_gradient, 2**20))
 
 
 def dominating(stacks: tuple[Stack, ...], order: Any, divergence: bool) -> tuple[Stack, ...]:

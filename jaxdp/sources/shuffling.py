@@ -157,6 +157,6 @@ def _traced(leaky: bool) -> tuple[Points, Points]:
         return tuple(_point("epsilon", mechanism, delta, leaky))
 
     return (
-        implicit_epsilon(epsilon, log_delta_estimate, _route, jax.jacfwd),
-        explicit_delta(delta, log_delta_estimate, _route, jax.jacfwd),
+        implicit_epsilon(epsilon, log_delta_estimate, _route, 20_000, jax.jacfwd),
+        explicit_delta(delta, log_delta_estimate, _route, 20_000, jax.jacfwd),
     )
