@@ -371,7 +371,7 @@ def _evaluate(
 
 
 def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]) -> list[Route]:
-    """The routes, under a bare jax.grad, where numbers are concrete, without those of the smaller pairs."""
+    """The routes that have to be differentiated: where numbers are concrete, not those of certainly smaller pairs."""
     params, target = jax.lax.stop_gradient(([route.params for route in routes], target))
     if len(routes) == 1 or validate.is_traced(params, target):
         return routes

@@ -24,7 +24,7 @@ from jaxdp.runtime.precision import canary, kernel
 
 
 def _working_set(schedule, *_):
-    """Float64 numbers in use per point: a quarter of three stacks of blocks, a row of eight for each step."""
+    """A quarter of the numbers alive per point, three stacks of eight a step: few are touched at once."""
     return 6 * (schedule.shape[-1] + 1)
 
 
