@@ -24,6 +24,8 @@ _ABSOLUTE = 1e-16
 _MAX_CALLS = 200
 # Relative rise and fall of epsilon that may come from the gap of its bounds; more means that it is not monotone.
 _WOBBLE = 0.01
+# Relative excess over the target that may come from rounding.
+_ROUNDING = 1e-9
 # First bracket of a search without one. Its ends are squared from call to call, up to the largest power of 2 that is a
 # double (for whole numbers: below which every whole number is a double).
 _START = (1.0, 4.0)
@@ -92,11 +94,9 @@ def calibrate(
     for pair in problem.pairs():
         with contextlib.suppress(ValueError):
             search = _searched(pair, values, keep_others)
-            lost_here = lost | search.lost
-            if (lost_here | (problem.evaluate_one(search.safe) <= problem.target)).all():
-                return problem.answer(search.safe, lost_here)
+            return _verified(problem, search, lost | search.lost, _ROUNDING)
     search = _searched(problem, values, keep_others)
-    return _verified(problem, search, lost | search.lost)
+    return _verified(problem, search, lost | search.lost, np.inf)
 
 
 def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Search:
@@ -128,7 +128,8 @@ def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Searc
         candidates = search.candidates()
         if candidates is None:
             break
-        search.update(candidates, problem.evaluate(candidates[None])[0])
+        for tested in zip(candidates, problem.evaluate(candidates), strict=True):
+            search.update(*tested)
     return search
 
 
@@ -381,9 +382,10 @@ class _Search:
         return np.where(fails, np.fmax(ratio, 1e-300), np.fmin(ratio, 0.0))
 
     def update(self, values: np.ndarray, epsilons: np.ndarray) -> None:
-        """Take in one tested value per problem, inside the bracket or an end of it."""
+        """Take in one tested value per problem, which tells nothing new unless it lies inside the bracket."""
         tested = _Tested(values, self._residual(epsilons))
-        moved = (values != self._newest.value) & (values != self._opposite.value)
+        moved = (values > self._newest.value) != (values > self._opposite.value)
+        moved &= (values != self._newest.value) & (values != self._opposite.value)
         same_side = (tested.residual > 0) == (self._newest.residual > 0)
         replaced = _where(same_side, self._newest, self._opposite)
         opposite = _where(same_side, self._opposite, self._newest)
@@ -392,7 +394,11 @@ class _Search:
         self._newest = _where(moved, tested, self._newest)
 
     def candidates(self) -> np.ndarray | None:
-        """The next value to test for each problem (an end where its bracket is closed); None when all are closed."""
+        """Values to test for each problem (an end where its bracket is closed); None when all brackets are closed.
+
+        Two on either side of the solution: so close that they close the bracket where the solution is known so well,
+        else so far that they enclose it, with one more between them. A call with three takes little longer than one.
+        """
         problem, safe, unsafe = self._problem, self.safe, self.unsafe
         low, high = np.minimum(safe, unsafe), np.maximum(safe, unsafe)
         around_zero = (problem.low <= 0) & (problem.high >= 0)
@@ -402,12 +408,21 @@ class _Search:
         is_open = (high - low > tolerance) & (middle != low) & (middle != high)
         if not is_open.any():
             return None
-        space = tolerance if problem.whole else 0.5 * tolerance
-        tested = problem.round(self._interpolated(middle))
+        solution, doubt = self._interpolated(middle)
+        near = 0.2 * tolerance
+        with np.errstate(invalid="ignore"):
+            close = doubt / (high - low) * doubt < near
+        side = np.where(close, near, doubt)
+        places = [-side, side] if close[is_open].all() else [-side, side, np.zeros_like(side)]
+        space = tolerance if problem.whole else near
+        tested = problem.round(solution + np.stack(places))
         return np.where(is_open, np.clip(tested, low + space, high - space), safe)
 
-    def _interpolated(self, middle: np.ndarray) -> np.ndarray:
-        """The zero of the inverse quadratic through the three values; the middle where it is not to be trusted."""
+    def _interpolated(self, middle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The zero of the inverse quadratic through the three values, and how far it is from that of the chord.
+
+        Where it is not to be trusted: the middle, and a quarter of the bracket.
+        """
         points = self._newest, self._opposite, self._replaced
         logarithmic = self._problem.low > 0
         a, b, c = (np.where(logarithmic, np.log(np.where(logarithmic, p.value, 1.0)), p.value) for p in points)
@@ -415,10 +430,14 @@ class _Search:
         with np.errstate(all="ignore"):
             place, rise = (a - b) / (c - b), (fa - fb) / (fc - fb)
             trusted = (rise**2 < place) & ((1 - rise) ** 2 < 1 - place)
-            share = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-            solution = a + share * (b - a)
+            chord = fa / (fa - fb)
+            share = chord * fc / (fc - fb) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+            solution, doubt = a + share * (b - a), np.abs((share - chord) * (b - a))
             solution = np.where(logarithmic, np.exp(solution), solution)
-        return np.where(trusted & np.isfinite(solution), solution, middle)
+            doubt = np.where(logarithmic, doubt * solution, doubt)
+        trusted &= np.isfinite(solution) & np.isfinite(doubt)
+        quarter = 0.25 * np.abs(self._newest.value - self._opposite.value)
+        return np.where(trusted, solution, middle), np.where(trusted, doubt, quarter)
 
 
 def _taken(tested: _Tested, index: np.ndarray) -> _Tested:
@@ -429,17 +448,22 @@ def _where(condition: np.ndarray, one: _Tested, other: _Tested) -> _Tested:
     return _Tested(*(np.where(condition, x, y) for x, y in zip(one, other, strict=True)))
 
 
-def _verified(problem: Problem, search: _Search, lost: np.ndarray) -> np.ndarray:
+def _verified(problem: Problem, search: _Search, lost: np.ndarray, excess: float) -> np.ndarray:
     """The safe values, tested once more in the caller's shape: the rounding depends on the size of a batch.
 
     A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.
+    ValueError where an epsilon exceeds its target by more than ``excess`` (relative).
     """
-    values, step = search.safe, 1.0 if problem.whole else 2.0**-50
+    values, step = search.safe, 1.0 if problem.whole else 2.0**-43
     away = np.sign(search.safe - search.unsafe)
     for _ in range(_MAX_CALLS):
-        good = lost | (problem.evaluate_one(values) <= problem.target)
+        epsilons = problem.evaluate_one(values)
+        good = lost | (epsilons <= problem.target)
         if good.all():
             return problem.answer(values, lost)
+        with np.errstate(invalid="ignore"):
+            if (~good & (epsilons > (1 + excess) * problem.target)).any():
+                break
         shift = step if problem.whole else step * np.abs(values)
         values = problem.round(np.where(good, values, values + away * shift))
         step *= 2
