@@ -204,9 +204,9 @@ class Kernel:
             items = tuple(sorted(static.items()))
             program = items, tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
-            points = self._answered[program] + size if expected is None else max(expected, size)
+            self._answered[program] += size
+            points = self._answered[program] if expected is None else max(expected, size)
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
-                self._answered[program] += size
                 rows = [self._by_numpy(args, row, static) for row in range(size)]
                 return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
             return self._by_programs(args, size, static, program)
