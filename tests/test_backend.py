@@ -589,6 +589,13 @@ def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compilin
     assert raised_to.traces == traces
 
 
+def test_a_single_point_uses_the_program_that_a_batch_has_compiled(by_numpy, monkeypatch):
+    squared = kernel(by_numpy=5)(lambda x: x * x)
+    assert squared(np.full(6, 3.0)).tolist() == [9.0] * 6
+    monkeypatch.setattr(precision.Kernel, "_by_numpy", None)  # a call of it would fail
+    assert squared(np.array([3.0])).tolist() == [9.0] and squared.traces == 1
+
+
 @pytest.mark.parametrize("text", ["-1", "many", "1.5"])
 def test_a_bad_number_of_points_in_the_environment_is_one_sentence(monkeypatch, text):
     monkeypatch.setenv("JAXDP_COMPILE_AFTER", text)

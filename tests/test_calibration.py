@@ -326,3 +326,30 @@ def test_brackets_around_zero_and_over_all_magnitudes_are_closed(make, epsilon, 
     value = calibrate(make, epsilon=epsilon, delta=0.0, bracket=bracket)
     assert value == pytest.approx(expected, rel=NEAR, abs=1e-15 if expected == 0 else 0)
     assert len(calls) < 80
+
+
+def noisy_sgd(sigma):
+    return jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), 1000)
+
+
+def test_a_smooth_function_is_searched_in_few_calls(monkeypatch):
+    calls = []
+    evaluate = calibration.Problem.evaluate
+    monkeypatch.setattr(calibration.Problem, "evaluate", lambda *a: (calls.append(1), evaluate(*a))[1])
+    assert jaxdp.epsilon(noisy_sgd(calibrate(noisy_sgd, epsilon=2.0, delta=1e-6, bracket=(0.5, 20.0))), 1e-6) <= 2.0
+    assert len(calls) <= 4
+
+
+def test_the_rounding_of_the_last_test_costs_no_second_search(monkeypatch):
+    found, tested = [], []
+    searched, evaluate_one = calibration._searched, calibration.Problem.evaluate_one
+
+    def rounded(problem, values):
+        tested.append(values)
+        return evaluate_one(problem, values) + (0.0 if len(tested) > 1 else 1e-9)
+
+    monkeypatch.setattr(calibration, "_searched", lambda *a: (found.append(1), searched(*a))[1])
+    monkeypatch.setattr(calibration.Problem, "evaluate_one", rounded)
+    sigma = calibrate(noisy_sgd, epsilon=2.0, delta=1e-6, bracket=(0.5, 20.0))
+    assert len(found) == 1 and len(tested) == 2 and sigma == tested[-1] > tested[0]
+    assert jaxdp.epsilon(noisy_sgd(sigma), 1e-6) <= 2.0
