@@ -321,7 +321,7 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
         if not (up | down).any():
             break
         above = np.minimum(np.minimum(high, 2.0**511) ** 2, largest)
-        below = np.maximum(np.minimum(np.maximum(low, 2.0**-511) ** 2, 0.25), 1 / largest)
+        below = np.maximum(np.clip(low, 2.0**-511, 0.5) ** 2, 1 / largest)
         # where the two epsilons tell the direction, the next bracket begins at the end of this one
         starts = np.where(down, below, np.where(up & ~flat, high, low))
         ends = np.where(up, above, np.where(down & ~flat, low, high))
