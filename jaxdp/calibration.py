@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +24,8 @@ _ABSOLUTE = 1e-16
 _MAX_CALLS = 200
 # Relative rise and fall of epsilon that may come from the gap of its bounds; more means that it is not monotone.
 _WOBBLE = 0.01
-# Relative excess over the target that may come from rounding.
-_ROUNDING = 1e-9
+# Relative excess over the target that may come from rounding (7e-14 seen).
+_ROUNDING = 1e-11
 # First bracket of a search without one. Its ends are squared from call to call, up to the largest power of 2 that is a
 # double (for whole numbers: below which every whole number is a double).
 _START = (1.0, 4.0)
@@ -93,10 +93,8 @@ def calibrate(
     # target, or the pair has no solution, the search is made for both.
     for pair in problem.pairs():
         with contextlib.suppress(ValueError):
-            search = _searched(pair, values, keep_others)
-            return _verified(problem, search, lost | search.lost, _ROUNDING)
-    search = _searched(problem, values, keep_others)
-    return _verified(problem, search, lost | search.lost, np.inf)
+            return _verified(problem, _searched(pair, values, keep_others), lost, _ROUNDING)
+    return _verified(problem, _searched(problem, values, keep_others), lost, np.inf)
 
 
 def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Search:
@@ -336,17 +334,11 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost
 
 
-class _Tested(NamedTuple):
-    """One tested value per problem, and its log(epsilon / target): above 0 where it does not meet the target."""
-
-    value: Any
-    residual: Any
-
-
 class _Search:
     """A shrinking bracket per problem, by Chandrupatla's method.
 
     Its ends were tested, one of them meets the target and one does not; both are the same where the bracket is closed.
+    What was tested is an array (value, log(epsilon / target)) of all problems: above 0 the target is not met.
     """
 
     def __init__(self, problem: Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
@@ -354,55 +346,50 @@ class _Search:
         rising = epsilons[-1] >= epsilons[0]
         # the candidates from the safe end on
         values, epsilons = (np.where(rising, x, x[::-1]) for x in (values, epsilons))
-        tested, fails = _Tested(values, self._residual(epsilons)), epsilons > problem.target
-        last = len(values) - 1
+        tested, fails = np.stack([values, self._residual(epsilons)]), epsilons > problem.target
+        last, each = len(values) - 1, np.arange(values.shape[1])
         unsafe = np.where(fails.any(axis=0), np.argmax(fails, axis=0), last)
         safe = np.where(fails.any(axis=0), unsafe - 1, last)
         # the newest end, and beyond it a value that it replaced; the end opposite to both
         second = safe > 0
-        self._newest = _taken(tested, np.where(second, safe, unsafe))
-        self._opposite = _taken(tested, np.where(second, unsafe, safe))
-        self._replaced = _taken(tested, np.where(second, safe - 1, np.minimum(unsafe + 1, last)))
+        self._newest = tested[:, np.where(second, safe, unsafe), each]
+        self._opposite = tested[:, np.where(second, unsafe, safe), each]
+        self._replaced = tested[:, np.where(second, safe - 1, np.minimum(unsafe + 1, last)), each]
 
     @property
     def safe(self) -> np.ndarray:
         """The end that meets the target."""
-        return np.where(self._newest.residual > 0, self._opposite.value, self._newest.value)
+        return np.where(self._newest[1] > 0, self._opposite[0], self._newest[0])
 
     @property
     def unsafe(self) -> np.ndarray:
-        """The end that does not."""
-        return np.where(self._newest.residual > 0, self._newest.value, self._opposite.value)
+        """The other end."""
+        return np.where(self._newest[1] > 0, self._newest[0], self._opposite[0])
 
     def _residual(self, epsilons: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
             ratio = np.log(epsilons) - np.log(self._problem.target)
         # the rounding of a logarithm must not change the side
-        fails = epsilons > self._problem.target
-        return np.where(fails, np.fmax(ratio, 1e-300), np.fmin(ratio, 0.0))
+        return np.where(epsilons > self._problem.target, np.fmax(ratio, 1e-300), np.fmin(ratio, 0.0))
 
     def update(self, values: np.ndarray, epsilons: np.ndarray) -> None:
         """Take in one tested value per problem, which tells nothing new unless it lies inside the bracket."""
-        tested = _Tested(values, self._residual(epsilons))
-        moved = (values > self._newest.value) != (values > self._opposite.value)
-        moved &= (values != self._newest.value) & (values != self._opposite.value)
-        same_side = (tested.residual > 0) == (self._newest.residual > 0)
-        replaced = _where(same_side, self._newest, self._opposite)
-        opposite = _where(same_side, self._opposite, self._newest)
-        self._replaced = _where(moved, replaced, self._replaced)
-        self._opposite = _where(moved, opposite, self._opposite)
-        self._newest = _where(moved, tested, self._newest)
+        tested, newest, opposite = np.stack([values, self._residual(epsilons)]), self._newest, self._opposite
+        moved = (np.minimum(newest[0], opposite[0]) < values) & (values < np.maximum(newest[0], opposite[0]))
+        same_side = (tested[1] > 0) == (newest[1] > 0)
+        self._replaced = np.where(moved, np.where(same_side, newest, opposite), self._replaced)
+        self._opposite = np.where(moved & ~same_side, newest, opposite)
+        self._newest = np.where(moved, tested, newest)
 
     def candidates(self) -> np.ndarray | None:
         """Values to test for each problem (an end where its bracket is closed); None when all brackets are closed.
 
         Two on either side of the solution: so close that they close the bracket where the solution is known so well,
-        else so far that they enclose it, with one more between them. A call with three takes little longer than one.
+        else so far that they enclose it, with one more between them. A compiled call with three takes little longer.
         """
         problem, safe, unsafe = self._problem, self.safe, self.unsafe
         low, high = np.minimum(safe, unsafe), np.maximum(safe, unsafe)
-        around_zero = (problem.low <= 0) & (problem.high >= 0)
-        least = np.where(around_zero, _ABSOLUTE * (problem.high - problem.low), 0.0)
+        least = _ABSOLUTE * np.where((problem.low <= 0) & (problem.high >= 0), problem.high - problem.low, 0.0)
         tolerance = np.where(problem.whole, 1.0, np.maximum(_RELATIVE * np.abs(safe), least))
         middle = _grid(low, high, 3)[1]
         is_open = (high - low > tolerance) & (middle != low) & (middle != high)
@@ -425,8 +412,8 @@ class _Search:
         """
         points = self._newest, self._opposite, self._replaced
         logarithmic = self._problem.low > 0
-        a, b, c = (np.where(logarithmic, np.log(np.where(logarithmic, p.value, 1.0)), p.value) for p in points)
-        fa, fb, fc = (p.residual for p in points)
+        a, b, c = (np.where(logarithmic, np.log(np.where(logarithmic, p[0], 1.0)), p[0]) for p in points)
+        fa, fb, fc = (p[1] for p in points)
         with np.errstate(all="ignore"):
             place, rise = (a - b) / (c - b), (fa - fb) / (fc - fb)
             trusted = (rise**2 < place) & ((1 - rise) ** 2 < 1 - place)
@@ -434,18 +421,10 @@ class _Search:
             share = chord * fc / (fc - fb) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
             solution, doubt = a + share * (b - a), np.abs((share - chord) * (b - a))
             solution = np.where(logarithmic, np.exp(solution), solution)
-            doubt = np.where(logarithmic, doubt * solution, doubt)
+            doubt = doubt * np.where(logarithmic, solution, 1.0)
         trusted &= np.isfinite(solution) & np.isfinite(doubt)
-        quarter = 0.25 * np.abs(self._newest.value - self._opposite.value)
+        quarter = 0.25 * np.abs(self._newest[0] - self._opposite[0])
         return np.where(trusted, solution, middle), np.where(trusted, doubt, quarter)
-
-
-def _taken(tested: _Tested, index: np.ndarray) -> _Tested:
-    return _Tested(*(np.take_along_axis(x, index[None], axis=0)[0] for x in tested))
-
-
-def _where(condition: np.ndarray, one: _Tested, other: _Tested) -> _Tested:
-    return _Tested(*(np.where(condition, x, y) for x, y in zip(one, other, strict=True)))
 
 
 def _verified(problem: Problem, search: _Search, lost: np.ndarray, excess: float) -> np.ndarray:
@@ -454,8 +433,8 @@ def _verified(problem: Problem, search: _Search, lost: np.ndarray, excess: float
     A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.
     ValueError where an epsilon exceeds its target by more than ``excess`` (relative).
     """
-    values, step = search.safe, 1.0 if problem.whole else 2.0**-43
-    away = np.sign(search.safe - search.unsafe)
+    values, lost = search.safe, lost | search.lost
+    step, away = 1.0 if problem.whole else 2.0**-43, np.sign(search.safe - search.unsafe)
     for _ in range(_MAX_CALLS):
         epsilons = problem.evaluate_one(values)
         good = lost | (epsilons <= problem.target)

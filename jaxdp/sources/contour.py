@@ -70,7 +70,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 # bound and the upper one falls below so much of what the plan had to take for it: past a phase transition the Chernoff
 # bound is no place to plan for. (A third time settled none of 1600 random points, nor a second without a lower bound.)
 _LOWER = 0.99
-TRACED = Effort(16384, 512, False)  # under a trace: every point, as often
+TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
@@ -96,7 +96,8 @@ def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     width = max(effort.quadrature, _WIDEST if finite else 1)
     mechanisms = sum(times.shape[1] for _, times in stacks)
     size = max(mechanisms // 32, 1) * (effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width)
-    if effort.quadrature == 1:  # in small calls a batch takes a tenth longer at most, a single point a quarter
+    if effort.quadrature == 1 and not finite:
+        # in small calls a batch takes a tenth longer at most, a single point a quarter
         return 4 * size if effort.lattice else 8 * size
     return 8 * size if effort.bands else size  # two labels, a dozen abscissae at a time
 
