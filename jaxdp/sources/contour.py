@@ -48,6 +48,9 @@ SAMPLED_LADDER = (
 FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
 # enough to see that the add direction has the smaller delta
 COMPARED = Effort(16, 96, False)
+# and before it: the add direction waits until the other, hardly ever the smaller one, has been asked for 4096 nodes and
+# mostly has a lower bound
+_WAITING: list[Source] = [lambda params, target, known, gap: Answer(known.lower, known.upper)] * 3
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
 _BANDED = (
     Effort(1024, 640, False, bands=4),
@@ -178,7 +181,9 @@ def _sources(
     contours: list[Source] = [
         _Contour(verb, direction, effort, again and effort not in (efforts[0], *_BANDED)) for effort in efforts
     ]
-    compared = [Compared(verb)] if ladder is SAMPLED_LADDER and direction == "reverse" else []
+    compared: list[Source] = []
+    if ladder is SAMPLED_LADDER and direction == "reverse":
+        compared = [*_WAITING, Compared(verb)]
     bare = plain(simple.unsampled)
     # before the bands, which start from what is known
     contours.insert(next((i for i, effort in enumerate(efforts) if effort.bands), len(efforts)), bare)
