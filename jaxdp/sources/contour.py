@@ -56,7 +56,6 @@ _BANDED = (
     Effort(1024, 640, False, bands=4),
     Effort(1024, 960, False, bands=8),
     Effort(32768, 960, False, bands=8),
-    Effort(32768, 2048, False, bands=14),
 )
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
