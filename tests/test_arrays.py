@@ -92,9 +92,15 @@ def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
     assert xp.exp is jnp.exp
 
 
+def _two_noises(noise, rate, times):
+    """Distinct mechanisms are one stack: an axis of its own in every kernel."""
+    one, other = (jaxdp.PoissonSampled(jaxdp.Gaussian(np.array(noise) * factor), rate) for factor in (1.0, 1.5))
+    return jaxdp.compose(jaxdp.repeat(one, times), jaxdp.repeat(other, 2 * times))
+
+
 MECHANISMS = {
     "Gaussian": jaxdp.Gaussian(np.array([0.3, 1.0, 20.0])),
-    "sampled Gaussian": jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([0.8, 1.0, 4.0])), 0.01), 2000),
+    "sampled Gaussian": _two_noises([0.8, 1.0, 4.0], 0.01, 1000),
     "Laplace": jaxdp.repeat(jaxdp.Laplace(np.array([1.0, 3.0, 10.0])), 20),
     "randomized response": jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.1, 0.2, 0.5]), 4), 100),
     "one finite pair": jaxdp.DiscretePair([[0.7, 0.3], [0.5, 0.5], [0.6, 0.4]], [0.3, 0.7]),
@@ -117,6 +123,19 @@ def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
     assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)
     if name == "sampled Gaussian":  # new values do not recompile
         before = contour.contour_epsilon.traces
-        new = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([1.1, 1.5, 1.9])), 0.012), 900)
-        jaxdp.epsilon_bounds(new, 1e-7, relation=relation)
+        jaxdp.epsilon_bounds(_two_noises([1.1, 1.5, 1.9], 0.012, 900), 1e-7, relation=relation)
         assert contour.contour_epsilon.traces == before
+
+
+@pytest.mark.parametrize(
+    ("direction", "bands"), [("forward", 0), ("reverse", 0), ("replace", 0), ("forward", 4), ("replace", 4)]
+)
+def test_a_stack_of_distinct_sampled_gaussians_can_be_traced(direction, bands):
+    effort = contour.SAMPLED_LADDER[0]._replace(bands=bands)
+    sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(np.array([1.0, 1.5, 2.0])), np.array([0.01, 0.01, 0.02]))
+    point = ((sampled, np.array([10.0, 20.0, 0.0])),), np.array(1e-6), np.array(3.0)
+    with x64(), jax.numpy_rank_promotion("allow"):
+        shapes = jax.eval_shape(
+            lambda *args: contour.contour_epsilon.point(*args, direction=direction, effort=effort), *point
+        )
+    assert [each.shape for each in shapes] == [(), ()]

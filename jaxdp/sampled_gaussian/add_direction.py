@@ -26,7 +26,7 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
     width = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
 
     low, high = bisect(
-        lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(c), 10
+        lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(width), 10
     )
     return 0.5 * (low + high), width * 2.0**-10
 
