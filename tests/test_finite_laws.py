@@ -191,3 +191,9 @@ def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(monkeypatc
     assert np.all(found <= exact * (1 + 1e-9))
     np.testing.assert_allclose(found, exact, rtol=2e-4)
     assert sum(tried) <= rates.size * (33 + 3 + 2 * 12)
+
+
+def test_the_trade_off_curve_of_a_composition_keeps_the_outcomes_of_its_parts():
+    pair = jaxdp.DiscretePair([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], [0.2, 0.3, 0.5])
+    found = jaxdp.tradeoff(jaxdp.compose(pair, jaxdp.repeat(pair, 0)), 0.1)
+    np.testing.assert_array_equal(found, jaxdp.tradeoff(pair, 0.1))

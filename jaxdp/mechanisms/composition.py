@@ -150,10 +150,11 @@ def event_dims(mechanism: Mechanism) -> list[int]:
         if each.metadata.get("static"):
             continue
         value = getattr(mechanism, each.name)
-        if isinstance(value, Mechanism):
-            dims += event_dims(value)
-        else:
-            dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree.leaves(value))
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Mechanism):
+                dims += event_dims(part)
+            else:
+                dims += [mechanism.event_ndim.get(each.name, 0)] * len(jax.tree.leaves(part))
     return dims
 
 
