@@ -107,6 +107,20 @@ def test_one_number_of_a_noisy_iteration_is_that_of_every_step():
         jaxdp.epsilon(jaxdp.NoisyIteration(0.9, 1.0, 1.0), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("make", "relation", "delta"),
+    [
+        (lambda m: jaxdp.repeat(jaxdp.PoissonSampled(m, 0.1), 3), "add", 1e-2),
+        (lambda m: jaxdp.compose(m, jaxdp.RandomAllocation(jaxdp.Gaussian(3.0), 10)), "remove", 1e-6),
+    ],
+)
+def test_a_noisy_iteration_is_the_gaussian_of_its_mu_wherever_it_stands(make, relation, delta):
+    runs = jaxdp.NoisyIteration([0.9] * 4, [1.0] * 4, [0.5] * 4)
+    same = jaxdp.Gaussian(jaxdp.renyi(runs, 2.0) ** -0.5)
+    found, expected = (jaxdp.epsilon_bounds(make(each), delta, relation=relation) for each in (runs, same))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_mixing_natural_relations_must_be_decided_by_the_caller():
     mixed = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.NoisyIteration([0.9], [1.0], [1.0]))
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation"):

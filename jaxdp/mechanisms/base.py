@@ -435,3 +435,8 @@ class GaussianMechanism(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""
         return z * (z + 1) * (self.gaussian_mu() ** 2 / 2)
+
+
+def gaussian_mus(stack: Any) -> Array:
+    """mu of each member of a stack of Gaussian-DP records at one parameter point."""
+    return xp.vmap(lambda one: xp.asarray(one.gaussian_mu()))(stack)

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxdp.contour.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
-from jaxdp.mechanisms.base import GaussianMechanism, Mechanism
+from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, gaussian_mus
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
 from jaxdp.numerics.special import log_complement
@@ -32,10 +32,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         closed=_closed_sum(closed, direction),
         closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
-        sampled=tuple(
-            Sampled(xp.vmap(lambda r: xp.asarray(r.mechanism.gaussian_mu()))(r), r.sampling_probability, t)
-            for r, t in sampled
-        ),
+        sampled=tuple(Sampled(gaussian_mus(r.mechanism), r.sampling_probability, t) for r, t in sampled),
         discrete=tuple(Discrete(*(*xp.vmap(lambda r: r.atoms(direction))(r), t)) for r, t in finite),
         direction=direction,
         infinity=_composed_mass([m[0] for m in masses]),
@@ -62,8 +59,7 @@ def _mu2(closed: list[Stack]) -> Array:
     total = xp.zeros(())
     for record, times in closed:
         if isinstance(record, GaussianMechanism):
-            mu = xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record)
-            total = total + xp.sum(xp.where(times > 0, times * mu**2, 0.0))
+            total = total + xp.sum(xp.where(times > 0, times * gaussian_mus(record) ** 2, 0.0))
     return total * (1 - 1e-14)
 
 

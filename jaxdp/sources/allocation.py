@@ -31,6 +31,7 @@ from jaxdp.sources.base import (
     one_or_composed,
 )
 from jaxdp.sources.contour import contour_route
+from jaxdp.sources.gaussian import composed_mu
 from jaxdp.validate import is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
@@ -139,13 +140,11 @@ def _gaussian_mu(stacks: tuple[Stack, ...], summed: bool) -> np.ndarray:
 
     Other parts are left out.
     """
-    total = np.zeros(stacks[0][1].shape[0])
+    total = rounds.by_rows(composed_mu, stacks) ** 2
     for record, times in stacks:
         if isinstance(record, RandomAllocation):
             share = record.times**2 / record.num_steps if summed else record.times
             total = total + np.sum(times * share / record.noise_multiplier() ** 2, axis=1)
-        elif isinstance(record, GaussianMechanism):
-            total = total + np.sum(times * np.asarray(record.gaussian_mu()) ** 2, axis=1)
     return np.sqrt(total)
 
 

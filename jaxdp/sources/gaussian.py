@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST_MU
-from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.runtime.arrays import xp
@@ -21,7 +21,7 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
     for record, times in stacks:
         if isinstance(record, GaussianMechanism):
             # 0 runs cost nothing, also with an infinite mu
-            parts.append((xp.where(times > 0, xp.vmap(lambda r: xp.asarray(r.gaussian_mu()))(record), 0.0), times))
+            parts.append((xp.where(times > 0, gaussian_mus(record), 0.0), times))
     if not parts:
         return xp.zeros(())
     # squares are taken in units of the largest mu, because the square of a mu below 1e-154 underflows

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp.closed_forms import finite_law
 from jaxdp.closed_forms import one_sampled_step as single_step
-from jaxdp.mechanisms.base import GaussianMechanism
+from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
@@ -133,7 +133,7 @@ def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
     for record, times in stacks:
         mu, rate, count = (
             xp.reshape(xp.asarray(x, xp.float64), (-1, 1))
-            for x in (record.mechanism.gaussian_mu(), record.sampling_probability, times)
+            for x in (gaussian_mus(record.mechanism), record.sampling_probability, times)
         )
         log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
         blur = 1e-13 * (xp.abs(log_a) + xp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
