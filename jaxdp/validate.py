@@ -17,8 +17,15 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def concrete(name: str, *values: Any) -> None:
+    """TypeError where a value is traced: for functions that compute on the host."""
+    if is_traced(values):
+        raise TypeError(f"{name} must be concrete, got a traced array: call this outside jit, vmap and grad.")
+
+
 def real_array(name: str, value: Any) -> np.ndarray:
     """The argument as a float64 array; TypeError unless it is made of real numbers."""
+    concrete(name, value)
     if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"{name} must be a real number or an array of them, got {value!r}.")
     try:

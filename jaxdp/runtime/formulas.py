@@ -64,7 +64,7 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             numbers = {name: number for name, (number, _) in confined.items()}
             validate.broadcast(**numbers)
             if traced:
-                return batched(jax.vmap(one_point), *numbers.values(), *(inside for _, inside in confined.values()))
+                return _batched(jax.vmap(one_point), *numbers.values(), *(inside for _, inside in confined.values()))
             for name, holds, allowed, remedy in rules:
                 bad = ~holds(**numbers)
                 validate.reject(name, np.broadcast_to(numbers[name], np.shape(bad)), bad, allowed, remedy)
@@ -101,10 +101,15 @@ def flat_rows(array: Any, own: int, shape: tuple[int, ...]) -> Any:
 
 
 def batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
-    """`function` of flat arrays of one length, at the broadcast of `arrays`; results in the broadcast shape.
+    """`function` of flat concrete arrays of one length, at the broadcast of `arrays`; results in the broadcast shape.
 
     own: for each array the number of its last axes that belong to one point, 0 if not given.
     """
+    validate.concrete("every number", *arrays)
+    return _batched(function, *arrays, own=own)
+
+
+def _batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
     axes = list(zip(arrays, own or (0,) * len(arrays), strict=True))
     shape = np.broadcast_shapes(*(np.shape(array)[: np.ndim(array) - number] for array, number in axes))
     values = function(*(flat_rows(array, number, shape) for array, number in axes))
@@ -121,4 +126,4 @@ def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **stat
     require_x64()
     with jax.numpy_rank_promotion("allow"):
         point = jax.vmap(functools.partial(kernel.point, **static))
-        return batched(point, *(jnp.asarray(a, jnp.float64) for a in arguments), own=own)
+        return _batched(point, *(jnp.asarray(a, jnp.float64) for a in arguments), own=own)
