@@ -262,6 +262,18 @@ def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_conv
     assert np.all(jaxdp.delta_bounds(once, eps, relation="replace_one").lower > 0)
 
 
+def test_fixed_size_runs_under_replace_one_are_traced_with_a_lower_bound_for_one_round_alone():
+    def bounds(times):
+        return jaxdp.epsilon_bounds(
+            jaxdp.repeat(FIXED(jaxdp.RandomizedResponse(0.66, 3), 0.14), times), 1e-3, relation="replace_one"
+        )
+
+    with jax.enable_x64(True):
+        traced = jax.jit(bounds)(np.array([1.0, 2.0]))
+    np.testing.assert_allclose(traced, bounds([1, 2]), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(traced.lower) > 0, [True, False])
+
+
 def test_composed_gaussians_inside_a_sample_are_the_one_gaussian_they_are():
     base = jaxdp.compose(jaxdp.repeat(jaxdp.Gaussian(np.array([4.0, 2.0])), np.array([8, 2])), jaxdp.Gaussian(2.0))
     ((record, _),) = normal_form(POISSON(base, RATE), (2,))

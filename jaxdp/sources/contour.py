@@ -156,13 +156,12 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     traced = TRACED if quadrature else ladder[-2]
-    attained = functools.partial(_attained, direction=direction)
     return Route(
         stacks,
         _sources("epsilon", stacks, direction, ladder, exact),
         _sources("delta", stacks, direction, ladder, exact),
-        *_traced_points(direction, traced, bool(exact and np.all(attained(stacks)))),
-        attained,
+        *_traced_points(direction, traced, exact),
+        functools.partial(_attained, direction=direction),
     )
 
 
@@ -273,7 +272,7 @@ def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
     if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
         return True
     times = stacks[0][1]
-    return (len(stacks) == 1) & (times.shape[1] == 1) & (times[:, 0] <= 1)
+    return (len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
 
 
 def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
@@ -309,11 +308,14 @@ def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Points,
             return xp.maximum(found[0], lower), xp.minimum(found[1], upper)
 
         lower, upper = xp.fori_loop(0, 2, again, (xp.zeros(()), xp.asarray(xp.inf)))
-        return lower if exact else xp.zeros(()), upper
+        return attained(params, lower), upper
 
     def delta(params: Any, eps: Any) -> tuple[Any, Any]:
         lower, upper = contour.delta_bounds(spectrum(params, direction), eps, xp.ones(()), effort)
-        return lower if exact else xp.zeros(()), upper
+        return attained(params, lower), upper
+
+    def attained(params: Any, lower: Any) -> Any:
+        return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
 
     route, size = functools.partial(contour_route, direction=direction), 256 * effort.nodes
     return implicit_epsilon(epsilon, log_delta, route, size), explicit_delta(delta, log_delta, route, size)
