@@ -543,3 +543,10 @@ def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, ex
     found = jaxdp.delta_bounds(allocation(3, noise), epsilon, relation="remove")
     assert found.lower <= exact * (1 + 1e-7) and found.upper >= exact * (1 - 1e-7)
     assert found.upper - found.lower < 1e-6 * exact
+
+
+def test_noise_whose_square_overflows_is_not_taken_for_perfect_privacy():
+    noise = np.array([1e160, 1e200])
+    epochs = jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), 10), 3)
+    # all outputs added up: no less than one epoch in ten steps
+    assert np.all(jaxdp.delta(epochs, 0.0) >= 0.3989 / (noise * np.sqrt(10)))

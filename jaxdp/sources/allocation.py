@@ -11,14 +11,11 @@ import jax
 import numpy as np
 
 from jaxdp.allocation import bounds, finite
-from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.allocation import DirectedLaw, RandomAllocation
 from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, flat_rows
-from jaxdp.numerics.rounding import ULP
-from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import rounds
 from jaxdp.sources.base import (
     Answer,
@@ -31,7 +28,7 @@ from jaxdp.sources.base import (
     one_or_composed,
 )
 from jaxdp.sources.contour import contour_route
-from jaxdp.sources.gaussian import composed_mu
+from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 from jaxdp.validate import is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
@@ -87,16 +84,6 @@ def _traced(sign: float) -> tuple[Points, Points]:
 # ---- composition ----
 
 
-@kernel(working_set=64, bounds=True, by_numpy=1000)
-def _gaussian_epsilon(mu: Any, delta: Any) -> Any:
-    return gaussian.epsilon_bounds(mu, delta, 64 * ULP)
-
-
-@kernel(working_set=64, bounds=True, by_numpy=1000)
-def _gaussian_delta(mu: Any, epsilon: Any) -> Any:
-    return gaussian.delta_bounds(mu, epsilon, 64 * ULP)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Epochs:
     """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below.
@@ -126,26 +113,25 @@ class _Epochs:
             return found
 
         upper = side(above)[1]
-        solve: Any = _gaussian_epsilon if self.verb == "epsilon" else _gaussian_delta
-        lower = solve(_gaussian_mu(params, summed=True), target)[0]
+        solve = gaussian_epsilon if self.verb == "epsilon" else gaussian_delta
+        lower = solve(_gaussians(params, summed=True), target)[0]
         if not all(isinstance(record, GaussianMechanism) for record, _ in below):
             lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
-            upper = np.fmin(upper, solve(_gaussian_mu(params, summed=False), target)[1])
+            upper = np.fmin(upper, solve(_gaussians(params, summed=False), target)[1])
         return np.fmin(lower, upper), upper
 
 
-def _gaussian_mu(stacks: tuple[Stack, ...], summed: bool) -> np.ndarray:
-    """mu of the Gaussian parts and of the epochs: of each one's outputs added up, or of its steps if they were known.
-
-    Other parts are left out.
-    """
-    total = rounds.by_rows(composed_mu, stacks) ** 2
+def _gaussians(stacks: tuple[Stack, ...], summed: bool) -> tuple[Stack, ...]:
+    """The Gaussian parts and the epochs, these as Gaussians: each one's outputs added up, or its steps if known."""
+    made: list[Stack] = []
     for record, times in stacks:
         if isinstance(record, RandomAllocation):
-            share = record.times**2 / record.num_steps if summed else record.times
-            total = total + np.sum(times * share / record.noise_multiplier() ** 2, axis=1)
-    return np.sqrt(total)
+            share = record.times / np.sqrt(record.num_steps) if summed else np.sqrt(record.times)
+            made.append((Gaussian(np.broadcast_to(record.noise_multiplier() / share, times.shape)), times))
+        elif isinstance(record, GaussianMechanism):
+            made.append((record, times))
+    return tuple(made)
 
 
 class _Block(NamedTuple):

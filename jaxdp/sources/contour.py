@@ -48,8 +48,8 @@ SAMPLED_LADDER = (
 FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
 # enough to see that the add direction has the smaller delta
 COMPARED = Effort(16, 96, False)
-# and before it: the add direction waits until the other, hardly ever the smaller one, has been asked for 4096 nodes and
-# mostly has a lower bound
+# Sources without an answer, before that comparison: the add direction, hardly ever the larger one, waits until the
+# other has been asked for 4096 nodes and mostly has a lower bound.
 _WAITING: list[Source] = [lambda params, target, known, gap: Answer(known.lower, known.upper)] * 3
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
 _BANDED = (
@@ -179,9 +179,8 @@ def _sources(
     contours: list[Source] = [
         _Contour(verb, direction, effort, again and effort not in (efforts[0], *_BANDED)) for effort in efforts
     ]
-    compared: list[Source] = []
-    if ladder is SAMPLED_LADDER and direction == "reverse":
-        compared = [*_WAITING, Compared(verb)]
+    behind = ladder is SAMPLED_LADDER and direction == "reverse"
+    compared: list[Source] = [*_WAITING, Compared(verb)] if behind else []
     bare = plain(simple.unsampled)
     # before the bands, which start from what is known
     contours.insert(next((i for i, effort in enumerate(efforts) if effort.bands), len(efforts)), bare)
