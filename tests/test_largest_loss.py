@@ -65,7 +65,7 @@ def likelihoods(u, direction):
 
 def integral(function, start=-15):
     places = sorted({mp.mpf(k) / 2 for k in range(2 * start, 2 * int(CUT) + 1)} | {mp.mpf(k) / 8 for k in range(8, 49)})
-    return mp.quad(function, [p for p in places if p >= start], method="gauss-legendre")
+    return mp.quad(function, [p for p in places if p >= start], method="gauss-legendre", maxdegree=5)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def exact_delta(eps, low, high, direction="forward"):
     at = mp.mpf(SIGMA) * mp.log((e - 1 + mp.mpf(RATE)) / mp.mpf(RATE)) + 1 / (2 * mp.mpf(SIGMA))
     at = at if direction == "forward" else mp.findroot(excess, at)
     places = [at] + [p for p in (at + mp.mpf(k) / 8 for k in range(1, 80)) if p < CUT] + [mp.mpf(CUT)]
-    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * excess(u), places, method="gauss-legendre")
+    return mp.quad(lambda u: mp.npdf(u) * label(u, low, high) * excess(u), places, method="gauss-legendre", maxdegree=5)
 
 
 BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
