@@ -73,8 +73,9 @@ class OUParameters(NamedTuple):
 def _ou_mu(theta, rho, time, sensitivity):
     """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; a factor may overflow."""
     theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
-    pull = theta * time
-    logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -jnp.log(-jnp.expm1(-2 * pull)) / 2, -pull
+    pull = jnp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
+    back = jnp.where(pull > 1e-20, jnp.log(-jnp.expm1(-2 * pull)), math.log(2) + jnp.log(theta) + jnp.log(time))
+    logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -back / 2, -pull
     # of each term its own rounding, that of the sums, and that of theta t
     return jnp.maximum(jnp.exp(sum(logs)) * (1 + 8 * ULP * (4 + sum(map(jnp.abs, logs)))), _LEAST_MU)
 

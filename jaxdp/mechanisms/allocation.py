@@ -10,10 +10,11 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, Domain, field, whole
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, gaussian_renyi, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.shuffled import LossLaw
+from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number, Real, RealField, Relation
 
 _NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part more often than there are steps")
@@ -129,4 +130,4 @@ class RandomAllocation(Mechanism):
 
     def renyi_divergence(self, order: Number) -> Number:
         """The divergence of the pair of `log_mgf`."""
-        return order * self.times / self.noise_multiplier() ** 2 / 2
+        return gaussian_renyi(order, xp.sqrt(self.times) / self.noise_multiplier())

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
+from jaxdp.domains import COMPUTABLE, FINITE, SMALLEST, Domain, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.runtime.arrays import xp
@@ -429,12 +429,17 @@ class GaussianMechanism(Mechanism):
 
     def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2."""
-        mu = self.gaussian_mu()
-        return order * mu * mu / 2  # in this order: the square of a small mu is 0
+        return gaussian_renyi(order, self.gaussian_mu())
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""
         return z * (z + 1) * (self.gaussian_mu() ** 2 / 2)
+
+
+def gaussian_renyi(order: Number, mu: Number) -> Number:
+    """order mu^2 / 2, what underflows rounded up."""
+    divergence = order * mu * mu / 2  # in this order: the square of a small mu is 0
+    return xp.where(mu == 0, 0.0, xp.maximum(divergence, SMALLEST))
 
 
 def gaussian_mus(stack: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from jaxdp.domains import field, whole
 from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, as_text, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.runtime import formulas
+from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 
@@ -137,7 +139,9 @@ def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Nu
     """The atomic mechanisms with their counts."""
     if isinstance(mechanism, Repeated):
         once = isinstance(times, int) and times == 1
-        return flatten(mechanism.mechanism, mechanism.times if once else _numbers(times) * _numbers(mechanism.times))
+        with np.errstate(over="ignore"):  # infinitely many runs have the vacuous bounds
+            runs = mechanism.times if once else _numbers(times) * _numbers(mechanism.times)
+        return flatten(mechanism.mechanism, runs)
     if isinstance(mechanism, Composed):
         return [pair for part in mechanism.parts for pair in flatten(part, times)]
     return [(mechanism.simplified(), times)]
@@ -214,9 +218,9 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
 def _stack(members: list[tuple[Mechanism, Any]]) -> Stack:
     if not validate.is_traced(members):
         members = _merge_equal(members)
-    xp = jnp if validate.is_traced(members) else np
-    record_ = jax.tree.map(lambda *leaves: xp.stack(leaves, axis=1), *[m for m, _ in members])
-    return record_, xp.stack([t for _, t in members], axis=1)
+    array = jnp if validate.is_traced(members) else np
+    record_ = jax.tree.map(lambda *leaves: array.stack(leaves, axis=1), *[m for m, _ in members])
+    return record_, array.stack([t for _, t in members], axis=1)
 
 
 def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, Any]]:
@@ -239,7 +243,15 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     atoms = [(atom, times) for atom, times in flatten(mechanism) if isinstance(atom, Gaussian)]
     if len(atoms) < len(flatten(mechanism)):
         raise UnsupportedMechanismError("sampling of a composition is available for composed Gaussians only.")
-    xp = jnp if validate.is_traced(mechanism) else np
-    with np.errstate(divide="ignore"):
-        precision = sum((xp.asarray(t) / xp.asarray(g.noise_multiplier) ** 2 for g, t in atoms), xp.zeros(()))
-        return Gaussian(1.0 / xp.sqrt(precision))
+    with contextlib.nullcontext() if validate.is_traced(mechanism) else on_host():
+        runs = [(xp.asarray(times), xp.asarray(g.noise_multiplier)) for g, times in atoms]
+        mus = [xp.where(t > 0, xp.sqrt(xp.where(t > 0, t, 1.0)) / noise, 0.0) for t, noise in runs]
+        return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus), axis=-1)))
+
+
+def norm(numbers: Any) -> Any:
+    """The root of the sum of squares of nonnegative numbers over the last axis; their squares may be out of range."""
+    unit = xp.stop_gradient(xp.max(numbers, axis=-1))
+    unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
+    total = xp.sum((numbers / unit[..., None]) ** 2, axis=-1)
+    return xp.where(total == 0, 0.0, unit * xp.sqrt(xp.where(total == 0, 1.0, total)))

@@ -9,26 +9,28 @@ from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST_MU
 from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.composition import Stack, norm
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
-    """mu of the composition: the root of the sum of count x mu^2 over the Gaussian mechanisms of one point."""
-    parts = []
+    """mu of the composition, the root of the sum of count x mu^2 over the Gaussian mechanisms of one point.
+
+    NaN where that is not known: where a mu is NaN, and where finite numbers overflow.
+    """
+    mus, parts = [], []
     for record, times in stacks:
         if isinstance(record, GaussianMechanism):
             # 0 runs cost nothing, also with an infinite mu
-            parts.append((xp.where(times > 0, gaussian_mus(record), 0.0), times))
+            live = times > 0
+            mus.append(xp.where(live, gaussian_mus(record), 0.0))
+            parts.append(xp.where(live, xp.sqrt(xp.where(live, times, 1.0)) * mus[-1], 0.0))
     if not parts:
         return xp.zeros(())
-    # squares are taken in units of the largest mu, because the square of a mu below 1e-154 underflows
-    unit = xp.stop_gradient(xp.max(xp.stack([xp.max(mu) for mu, _ in parts])))
-    unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
-    total = sum((xp.sum(xp.where(mu > 0, times * (mu / unit) ** 2, 0.0)) for mu, times in parts), xp.zeros(()))
-    return xp.where(total > 0, unit * xp.sqrt(xp.where(total > 0, total, 1.0)), 0.0)
+    total = norm(xp.concatenate(parts))
+    return xp.where((total == xp.inf) & xp.all(xp.concatenate(mus) < xp.inf), xp.nan, total)
 
 
 def mu_error(stacks: tuple[Stack, ...]) -> float:
