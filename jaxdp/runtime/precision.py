@@ -153,6 +153,7 @@ class Kernel:
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
         gives it; about as many as take as long as compiling. The kernel has to be written with
         `jaxdp.runtime.arrays.xp`.
+    absolute: difference that a program and NumPy may have besides a relative one, or a function of a point's arguments.
     """
 
     point: Callable
@@ -162,6 +163,7 @@ class Kernel:
     large: bool = False
     bounds: bool = False
     by_numpy: int | Callable[..., int] = 0
+    absolute: float | Callable[..., float] = 1e-300
 
     def __post_init__(self) -> None:
         self.traces = 0
@@ -231,7 +233,7 @@ class Kernel:
                 made = run(program[0], structure, *(leaf[rows] for leaf in leaves))
             made = jax.tree.map(lambda a: np.asarray(a)[: stop - start], made)
             if checked and (where, padded, program) not in self._agreed:
-                self._require_agreement(where, made, self._by_numpy(args, start, static))
+                self._require_agreement(where, made, args, start, static)
                 self._agreed.add((where, padded, program))
             return made
 
@@ -242,16 +244,18 @@ class Kernel:
             forget_compiled()
         return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
-    def _require_agreement(self, where: str, compiled: Any, exact: Any) -> None:
+    def _require_agreement(self, where: str, compiled: Any, args: Any, start: int, static: Any) -> None:
         """BackendError unless a program's first row agrees with NumPy's: bounds overlap, other numbers are close."""
         first = [leaf[0] for leaf in jax.tree.leaves(compiled)]
-        other = jax.tree.leaves(exact)
+        other = jax.tree.leaves(self._by_numpy(args, start, static))
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
             good = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
         else:
-            good = all(np.allclose(a, b, _AGREEMENT, 1e-300, equal_nan=True) for a, b in zip(first, other, strict=True))
+            point = jax.tree.map(lambda leaf: leaf[start], args)
+            most = self.absolute(*point) if callable(self.absolute) else self.absolute
+            good = all(np.allclose(a, b, _AGREEMENT, most, equal_nan=True) for a, b in zip(first, other, strict=True))
         if not good:
             _refuse(self.point.__name__, where, first, "NumPy computes", other)
 
