@@ -150,3 +150,67 @@ def test_where_nobody_is_sampled_delta_is_that_of_nothing(base, relation):
     bounds, exact = jaxdp.delta_bounds(nobody, eps, relation=relation), -np.expm1(np.minimum(eps, 0.0)) * np.ones(2)
     assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
     assert (bounds.upper - bounds.lower <= 1e-14 * exact).all()
+
+
+@pytest.mark.parametrize(
+    "randomizer",
+    [
+        jaxdp.UnaryEncoding(750.0, 16),
+        jaxdp.UnaryEncoding(2000.0, 16, optimized=False),
+        jaxdp.LocalLaplace(800.0),
+        jaxdp.LocalLaplace(2000.0),
+        jaxdp.SubsetSelection(1.0, 1e200),
+    ],
+)
+def test_a_law_of_reports_that_overflows_bounds_nothing(randomizer):
+    shuffled = jaxdp.Shuffled(randomizer, 1000)
+    assert jaxdp.epsilon_bounds(shuffled, 1e-6) == (0.0, np.inf)
+    lower, upper = jaxdp.delta_bounds(shuffled, [0.0, 375.0])
+    np.testing.assert_array_equal([lower, upper], [[0, 0], [1, 1]])
+    assert jaxdp.renyi(shuffled, 2.0) == np.inf
+
+
+def test_squares_of_noise_that_overflow_are_not_taken_for_perfect_privacy():
+    noise = jaxdp.Gaussian(1e160)
+    kept = jaxdp.RandomAllocation.same_in_every_epoch(noise, 10, 3)
+    sampled = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.repeat(noise, 3), 0.5), 5)
+    for mechanism in (kept, jaxdp.repeat(kept, 3), sampled):
+        assert jaxdp.delta(mechanism, 0.0) > 1e-161
+    many = jaxdp.PoissonSampled(jaxdp.repeat(noise, 1e300), 0.5)  # mu is 1e-10
+    assert jaxdp.delta_bounds(many, 0.0) == pytest.approx((1.99456e-11, 1.99492e-11), rel=1e-4)
+    assert (jaxdp.renyi(jaxdp.Gaussian(1e200), [1.5, 2.0]) > 0).all()
+    assert jaxdp.renyi(jaxdp.RandomAllocation(noise, 10), 1e300) >= 5e-22
+
+
+def test_runs_that_do_not_happen_are_not_taken_for_all_runs():
+    step = jaxdp.compose(jaxdp.repeat(jaxdp.Gaussian(1e-170), 0), jaxdp.Gaussian(1.0))
+    one, other = (jaxdp.epsilon_bounds(jaxdp.PoissonSampled(base, 0.5), 1e-5) for base in (step, jaxdp.Gaussian(1.0)))
+    assert one == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize(("theta", "time"), [(1e200, 1e200), (1e-200, 1e200)])
+def test_diffusions_of_any_length_keep_a_trace_of_the_value(theta, time):
+    assert jaxdp.delta(jaxdp.diffusion.OrnsteinUhlenbeck(theta, 1.0, time), 0.0) > 0
+
+
+def test_counts_that_overflow_give_no_lower_bound():
+    endless = jaxdp.repeat(jaxdp.repeat(jaxdp.Gaussian(1e200), 1e200), 1e200)  # mu is 1
+    assert jaxdp.epsilon_bounds(endless, 1e-5).lower <= 4.378
+    many = jaxdp.compose(*(jaxdp.repeat(jaxdp.Gaussian(1e154 * (1 + i * 1e-3)), 4e307) for i in range(8)))
+    assert jaxdp.epsilon_bounds(many, 1e-5) == pytest.approx((8.683837445, 8.683837446), rel=1e-8)
+
+
+def test_small_squares_times_large_counts_are_not_flushed_in_a_program(compiled):
+    noise = np.append(1e100, np.full(300, 1e154))
+    found = jaxdp.epsilon(jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.repeat(jaxdp.Gaussian(noise), 4e307)), 1e-5)
+    np.testing.assert_allclose(found[1:], 5.324785705557, rtol=1e-10)
+
+
+def test_renyi_divergences_smaller_than_the_rounding_of_k_are_answered_in_large_batches(compiled):
+    order = np.linspace(1.001, 1.5, 30)
+    for mechanism in (
+        jaxdp.PoissonSampled(jaxdp.Gaussian(1000 * np.linspace(1, 2, 30)), 1e-4),
+        jaxdp.DiscreteLaplace(1e5 * np.linspace(1, 2, 30)),
+    ):
+        assert (jaxdp.renyi(mechanism, order) < 1e-9).all()
+        assert (np.abs(jaxdp.log_mgf(mechanism, order - 1)) < 1e-9).all()

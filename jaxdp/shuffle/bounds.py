@@ -48,7 +48,7 @@ def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, eps
     seen = evaluate(safe)
     upper = xp.where(inside, xp.minimum(seen.upper, single), single)
     upper = xp.where(epsilon >= largest, -xp.inf, xp.minimum(upper, 0.0))
-    good = (epsilon >= 0) & ~xp.isnan(upper) & (users >= 1)
+    good = (epsilon >= 0) & ~xp.isnan(upper) & ~xp.isnan(largest) & (users >= 1)
     lower = xp.where(inside & good & ~xp.isnan(seen.lower), seen.lower, -xp.inf)
     upper = xp.where(good, upper, 0.0)
     return seen._replace(lower=xp.minimum(lower, upper), upper=upper)
@@ -268,7 +268,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
     terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)
     nodes = min(FEWEST_NODES, most)
-    rows = ~two & (nodes > 0)
+    rows = ~two & (nodes > 0) & ~np.isnan(np.column_stack([side.reshape(two.size, -1) for side in made])).any(axis=1)
     for few, of in _few_users(made, users, rows & np.isinf(terms) & wide()):
         ask("every count", few, made, of=of)
         rows[few] = False

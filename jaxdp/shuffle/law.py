@@ -31,8 +31,9 @@ class Law(NamedTuple):
     rest: Any
 
     def largest_loss(self) -> Any:
-        """The local epsilon of this pair of inputs: the largest loss that has mass."""
-        return xp.max(xp.where(self.first > 0, self.loss, -xp.inf))
+        """The local epsilon of this pair of inputs: the largest loss that has mass; NaN where anything is NaN."""
+        unknown = sum((xp.any(xp.isnan(part)) for part in self), xp.zeros(()))
+        return xp.where(unknown > 0, xp.nan, xp.max(xp.where(self.first > 0, self.loss, -xp.inf)))
 
     def swapped(self) -> Self:
         """The law of the inputs in the other order."""
@@ -114,6 +115,11 @@ class NamedSets(NamedTuple):
         return self.eps0 * (_NAMED[:, 0].astype(float) - _NAMED[:, 1])
 
 
+def _representable(eps0: Any) -> Any:
+    """NaN, which makes every bound vacuous, where e^-eps0 underflows."""
+    return xp.where(eps0 <= 700.0, eps0, xp.nan)
+
+
 def laplace_blanket(eps0: Any, cells: int) -> Law:
     """A number in [0, 1] plus Laplace noise of scale 1/eps0, inputs 0 and 1: each cell's mass moved to its two ends.
 
@@ -122,6 +128,7 @@ def laplace_blanket(eps0: Any, cells: int) -> Law:
     law is larger in convex order. Outcomes: L >= 0 from 0 up, then their mirror images.
     """
     half = cells // 2
+    eps0 = _representable(eps0)
     width = eps0 / cells
     cell = 0.5 * xp.exp(-eps0 / 2 - width * xp.arange(half)) * -xp.expm1(-width)
     outward = cell / (1 + xp.exp(width))
@@ -145,6 +152,7 @@ def laplace_homogeneous(eps0: Any, cells: int) -> Law:
     Only the cell of a report is told, which is smaller in convex order.
     """
     place = xp.arange(cells) / cells
+    eps0 = _representable(eps0)
     width = eps0 / cells
     cell = 0.5 * xp.exp(-eps0 * place) * -xp.expm1(-width)
     first = xp.concatenate([xp.full(1, 0.5), cell, 0.5 * xp.exp(-eps0)[None]])
