@@ -162,6 +162,8 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     x = np.broadcast_to(x, shape)
     resolved, _ = _resolved(mechanism, relation)
     if is_gaussian(resolved):
+        # compiled arithmetic takes a subnormal rate for 0; at a larger one the false negative rate is smaller
+        x = np.where(x > 0, np.maximum(x, SMALLEST), x)
         return gaussian_tradeoff(normal_form(resolved, shape), x.reshape(-1)).reshape(shape)[()]
     curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
@@ -218,8 +220,8 @@ def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Two points between the outer ones of three, close to the vertex of the parabola through them."""
     (low, middle, high), (v_low, v_middle, v_high) = np.moveaxis(eps, -1, 0), np.moveaxis(value, -1, 0)
     left, right = middle - low, high - middle
-    rise, fall = (v_middle - v_low) / left, (v_middle - v_high) / right
     with np.errstate(all="ignore"):
+        rise, fall = (v_middle - v_low) / left, (v_middle - v_high) / right
         vertex = middle + 0.5 * (rise * right - fall * left) / (rise + fall)
     vertex = np.where(np.isfinite(vertex), vertex, middle)
     space = 0.1 * np.minimum(left, right)

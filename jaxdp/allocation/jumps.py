@@ -82,7 +82,8 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 
     value, error = decided(others)
     mass_error = 4 * ULP * (steps + 4) * (1 + split**2)
-    least = all_below * xp.maximum(value - error, 0.0) * (1 - mass_error)
+    sure = xp.maximum(1 - mass_error, 0.0)
+    least = all_below * xp.maximum(value - error, 0.0) * sure
     lower = xp.max(xp.where(usable, least, 0.0), axis=1)
     places = others + _SHARES[:, None, None] * xp.maximum(total - others, 0.0)
     ahead = xp.maximum(total - places, 1e-300)
@@ -95,8 +96,8 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf), axis=1)
     # "add": all below a split that keeps the mean below the threshold
     fewer = xp.exp(steps * log_below)
-    least = (1 - mean / odds * (1 + 1e-12)) * fewer * (1 - mass_error)
-    low_add = xp.max(xp.where(usable, xp.maximum(least, 0.0), 0.0), axis=1)
+    least = xp.maximum(1 - mean / odds * (1 + 1e-12), 0.0) * fewer * sure
+    low_add = xp.max(xp.where(usable, least, 0.0), axis=1)
     high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * none[-1], 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)

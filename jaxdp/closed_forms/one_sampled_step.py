@@ -77,7 +77,7 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
         return -xp.expm1(-g) * lower, -xp.expm1(-g) * upper, steep
 
     (lower, _, _), (_, upper, steep) = at(gap - off, 1.0), at(gap + off, -1.0)
-    lower = xp.where((gap - off > 0) & (eps >= _CERTAIN), lower, 0.0)
+    lower = xp.where((gap - off > 1e-300) & (eps >= _CERTAIN), lower, 0.0)
     return lower, xp.where(gap + off > 0, upper + SMALLEST, 0.0), steep
 
 

@@ -34,6 +34,13 @@ def _unit(numbers):
     return jnp.where(largest > 0, largest, 1.0)
 
 
+def _log_share(distance, unit):
+    """log(distance / unit), from above where the quotient may underflow: a distance is not to be forgotten."""
+    share = distance / unit
+    lost = (distance > 0) & (share < 1e-290)
+    return jnp.where(lost, jnp.log(distance) - jnp.log(unit) + 1e-12, jnp.log(share))
+
+
 def _merge(first, second):
     """Two blocks (log m, log v, bare) of the same frame as one: distances add, variances add."""
     (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
@@ -123,7 +130,7 @@ def _solve(contraction, noise_std, shift):
     """(mu^2 rounded up, the final blocks)."""
     s_unit, d_unit = _unit(noise_std), _unit(shift)
     log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
-    logs = jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit)
+    logs = jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit)
     return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
@@ -274,7 +281,7 @@ def single_participation_mu2(contraction, noise_std, shift):
         return jnp.minimum(before, huge), here
 
     _, noise = lax.scan(step, jnp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
-    moved = shift / unit
+    moved = jnp.where(shift > 0, jnp.maximum(shift / unit, 1e-290), 0.0)
     mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
     mu2 = jnp.where(moved > 0, jnp.maximum(mu2, NEXT_TO_ZERO), 0.0)
     return jnp.where(valid, mu2, jnp.inf)
@@ -344,10 +351,10 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     d_unit = _unit(jnp.append(shift, jnp.where(jnp.isfinite(diameter), diameter, 0.0)))
     log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
     first = jnp.arange(count) == 0
-    xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * jnp.log(shift / d_unit), first)
+    xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit), first)
     zero = jnp.zeros((), shift.dtype)
     stack = jnp.zeros((count + 1, 5), shift.dtype)
     start = (jnp.int32(0), stack, zero + jnp.inf, zero - jnp.inf, jnp.bool_(True), zero)
-    prepend = functools.partial(_prepend, jnp.log(diameter / d_unit))
+    prepend = functools.partial(_prepend, _log_share(diameter, d_unit))
     (_, _, best, plain, _, largest), _ = lax.scan(prepend, start, xs, reverse=True)
     return _outward(jnp.minimum(best, plain), jnp.any(shift > 0), log_unit, largest, count, valid)

@@ -311,10 +311,11 @@ class DiscreteLaplace(Mechanism):
         first = xp.where(xp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
         other = xp.where(xp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
         # the middle sum is e^{zas} (y - y^s)/(1 - y), y = e^{-a(1+2z)}: a geometric sum in |y| <= 1 after
-        # taking out the larger end; at y = 1 it is s - 1 terms of e^{zas}
+        # taking out the larger end; near y^s = 1 it is s - 1 terms of e^{zas}
         w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
-        near = xp.abs(w) < 1e-6
-        quotient = (xp.exp(w) - xp.exp(w * s)) / xp.where(near, 1.0, -xp.expm1(xp.where(near, 1.0, w)))
+        near = xp.abs(w) * s < 1e-6
+        apart = xp.where(near, 1.0, w)
+        quotient = xp.exp(apart) * xp.expm1(apart * (s - 1)) / xp.expm1(apart)
         linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
         middle = xp.where(near, linear, quotient)
         total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle

@@ -266,15 +266,22 @@ class LocalLaplace(KnownRandomizer):
         one = law.laplace_homogeneous(xp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
         return stacked(one, one.swapped())
 
+    def _noise(self) -> Mechanism:
+        from jaxdp.mechanisms.basic import Laplace  # noqa: PLC0415  # basic imports this module
+
+        return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
+
     def finite_pair(self) -> finite.FinitePair:
         """That of Laplace noise of scale 1/epsilon."""
-        return finite.laplace_pair(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
+        return self._noise().finite_pair()
+
+    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
+        """Those of the noise."""
+        return self._noise().enclosing_pairs(fine)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log[e^{z e} (z+1)/(2z+1) + e^{-(z+1) e} z/(2z+1)], e = epsilon (Zhu, Dong, Wang 2022, Lemma 33)."""
-        from jaxdp.mechanisms.basic import Laplace  # noqa: PLC0415  # basic imports this module
-
-        return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100)).log_mgf(z)
+        return self._noise().log_mgf(z)
 
     def max_loss(self) -> Number:
         """The local epsilon."""
