@@ -214,3 +214,48 @@ def test_renyi_divergences_smaller_than_the_rounding_of_k_are_answered_in_large_
     ):
         assert (jaxdp.renyi(mechanism, order) < 1e-9).all()
         assert (np.abs(jaxdp.log_mgf(mechanism, order - 1)) < 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("scale", "sensitivity", "delta", "exact"),
+    [(1e12, 1e12, 1e-3, 0.997998), (719254241.7868128, 1172202663.0, 0.2010385543295841, 1.18086)],
+)
+def test_discrete_laplace_noise_of_huge_scale_is_that_of_laplace(scale, sensitivity, delta, exact):
+    noise = jaxdp.DiscreteLaplace(scale, sensitivity)
+    lower, upper = jaxdp.epsilon_bounds(noise, delta)
+    assert lower <= exact * (1 + 1e-5) and exact * (1 - 1e-5) <= upper
+    z = np.array([0.5, 2.0, 0.1 + 3j])
+    np.testing.assert_allclose(jaxdp.log_mgf(noise, z), jaxdp.log_mgf(jaxdp.Laplace(scale / sensitivity), z), rtol=1e-6)
+
+
+def test_rates_and_steps_at_the_end_of_the_range_have_no_lower_bound_above_the_truth():
+    sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 1e-301)
+    assert jaxdp.delta_bounds(sampled, 0.0, relation="add").lower <= 0.383e-301
+    assert jaxdp.epsilon_bounds(sampled, 0.6e-301, relation="add").lower == 0
+    lower, upper = jaxdp.delta_bounds(jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), 5e14), 1e-3, relation="add")
+    assert lower < 1e-6 < upper
+
+
+def test_cells_of_laplace_noise_inside_a_randomizer_give_no_lower_bound_of_the_noise():
+    # inputs 0 and 1, one of two records: Q = (L(0) + L(1))/2, P = L(0), integrated in closed form
+    epsilon, e = 0.3, np.exp(0.3)
+    lower, upper = jaxdp.delta_bounds(jaxdp.FixedSizeSampled(jaxdp.LocalLaplace(1.0), 0.5), epsilon)
+    grid = np.linspace(-40, 41, 8_100_001)
+    p, q = (0.5 * np.exp(-np.abs(grid - x)) for x in (0.0, 1.0))
+    exact = np.sum(np.maximum(0.5 * (p + q) - e * p, 0.0)) * (grid[1] - grid[0])
+    other = np.sum(np.maximum(p - e * 0.5 * (p + q), 0.0)) * (grid[1] - grid[0])
+    assert lower <= max(exact, other) * (1 + 1e-9)
+
+
+def test_a_distance_that_underflows_is_not_forgotten():
+    schedule = [1.0, 1e300, 1e110], [0.0, 0.0, 1.0], [1e-305, 0.0, 1e10]
+    assert 1e105 <= jaxdp.iteration.gdp_mu(*schedule) <= 1e105 * (1 + 1e-9)
+    assert jaxdp.delta(jaxdp.NoisyIteration(*schedule), 1e200) == 1
+    assert jaxdp.iteration.gdp_mu([1.0, 1e200, 1e200], [0.0, 0.0, 1.0], [1e-200, 0.0, 1e120], diameter=1e300) >= 1e200
+    moved = jaxdp.iteration.per_index_mu([1.0, 1e200, 1e200], [1e-200, 1e-200, 1e200], [1e-200, 1.0, 1e120])
+    assert moved[0] >= 0.707
+
+
+def test_a_subnormal_rate_is_not_taken_for_0_by_the_trade_off(compiled):
+    rates = np.append(0.5, np.full(300, 1e-310))
+    assert (jaxdp.tradeoff(jaxdp.Gaussian(1 / 40), rates)[1:] <= 0.0098).all()

@@ -1,6 +1,7 @@
 """Sweeps: the grid they promise, one shape for every call, and nothing lost when they are cut short."""
 
 import errno
+import functools
 import math
 import os
 import pathlib
@@ -157,6 +158,14 @@ def test_a_finished_file_is_read_and_not_computed_again(tmp_path, suffix):
     second = sweep(fresh, a=np.arange(10.0), batch_size=3, path=path)
     assert fresh.calls == []
     xarray.testing.assert_identical(first, second)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: functools.partial(f, delta=1e-6)])
+def test_a_function_without_a_name_has_its_result_stored_too(wrap, suffix, tmp_path):
+    unnamed = wrap(lambda sigma, delta=1e-6: jaxdp.epsilon(jaxdp.Gaussian(sigma), delta))
+    made = sweep(unnamed, sigma=[1.0, 2.0], path=tmp_path / f"grid{suffix}")
+    np.testing.assert_array_equal(made.epsilon, jaxdp.epsilon(jaxdp.Gaussian([1.0, 2.0]), 1e-6))
 
 
 def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):

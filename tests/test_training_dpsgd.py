@@ -232,6 +232,24 @@ def test_what_is_missing_is_named():
 SHUFFLED = ShuffledSGD(clip_norm=1.0, noise_multiplier=4.0, num_examples=20, local_delta=1e-10)
 
 
+def test_arrays_of_unequal_lengths_are_refused():
+    """An index beyond the end is the last row to JAX: that record would be used again and again."""
+    sgd = make(num_examples=50)
+    for data in ((X, jnp.ones(20)), (X[:20], jnp.ones(50)), (), (X, jnp.zeros(()))):
+        with pytest.raises(ValueError, match="num_examples = 50 rows in every array"):
+            sgd.clipped_sum(lambda p, e: loss(p, e[0]) * e[1], PARAMS, data, 0, DATA_KEY)
+    with pytest.raises(ValueError, match="equally many rows"):
+        make().clipped_sum(lambda p, e: loss(p, e[0]) * e[1], PARAMS, (X, jnp.ones(20)), 0, DATA_KEY)
+    shuffled = ShuffledSGD(1.0, 8.0, 100)
+    with pytest.raises(ValueError, match="num_examples = 100 rows in every array, got"):
+        shuffled.gradient(lambda p, e: p * e, jnp.zeros(()), jnp.arange(4.0), 0, KEY)
+
+
+def test_numpy_data_are_taken():
+    sums = [make(num_examples=50).clipped_sum(loss, PARAMS, data, 0, DATA_KEY).total for data in (X, np.asarray(X))]
+    jax.tree.map(np.testing.assert_array_equal, *sums)
+
+
 def test_one_pass_visits_everyone_once_in_a_secret_order():
     order = [int(SHUFFLED.batch(t, DATA_KEY).indices[0]) for t in range(20)]
     np.testing.assert_array_equal(np.sort(order), np.arange(20))

@@ -159,7 +159,8 @@ class Folder:
             draft = self._parts / "empty.zarr"
             template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
             os.replace(draft, self._store)
-        _same_names(set(zarr.open_group(self._store, mode="r").array_keys()) - set(grid.axes), values)
+        made = zarr.open_group(self._store, mode="r", use_consolidated=False)
+        _same_names(set(made.array_keys()) - set(grid.axes), values)
         for name, array in values.items():
             zarr.open_array(self._store / name, mode="r+")[grid.region(tile)] = array
         _write(self._parts / f"{tile:08d}.json", json.dumps(calls))
@@ -171,7 +172,8 @@ class Folder:
         notes = sorted(self._parts.glob("[0-9]*.json"))
         made_by = provenance.summary([call for note in notes for call in json.loads(note.read_text())])
         draft = self._store
-        group = zarr.open_group(draft, mode="r+")
+        # the arrays as they are on disk: after a rename, also one of an interrupted call, the consolidated metadata lie
+        group = zarr.open_group(draft, mode="r+", use_consolidated=False)
         for name in set(group.array_keys()) - set(self._grid.axes):
             final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
             if final != name:

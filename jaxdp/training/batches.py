@@ -37,6 +37,19 @@ class Batch(NamedTuple):
     overflow: jax.Array
 
 
+def with_equal_rows(data: Any, num_examples: int | None = None) -> tuple[Any, int]:
+    """(data on the device, number of its rows); ValueError unless every array has as many, and ``num_examples``.
+
+    JAX takes the last row for one beyond it: a shorter array would use that record again and again.
+    """
+    data = jax.tree.map(jnp.asarray, data)
+    counts = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
+    if len(counts) != 1 or (num_examples is not None and counts != {num_examples}):
+        wanted = "equally many" if num_examples is None else f"num_examples = {num_examples}"
+        raise ValueError(f"data must have {wanted} rows in every array, got {sorted(counts)}.")
+    return data, counts.pop()
+
+
 def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
     """Batch number step mod num_batches of the data in their fixed order; the last one may be short.
 

@@ -185,14 +185,14 @@ class DPSGD:
     ) -> ClippedSum:
         """Sum of clipped gradients over the sample of a step, however large it turns out to be.
 
-        loss(params, example) of one example; data: a tree with leading axis n, on the device; key: as for `batch`.
+        loss(params, example) of one example; data: a tree of arrays with leading axis n, best on the device; key: as
+        for `batch`.
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
         cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum, so
         that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
         """
-        count = jax.tree.leaves(data)[0].shape[0]
-        if self.num_examples is not None and count != self.num_examples:
-            raise ValueError(f"data must have num_examples = {self.num_examples} rows, got {count}.")
+        data, count = batches.with_equal_rows(data, self.num_examples)
+        validate.integer("microbatch", microbatch, 1)
         padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
         sample = self._sample(step, key, count, padded)
         clip_norm = settings.at(self.clip_norm, step)

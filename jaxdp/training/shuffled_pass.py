@@ -76,6 +76,7 @@ class ShuffledSGD:
         self, loss: Loss[Params, Example], params: Params, data: Example, step: Step, key: jax.Array
     ) -> Params:
         """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
+        data, _ = batches.with_equal_rows(data, self.num_examples)
         chosen = self.batch(step, key)
         example = jax.tree.map(lambda a: a[chosen.indices[0]], data)
         return jax.tree.map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
