@@ -354,8 +354,7 @@ def test_without_what_lies_left_of_the_panels_a_late_start_fails(monkeypatch):
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
         assert lower <= high and low <= upper
-    real = contour.log_normal_tail
-    monkeypatch.setattr(contour, "log_normal_tail", lambda x: np.where(np.ndim(x) == 0, -np.inf, real(x)))
+    monkeypatch.setattr(law, "log_left", lambda step, start, c: np.full(np.shape(c), -np.inf))
     lower, upper = bracket_after(monkeypatch, unchanged, epsilon=0.3, sign=-1.0, effort=bounds.EFFORTS[1])
     assert not (lower <= high and low <= upper)
 
@@ -550,3 +549,14 @@ def test_noise_whose_square_overflows_is_not_taken_for_perfect_privacy():
     epochs = jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), 10), 3)
     # all outputs added up: no less than one epoch in ten steps
     assert np.all(jaxdp.delta(epochs, 0.0) >= 0.3989 / (noise * np.sqrt(10)))
+
+
+def test_amplification_is_not_lost_where_the_noise_is_large():
+    """Left of the panels the outcomes of "add" count as the tangent of the loss, not as its supremum."""
+    noise = np.array([20.0, 50.0, 100.0, 1000.0])
+    for steps in (4.0, 50.0):
+        lower, upper = jaxdp.epsilon_bounds(allocation(steps, noise), 1e-6, relation="add")
+        assert np.all(upper <= lower * (1 + 1e-6))
+    # a thousand epochs are many small losses: nearly those of Poisson sampling at the same rate, 0.39694
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(10, 100.0), 1000), 1e-6)
+    assert lower < 0.39687 and upper < 0.3969

@@ -107,9 +107,7 @@ def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
 
 def _log_errors(step: Step, panels: Law, c: Any, t: Any) -> Any:
     """logs of what both sums over nodes may be off M(c + it'), |t'| <= t: quadrature, and x left of the panels."""
-    start = panels.edges[0, 0]
-    most = xp.where(step.sign > 0, step.value(start), 1 + step.threshold())
-    missing = log_normal_tail(-start) + xp.asarray(c)[..., None] * most + np.array([0.0, -np.inf])
+    missing = law.log_left(step, panels.edges[0, 0], xp.asarray(c))[..., None] + np.array([0.0, -np.inf])
     return xp.logaddexp(law.log_quadrature_errors(step, panels.edges, c, t), missing)
 
 

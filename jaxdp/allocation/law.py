@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import LOG_SQRT_2PI
+from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 NODES = 16  # of each Gauss panel
@@ -127,6 +127,19 @@ def log_panel_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
     bound = xp.min(grown - 0.5 * (near**2 - high**2) - LOG_SQRT_2PI + factor, axis=-1)
     half = half[..., 0]
     return xp.where(half > 0, bound + xp.log(xp.where(half > 0, half, 1.0)), -xp.inf)
+
+
+def log_left(step: Step, start: Any, c: Any) -> Any:
+    """log of a bound of E[e^{cX}; x <= start], c >= 0.
+
+    Left of the start X is at most X there for "remove"; for "add" at most 1 + its threshold, and at most the tangent
+    of X at the start, because X is concave.
+    """
+    steep = c * step.scale * xp.exp(step.log_ratio(start))
+    tail, value = log_normal_tail(-start), c * (step.value(start) + step.blur(start))
+    tangent = value + steep * start + 0.5 * steep**2 + log_normal_tail(-start - steep) + 1e-12 * (1 + steep**2)
+    add = xp.fmin(tail + c * (1 + step.threshold()), tangent)
+    return xp.where(step.sign > 0, tail + value, add)
 
 
 def log_quadrature_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
