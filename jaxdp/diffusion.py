@@ -19,7 +19,7 @@ from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
-from jaxdp.typing import Array, Real, RealField
+from jaxdp.typing import Array, Number, Real, RealField
 
 __all__ = [
     "BrownianMotion", "OUParameters", "OrnsteinUhlenbeck", "Quadrature", "brownian_lambda",
@@ -71,13 +71,17 @@ class OUParameters(NamedTuple):
 
 
 def _ou_mu(theta, rho, time, sensitivity):
-    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up; a factor may overflow."""
+    """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up, and its relative excess.
+
+    A factor may overflow.
+    """
     theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
     pull = jnp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
     back = jnp.where(pull > 1e-20, jnp.log(-jnp.expm1(-2 * pull)), math.log(2) + jnp.log(theta) + jnp.log(time))
     logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -back / 2, -pull
     # of each term its own rounding, that of the sums, and that of theta t
-    return jnp.maximum(jnp.exp(sum(logs)) * (1 + 8 * ULP * (4 + sum(map(jnp.abs, logs)))), _LEAST_MU)
+    slack = 8 * ULP * (4 + sum(map(jnp.abs, logs)))
+    return jnp.maximum(jnp.exp(sum(logs)) * (1 + slack), _LEAST_MU), 2 * slack
 
 
 @record
@@ -149,7 +153,11 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     def gaussian_mu(self) -> Array:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
-        return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)
+        return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)[0]
+
+    def mu_excess(self, mu: Number) -> Number:
+        """What the logarithms of the factors are rounded by."""
+        return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)[1]
 
     def lam(self) -> Array:
         """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) in nats: the Renyi divergence per unit of order."""
@@ -193,7 +201,7 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
 
     Reference: Corollary 7.
     """
-    return _ou_mu(theta, rho, time, sensitivity) ** 2 / 2 * _UP
+    return _ou_mu(theta, rho, time, sensitivity)[0] ** 2 / 2 * _UP
 
 
 @theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, norm=NONNEGATIVE, dimension=whole(1))

@@ -259,3 +259,43 @@ def test_a_distance_that_underflows_is_not_forgotten():
 def test_a_subnormal_rate_is_not_taken_for_0_by_the_trade_off(compiled):
     rates = np.append(0.5, np.full(300, 1e-310))
     assert (jaxdp.tradeoff(jaxdp.Gaussian(1 / 40), rates)[1:] <= 0.0098).all()
+
+
+@pytest.mark.parametrize("steps", [10, 1000])
+def test_a_mu_that_is_rounded_up_gives_no_lower_bound_above_the_truth(steps):
+    alone = jaxdp.NoisyIteration(np.ones(steps), np.ones(steps), np.eye(1, steps)[0])
+    with mpmath.workdps(40):
+        mu = 1 / mpmath.sqrt(steps)
+        epsilon = mpmath.mpf(float(2 * mu))
+        exact = mpmath.ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
+    lower, upper = jaxdp.delta_bounds(alone, float(epsilon))
+    assert lower <= exact <= upper and upper - lower <= 1e-8 * upper
+    diffused = jaxdp.diffusion.OrnsteinUhlenbeck(1e-100, 1e-50, 1e100)
+    with mpmath.workdps(40):
+        theta, rho, time = (mpmath.mpf(x) for x in (1e-100, 1e-50, 1e100))
+        mu = mpmath.sqrt(theta / mpmath.expm1(2 * theta * time)) / rho
+        exact = mpmath.ncdf(mu / 2) - mpmath.ncdf(-mu / 2)
+    lower, upper = jaxdp.delta_bounds(diffused, 0.0)
+    assert lower <= exact <= upper
+
+
+def test_one_release_with_laplace_noise_is_the_closed_form():
+    assert jaxdp.delta_bounds(jaxdp.Laplace(1.0), 1.0) == (0, 0)
+    random = np.random.default_rng(0)
+    scale = 10 ** random.uniform(-2, 6, 60)
+    shares = np.concatenate([random.uniform(-2, 1.2, 20), 1 - 10 ** random.uniform(-16, -1, 20), np.ones(20)])
+    epsilon, delta = shares / scale, -np.expm1(-0.5 / scale) * (1 + random.uniform(-1, 1e-15, 60))
+    below, above = jaxdp.delta_bounds(jaxdp.Laplace(scale), epsilon)
+    low, high = jaxdp.epsilon_bounds(jaxdp.Laplace(scale), delta)
+
+    def exact_delta(epsilon, largest):
+        if epsilon < 0:
+            return 1 - mpmath.exp(epsilon) + mpmath.exp(epsilon) * exact_delta(-epsilon, largest)
+        return max(-mpmath.expm1((epsilon - largest) / 2), mpmath.mpf(0))
+
+    with mpmath.workdps(60):
+        for i, (b, e, d) in enumerate(zip(scale.tolist(), epsilon.tolist(), delta.tolist(), strict=True)):
+            exact = exact_delta(mpmath.mpf(e), 1 / mpmath.mpf(b))
+            assert below[i] <= exact <= above[i] <= exact * (1 + mpmath.mpf(1e-14))
+            exact = max(1 / mpmath.mpf(b) + 2 * mpmath.log1p(-mpmath.mpf(d)), mpmath.mpf(0))
+            assert low[i] <= exact <= high[i] <= exact + 4e-15 / b

@@ -12,14 +12,17 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, mills
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Number
 
 
 def _safe_mu(mu: jax.Array) -> jax.Array:
     return xp.where((mu > 0) & xp.isfinite(mu), mu, 1.0)
 
 
-def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(log delta, its slope in eps, relative error bound of delta) for 0 < mu < inf and finite eps.
+def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, ...]:
+    """(log delta, its slope in eps, relative error bound of delta, factor) for 0 < mu < inf and finite eps.
+
+    factor: that by which small relative errors of mu are errors of delta.
 
     The error has four parts: a few ulp of the functions, the rounding of x1 seen through the hazard rate,
     the relative error ``mu_error`` of mu seen in the same way, and the cancellation of the two Mills ratios
@@ -44,17 +47,23 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     cancel = xp.where(far, 8 / gap_far, near_error)
     hazard = xp.where(far, 1e-4, xp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
     error = 2 * ULP * (16 + 4 * hazard * scale + cancel + 4 * xp.abs(xp.where(far, eps, 0.0)))
-    error = error + 4 * mu_error * hazard * scale
-    return value, -xp.exp(log_minus_slope - value), error
+    factor = 4 * hazard * scale
+    return value, -xp.exp(log_minus_slope - value), error + mu_error * factor, factor
 
 
-def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps (any sign, +-inf) for mu >= 0 (mu = inf: no privacy)."""
+def delta_bounds(
+    mu: jax.Array, eps: jax.Array, mu_error: float = 0.0, excess: Number = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) delta at eps (any sign, +-inf) for mu >= 0 (mu = inf: no privacy).
+
+    mu_error: relative error of mu. excess: how far, relative, mu may be above the truth besides.
+    """
     inside = (mu > 0) & xp.isfinite(mu) & xp.isfinite(eps)
     # Phi_c(x) <= exp(-x^2/2): all that can be said when x1 is so large that its rounding matters
     x1 = xp.maximum(xp.where(inside, eps, 0.0) / _safe_mu(mu) - _safe_mu(mu) / 2, 0.0) * (1 - 1e-12)
-    value, _, error = log_delta(_safe_mu(mu), xp.where(inside, eps, 0.0), mu_error)
-    lower, upper = xp.exp(value) * (1 - error), xp.exp(value) * (1 + error)
+    value, _, error, factor = log_delta(_safe_mu(mu), xp.where(inside, eps, 0.0), mu_error)
+    below = error + excess * factor
+    lower, upper = xp.exp(value) * xp.where(below < 0.5, 1 - below, 0.0), xp.exp(value) * (1 + error)
     trivial = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
     upper = xp.minimum(xp.maximum(upper + SMALLEST, trivial), 1.0)
@@ -70,8 +79,13 @@ def delta_bounds(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[
     return lower, xp.where(inside, xp.minimum(upper, crude), upper)
 
 
-def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1]; delta = 0 gives inf unless mu = 0."""
+def epsilon_bounds(
+    mu: jax.Array, delta: jax.Array, mu_error: float = 0.0, excess: Number = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Certified (lower, upper) epsilon >= 0 at delta in [0, 1]; delta = 0 gives inf unless mu = 0.
+
+    mu_error, excess: as for `delta_bounds`.
+    """
     inside = (mu > 0) & xp.isfinite(mu) & (delta > 0) & (delta < 1)
     m, d = _safe_mu(mu), xp.where(inside, delta, 0.5)
     target = xp.log(d)
@@ -81,8 +95,9 @@ def epsilon_bounds(mu: jax.Array, delta: jax.Array, mu_error: float = 0.0) -> tu
     start = xp.maximum(high - m * 0.5, 0.5 * high)
 
     def evaluate(eps: jax.Array) -> Evaluation:
-        value, slope, error = log_delta(m, eps, mu_error)
-        return Evaluation(value + 2 * error, value - 2 * error, value, slope)
+        value, slope, error, factor = log_delta(m, eps, mu_error)
+        below = 2 * (error + excess * factor)
+        return Evaluation(value + 2 * error, xp.where(below < 0.5, value - below, -xp.inf), value, slope)
 
     nothing = delta_bounds(m, xp.zeros_like(m), mu_error)[1] <= d
     lower, upper, _ = proved_ends(evaluate, target, start, high, wanted=inside & ~nothing, close=1e-13, anywhere=True)
@@ -103,6 +118,6 @@ def smooth_delta(mu: jax.Array, eps: jax.Array) -> jax.Array:
 @smooth_delta.defjvp
 def _smooth_delta_jvp(primals, tangents):
     mu, eps = primals
-    value, slope, _ = log_delta(mu, eps)
+    value, slope, *_ = log_delta(mu, eps)
     by_mu = xp.exp(-0.5 * (eps / mu - mu / 2) ** 2 - LOG_SQRT_2PI - value)
     return value, by_mu * tangents[0] + slope * tangents[1]

@@ -12,6 +12,7 @@ is marked by bare = 1 (otherwise 0); its v is set to 1 in the frame of its last 
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax import lax
 
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 
 
@@ -161,6 +163,20 @@ def _distances(contraction, noise_std, shift, price, last):
 
     spent = price * noise_std**2
     return lax.scan(step, jnp.zeros((), shift.dtype), (contraction, shift, spent, last))[1]
+
+
+def allocation_excess(contraction, noise_std, shift, mu):
+    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`; inf where mu may stand for 0."""
+
+    def size(x, unit):
+        return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
+
+    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
+    steps = shift.shape[-1]
+    largest = math.log(steps + 1) + 2 * xp.sum(size(contraction, 1.0)) + 2 * xp.max(size(noise_std, s_unit))
+    units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
+    excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
+    return xp.where(mu > 1.01 * math.sqrt(NEXT_TO_ZERO), excess, xp.inf)
 
 
 @jax.custom_jvp

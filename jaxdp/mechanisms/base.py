@@ -418,6 +418,10 @@ class GaussianMechanism(Mechanism):
         """The Gaussian-DP parameter mu of one parameter point."""
         raise self._undefined("gaussian_mu")
 
+    def mu_excess(self, mu: Number) -> Number:
+        """How far, relative, ``gaussian_mu`` may be above the truth, other than by 8 units of rounding."""
+        return 0.0
+
     def finite_pair(self) -> FinitePair:
         """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
         return finite.gaussian_pair(self.gaussian_mu())
@@ -438,8 +442,7 @@ class GaussianMechanism(Mechanism):
 
 def gaussian_renyi(order: Number, mu: Number) -> Number:
     """order mu^2 / 2, what underflows rounded up."""
-    divergence = order * mu * mu / 2  # in this order: the square of a small mu is 0
-    return xp.where(mu == 0, 0.0, xp.maximum(divergence, SMALLEST))
+    return xp.where(mu == 0, 0.0, xp.maximum(order * mu * mu / 2, SMALLEST))  # the square of a small mu is 0
 
 
 def gaussian_mus(stack: Any) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
-from jaxdp.iteration.isotonic import allocation, shift_allocation_mu2
+from jaxdp.iteration.isotonic import allocation, allocation_excess, shift_allocation_mu2
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, lists_to_arrays, record
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
@@ -393,6 +393,10 @@ class NoisyIteration(GaussianMechanism):
         )
         positive = mu2 > 0
         return xp.where(positive, xp.sqrt(xp.where(positive, mu2, 1.0)), 0.0)
+
+    def mu_excess(self, mu: Number) -> Number:
+        """That of the allocation's mu^2, whose block variances are in units of the largest noise."""
+        return allocation_excess(self.contraction, self.noise_std, self.shift, mu)
 
     def check_structure(self) -> None:
         """contraction, noise_std and shift have equal numbers of steps."""

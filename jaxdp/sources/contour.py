@@ -191,7 +191,7 @@ def _sources(
         refinable = any(isinstance(r, Sampled) and r.refinable(direction) for r, _ in stacks)
         pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
         pair = (*pair, bare)
-    return (plain(simple.no_step), plain(simple.one_sampled_step), *pair)
+    return (plain(simple.no_step), plain(simple.one_sampled_step), plain(simple.one_laplace), *pair)
 
 
 @dataclasses.dataclass(frozen=True)

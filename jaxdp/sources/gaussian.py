@@ -38,17 +38,29 @@ def mu_error(stacks: tuple[Stack, ...]) -> float:
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
 
+def mu_excess(stacks: tuple[Stack, ...]) -> Any:
+    """The largest excess of a mu, and so at most that of `composed_mu`."""
+    largest: Any = 0.0
+    for record, times in stacks:
+        if isinstance(record, GaussianMechanism) and type(record).mu_excess is not GaussianMechanism.mu_excess:
+            each = xp.vmap(lambda one, mu: xp.asarray(one.mu_excess(mu)))(record, gaussian_mus(record))
+            largest = xp.maximum(largest, xp.max(xp.where((times > 0) & ~xp.isnan(each), each, 0.0)))
+    return largest
+
+
 @kernel(working_set=256, large=True, bounds=True, by_numpy=256)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
-    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, mu_error(stacks)))
+    errors = mu_error(stacks), mu_excess(stacks)
+    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, *errors))
 
 
 @kernel(working_set=256, large=True, bounds=True, by_numpy=256)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
-    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, mu_error(stacks)), trivial)
+    errors = mu_error(stacks), mu_excess(stacks)
+    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, *errors), trivial)
 
 
 @kernel(working_set=512, by_numpy=4096)

@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxdp.closed_forms import finite_law
 from jaxdp.closed_forms import one_sampled_step as single_step
+from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
-from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.mechanisms.basic import DiscretePair, Laplace
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
@@ -23,6 +24,7 @@ from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
 _RANKS = 64
+_SPLIT = 2.0**27 + 1
 
 
 @kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=40)
@@ -94,6 +96,43 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
             solve = law_epsilon if verb == "epsilon" else law_delta
             lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
     return Answer(lower, upper, settled)
+
+
+def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Bounds of the rows that are one release with Laplace noise b: delta = 1 - e^{(eps - 1/b)/2}, 0 <= eps <= 1/b."""
+    lower, upper = nothing(verb, target)
+    record, times = stacks[0]
+    if not (_is_one(stacks) and isinstance(record, Laplace)):
+        return Answer(lower, upper)
+    inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
+    rows = np.flatnonzero((times[:, 0] == 1) & inside)
+    scale, aim = np.asarray(record.noise_multiplier)[rows, 0], target[rows]
+    if verb == "epsilon":
+        most, less = 1 / scale, -2 * np.log1p(-aim)
+        found, error = most - less, 4 * ULP * (most + less)
+        lower[rows] = np.maximum(found - error, 0.0)
+        upper[rows] = np.where(aim >= -np.expm1(-most / 2) * (1 + 16 * ULP), 0.0, np.maximum(found + error, 0.0))
+    else:
+        gap = np.maximum(_one_less_product(np.abs(aim), scale), 0.0)
+        odds, least = np.exp(np.minimum(aim, 0.0)), -np.expm1(np.minimum(aim, 0.0))
+        found = least + odds * -np.expm1(-0.5 * gap / scale)
+        tiny = (gap > 0) & (found < SMALLEST)
+        lower[rows] = np.where(tiny, 0.0, found * (1 - 16 * ULP))
+        upper[rows] = np.where(tiny, 2 * SMALLEST, np.minimum(found * (1 + 16 * ULP), 1.0))
+    settled = np.zeros(target.shape, bool)
+    settled[rows] = True
+    return Answer(lower, upper, settled)
+
+
+def _one_less_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """1 - x y to a few units of its own size, also next to 0: the product's rounding by Dekker's splitting."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = x * y
+        x_high, y_high = (a * _SPLIT - (a * _SPLIT - a) for a in (x, y))
+        x_low, y_low = x - x_high, y - y_high
+        rounding = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+        near = np.abs(product - 1) < 0.5
+        return (1 - product) - np.where(near & np.isfinite(rounding), rounding, 0.0)
 
 
 def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
