@@ -110,3 +110,14 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
         for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
             assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift
             assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift
+
+
+@pytest.mark.parametrize(
+    ("sigma", "sensitivity", "times", "twin"),
+    [(1000.0, 1, 10_000, 0.396857378), (1e4, 1, 100, 0.002718219), (1e6, 100, 10_000, 0.033673780)],
+)
+def test_a_lattice_too_fine_for_its_period_has_close_bounds(sigma, sensitivity, times, twin):
+    """twin: epsilon of as many runs of continuous noise, which is next to it where sigma is large."""
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.DiscreteGaussian(sigma, sensitivity), times), 1e-6)
+    assert upper - lower <= 1e-6 * upper
+    assert upper == pytest.approx(twin, rel=1e-5)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
+from jaxdp.numerics.special import LOG_SQRT_2PI
 from jaxdp.runtime.arrays import xp
 
 NODES = 16  # of each Gauss panel
@@ -130,16 +130,14 @@ def log_panel_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
 
 
 def log_left(step: Step, start: Any, c: Any) -> Any:
-    """log of a bound of E[e^{cX}; x <= start], c >= 0.
+    """log of a bound of E[e^{cX}; x <= start], start < 0 <= c: the tail's, e^{-start^2/2}/2, times the largest e^{cX}.
 
-    Left of the start X is at most X there for "remove"; for "add" at most 1 + its threshold, and at most the tangent
-    of X at the start, because X is concave.
+    That is the one at the start for "remove". For "add" X is concave, at most its tangent at the start, and the
+    expectation no larger than if it were constant where the tangent is not too steep; else X is at most 1 + threshold.
     """
-    steep = c * step.scale * xp.exp(step.log_ratio(start))
-    tail, value = log_normal_tail(-start), c * (step.value(start) + step.blur(start))
-    tangent = value + steep * start + 0.5 * steep**2 + log_normal_tail(-start - steep) + 1e-12 * (1 + steep**2)
-    add = xp.fmin(tail + c * (1 + step.threshold()), tangent)
-    return xp.where(step.sign > 0, tail + value, add)
+    flat = c * step.scale * xp.exp(step.log_ratio(start)) <= -start
+    most = xp.where((step.sign > 0) | flat, step.value(start) + step.blur(start), 1 + step.threshold())
+    return c * most - 0.5 * start**2 - math.log(2) + 1e-12
 
 
 def log_quadrature_errors(step: Step, edges: Any, c: Any, t: Any) -> Any:
