@@ -116,9 +116,10 @@ def renyi(mechanism: Mechanism, order: Real, *, relation: Relation | None = None
     >>> jaxdp.renyi(jaxdp.Gaussian(2.0), order=[2, 8]).round(4)
     array([0.25, 1.  ])
 
-    Returns NumPy float64 in nats, rounded outward. It is infinite when there is mass at infinity, and in a traced row
-    with a number outside its domain. Close to order 1 the value of a slightly larger order is used where cancellation
-    would cost more (R is nondecreasing in the order).
+    Returns NumPy float64 in nats, rounded outward. It is infinite when the pair that bounds the mechanism has mass at
+    infinity, as that of sampled discrete Gaussian noise, and in a traced row with a number outside its domain. Sampled
+    Gaussian noise at orders of hundreds is bounded by what it would be without sampling. Close to order 1 the value of
+    a slightly larger order is used where cancellation would cost more (R is nondecreasing in the order).
     """
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 

@@ -418,3 +418,12 @@ def test_steps_cost_no_more_than_one_in_which_all_are_sampled_or_none(relation, 
     many = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps)
     least = jaxdp.epsilon_bounds(many, delta, relation=relation).lower
     assert (least <= jaxdp.epsilon(one, delta, relation=relation) * (1 + 1e-12)).all()
+
+
+def test_renyi_divergences_of_large_orders_are_at_most_those_without_sampling():
+    order = np.array([512.0, 1024.0, 1e6])
+    found = jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), order)
+    exact = jaxdp.conversions.cut_renyi(order[:2], 1.0, 0.01, np.inf)
+    assert np.all(exact * (1 - 1e-9) <= found[:2]) and np.all(found <= order / 2 * (1 + 1e-9))
+    replaced = jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), order, relation="replace_one")
+    assert np.all(found * (1 - 1e-9) <= replaced) and np.all(replaced <= 2 * order * (1 + 1e-9))

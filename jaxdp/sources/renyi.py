@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp.contour.spectrum import SWAPPED, Spectrum, counted
+from jaxdp.mechanisms.base import gaussian_mus, gaussian_renyi
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.spectrum import spectrum
+from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.sampled_gaussian.moment import tilted_line
@@ -42,11 +43,22 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     if rest:
         other = spectrum(rest, direction)
         c = xp.maximum(alpha - 1, _SMALLEST) * xp.asarray(_NUDGES)
-        total = total + xp.min(other.real(c, xp.asarray(xp.inf), _SIZE) / c)
+        total = total + xp.minimum(
+            xp.min(other.real(c, xp.asarray(xp.inf), _SIZE) / c), _unsampled(rest, alpha, direction)
+        )
     total = xp.minimum(total, xp.maximum(made.top, 0.0))
     total = xp.where(made.infinity > 0, xp.inf, total)
     answer = xp.where(finite, total, xp.where(made.infinity > 0, xp.inf, xp.maximum(made.top, 0.0)))
     return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
+
+
+def _unsampled(stacks: tuple[Stack, ...], order: Any, direction: str) -> Any:
+    """What sampled Gaussian noise would have without sampling, no less: where the quadrature cannot tell."""
+    if not all(is_sampled_gaussian(record, direction) for record, _ in stacks):
+        return xp.inf
+    sampled: list[tuple[Any, Any]] = list(stacks)
+    each = [times * gaussian_renyi(order, gaussian_mus(r.unsampled(direction))) for r, times in sampled]
+    return sum(map(xp.sum, each)) * (1 + 1e-12)
 
 
 @kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur)
