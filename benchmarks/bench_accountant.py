@@ -2,8 +2,9 @@
 
 Run `python benchmarks/bench_accountant.py` (needs dp-accounting and prv-accountant); it writes
 benchmarks/results/accountant.md. `--quick` takes small grids and fewer settings and writes nothing. Every jaxdp figure
-covers both directions (add and remove). All times are CPU times, of all threads. Baselines run at their default
-accuracy, on a random sample of the same settings where the whole would take minutes; the table says so.
+covers both directions (add and remove). The process keeps to one core, set before jax starts, as the baselines use one:
+all times are CPU times, compiler threads included. Baselines run at their default accuracy, on a random sample of the
+same settings where the whole would take minutes; the table says so.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ import tempfile
 import time
 
 os.environ.setdefault("JAXDP_COMPILE_AFTER", "0")  # what is warm is compiled; first answers have processes of their own
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
-import dp_accounting
-import jax
-import numpy as np
-import prv_accountant
-from dp_accounting import pld
+import dp_accounting  # noqa: E402  # after the core is chosen
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import prv_accountant  # noqa: E402
+from dp_accounting import pld  # noqa: E402
 
-import jaxdp
+import jaxdp  # noqa: E402
 
 # sigma, q, T, delta, exact epsilon (larger of add and remove; to the digits known)
 SETTINGS = [
@@ -334,7 +337,7 @@ def header():
     return [
         "# Fourier accountant",
         "",
-        f"{platform.machine()}, {jax.default_backend()}, {versions}. CPU seconds of all threads. Single runs of the",
+        f"{platform.machine()}, {jax.default_backend()}, {versions}. CPU seconds on one core. Single runs of the",
         "baselines (calibration: the better of two), best of three to eighteen of jaxdp, compiled before. Excess:",
         "relative to the exact value (to the digits known: 9 and more).",
         "",

@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
-from jaxdp.domains import NEXT_TO_ZERO, NONNEGATIVE, POSITIVE, SMALLEST, whole
+from jaxdp.domains import NEXT_TO_ZERO, NONNEGATIVE, NOT_NAN, POSITIVE, SMALLEST, whole
 from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
@@ -363,7 +363,7 @@ def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
     """
     b = validate.positive("scale", scale)
     with np.errstate(over="ignore", under="ignore"):
-        far = np.clip(validate.real_array("x", x) / b, -np.finfo(float).max, np.finfo(float).max)
+        far = np.clip(validate.inside("x", x, NOT_NAN) / b, -np.finfo(float).max, np.finfo(float).max)
     return _at_sums(_log_density_point, num_summands, far) - np.log(b)
 
 

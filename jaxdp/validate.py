@@ -101,7 +101,7 @@ def equal_lists(**arrays: np.ndarray) -> None:
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     """The argument itself, one of the allowed values."""
-    if value not in allowed:
+    if np.ndim(value) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value
 

@@ -264,8 +264,8 @@ _BLOCK = 4096
 def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nodes: int) -> Array:
     """Distribution function F(x) = phi(0)/2 - (1/pi) int_0^inf Im[e^{-itx} phi(t)]/t dt of the loss: an estimate.
 
-    log_characteristic: elementwise from t >= 0 (float64) to log phi(t), such as ``lambda t: mechanism.log_mgf(1j *
-        t)``; it is called in a float64 scope.
+    log_characteristic: elementwise from t >= 0 (float64) to log phi(t), such as ``lambda t: jaxdp.log_mgf(mechanism,
+        1j * t)``; it is called in a float64 scope.
     x: real, in nats, any shape.
     step: h > 0 of the midpoint rule in t. The rule repeats the law with period 2 pi/h: mass further than that from x is
         counted at the wrong place.
@@ -279,7 +279,7 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
     mass at infinity is not part of F. The absolute accuracy is at best 1e-15 sqrt(nodes). Raises ValueError.
     Reference: Gil-Pelaez 1951; Davies 1973 for the midpoint rule.
     """
-    points = validate.real_array("x", x)
+    points = validate.inside("x", x, NOT_NAN)
     h = float(validate.positive("step", step))
     count = int(validate.integer("nodes", nodes, 1))
     with x64():
