@@ -270,6 +270,9 @@ def test_a_mu_that_is_rounded_up_gives_no_lower_bound_above_the_truth(steps):
         exact = mpmath.ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
     lower, upper = jaxdp.delta_bounds(alone, float(epsilon))
     assert lower <= exact <= upper and upper - lower <= 1e-8 * upper
+    nothing = jaxdp.NoisyIteration(np.ones(steps), np.ones(steps), np.zeros(steps))  # takes no lower bound away
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.compose(nothing, jaxdp.Gaussian(1.0)), 1e-5, relation="remove")
+    assert upper - lower <= 1e-9 * upper
     diffused = jaxdp.diffusion.OrnsteinUhlenbeck(1e-100, 1e-50, 1e100)
     with mpmath.workdps(40):
         theta, rho, time = (mpmath.mpf(x) for x in (1e-100, 1e-50, 1e100))

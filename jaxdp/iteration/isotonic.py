@@ -166,7 +166,7 @@ def _distances(contraction, noise_std, shift, price, last):
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
-    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`; inf where mu may stand for 0."""
+    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`; inf where it may stand for less."""
 
     def size(x, unit):
         return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
@@ -176,7 +176,7 @@ def allocation_excess(contraction, noise_std, shift, mu):
     largest = math.log(steps + 1) + 2 * xp.sum(size(contraction, 1.0)) + 2 * xp.max(size(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
-    return xp.where(mu > 1.01 * math.sqrt(NEXT_TO_ZERO), excess, xp.inf)
+    return xp.where(mu > 1.01 * math.sqrt(NEXT_TO_ZERO), excess, xp.where(mu == 0, 0.0, xp.inf))
 
 
 @jax.custom_jvp

@@ -44,7 +44,7 @@ def mu_excess(stacks: tuple[Stack, ...]) -> Any:
     for record, times in stacks:
         if isinstance(record, GaussianMechanism) and type(record).mu_excess is not GaussianMechanism.mu_excess:
             each = xp.vmap(lambda one, mu: xp.asarray(one.mu_excess(mu)))(record, gaussian_mus(record))
-            largest = xp.maximum(largest, xp.max(xp.where((times > 0) & ~xp.isnan(each), each, 0.0)))
+            largest = xp.maximum(largest, xp.max(xp.where(times > 0, xp.where(xp.isnan(each), xp.inf, each), 0.0)))
     return largest
 
 

@@ -56,9 +56,12 @@ def _unsampled(stacks: tuple[Stack, ...], order: Any, direction: str) -> Any:
     """What sampled Gaussian noise would have without sampling, no less: where the quadrature cannot tell."""
     if not all(is_sampled_gaussian(record, direction) for record, _ in stacks):
         return xp.inf
-    sampled: list[tuple[Any, Any]] = list(stacks)
-    each = [times * gaussian_renyi(order, gaussian_mus(r.unsampled(direction))) for r, times in sampled]
-    return sum(map(xp.sum, each)) * (1 + 1e-12)
+    total = xp.zeros(())
+    for record, times in stacks:
+        sampled: Any = record
+        each = gaussian_renyi(order, gaussian_mus(sampled.unsampled(direction)))
+        total = total + xp.sum(xp.where(times > 0, times * each, 0.0))
+    return total * (1 + 1e-12)
 
 
 @kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur)
