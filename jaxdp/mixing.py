@@ -107,7 +107,7 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
     gives (epsilon, delta).
     """
     guarantee, limit = _hockey_stick(epsilon, delta, gamma, level)
-    if not validate.is_traced(limit):
+    if not validate.is_traced(limit, level):
         at = np.broadcast_to(np.asarray(level, np.float64), np.shape(limit))
         validate.reject("level", at, at > limit, "at most log(1 + (e^eps - 1)/delta)")
     return guarantee

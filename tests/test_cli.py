@@ -378,6 +378,10 @@ def test_tradeoff_of_a_file(capsys, tmp_path):
     rows = records(capsys, "tradeoff", "--from", plan, "--false-positive-rate", "0.1,0.2")
     expected = jaxdp.tradeoff(jaxdp.Gaussian([1.0, 2.0]), [[0.1], [0.2]])
     assert [row["false_negative_rate"] for row in rows] == pytest.approx(expected.ravel(), rel=1e-12)
+    assert [row["index"] for row in rows] == ["0", "1", "0", "1"]
+    plan.write_text(jaxdp.to_json(jaxdp.Gaussian(np.ones((0, 2)))))
+    status, out, err = run(capsys, "epsilon", "--from", plan, "--delta", "0.1")
+    assert (status, out) == (2, "") and "from must hold at least one mechanism" in err and "shape (0, 2)" in err
 
 
 def test_a_wide_gap_is_passed_on(capsys, monkeypatch):

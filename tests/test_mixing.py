@@ -234,3 +234,9 @@ def test_a_subnormal_number_counts_as_a_normal_one_traced_and_concrete(small):
 def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_level_of_the_hockey_stick_theorem_may_be_differentiated():
+    with jax.enable_x64(True):
+        slope = jax.grad(lambda level: mixing.hockey_stick_amplification(1.0, 0.1, 0.2, level).delta)(0.5)
+    assert float(slope) == 0.0

@@ -44,6 +44,13 @@ def test_renyi_curve_of_girgis_lies_above_the_exact_golden_values():
     assert shuffle.girgis_2021_renyi(256, 1.0, 10000) > 0.029739483029871658
 
 
+def test_renyi_curve_of_girgis_refuses_what_it_cannot_sum():
+    with pytest.raises(ValueError, match="order must be a whole number from 2 to 100,000, got 1e\\+157"):
+        shuffle.girgis_2021_renyi(1e157, 1.0, 100)
+    with pytest.raises(TypeError, match="must be concrete"):
+        jax.jit(lambda order: shuffle.girgis_2021_renyi(order, 1.0, 100))(3.0)
+
+
 def test_local_epsilon_for_is_the_largest_that_passes():
     answer = shuffle.local_epsilon_for(1.0, 1e6, 1e-6)
     assert answer == pytest.approx(9.3696, abs=1e-3)  # Theorem 5.2 in closed form gives 6.71

@@ -90,3 +90,13 @@ def test_the_check_alone_needs_no_orbax():
     refuse_rewind(state, 0)
     with pytest.raises(RewoundError, match="at least 1"):
         refuse_rewind(state, 1)
+
+
+def test_the_state_of_a_chain_is_refused_by_name(tmp_path):
+    state = optax.chain(SGD.optimizer(jax.random.key(4)), optax.identity()).init(PARAMS)
+    for call in (Checkpoints(tmp_path).save, Checkpoints(tmp_path).restore):
+        with pytest.raises(TypeError, match="state must be a NoisyState, got tuple"):
+            call(PARAMS, state)
+    refuse_rewind(state, 0)
+    with pytest.raises(RewoundError):
+        refuse_rewind(state, 1)

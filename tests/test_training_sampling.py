@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -84,6 +85,16 @@ def test_privacy_spent_is_that_of_the_count():
         assert sgd.privacy_spent(after, 1e-5) == jaxdp.epsilon(sgd.after(count), 1e-5)
         counted.append(sgd.privacy_spent(after, 1e-5))
     assert counted == sorted(counted) and counted[0] > 0
+
+
+def test_privacy_spent_finds_the_state_in_that_of_a_chain():
+    sgd = DPSGD(1.0, 1.0, 0.01, num_examples=100)
+    state = optax.chain(sgd.privatize(KEY), optax.adam(1e-3)).init(jnp.zeros(2))
+    at_ten = (state[0]._replace(count=jnp.int32(10)), *state[1:])
+    assert sgd.privacy_spent(at_ten, 1e-5) == sgd.privacy_spent(at_ten[0], 1e-5) > 0
+    for wrong, found in ((optax.adam(1e-3).init(jnp.zeros(2)), "none"), ((state, state), "2"), (10, "none")):
+        with pytest.raises(TypeError, match=f"state must hold one NoisyState, got {found}"):
+            sgd.privacy_spent(wrong, 1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -77,9 +77,13 @@ def _bounds(arguments: argparse.Namespace) -> None:
 
     def of_file() -> Iterator[dict[str, Any]]:
         mechanism = mechanisms.read(arguments.source)
-        spread = points.reshape(-1, *[1] * len(batch_shape(mechanism)))
+        shape = batch_shape(mechanism)
+        if 0 in shape:
+            raise ValueError(f"from must hold at least one mechanism, got {arguments.source!r} of shape {shape}.")
+        index = np.array([",".join(map(str, place)) for place in np.ndindex(shape)]).reshape(shape)
+        spread = points.reshape(-1, *[1] * len(shape))
         for piece in pieces(len(points), arguments.progress):
-            yield columns(mechanism, spread[piece])
+            yield ({"index": index} if shape else {}) | columns(mechanism, spread[piece])
 
     rows = _rows(of_name() if arguments.source is None else of_file())
     text.print_table(rows, roundings, arguments.json, arguments.out)

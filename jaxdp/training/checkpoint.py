@@ -1,12 +1,13 @@
 """Checkpoints that go forward only: an earlier count would draw the same noise again."""
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.runtime.extras import require
-from jaxdp.training.noise import NoisyState
+from jaxdp.training.noise import NoisyState, the_state
 from jaxdp.typing import Params
 
 
@@ -29,12 +30,20 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
     >>> state = training.NoisyState(*map(jnp.asarray, (7, [0, 1], 0)))
     >>> training.refuse_rewind(state, 7)
     """
-    count = int(np.asarray(state.count))
+    count = int(np.asarray(the_state(state).count))
     validate.integer("furthest", furthest, 0)
     if count < furthest:
         raise RewoundError(
             f"state.count must be at least {furthest}, which this run has reached, got {count}. Resume from the "
             "newest checkpoint, or start a new run with a new key and account for both."
+        )
+
+
+def _require_bare(state: Any) -> None:
+    if not isinstance(state, NoisyState):
+        raise TypeError(
+            f"state must be a NoisyState, got {type(state).__name__}. Of the state of a chain give the NoisyState in "
+            "it, and the rest together with the parameters."
         )
 
 
@@ -67,6 +76,7 @@ class Checkpoints:
 
     def save(self, params: Params, state: NoisyState) -> None:
         """Write a checkpoint under state.count; RewoundError when a later one exists."""
+        _require_bare(state)
         refuse_rewind(state, self.furthest())
         path = self._directory / str(int(np.asarray(state.count)))
         with self._orbax.StandardCheckpointer() as writer:
@@ -78,6 +88,7 @@ class Checkpoints:
         count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;
         ValueError when the checkpoint belongs to another key than the given state's.
         """
+        _require_bare(state)
         newest = self.furthest()
         path = self._directory / str(newest if count is None else count)
         if not path.exists():

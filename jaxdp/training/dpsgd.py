@@ -265,12 +265,13 @@ class DPSGD:
         parts = [repeat(self._step(sigma, rate), times) for sigma, rate, times in self._different_steps(counts)]
         return parts[0] if len(parts) == 1 else compose(*parts)
 
-    def privacy_spent(self, state: noise.NoisyState, delta: float) -> float:
+    def privacy_spent(self, state: noise.NoisyState | optax.OptState, delta: float) -> float:
         """Certified epsilon at delta, (0, 1], of the steps taken so far; relation add_or_remove.
 
-        state: that of `optimizer` or `privatize`, not traced. A new count compiles nothing that another count has not.
+        state: that of `optimizer` or `privatize`, or of a chain with one of them; not traced. A new count compiles
+        nothing that another count has not.
         """
-        return float(certified_epsilon(self.after(state.count), delta))
+        return float(certified_epsilon(self.after(noise.the_state(state).count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
         """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled.

@@ -50,10 +50,22 @@ def check_key(key: Any) -> jax.Array:
     return checked
 
 
+def _states_in(tree: Any) -> list[NoisyState]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, NoisyState))
+    return [leaf for leaf in leaves if isinstance(leaf, NoisyState)]
+
+
+def the_state(state: Any) -> NoisyState:
+    """The one `NoisyState` in the state of an optimizer, such as that of a chain; TypeError for none or several."""
+    found = _states_in(state)
+    if len(found) != 1:
+        raise TypeError(f"state must hold one NoisyState, got {len(found) or 'none'} in a {type(state).__name__}.")
+    return found[0]
+
+
 def check_steps(steps: Any) -> np.ndarray:
     """Whole numbers of updates as float64; an error says what to pass in place of a state or a traced count."""
-    leaves = jax.tree.leaves(steps, is_leaf=lambda node: isinstance(node, NoisyState))
-    if any(isinstance(leaf, NoisyState) for leaf in leaves):
+    if _states_in(steps):
         raise TypeError("steps must be a whole number, got the optimizer's state: pass state.count.")
     if validate.is_traced(steps):
         raise TypeError("steps must be concrete: read state.count outside of jit, the accounting runs on the host.")
