@@ -18,6 +18,7 @@ from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, w
 from jaxdp.mechanisms.base import GaussianMechanism, record
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import in_float64, xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
 from jaxdp.typing import Array, Number, Real, RealField
 
@@ -75,13 +76,13 @@ def _ou_mu(theta, rho, time, sensitivity):
 
     A factor may overflow.
     """
-    theta, rho, time, sensitivity = jnp.broadcast_arrays(*map(jnp.asarray, (theta, rho, time, sensitivity)))
-    pull = jnp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
-    back = jnp.where(pull > 1e-20, jnp.log(-jnp.expm1(-2 * pull)), math.log(2) + jnp.log(theta) + jnp.log(time))
-    logs = jnp.log(sensitivity), -jnp.log(rho), jnp.log(theta) / 2, -back / 2, -pull
+    theta, rho, time, sensitivity = xp.broadcast_arrays(*map(xp.asarray, (theta, rho, time, sensitivity)))
+    pull = xp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
+    back = xp.where(pull > 1e-20, xp.log(-xp.expm1(-2 * pull)), math.log(2) + xp.log(theta) + xp.log(time))
+    logs = xp.log(sensitivity), -xp.log(rho), xp.log(theta) / 2, -back / 2, -pull
     # of each term its own rounding, that of the sums, and that of theta t
-    slack = 8 * ULP * (4 + sum(map(jnp.abs, logs)))
-    return jnp.maximum(jnp.exp(sum(logs)) * (1 + slack), _LEAST_MU), 2 * slack
+    slack = 8 * ULP * (4 + sum(map(xp.abs, logs)))
+    return xp.maximum(xp.exp(sum(logs)) * (1 + slack), _LEAST_MU), 2 * slack
 
 
 @record
@@ -106,9 +107,10 @@ class BrownianMotion(GaussianMechanism):
     time: RealField = field(POSITIVE)
     sensitivity: RealField = field(POSITIVE, default=1.0)
 
+    @in_float64
     def gaussian_mu(self) -> Array:
         """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
-        return jnp.maximum(self.sensitivity / jnp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _LEAST_MU)
+        return xp.maximum(self.sensitivity / xp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _LEAST_MU)
 
     def lam(self) -> Array:
         """Lambda(t) = Delta^2 / (4 t) in nats: the Renyi divergence per unit of order, rounded up."""
@@ -151,6 +153,7 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     time: RealField = field(POSITIVE)
     sensitivity: RealField = field(POSITIVE, default=1.0)
 
+    @in_float64
     def gaussian_mu(self) -> Array:
         """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
         return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)[0]

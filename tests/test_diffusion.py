@@ -70,8 +70,8 @@ def test_mu_is_the_exact_gaussian_parameter_of_the_law():
     ou = OrnsteinUhlenbeck(0.5, 2.0, 3.0, 1.5)
     moved = 1.5 * np.exp(-1.5)
     std = np.sqrt(4.0 / 0.5 * (1 - np.exp(-3.0)))
-    assert float(ou.gaussian_mu()) == pytest.approx(moved / std, rel=1e-6)  # computed in float32 outside the verbs
-    assert float(BrownianMotion(3.0, 2.0).gaussian_mu()) == pytest.approx(2 / np.sqrt(6.0), rel=1e-6)
+    assert ou.gaussian_mu() == pytest.approx(moved / std, rel=1e-12)
+    assert BrownianMotion(3.0, 2.0).gaussian_mu() == pytest.approx(2 / np.sqrt(6.0), rel=1e-14)
 
 
 def exact_mu(*fields):
@@ -92,9 +92,8 @@ def test_mu_and_lambda_are_not_below_the_exact_ones():
     pull, theta = 10 ** rng.uniform(-5, 3, 300), 10 ** rng.uniform(-100, 100, 300)
     rho, sensitivity = 10 ** rng.uniform(-200, 200, (2, 300))
     time = pull / theta
-    with jax.enable_x64(True):
-        mu = np.asarray(OrnsteinUhlenbeck(theta, rho, time, sensitivity).gaussian_mu())
-        slow = np.asarray(BrownianMotion(time, sensitivity).gaussian_mu())
+    mu = OrnsteinUhlenbeck(theta, rho, time, sensitivity).gaussian_mu()
+    slow = BrownianMotion(time, sensitivity).gaussian_mu()
     lam = diffusion.ornstein_uhlenbeck_lambda(theta, rho, time, sensitivity)
     brownian = diffusion.brownian_lambda(time, sensitivity)
     with mpmath.workdps(60):

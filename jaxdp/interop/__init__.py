@@ -18,8 +18,8 @@ import jaxdp
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, whole
 from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, GaussianMixtures
-from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, UnsupportedMechanismError
-from jaxdp.mechanisms.composition import flatten
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
+from jaxdp.mechanisms.composition import as_gaussian, flatten
 from jaxdp.mechanisms.truncated import truncated_poisson
 from jaxdp.typing import Relation
 
@@ -205,8 +205,8 @@ def _randomized_response(event: Any, relation: Any) -> Mechanism:
         return _EVERYTHING
     if relation is NeighboringRelation.REPLACE_SPECIAL:
         return _response_or_uniform(p, int(k))
-    # a half ulp outward: the logarithm is rounded
-    return jaxdp.RandomizedResponse(float(np.nextafter(math.log1p(k * (1 - p) / p), np.inf)), k)
+    # outward by more than the quotient and the logarithm are rounded
+    return jaxdp.RandomizedResponse(math.log1p(k * (1 - p) / p) * (1 + 1e-15), k)
 
 
 def _response_or_uniform(p: float, k: int) -> Mechanism:
@@ -229,13 +229,12 @@ def _one_query(event: Any, base: Mechanism) -> Mechanism:
     single = atoms[0][0] if len(atoms) == 1 and atoms[0][1] == 1 else None
     if isinstance(single, (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
         return single
-    if not all(isinstance(atom, GaussianMechanism) for atom, _ in atoms):
+    if not all(isinstance(atom, jaxdp.Gaussian) for atom, _ in atoms):
         message = "is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
         raise _UnsupportedEvent(event, f"{type(event).__name__} {message}")
-    mu2 = sum((times * float(atom.gaussian_mu()) ** 2 for atom, times in atoms), 0.0)  # type: ignore[attr-defined]
-    if mu2 == 0:
+    if not atoms:
         return _NOTHING
-    return single or jaxdp.Gaussian(math.sqrt(1 / mu2) * (1 - 1e-15))
+    return single or jaxdp.Gaussian(as_gaussian(base).noise_multiplier * (1 - 1e-15))  # type: ignore[attr-defined]
 
 
 def _sampled(event: Any, base: Mechanism, probability: float, record: Callable[..., Mechanism]) -> Mechanism:

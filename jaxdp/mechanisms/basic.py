@@ -16,7 +16,7 @@ from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, lists
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
-from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.arrays import in_float64, xp
 from jaxdp.shuffle.law import NamedSets
 from jaxdp.typing import ArrayField, Number, RealField, Relation
 
@@ -382,6 +382,7 @@ class NoisyIteration(GaussianMechanism):
             if steps and np.ndim(value) == 0 and isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
                 object.__setattr__(self, name, (xp if validate.is_traced(value) else np).full(steps, value))
 
+    @in_float64
     def gaussian_mu(self) -> Number:
         """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
         steps = self.contraction, self.noise_std, self.shift

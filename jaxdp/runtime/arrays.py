@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.validate import is_traced
+
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
@@ -31,6 +33,17 @@ def on_host() -> Iterator[None]:
     finally:
         functions.clear()
         functions.update(before)
+
+
+def in_float64(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorator of a record's method: concrete numbers by NumPy, because JAX by itself computes in float32."""
+
+    @functools.wraps(method)
+    def computed(record: Any) -> Any:
+        with contextlib.nullcontext() if is_traced(record) else on_host():
+            return method(record)
+
+    return computed
 
 
 class _Arrays(threading.local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -91,7 +92,7 @@ def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability:
     >>> batch.indices.shape, int(batch.mask.sum())
     ((200,), 113)
     """
-    return _padded(_poisson(step, key, num_examples, probability, size), size)
+    return _padded(_poisson(step, key, num_examples, probability, size), int(size))
 
 
 def truncated_poisson_batch(
@@ -110,7 +111,7 @@ def truncated_poisson_batch(
     """
     chosen = _poisson(step, key, num_examples, probability, size)
     order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32), _CUT), num_examples)
-    places = _padded(chosen[order], size)
+    places = _padded(chosen[order], int(size))
     return Batch(order[places.indices].astype(jnp.int32), places.mask, jnp.zeros((), bool))
 
 
@@ -145,7 +146,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
                 f"size must be at least {largest} for this epoch, as its largest bin holds so many, got {size}. "
                 f"The chance that an epoch has a bin above {size} is at most {chance:.2g}."
             )
-    return _padded(bins == step % num_bins, size)
+    return _padded(bins == step % num_bins, int(size))
 
 
 def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
@@ -217,6 +218,7 @@ def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, si
     return (probability >= 1) | (bits < below)
 
 
+@functools.partial(jax.jit, static_argnames="size")
 def _padded(chosen: jax.Array, size: int) -> Batch:
     """The examples of a boolean array, in their order."""
     count = jnp.sum(chosen, dtype=jnp.int32)

@@ -94,11 +94,17 @@ def transformation(
         check_params(params, low_precision=low_precision)
         draws = normal_like(step_key(state, impl), params, partition)
         updates, nonfinite = move(grads, state.count, params, draws, **extra)
-        room = jnp.int32(INT32_MAX) - state.nonfinite
-        count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
-        return updates, NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
+        return updates, _counted(state, nonfinite)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@jax.jit
+def _counted(state: NoisyState, nonfinite: jax.Array) -> NoisyState:
+    """The state after one update more."""
+    room = jnp.int32(INT32_MAX) - state.nonfinite
+    count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
+    return NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
 
 
 def step_key(state: NoisyState, impl: Any) -> jax.Array:
@@ -157,12 +163,18 @@ def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tu
     gradients: leaves with leading axis the batch. clip_norm None: no clipping. Examples with a non-finite
     gradient count as left out. float32 throughout.
     """
+    # inward by more than float32 sums of squares err, so that rounding leaves no gradient longer than clip_norm
+    return _summed(gradients, mask, None if clip_norm is None else clip_norm * (1 - 1e-5))
+
+
+@jax.jit
+def _summed(gradients: Any, mask: jax.Array, bound: Any) -> tuple[Any, jax.Array]:
     leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(gradients)]
     finite = jnp.stack([jnp.all(jnp.isfinite(g.reshape(g.shape[0], -1)), axis=1) for g in leaves]).all(0)
     keep = mask & finite
     weight = keep.astype(jnp.float32)
-    if clip_norm is not None:
-        weight = weight * _clip_factor(leaves, keep, clip_norm)
+    if bound is not None:
+        weight = weight * _clip_factor(leaves, keep, bound)
     summed = [
         jnp.tensordot(weight, jnp.where(_column(keep, g), g, 0.0), axes=1, precision=jax.lax.Precision.HIGHEST)
         for g in leaves
@@ -179,14 +191,12 @@ def mean_gradient(
     return clip_and_sum(per_example, jnp.asarray(mask), clip_norm)
 
 
-def _clip_factor(leaves: list[jax.Array], keep: jax.Array, clip_norm: float) -> jax.Array:
+def _clip_factor(leaves: list[jax.Array], keep: jax.Array, bound: Any) -> jax.Array:
     # the largest entry comes out first, else the square of a gradient of 1e20 is infinite and its clip zero
     rows = [jnp.where(_column(keep, g), g, 0.0).reshape(g.shape[0], -1) for g in leaves]
     largest = jnp.stack([jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]).max(0)
     unit = jnp.where(largest > 0, largest, 1.0)
     square = sum(jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows)
-    # inward by more than float32 sums of squares err, so that rounding leaves no gradient longer than clip_norm
-    bound = clip_norm * (1 - 1e-5)
     return jnp.minimum(1.0, bound / (unit * jnp.maximum(jnp.sqrt(square), 1e-30)))
 
 
