@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -449,3 +450,9 @@ def test_randomized_response_is_not_rounded_below_its_local_epsilon():
         made = interop.from_dp_event(dp_event.RandomizedResponseDpEvent(p, 7), interop.NeighboringRelation.REPLACE_ONE)
         with mpmath.workdps(40):
             assert mpmath.mpf(made.epsilon) >= mpmath.log(1 + 7 * (1 - mpmath.mpf(p)) / mpmath.mpf(p))
+
+
+def test_the_scale_of_discrete_noise_is_not_rounded_up():
+    for rate in np.random.default_rng(1).uniform(0, 3, 200):
+        made = interop.from_dp_event(dp_event.DiscreteLaplaceDpEvent(rate, 3))
+        assert 0 <= 1 - Fraction(made.scale) * Fraction(rate) < 3e-16

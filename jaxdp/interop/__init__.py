@@ -183,7 +183,10 @@ def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     # the parameter is the decay rate of the noise; dp_accounting reads 0 as no privacy, and so does this translation
     if rate == 0:
         return _EVERYTHING
-    return jaxdp.DiscreteLaplace(1 / rate, shift) if shift > 0 else _NOTHING
+    scale = 1 / rate
+    if math.isfinite(scale) and Fraction(scale) * Fraction(rate) > 1:
+        scale = math.nextafter(scale, 0.0)
+    return jaxdp.DiscreteLaplace(scale, shift) if shift > 0 else _NOTHING
 
 
 def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
