@@ -11,7 +11,7 @@ import pytest
 import jaxdp
 from jaxdp.iteration import gdp_mu
 from jaxdp.iteration.isotonic import allocation
-from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding, projected
+from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding, projected, settings
 
 DELTA = 1e-5
 # the closed form against the step-by-step allocation, both rounded outward by about 1e-11
@@ -71,11 +71,10 @@ def test_every_slot_agrees_with_the_step_by_step_allocation(learning_rate, loss)
         np.testing.assert_allclose(quick, slow, rtol=ROUTES, atol=1e-140)
 
 
-def test_a_constant_schedule_written_as_a_function_changes_nothing():
+def test_a_constant_schedule_written_as_a_function_costs_what_its_rounding_may_contract_less():
     constant, written = make(), make(learning_rate=lambda t: 1.0 + 0.0 * t)
-    np.testing.assert_allclose(
-        constant.after(50, example=np.arange(20)).mu, written.after(50, example=np.arange(20)).mu, rtol=ROUTES
-    )
+    plain, scheduled = (sgd.after(50, example=np.arange(20)).mu for sgd in (constant, written))
+    assert np.all((scheduled > plain) & (scheduled < plain * (1 + 3 * settings.SLACK)))
 
 
 @pytest.mark.parametrize("learning_rate", [1.0, decay])

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp import cli
-from jaxdp.training import DPSGD, ClippedSum, noise, settings
+from jaxdp.training import DPSGD, ClippedSum, NoisyProjectedSGD, StronglyConvexLoss, noise, settings
 
 KEY = jax.random.key(11)
 DELTA = 1e-5
@@ -207,3 +207,22 @@ def test_phases_compose_survive_json_and_are_accounted_on_the_command_line(tmp_p
     file.write_text(jaxdp.to_json(plan))
     assert cli.main(["epsilon", "--from", str(file), "--delta", str(DELTA)]) == 0
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(epsilon, rel=1e-4)
+
+
+def test_a_scheduled_projected_step_leaves_room_for_what_its_schedules_are_off_by_in_a_program():
+    """Step and noise of a program may be off by `SLACK` from those of the host, which are accounted for."""
+    loss = StronglyConvexLoss(1.0, 2.0, 0.5)
+    sgd = NoisyProjectedSGD(loss, lambda t: 0.3 + 0.0 * t, 0.7, batch_size=1, num_examples=4)
+    tx, params, zero = sgd.optimizer(KEY), jnp.zeros(1000), jnp.zeros(1000)
+    plain = NoisyProjectedSGD(loss, 1.0, 1.0, batch_size=1, num_examples=4).optimizer(KEY)
+    moved, draws, far = (
+        np.asarray(t.update(g, t.init(params), params)[0], float)
+        for t, g in ((tx, zero), (plain, zero), (tx, zero + 1e3))
+    )
+    step, noise = np.mean(moved - far) / 1e3, np.median(moved / draws)
+    accounted = sgd.iteration(1)
+    worst = step * (1 - settings.SLACK), noise * (1 - settings.SLACK) ** 2
+    assert step * (1 + 0.9 * settings.SLACK) <= accounted.shift[0] / 2
+    assert worst[1] >= accounted.noise_std[0]
+    assert 1 - worst[0] * 0.5 <= accounted.contraction[0] * (1 + 1e-7)
+    assert accounted.contraction[0] < 1 - 0.3 * 0.5 + 1e-5 and noise < 0.3 * 0.7 * (1 + 1e-5)
