@@ -97,6 +97,12 @@ def test_privacy_spent_finds_the_state_in_that_of_a_chain():
             sgd.privacy_spent(wrong, 1e-5)
 
 
+@pytest.mark.parametrize(("rate", "steps"), [(0.01, 0), (0.0, 10)])
+def test_what_releases_nothing_needs_no_other_noise(rate, steps):
+    sgd = DPSGD(1.0, 1.0, rate)
+    assert sgd.calibrated(steps, epsilon=1.0, delta=1e-5) is sgd
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """Grows by one entry with every program that is compiled."""

@@ -290,10 +290,11 @@ class DPSGD:
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
         """A copy with the smallest noise_multiplier, as `jaxdp.calibrate` finds it, that meets the target.
 
-        A schedule is multiplied by the smallest such factor.
+        A schedule is multiplied by the smallest such factor. Where nothing is released, this DPSGD itself.
         """
         settings.check_budget(epsilon, delta)
-        self.after(steps)  # an error in a setting or a count is one before the search
+        if certified_epsilon(self.after(steps), 0.0) == 0:
+            return self
         unit = self.noise_multiplier if callable(self.noise_multiplier) else 1.0
 
         def with_noise(factor: float) -> DPSGD:
