@@ -295,7 +295,7 @@ def _takes_arrays(make: Callable[..., Mechanism], values: np.ndarray) -> bool:
 def _grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.ndarray:
     """Equally spaced candidates from end to end: in the logarithm where the ends are a factor of 4 apart."""
     steps = np.linspace(0.0, 1.0, count)[:, None]
-    geometric = (np.minimum(low, high) > 0) & ((high > 4 * low) | (low > 4 * high))
+    geometric = (np.minimum(low, high) > 0) & ((high / 4 > low) | (low / 4 > high))
     safe_low, safe_high = np.where(geometric, low, 1.0), np.where(geometric, high, 1.0)
     logarithmic = np.exp(np.log(safe_low) + steps * (np.log(safe_high) - np.log(safe_low)))
     grid = np.where(geometric, logarithmic, low + (high - low) * steps)

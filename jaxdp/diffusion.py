@@ -78,10 +78,13 @@ def _ou_mu(theta, rho, time, sensitivity):
     """
     theta, rho, time, sensitivity = xp.broadcast_arrays(*map(xp.asarray, (theta, rho, time, sensitivity)))
     pull = xp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
-    back = xp.where(pull > 1e-20, xp.log(-xp.expm1(-2 * pull)), math.log(2) + xp.log(theta) + xp.log(time))
-    logs = xp.log(sensitivity), -xp.log(rho), xp.log(theta) / 2, -back / 2, -pull
+    # log of (1 - e^(-2 theta t)) / (2 theta t): where the quotient is next to 1 by its series
+    near = pull < 1e-4
+    apart = xp.where(near, 1.0, pull)
+    share = xp.where(near, pull * (pull / 6 - 1), xp.log(-xp.expm1(-2 * apart)) - xp.log(2 * apart))
+    logs = xp.log(sensitivity), -xp.log(rho), -(math.log(2) + xp.log(time)) / 2, -share / 2, -pull
     # of each term its own rounding, that of the sums, and that of theta t
-    slack = 8 * ULP * (4 + sum(map(xp.abs, logs)))
+    slack = 8 * ULP * (16 + sum(map(xp.abs, logs)))
     return xp.maximum(xp.exp(sum(logs)) * (1 + slack), _LEAST_MU), 2 * slack
 
 

@@ -124,7 +124,7 @@ def _required(epsilon, delta):
     grown, share = jnp.expm1(jnp.minimum(epsilon, 500.0)), jnp.where(delta > 0, delta, 1.0)
     ratio = grown / share
     # log(1 + ratio) is log(ratio) where the ratio is huge, and the ratio may overflow
-    large = jnp.where(epsilon < 500.0, jnp.log(grown), epsilon) - jnp.log(share)
+    large = jnp.where(epsilon < 500.0, jnp.log(jnp.where(grown > 0, grown, 1.0)), epsilon) - jnp.log(share)
     # rounded down, so that no level above the exact limit is accepted
     return jnp.where(delta > 0, jnp.where(ratio < 1e100, jnp.log1p(ratio), large) * _DOWN, jnp.inf)
 

@@ -516,3 +516,19 @@ def test_grid_pairs_enclose_the_truth_also_below_one_and_the_gap_is_of_second_or
         assert lower <= gaussian_delta(1, eps) * (1 + ROUNDING)
         assert gaussian_delta(1, eps) * (1 - ROUNDING) <= upper
         assert upper - lower < 2.0 / cells**2 * 16
+
+
+def test_profiles_far_out_have_a_number_and_a_derivative():
+    with jax.enable_x64(True):
+        for function in (
+            lambda e: cv.swapped_delta(e, 0.5), lambda e: cv.delta_from_cdfs(e, 0.5, 0.1),
+            lambda e: cv.delta_from_cdfs(e, 1.0, 0.0),
+        ):  # fmt: skip
+            value, slope = jax.value_and_grad(function)(800.0)
+            assert float(value) < 1e-15 and float(slope) == 0.0
+    assert cv.delta_from_cdfs(np.inf, 0.25, 0.0) == pytest.approx(0.75)
+    assert np.all(cv.swapped_delta([0.3, 1.0, 40.0, 800.0, np.inf], 1.0) == 1.0)
+    exact = 1 - mp.exp(40) * (1 - mp.mpf(1 - 2.0**-53 * 4))
+    assert cv.swapped_delta(40.0, 1 - 2.0**-53 * 4) == pytest.approx(float(max(exact, 0)), abs=1e-15)
+    exact = 1 - mp.exp(30) * (1 - mp.mpf(1 - 1e-14))
+    assert cv.swapped_delta(30.0, 1 - 1e-14) == pytest.approx(float(exact), abs=1e-15)

@@ -172,3 +172,12 @@ def test_ornstein_uhlenbeck_and_brownian_samples_follow_their_law():
     error = ((np.asarray(moved, np.float64) - 2.0) ** 2).mean()
     assert error == pytest.approx(float(record.mse(2.0, 1)), rel=0.05)
     follows(BrownianMotion(0.9).sample(jax.random.key(6), start), 2.0, 1.8)
+
+
+@pytest.mark.parametrize("theta", [1e-30, 1e-18, 1e-14, 1e-6, 0.9999e-4, 1.0001e-4, 1e-2])
+def test_lambda_of_a_slow_pull_keeps_its_derivative(theta):
+    """Lambda = theta / (2 (e^(2 theta) - 1)) = 1/4 - theta/4 + theta^2/12 - ... at rho = time = sensitivity = 1."""
+    with jax.enable_x64(True):
+        value, slope = jax.value_and_grad(lambda x: diffusion.ornstein_uhlenbeck_lambda(x, 1.0, 1.0))(theta)
+    assert float(value) == pytest.approx(0.25 - theta / 4 + theta**2 / 12, rel=1e-8)
+    assert float(slope) == pytest.approx(-0.25 + theta / 6, rel=1e-8, abs=theta**3)

@@ -302,3 +302,20 @@ def test_one_release_with_laplace_noise_is_the_closed_form():
             assert below[i] <= exact <= above[i] <= exact * (1 + mpmath.mpf(1e-14))
             exact = max(1 / mpmath.mpf(b) + 2 * mpmath.log1p(-mpmath.mpf(d)), mpmath.mpf(0))
             assert low[i] <= exact <= high[i] <= exact + 4e-15 / b
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 40.0, 100.0, 700.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-7, 0.3])
+def test_one_run_of_a_guarantee_is_its_closed_form(epsilon, delta):
+    """delta(x) = d + (1 - d) (e^eps - e^x)/(e^eps + 1) of the worst case of an (eps, d) guarantee."""
+    made = jaxdp.ApproximateDP(epsilon, delta)
+    levels = np.array([0.0, 0.3, 0.9, 0.999]) * epsilon
+    with mpmath.workdps(40):
+        e, d = mpmath.mpf(epsilon), mpmath.mpf(delta)
+        truth = [d + (1 - d) * (mpmath.exp(e) - mpmath.exp(mpmath.mpf(x))) / (mpmath.exp(e) + 1) for x in levels]
+        for low, high, exact in zip(*jaxdp.delta_bounds(made, levels), truth, strict=True):
+            assert mpmath.mpf(float(low)) <= exact <= mpmath.mpf(float(high)) <= exact * (1 + mpmath.mpf(1e-12))
+    below, above = (jaxdp.epsilon_bounds(made, float(truth[-1]) * (1 + off)) for off in (-1e-9, 1e-9))
+    assert above.lower <= levels[-1] <= below.upper
+    for found in (below, above):
+        assert 0 <= found.upper - found.lower <= 1e-12 * (1 + epsilon)

@@ -390,3 +390,32 @@ def test_the_published_contraction_is_not_below_the_sharp_one_where_both_vanish(
 def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("steps", [800, 1000, 2000])
+def test_a_quadratic_loss_that_expands_has_a_parameter_however_far_it_goes(steps):
+    assert iteration.quadratic_mu(np.full(steps, 1.5), 1.0, 1.0) == pytest.approx(np.sqrt(5.0), rel=1e-13)
+    assert iteration.quadratic_mu([1.0, 1.0], 1e160, 1e160) == pytest.approx(np.sqrt(2.0), rel=1e-14)
+    with pytest.raises(TypeError, match="must be concrete"):
+        jax.jit(lambda x: iteration.quadratic_mu([x], 1.0, 1.0))(1.0)
+
+
+def test_a_coupling_without_distance_costs_nothing_however_far_back():
+    path = np.r_[np.zeros(1750), np.ones(10)]
+    exact = sum(1.5 ** (2 * k) for k in range(1, 11))
+    assert iteration.shifted_rdp(2.0, contraction=1.5, noise_std=1.0, distances=path) == pytest.approx(exact, rel=1e-12)
+
+
+def test_closed_forms_have_their_derivatives_where_nothing_contracts():
+    """At kappa = 1, by hand or by a difference on either side."""
+    with jax.enable_x64(True):
+        full = jax.grad(lambda k: iteration.full_batch_mu(k, 1.0, 1.0, 10))(1.0)
+        cyclic = jax.grad(lambda k: iteration.cyclic_mu(k, 1.0, 1.0, 2, 10))(1.0)
+        optimum = {"noise_std": 1.0, "distance": 1.0, "num_steps": 10}
+        shifted = jax.grad(lambda k: iteration.shifted_rdp_optimum(2.0, contraction=k, **optimum))(1.0)
+        numbers = {"lipschitz": 1.0, "smoothness": 1.0, "strong_convexity": 1.0, "noise_std": 1.0, "num_steps": 10}
+        index = jax.grad(lambda k: iteration.noisy_sgd_rdp_at_index(2.0, step_size=k, index=1, **numbers))(1.0)
+    assert np.array([full, shifted, index]) == pytest.approx(np.array([0.0, 1.1, 0.0]), abs=1e-9)
+    below = [float(iteration.cyclic_mu(1 - h, 1.0, 1.0, 2, 10)) for h in (1e-5, 2e-5)]
+    at = float(iteration.cyclic_mu(1.0, 1.0, 1.0, 2, 10))
+    assert float(cyclic) == pytest.approx((3 * at - 4 * below[0] + below[1]) / 2e-5, rel=1e-5)

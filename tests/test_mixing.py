@@ -240,3 +240,8 @@ def test_the_level_of_the_hockey_stick_theorem_may_be_differentiated():
     with jax.enable_x64(True):
         slope = jax.grad(lambda level: mixing.hockey_stick_amplification(1.0, 0.1, 0.2, level).delta)(0.5)
     assert float(slope) == 0.0
+
+
+def test_the_required_level_has_a_derivative_at_0():
+    with jax.enable_x64(True):
+        assert float(jax.grad(lambda e: mixing.required_level(e, 0.1))(0.0)) == pytest.approx(10.0)

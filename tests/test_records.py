@@ -193,3 +193,12 @@ def test_two_classes_never_share_a_tree_structure():
 def test_class_attributes_stay_as_they_were_written():
     for made in (jaxdp.RandomizedResponse(1.0), jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1)):
         assert made.relations is type(made).relations and isinstance(made.relations, tuple)
+
+
+def test_a_word_is_no_flag():
+    with pytest.raises(ValueError, match="optimized must be one of True, False, got 'no'"):
+        jaxdp.epsilon(jaxdp.Shuffled(jaxdp.UnaryEncoding(4.0, 5, "no"), 10_000), 1e-6)
+
+
+def test_an_empty_tuple_is_an_empty_array():
+    assert jaxdp.epsilon(jaxdp.Gaussian(()), 1e-5).shape == (0,)

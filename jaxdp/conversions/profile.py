@@ -28,6 +28,8 @@ from jaxdp.runtime.formulas import at_points, checked, theorem
 from jaxdp.runtime.precision import kernel, x64
 from jaxdp.typing import Array, Complex, Real
 
+_LARGEST_EXPONENT = 700.0  # beyond it e^eps overflows; what it is multiplied with is 0, or makes any number of it
+
 
 def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """Upper bounds of a concave function g on the cells [point_i, point_{i+1}], given low_i <= g(point_i) <= high_i.
@@ -64,7 +66,10 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    return jnp.clip(-jnp.expm1(epsilon) + jnp.exp(epsilon) * delta, 0.0, 1.0)
+    odds = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT))
+    # the first loses no digits next to 0; in the second no large numbers cancel
+    near = -jnp.expm1(jnp.minimum(epsilon, 1.0)) + jnp.minimum(odds, np.e) * delta
+    return jnp.clip(jnp.where(epsilon < 0.5, near, 1 - odds * (1 - delta)), 0.0, 1.0)
 
 
 @theorem(epsilon=NOT_NAN, loss_cdf=PROBABILITY, reverse_loss_cdf=PROBABILITY, vacuous=1.0)
@@ -83,8 +88,7 @@ def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Ar
     absolute rounding of the difference, 1e-15, is added. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
-    # e^eps times 0 counts as 0 also at eps = inf
-    second = jnp.where(reverse_loss_cdf > 0, jnp.exp(epsilon) * reverse_loss_cdf, 0.0)
+    second = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT)) * reverse_loss_cdf
     return jnp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 

@@ -191,9 +191,9 @@ def noisy_sgd_rdp_at_index(
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
     last = 2 * (lipschitz / noise_std) ** 2
-    rate = jnp.log1p(-jnp.minimum(2 * step_size * smoothness * strong_convexity / (smoothness + strong_convexity), 1.0))
-    # 0 * (-inf) at rate = -inf cannot occur: n - i + 1 >= 1.
-    earlier = last / jnp.maximum(num_steps - index, 1.0) * jnp.exp(rate * (num_steps - index + 1) / 2)
+    fall = 2 * step_size * smoothness * strong_convexity / (smoothness + strong_convexity)
+    kept = jnp.exp(jnp.log1p(-jnp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
+    earlier = last / jnp.maximum(num_steps - index, 1.0) * jnp.where(fall < 1, kept, 0.0)
     return order * jnp.where(index == num_steps, last, earlier)
 
 
@@ -268,8 +268,9 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     sigma, steps = validate.positive("noise_std", noise_std), validate.nonnegative("distances", distances)
     if steps.ndim == 0 or steps.shape[-1] == 0:
         raise ValueError("distances must have a last axis with one entry per step, got none.")
-    powers = np.arange(steps.shape[-1])[::-1]
-    terms = (lip[..., None] ** (powers + 1) * steps / sigma[..., None]) ** 2
+    powers = np.arange(steps.shape[-1], 0, -1)
+    with np.errstate(divide="ignore", over="ignore"):  # a distance of 0 costs nothing, however far back
+        terms = np.exp(2 * (powers * np.log(lip[..., None]) + np.log(steps) - np.log(sigma[..., None])))
     return (alpha * np.sum(terms, axis=-1) / 2)[()]
 
 
@@ -295,9 +296,12 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
 def _log_geometric(x, count):
     """Log sum_{k=0..count-1} e^{k x}, without cancellation at x = 0 and without overflow."""
     size = jnp.abs(x)
-    safe = jnp.where(size > 0, size, 1.0)
-    ratio = jnp.where(size > 0, jnp.expm1(-count * safe) / jnp.expm1(-safe), count)
-    return jnp.log(ratio) + jnp.where(x > 0, (count - 1) * x, 0.0)
+    near = count * size < 1e-4  # there a series, which can be differentiated at 0
+    safe = jnp.where(near, 1.0, size)
+    apart = jnp.log(jnp.expm1(-count * safe) / jnp.expm1(-safe)) + jnp.where(x > 0, (count - 1) * x, 0.0)
+    close = jnp.where(near, x, 0.0)
+    series = jnp.log(count) + (count - 1) * close / 2 + (count - 1) * (count + 1) * close**2 / 24
+    return jnp.where(near, series, apart)
 
 
 @theorem(**_PATH, contraction=POSITIVE)

@@ -186,15 +186,19 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     Returns mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|. Raises ValueError, also
     without an axis of steps.
     """
+    validate.concrete("every number", factor, noise_std, shift, initial_variance)
     parts = checked(factor=(FINITE, factor), noise_std=(NONNEGATIVE, noise_std), shift=(FINITE, shift))
     start = validate.nonnegative("initial_variance", initial_variance)
     c, noise, moved = np.broadcast_arrays(*parts)
     shape = c.shape
     if not shape:
         raise ValueError("factor, noise_std and shift must have a last axis of steps, got single numbers.")
-    mean, variance = np.zeros(shape[:-1]), np.broadcast_to(start, shape[:-1])
+    mean, std, scale = np.zeros(shape[:-1]), np.broadcast_to(np.sqrt(start), shape[:-1]), np.zeros(shape[:-1], int)
     for j in range(shape[-1]):
-        mean = c[..., j] * mean + moved[..., j]
-        variance = c[..., j] ** 2 * variance + noise[..., j] ** 2
+        # both in units of 2^scale, so that neither overflows where factors are above 1
+        mean = c[..., j] * mean + np.ldexp(moved[..., j], -scale)
+        std = np.hypot(c[..., j] * std, np.ldexp(noise[..., j], -scale))
+        grown = np.maximum(np.frexp(np.maximum(np.abs(mean), std))[1], -scale)
+        mean, std, scale = np.ldexp(mean, -grown), np.ldexp(std, -grown), scale + grown
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance))[()]
+        return np.where(mean == 0, 0.0, np.abs(mean) / std)[()]

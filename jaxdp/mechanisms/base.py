@@ -86,11 +86,11 @@ def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
 
 def lists_to_arrays(self: Any) -> None:
     """Replace lists of numbers by arrays: a list would be a pytree of its entries. The verbs check the values."""
-    for name in (each.name for each in dataclasses.fields(self)):
-        value = getattr(self, name)
+    for each in dataclasses.fields(self):
+        name, value = each.name, getattr(self, each.name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
             numeric = xp.asarray(value) if validate.is_traced(value) else np.asarray(value)
-            object.__setattr__(self, name, numeric if value != () else value)
+            object.__setattr__(self, name, numeric if value != () or "domain" in each.metadata else value)
 
 
 class Mechanism:

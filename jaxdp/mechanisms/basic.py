@@ -151,7 +151,7 @@ class RandomizedResponse(NamedSetRandomizer):
         return NamedSets(xp.asarray(self.epsilon), xp.stack([one, one, others / k, zero]), third, one, zero)
 
 
-class _WorstCase(Mechanism):
+class WorstCase(Mechanism):
     """The worst case of a guarantee, binary randomized response: losses +-epsilon."""
 
     epsilon: RealField
@@ -167,7 +167,7 @@ class _WorstCase(Mechanism):
 
 
 @record
-class PureDP(_WorstCase):
+class PureDP(WorstCase):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
     epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
@@ -194,7 +194,7 @@ class PureDP(_WorstCase):
 
 
 @record
-class ApproximateDP(_WorstCase):
+class ApproximateDP(WorstCase):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
     epsilon: nats, >= 0, any shape.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
@@ -115,6 +116,10 @@ class UnaryEncoding(NamedSetRandomizer):
     epsilon: RealField = field(NONNEGATIVE)
     num_categories: RealField = field(whole(2))
     optimized: bool = static_field(default=True)
+
+    def check_structure(self) -> None:
+        """optimized is True or False."""
+        validate.choice("optimized", self.optimized, (True, False))
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose bits are 1."""

@@ -12,8 +12,10 @@ from jaxdp.closed_forms import finite_law
 from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
-from jaxdp.mechanisms.basic import DiscretePair, Laplace
+from jaxdp.mechanisms.basic import DiscreteLaplace, DiscretePair, Laplace, WorstCase
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.finite import sampled_part
+from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
@@ -23,6 +25,7 @@ from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
+_FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # with a finite pair, but a closed form in compositions
 _RANKS = 64
 _SPLIT = 2.0**27 + 1
 
@@ -34,17 +37,23 @@ def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tupl
 
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
+    if isinstance(record, _FINITE):
+        return sampled_part(record.finite_pair(), xp.ones(()), direction)[:4]
     loss, log_weight, blur = record.atoms(direction)
     return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
 
 
-@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+def _alive(record: Any, *_: Any, direction: str) -> int:
+    return 256 if isinstance(record, (NamedSetRandomizer, WorstCase)) else 30000
+
+
+@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=256)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one run."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
-@kernel(static=("direction",), working_set=30000, bounds=True, by_numpy=256)
+@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=256)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one run."""
     return finite_law.delta_bounds(*_law(record, direction), eps)
@@ -88,7 +97,8 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
-    if _is_one(stacks) and record.offers("atoms") and not is_sampled_gaussian(record, direction):
+    finite = record.offers("atoms") or (isinstance(record, _FINITE) and record.finite_pair_is_exact())
+    if _is_one(stacks) and finite and not is_sampled_gaussian(record, direction):
         settled = (times[:, 0] == 1) & np.isfinite(target)
         rows = np.flatnonzero(settled)
         if rows.size:
