@@ -527,6 +527,8 @@ def test_profiles_far_out_have_a_number_and_a_derivative():
             value, slope = jax.value_and_grad(function)(800.0)
             assert float(value) < 1e-15 and float(slope) == 0.0
     assert cv.delta_from_cdfs(np.inf, 0.25, 0.0) == pytest.approx(0.75)
+    ends = cv.levy_cdf(lambda t: 0.5j * t - t**2 / 2, [-np.inf, np.inf], step=0.1, nodes=10)
+    np.testing.assert_array_equal(ends, [0.0, 1.0])
     assert np.all(cv.swapped_delta([0.3, 1.0, 40.0, 800.0, np.inf], 1.0) == 1.0)
     exact = 1 - mp.exp(40) * (1 - mp.mpf(1 - 2.0**-53 * 4))
     assert cv.swapped_delta(40.0, 1 - 2.0**-53 * 4) == pytest.approx(float(max(exact, 0)), abs=1e-15)

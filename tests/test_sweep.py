@@ -390,3 +390,9 @@ def _of_a_bad_point(sigma):
     if np.any(np.asarray(sigma) < 0):
         raise ValueError("one of the grid points is bad")
     return sigma
+
+
+@pytest.mark.parametrize("value", [None, "a", 1j])
+def test_a_function_without_a_number_is_refused_by_what_it_returned(value):
+    with pytest.raises(ValueError, match=f"fn must return real values, got {value!r} for"):
+        sweep(lambda a: value, a=np.arange(3.0))

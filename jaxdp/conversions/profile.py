@@ -287,13 +287,14 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
     h = float(validate.positive("step", step))
     count = int(validate.integer("nodes", nodes, 1))
     with x64():
-        value = np.full(points.shape, np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0] / 2)
+        total = np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0]
+        value = np.full(points.shape, total / 2)
         for start in range(0, count, _BLOCK):
             t = (np.arange(start, min(start + _BLOCK, count)) + 0.5) * h
             weight = np.exp(np.asarray(log_characteristic(t))) / t
-            turned = np.exp(-1j * points[..., None] * t) * weight
+            turned = np.exp(-1j * np.where(np.isfinite(points), points, 0.0)[..., None] * t) * weight
             value = value - (h / np.pi) * turned.imag.sum(-1)
-    return value[()]
+    return np.where(np.isfinite(points), value, np.where(points > 0, total, 0.0))[()]
 
 
 def levy_delta(

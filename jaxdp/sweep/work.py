@@ -74,8 +74,9 @@ class Task:
                     "name, or rename the axis."
                 )
             array = np.asarray(value)
-            if np.iscomplexobj(array):
-                raise ValueError(f"fn must return real values, got {array.dtype} for {name}.")
+            if array.dtype.kind not in "biuf" and str(array.dtype) != "bfloat16":
+                found = repr(value) if array.ndim == 0 else array.dtype
+                raise ValueError(f"fn must return real values, got {found} for {name}.")
             if array.shape not in ((), (size,)):
                 raise ValueError(
                     f"fn must return one value per grid point, shape ({size},), got {array.shape} for {name}."
