@@ -101,6 +101,8 @@ def test_privacy_spent_finds_the_state_in_that_of_a_chain():
 def test_what_releases_nothing_needs_no_other_noise(rate, steps):
     sgd = DPSGD(1.0, 1.0, rate)
     assert sgd.calibrated(steps, epsilon=1.0, delta=1e-5) is sgd
+    with pytest.raises(ValueError, match="epsilon must be finite and >= 0, got inf"):
+        sgd.calibrated(steps, epsilon=np.inf, delta=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -292,7 +292,7 @@ class DPSGD:
 
         A schedule is multiplied by the smallest such factor. Where nothing is released, this DPSGD itself.
         """
-        settings.check_budget(epsilon, delta)
+        settings.check_budget(validate.nonnegative("epsilon", epsilon), delta)
         if certified_epsilon(self.after(steps), 0.0) == 0:
             return self
         unit = self.noise_multiplier if callable(self.noise_multiplier) else 1.0

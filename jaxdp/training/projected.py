@@ -272,7 +272,7 @@ class NoisyProjectedSGD:
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
         """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
-        settings.check_budget(epsilon, delta)
+        settings.check_budget(validate.nonnegative("epsilon", epsilon), delta)
         current = float(self.after(int(noise.check_steps(steps))).mu)  # mu is inversely proportional to the noise
         if current == 0:
             return self
