@@ -104,8 +104,8 @@ def test_the_command_line_accounts_a_file_and_writes_a_table_with_all_digits(tmp
     assert [row["epsilon"] for row in rows] == expected.ravel().tolist()
     lines = table.read_text().splitlines()
     assert (
-        lines[0] == "delta,lower,epsilon"
-        and [float(line.split(",")[2]) for line in lines[1:]] == expected.ravel().tolist()
+        lines[0] == "index,delta,lower,epsilon"
+        and [float(line.split(",")[3]) for line in lines[1:]] == expected.ravel().tolist()
     )
 
 
