@@ -28,7 +28,7 @@ from jaxdp.runtime.formulas import at_points, checked, theorem
 from jaxdp.runtime.precision import kernel, x64
 from jaxdp.typing import Array, Complex, Real
 
-_LARGEST_EXPONENT = 700.0  # beyond it e^eps overflows; what it is multiplied with is 0, or makes any number of it
+_LARGEST_EXPONENT = 700.0  # e^eps would overflow beyond; it is cut there, which can only raise delta
 
 
 def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
@@ -66,10 +66,10 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    odds = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT))
+    small, cut = jnp.minimum(epsilon, 1.0), jnp.minimum(epsilon, _LARGEST_EXPONENT)
     # the first loses no digits next to 0; in the second no large numbers cancel
-    near = -jnp.expm1(jnp.minimum(epsilon, 1.0)) + jnp.minimum(odds, np.e) * delta
-    return jnp.clip(jnp.where(epsilon < 0.5, near, 1 - odds * (1 - delta)), 0.0, 1.0)
+    near, far = -jnp.expm1(small) + jnp.exp(small) * delta, 1 - jnp.exp(cut) * (1 - delta)
+    return jnp.clip(jnp.where(epsilon < 0.5, near, far), 0.0, 1.0)
 
 
 @theorem(epsilon=NOT_NAN, loss_cdf=PROBABILITY, reverse_loss_cdf=PROBABILITY, vacuous=1.0)

@@ -20,7 +20,10 @@ from jaxdp.typing import Array, Real
 
 _STEPS = 60
 _GIRGIS_ORDER = Domain(
-    lambda x: whole(2).contains(x) & (x <= 1e5), "a whole number from 2 to 100,000", 3.0, "Larger ones take minutes."
+    lambda x: whole(2).contains(x) & (x <= 1e5),
+    "a whole number from 2 to 100,000",
+    3.0,
+    "It is a sum of so many terms.",
 )
 
 Randomizer: TypeAlias = Literal["generic", "krr", "laplace"]
