@@ -24,7 +24,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, raised, stirling_error
-from jaxdp.runtime.formulas import ORDER, at_points, checked, theorem
+from jaxdp.runtime.formulas import ORDER, at_points, checked, theorem, unless
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
 
@@ -56,7 +56,7 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
     alpha, moved, n = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands))
-    return n * renyi(alpha, moved / n)
+    return unless(False, n * renyi(alpha, moved / n), np.inf)
 
 
 def _share(shift, scale, count=1):

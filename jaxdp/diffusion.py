@@ -267,13 +267,13 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
     Reference: Theorem 8.
     """
+    validate.concrete("every number", rdp, sensitivity, radius, dimension)
     level, moved, bound, d = checked(
         rdp=(POSITIVE, rdp),
         sensitivity=(POSITIVE, sensitivity),
         radius=(POSITIVE, radius),
         dimension=(whole(1), dimension),
     )
-    validate.concrete("every number", level, moved, bound, d)
     theta = np.log1p(d * moved**2 / (2 * level * bound**2))
     rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)

@@ -18,7 +18,7 @@ from jaxdp.domains import NONNEGATIVE, NONNEGATIVE_OR_INFINITE, POSITIVE, PROBAB
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.formulas import ORDER, checked, theorem
+from jaxdp.runtime.formulas import ORDER, checked, theorem, unless
 from jaxdp.typing import Array, Real
 
 __all__ = [
@@ -330,7 +330,7 @@ def coupling_bound(renyi_first: Divergence, renyi_kernel: Divergence, order: Rea
     if not validate.is_traced(total, part):
         part, whole = np.broadcast_arrays(part, total)
         validate.reject("hidden", part, part > whole, "at most the shift")
-    return renyi_first(alpha, part) + renyi_kernel(alpha, total - part)
+    return unless(part > total, renyi_first(alpha, part) + renyi_kernel(alpha, total - part), np.inf)
 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, first_std=POSITIVE, second_std=NONNEGATIVE, lipschitz=POSITIVE)

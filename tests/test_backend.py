@@ -179,6 +179,12 @@ def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
     [
         lambda x: jaxdp.shuffle.lower_bound_epsilon(x, 1000.0, 1e-6),
         lambda x: jaxdp.iteration.gdp_mu(x * jnp.ones(3), jnp.ones(3), jnp.ones(3)),
+        lambda x: jaxdp.iteration.logistic_regression(x, x),
+        lambda x: jaxdp.iteration.append_noise_only(x * jnp.ones(3), 1.0, 1.0, steps=2, tail=(x, x)),
+        lambda x: jaxdp.convolution.repeated_noise_bound(lambda a, s: a * s**2 / 2, 2.0, x, 2),
+        lambda x: jaxdp.mixing.coupling_bound(lambda a, s: a * s**2 / 2, lambda a, s: a * s**2 / 2, 2.0, 1.0, x),
+        lambda x: jaxdp.diffusion.ornstein_uhlenbeck_beats_gaussian(x, 1.0, 1.0, 2),
+        lambda x: jaxdp.conversions.epsilon_from_rdp(np.array([2.0, 3.0]), x * np.array([1.0, 2.0]), 1e-5),
     ],
 )
 def test_a_traced_theorem_refuses_an_unsound_backend_and_float32(monkeypatch, theorem):

@@ -1,5 +1,6 @@
 """Repeated noise: stored values, bounds above the exact value, the Laplace sum against its definition, bad input."""
 
+import jax
 import mpmath
 import numpy as np
 import pytest
@@ -240,3 +241,17 @@ def test_discrete_laplace_shift_inequality_as_printed_is_false_and_the_used_one_
 def test_bad_input_is_one_sentence_that_names_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("order, shift, count", [(1.0, 1.0, 2), (2.0, -1.0, 2), (2.0, np.nan, 2), (2.0, 1.0, 2.5)])
+def test_repeated_noise_outside_the_range_is_infinite_in_a_program(order, shift, count):
+    def bound(*numbers):
+        return convolution.repeated_noise_bound(lambda a, s: a * s**2 / 2, *numbers)
+
+    with jax.enable_x64(True):
+        assert float(jax.jit(bound)(2.0, 1.0, 2.0)) == bound(2.0, 1.0, 2.0)
+        assert float(jax.jit(bound)(order, shift, count)) == np.inf
+
+
+def test_a_divergence_that_is_no_number_is_infinite():
+    assert convolution.repeated_noise_bound(lambda a, s: np.nan * s, 2.0, 1.0, 2) == np.inf

@@ -184,6 +184,16 @@ def test_optimal_laplace_split_beats_every_split_of_a_grid():
     assert values.min() == pytest.approx(best.rdp, rel=1e-3)
 
 
+@pytest.mark.parametrize("order, hidden", [(0.5, 0.1), (np.nan, 0.1), (2.0, -0.1), (2.0, np.nan), (2.0, 1.5)])
+def test_a_coupling_outside_the_range_is_infinite_in_a_program(order, hidden):
+    def bound(alpha, part):
+        return mixing.coupling_bound(lambda a, s: a * s**2 / 2, lambda a, s: a * s**2 / 8, alpha, 1.0, part)
+
+    with jax.enable_x64(True):
+        assert float(jax.jit(bound)(2.0, 0.25)) == bound(2.0, 0.25)
+        assert float(jax.jit(bound)(order, hidden)) == np.inf
+
+
 def test_laplace_limits_are_the_published_ones():
     assert mixing.iterated_laplace_rdp(1e6, 3.0, 1.0, 2.0).rdp == pytest.approx(
         mixing.iterated_laplace_pure_epsilon(3.0, 1.0, 2.0), rel=1e-4

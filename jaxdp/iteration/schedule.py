@@ -111,9 +111,9 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     Returns (n,) mu, float64, rounded up. Raises ValueError as `gdp_mu`; a step outside 0..T or a row that does not
     increase; RuntimeError inside jit, vmap or grad. Assumes: as `gdp_mu`.
     """
-    schedule, shape = _checked_schedule(contraction, noise_std, shift)
-    if validate.is_traced(*schedule, steps):
+    if validate.is_traced(contraction, noise_std, shift, steps):
         raise RuntimeError("participation_mu is computed on the host: call it outside jit/vmap/grad.")
+    schedule, shape = _checked_schedule(contraction, noise_std, shift)
     if len(shape) != 1:
         raise ValueError(f"participation_mu takes one schedule of shape (T,), got shape {shape}.")
     rows = validate.integer("steps", steps, 0)

@@ -49,7 +49,7 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             """The formula of numbers, followed where they are traced by whether each is inside its domain."""
             numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
             good = [*inside, *(rule.holds(**numbers) for rule in rules)] if inside else [True]
-            return _unless(~jnp.stack(good).all(), point(**numbers), vacuous)
+            return unless(~jnp.stack(good).all(), point(**numbers), vacuous)
 
         kernel = Kernel(one_point, working_set=working_set)
 
@@ -75,20 +75,23 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
     return decorate
 
 
-def _unless(bad: Any, made: Any, vacuous: Any) -> Any:
+def unless(bad: Any, made: Any, vacuous: Any) -> Any:
     """The numbers of a tree, ``vacuous`` where they are NaN or ``bad``."""
+    xp = jnp if validate.is_traced(made, bad) else np
     leaves, tree = jax.tree.flatten(made)
     worst = np.broadcast_to(jax.tree.leaves(vacuous), len(leaves))
-    kept = (jnp.where(bad | jnp.isnan(x), w, x) for x, w in zip(leaves, worst, strict=True))
+    kept = (xp.where(bad | xp.isnan(x), w, x)[()] for x, w in zip(leaves, worst, strict=True))
     return jax.tree.unflatten(tree, kept)
 
 
 def checked(**arguments: tuple[Domain, Any]) -> list[Any]:
-    """Arguments in order, each given as (domain, value), that broadcast; a traced value is left as it is."""
-    values = {
-        name: value if validate.is_traced(value) else validate.inside(name, value, domain)
-        for name, (domain, value) in arguments.items()
-    }
+    """Arguments in order, each given as (domain, value), that broadcast; a traced one is NaN outside its domain."""
+    if validate.is_traced(arguments):
+        require_x64()
+    values = {}
+    for name, (domain, value) in arguments.items():
+        number, good = validate.confined(name, value, domain)
+        values[name] = jnp.where(good, number, jnp.nan) if validate.is_traced(value) else number
     validate.broadcast(**values)
     return list(values.values())
 

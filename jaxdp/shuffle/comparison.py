@@ -219,6 +219,7 @@ def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
         5.90e-04
 
     """
+    validate.concrete("every number", order, eps0, n)
     arguments = checked(order=(_GIRGIS_ORDER, order), eps0=(NONNEGATIVE, eps0), n=(whole(1), n))
 
     def value(alpha, local, users):
