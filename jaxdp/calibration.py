@@ -78,8 +78,7 @@ def calibrate(
     Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
     inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
     """
-    if validate.is_traced(epsilon, delta, bracket):
-        raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
+    _refuse_traced(epsilon, delta, bracket)
     keep_others = validate.choice("unreachable", unreachable, ("raise", "nan")) == "nan"
     problem = Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     if 0 in problem.shape:
@@ -267,7 +266,13 @@ def _number(value: Any) -> int | float:
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
 
 
+def _refuse_traced(*numbers: Any) -> None:
+    if validate.is_traced(numbers):
+        raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
+
+
 def _shape_of(mechanism: Any) -> tuple[int, ...]:
+    _refuse_traced(mechanism)
     accounting.check_mechanism(mechanism)
     return batch_shape(mechanism)
 

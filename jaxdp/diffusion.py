@@ -274,8 +274,11 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
         radius=(POSITIVE, radius),
         dimension=(whole(1), dimension),
     )
-    theta = np.log1p(d * moved**2 / (2 * level * bound**2))
-    rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
+    with np.errstate(over="ignore", invalid="ignore"):
+        theta = np.log1p(d * moved**2 / (2 * level * bound**2))
+        rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
+    level, fit = np.broadcast_arrays(level, (theta > 0) & np.isfinite(theta) & (rho > 0) & np.isfinite(rho))
+    validate.reject("rdp", level, ~fit, "such that theta and rho are in the range of doubles")
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)
     noise = gaussian_mse(level, moved, d)
     return OUParameters(theta[()], rho[()], 1.0, error, noise, error / noise)

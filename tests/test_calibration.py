@@ -299,6 +299,8 @@ def test_what_is_not_a_mechanism_is_a_type_error():
 def test_under_a_trace_it_says_where_to_call_it():
     with pytest.raises(RuntimeError, match="outside jit"):
         jax.jit(lambda e: calibrate(jaxdp.Gaussian, epsilon=e, delta=1e-6, bracket=(0.1, 1.0)))(1.0)
+    with pytest.raises(RuntimeError, match="outside jit"):
+        jax.jit(lambda t: calibrate(lambda s: jaxdp.repeat(jaxdp.Gaussian(s), t), epsilon=1.0, delta=1e-6))(3.0)
 
 
 def test_no_problems_have_no_answers():

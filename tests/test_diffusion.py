@@ -181,3 +181,9 @@ def test_lambda_of_a_slow_pull_keeps_its_derivative(theta):
         value, slope = jax.value_and_grad(lambda x: diffusion.ornstein_uhlenbeck_lambda(x, 1.0, 1.0))(theta)
     assert float(value) == pytest.approx(0.25 - theta / 4 + theta**2 / 12, rel=1e-8)
     assert float(slope) == pytest.approx(-0.25 + theta / 6, rel=1e-8, abs=theta**3)
+
+
+@pytest.mark.parametrize("rdp, sensitivity", [(1e-300, 1e200), (1e300, 1e-200)])
+def test_a_calibration_beyond_the_range_of_doubles_is_refused_by_its_own_argument(rdp, sensitivity):
+    with pytest.raises(ValueError, match="rdp must be such that"):
+        diffusion.calibrate_ornstein_uhlenbeck(rdp, sensitivity, 1.0, 1)

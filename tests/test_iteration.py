@@ -307,6 +307,12 @@ def test_traced_and_batched_values_agree_and_bad_traced_values_are_infinite():
         jax.jit(iteration.gdp_mu)(*rows)
 
 
+def test_no_step_loses_nothing_also_between_projections():
+    assert iteration.gdp_mu([], [], []) == 0
+    assert iteration.gdp_mu([], [], [], diameter=1.0) == 0
+    assert iteration.gdp_mu(np.ones((3, 0)), 1.0, 0.0, diameter=np.ones(3)).tolist() == [0, 0, 0]
+
+
 def test_new_values_of_the_same_shape_do_not_recompile():
     schedule = random_schedule(np.random.default_rng(8), 17)
     iteration.gdp_mu(*schedule)

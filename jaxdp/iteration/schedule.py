@@ -72,11 +72,11 @@ def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | 
     ValueError for contraction <= 0, negative noise, shift or diameter, schedules of unequal length.
     Reference: notebooks/proofs/heterogeneous_gdp_iteration.md; constant schedules: Bok, Su, Altschuler 2024, Lemma C.3.
     """
-    schedule, _ = _checked_schedule(contraction, noise_std, shift)
+    schedule, shape = _checked_schedule(contraction, noise_std, shift)
     if diameter is None:
         return _mu(isotonic.allocation, schedule)
     (reset,) = checked(diameter=(NONNEGATIVE, diameter))
-    validate.broadcast(contraction=schedule[0][..., 0], diameter=reset)
+    validate.broadcast(contraction=np.empty(shape[:-1]), diameter=reset)
     return _mu(isotonic.restarted_mu2, schedule, reset)
 
 
