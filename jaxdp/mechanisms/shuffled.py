@@ -110,7 +110,8 @@ class Shuffled(Mechanism):
     * "stronger": clone rate 2/(e^epsilon + 1), proved in notebooks/proofs/stronger_clones.md, not peer reviewed;
     * "closed_form": Theorem 3.1 of the 2021 paper.
 
-    All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper) alone. Lower bounds are
+    All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper, whose additive terms add up
+    over composed rounds) alone. Lower bounds are
     those of a data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized
     response.
 

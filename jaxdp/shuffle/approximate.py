@@ -52,33 +52,46 @@ def total_delta(
 def epsilon_upper(central: Callable[[Any], Any], users: Any, eps0: Any, delta0: Any, delta: Any, bound: str) -> Any:
     """Upper bound of the smallest epsilon with total delta <= delta; inf where none is known.
 
-    central: delta -> upper bound of epsilon of the pair for eps0-DP randomizers. The total delta decreases and then
-    increases with epsilon. A candidate e is accepted when central(delta - A(e)) <= e. The first one is 0, where A is
-    smallest; each further one is the central value of the one before.
+    central: delta -> upper bound of epsilon of the pair for eps0-DP randomizers.
     """
-    traced = validate.is_traced(users, eps0, delta0, delta)
-    xp = jnp if traced else np
 
-    def body(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        tried, best = state
-        room = delta - additive_term(users, eps0, delta0, tried, bound)
-        found = central(xp.maximum(room, 0.0))
-        accepted = (room > 0) & (found <= tried)
-        best = xp.where(accepted, xp.minimum(best, tried), best)
-        # The next candidate is a little above the central value: the test would fail by rounding otherwise.
-        return xp.where(accepted | (room <= 0), tried, found * (1 + 1e-9)), best
+    def extra(epsilon: Any) -> Any:
+        return additive_term(users, eps0, delta0, epsilon, bound)
 
-    start = xp.zeros_like(eps0 * delta)
-    state = start, xp.full_like(start, np.inf)
-    if traced:
-        state = jax.lax.fori_loop(0, _ROUNDS, body, state)
-    else:
-        for i in range(_ROUNDS):
-            state = body(i, state)
-    best = state[1]
+    xp = jnp if validate.is_traced(users, eps0, delta0, delta) else np
+    best = least_accepted(central, extra, delta + xp.zeros_like(eps0 * delta))
     at_eps0 = total_delta(0.0, users, eps0, delta0, eps0, bound)
     best = xp.where(at_eps0 <= delta, xp.minimum(best, eps0), best)
     return xp.where(delta >= 1, 0.0, best)
+
+
+def least_accepted(central: Callable[[Any], Any], extra: Callable[[Any], Any], delta: Any, margin: float = 1e-9) -> Any:
+    """The smallest e found with central(delta - extra(e)) <= e; inf where there is none.
+
+    extra: epsilon -> what is added to delta there, increasing: the total decreases and then increases with epsilon. The
+    first candidate is 0, where it is smallest; each further one is the central value of the one before, and a margin,
+    relative: the test would fail by rounding otherwise.
+    """
+
+    def body(_: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        tried, best, _ = state
+        room = delta - extra(tried)
+        found = central(xp.maximum(room, 0.0))
+        accepted = (room > 0) & (found <= tried)
+        settled = accepted | (room <= 0)
+        return xp.where(settled, tried, found * (1 + margin)), xp.where(accepted, xp.fmin(best, tried), best), settled
+
+    traced = validate.is_traced(delta, extra(delta))
+    xp = jnp if traced else np
+    start = xp.zeros_like(delta)
+    state = start, xp.full_like(start, np.inf), start > 0
+    if traced:
+        return jax.lax.fori_loop(0, _ROUNDS, body, state)[1]
+    for i in range(_ROUNDS):
+        state = body(i, state)
+        if state[2].all():
+            break
+    return state[1]
 
 
 def approximate_ldp(

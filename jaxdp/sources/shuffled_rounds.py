@@ -13,9 +13,11 @@ from jax.flatten_util import ravel_pytree
 from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
+from jaxdp.mechanisms.shuffled import LocalRandomizer, LossLaw, Shuffled
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
+from jaxdp.shuffle.approximate import additive_term, least_accepted
 from jaxdp.shuffle.law import LARGEST_EPS0, Law, stacked
 from jaxdp.sources.base import VACUOUS, Answer, Points, Route, batched, differentiated, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
@@ -37,6 +39,7 @@ _LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
 _WIDEST = 0.1  # gap asked for at points that hardly count
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # of a grid under a trace; of these, what is kept in memory
+_TRACED_SHARE = 0.05  # of delta, kept for the additive terms of local deltas under a trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,31 +60,75 @@ class _Rounds:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
-        grids = grids_of(params, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
+        pure = _pure(params)
+        grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-        def side(rounds_of: tuple[Stack, ...], make: Callable[..., Any], gap: float) -> tuple[Any, Any]:
-            stacks = _replaced(rounds_of, grids, make)
+        def side(make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
+            stacks = _replaced(pure, grids, make)
             sources = getattr(contour_route(stacks, self.direction), self.verb)
-            (found,) = intersect(self.verb, [sources], stacks, target, gap)
-            return found
+            return lambda aim: intersect(self.verb, [sources], stacks, aim, gap)[0]
 
-        upper = side(_without_vacuous(params), _upper_law, max(gap, _PAIR_GAP))[1]
-        upper = np.fmin(upper, _without_loss_beyond(self.verb, params, target))
-        lower = np.zeros(target.shape) if upper_only else side(params, lower_law_of, max(gap, LOWER_GAP))[0]
+        above = side(_upper_law, max(gap, _PAIR_GAP))
+
+        def central(aim: Any) -> Any:
+            return above(aim)[1]
+
+        if not np.any(_lost(params, np.zeros(target.shape))):
+            upper = central(target)
+        elif by_delta:
+            upper = least_accepted(central, functools.partial(_lost, params), target, _PAIR_GAP)
+        else:
+            upper = _with(_lost(params, target), central(target))
+        upper = np.fmin(upper, _report_by_report(self.verb, params, target))
+        lower = np.zeros(target.shape) if upper_only else side(lower_law_of, max(gap, LOWER_GAP))(target)[0]
         return np.fmin(lower, upper), upper
 
 
-def _without_loss_beyond(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
-    """Upper bound from the sum of all largest losses, of compositions of rounds of pure local randomizers alone."""
+def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """The stacks with local deltas of 0."""
+
+    def pure(record: Any) -> Any:
+        if not (isinstance(record, Shuffled) and isinstance(record.randomizer, LocalRandomizer)):
+            return record
+        randomizer = dataclasses.replace(record.randomizer, delta=record.randomizer.delta * 0.0)
+        return dataclasses.replace(record, randomizer=randomizer)
+
+    return tuple((pure(record), times) for record, times in stacks)
+
+
+def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
+    """What the local deltas add to delta: the sum of the rounds' additive terms."""
+    array = jnp if is_traced(stacks, epsilon) else np
+    total = array.zeros(array.shape(epsilon))
+    for record, times in stacks:
+        if isinstance(record, Shuffled):
+            numbers = record.num_users, record.max_loss(), array.asarray(record.local_delta()), epsilon[..., None]
+            each = additive_term(*numbers, record.clones())
+            total = total + array.sum(array.where(times > 0, times * each, 0.0), axis=-1)
+    return total * (1 + 1e-12)
+
+
+def _with(lost: Any, delta: Any) -> Any:
+    array = jnp if is_traced(lost, delta) else np
+    return array.where(lost > 0, array.minimum((delta + lost) * (1 + 2 * ULP), 1.0), delta)
+
+
+def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
+    """Upper bound of compositions of rounds alone: each is (eps0, delta0)-DP without its shuffling; both are added."""
     array = jnp if is_traced(stacks, target) else np
-    largest = array.zeros(np.shape(target))
+    largest = lost = array.zeros(np.shape(target))
     for record, times in stacks:
         if not isinstance(record, Shuffled):
             return array.full(np.shape(target), VACUOUS[verb])
-        each = array.where(_leaks(record, array), np.inf, record.max_loss())
-        largest = largest + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
-    largest = largest * (1 + 1e-12)
-    return largest if verb == "epsilon" else array.where(target >= largest, 0.0, 1.0)
+        for_one = record.max_loss(), array.asarray(record.local_delta())
+        largest, lost = (
+            total + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
+            for total, each in zip((largest, lost), for_one, strict=True)
+        )
+    largest, lost = largest * (1 + 1e-12), array.minimum(lost * (1 + 1e-12), 1.0)
+    if verb == "epsilon":
+        return array.where(target >= lost, largest, np.inf)
+    return array.where(target >= largest, lost, 1.0)
 
 
 def _flat(record: Shuffled) -> Any:
@@ -426,8 +473,16 @@ def _traced(verb: str, direction: str) -> Points:
     of_rounds = _of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 
     def solve(params: Any, target: Any) -> tuple[Any, Any]:
-        lower, upper = of_rounds(params, target)
-        upper = jnp.minimum(upper, _without_loss_beyond(verb, params, target))
-        return jnp.minimum(lower, upper), upper
+        pure, leaky = _pure(params), _lost(params, jnp.zeros_like(target)) > 0
+        share = jnp.where(leaky & (verb == "epsilon"), _TRACED_SHARE, 0.0)
+        aim = target * (1 - share)
+        lower, upper = of_rounds(pure, aim)
+        lost = _lost(params, upper if verb == "epsilon" else target)
+        if verb == "delta":
+            upper = _with(lost, upper)
+        else:
+            upper = jnp.where(lost <= share * target, upper, jnp.inf)
+        upper = jnp.fmin(upper, _report_by_report(verb, params, target))
+        return jnp.where(share > 0, 0.0, jnp.minimum(lower, upper)), upper
 
     return solve
