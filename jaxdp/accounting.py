@@ -23,7 +23,8 @@ from jaxdp.sources import choose_routes
 from jaxdp.sources.base import GRADIENT_GAP, VACUOUS, Route, intersect
 from jaxdp.sources.gaussian import gaussian_tradeoff
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
-from jaxdp.sources.shuffled_rounds import dominating, traced_moment
+from jaxdp.sources.round_laws import dominating
+from jaxdp.sources.traced_rounds import traced_moment
 from jaxdp.typing import Array, Complex, Real, Relation
 
 
@@ -246,7 +247,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
                 result = traced_moment(kernel, direction)(stacks, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
-            result = kernel(dominating(stacks, np.abs(orders), verb == "renyi"), orders, direction=direction)
+            result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     if verb == "log_mgf":
         return results[0][()]

@@ -17,8 +17,7 @@ from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.runtime import precision
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.shuffle import bounds, law, rounds
-from jaxdp.sources import shuffled_rounds as route
-from jaxdp.sources import shuffling
+from jaxdp.sources import round_laws, shuffling, traced_rounds
 
 ROUNDING = 1e-12  # of a sum of a few thousand products here
 POINTS = [(1e3, 2.0), (1e5, 1.0), (10, 1.0), (1, 3.0), (3, 0.5), (1e12, 0.1), (100, 20.0), (1e6, 4.0)]
@@ -48,7 +47,7 @@ def grid_of(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
     nothing = np.full(USERS.size, np.nan)
-    return route.grids_of(ones, np.full(USERS.size, log_delta), nothing)[0]
+    return round_laws.grids_of(ones, np.full(USERS.size, log_delta), nothing)[0]
 
 
 def two_point_orders(users, eps0, epsilon):
@@ -97,7 +96,7 @@ def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth()
 def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     grid, weights, tilt = grid_of(log_delta)
-    made = route.lower_law_of(flat, grid, weights, tilt)
+    made = round_laws.lower_law_of(flat, grid, weights, tilt)
     sides = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), grid.ravel()))
     between = grid + np.append(np.diff(grid), np.zeros((len(grid), 1)), axis=1) * 0.37
     inner = list(two_point_orders(*(np.repeat(x, grid.shape[1]) for x in (USERS, EPS0)), between.ravel()))
@@ -317,7 +316,7 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
         """Of one round's pair, and its slope in eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
         nan = jnp.asarray(jnp.nan)
-        made, moved, _ = route.traced_law_of(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
+        made, moved, _ = traced_rounds.traced_law_of(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
         terms = made.log_weights + z * made.losses
         return jax.nn.logsumexp(terms), jnp.sum(jax.nn.softmax(terms) * moved[0][0])
 
@@ -367,7 +366,7 @@ def test_an_upper_bound_alone_asks_no_data_set_for_a_lower_one(monkeypatch, time
         def refuse(*_):
             raise AssertionError("a lower bound was asked for")
 
-        for module in (shuffling, route):
+        for module in (shuffling, round_laws):
             monkeypatch.setattr(module, "lower_laws", refuse)
         assert (jaxdp.epsilon(rounds_of, 1e-6), jaxdp.delta(rounds_of, 0.03)) == tuple(found.upper for found in both)
         with pytest.raises(AssertionError, match="asked for"):

@@ -1,0 +1,169 @@
+"""Finite laws in place of shuffled rounds, for compositions: on grids, of concrete numbers."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.interval import Bounds
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
+from jaxdp.shuffle import bounds, closed_form, rounds
+from jaxdp.shuffle.law import Law
+from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, lower_laws, upper_laws, worst
+from jaxdp.validate import is_traced
+
+# (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
+# a composition, where the pair's own error is larger, in a moment, where nothing else is off, and for the largest loss.
+_FIRST, _COMPOSED, _MOMENT, _SUPREMUM = (0.5, 128), (1e-3, 512), (1e-6, 8192), (np.inf, 0)
+LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
+_WIDEST = 0.1  # gap asked for at points that hardly count
+
+
+def _flat(record: Shuffled) -> Any:
+    return jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
+
+
+def replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., Any]) -> tuple[Stack, ...]:
+    """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
+
+    def law(record: Any, times: Any, grid: Any) -> Any:
+        if not isinstance(record, Shuffled):
+            return record
+        return LossLaw(*(x.reshape((*times.shape, *x.shape[1:])) for x in make(_flat(record), *grid)))
+
+    return tuple((law(*stack, grid), stack[1]) for stack, grid in zip(stacks, grids, strict=True))
+
+
+def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
+    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
+    if not has_rounds(stacks):
+        return stacks
+    finite = np.isfinite(order)
+    points, first, close = (rounds.MANY, _FIRST, _MOMENT) if finite.any() else (rounds.POINTS, _SUPREMUM, _SUPREMUM)
+    grids = grids_of(stacks, None, None, np.where(finite, order, LARGEST_ORDER), points, first)
+    return replaced(stacks, grids, functools.partial(upper_law, close=close))
+
+
+def has_rounds(stacks: tuple[Stack, ...]) -> bool:
+    """Whether some mechanisms are shuffled rounds."""
+    return any(isinstance(record, Shuffled) for record, _ in stacks)
+
+
+def grids_of(
+    stacks: tuple[Stack, ...],
+    log_delta: Any,
+    epsilon: Any,
+    order: Any = None,
+    points: int = rounds.POINTS,
+    close: tuple[float, int] = _FIRST,
+) -> list[tuple[np.ndarray, ...] | None]:
+    """Grids of epsilon for each stack of shuffled rounds, one row a round, their weights, and their tilts; else None.
+
+    Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
+    order. close: gap asked for and most nodes of the log deltas that place the grids.
+    """
+    found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
+    first = []
+    for flat, t in found:
+        orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
+        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
+    deepest = -800.0 if order is None else -np.inf
+    logs = [_log_profile(flat, x, close, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    if order is None:
+        rows = log_delta.shape[0]
+        wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
+        times = np.concatenate([t for _, t in found], axis=1)
+        z, total = rounds.by_rows(rounds.tilt, *wide, wide[1], times, log_delta, epsilon)
+        log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
+    else:
+        z, log_end = order, np.full(order.shape, -np.inf)
+    made: list[tuple[np.ndarray, ...]] = []
+    for (_, t), grid, log in zip(found, first, logs, strict=True):
+        each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
+        finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
+        made.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
+    left = iter(made)
+    return [next(left) if isinstance(record, Shuffled) else None for record, _ in stacks]
+
+
+def _widest_law(flat: Shuffled) -> Law:
+    """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
+    laws = upper_laws(flat)
+    return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
+
+
+def _chosen(laws: Law, score: np.ndarray) -> Law:
+    best = np.argmax(score, axis=-1)
+    return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
+
+
+def chi_square(laws: Law) -> Any:
+    """The chi-square divergence of each law: of many rounds the largest counts."""
+    array = jnp if is_traced(laws) else np
+    return array.sum((laws.first - laws.second) ** 2 / array.where(laws.base > 0, laws.base, np.inf), axis=-1)
+
+
+def _log_profile(
+    flat: Shuffled,
+    grid: np.ndarray,
+    close: tuple[float, int],
+    every: int = 1,
+    deepest: float = -np.inf,
+    weights: Any = 0.0,
+) -> np.ndarray:
+    """Upper bounds of log delta on a grid, rows of epsilons.
+
+    weights: log weights of the points, the largest 0; the gap asked for grows with the root of 1/weight. every: long
+    sums are made at every so many points only (delta is convex: the pairs take chords between them), and not beyond a
+    point where log delta is below ``deepest``.
+    """
+    (gap, most), size = close, grid.shape[1]
+    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
+    if flat.chosen_bound() == "closed_form":
+        eps0 = np.repeat(flat.max_loss(), size)
+        with np.errstate(divide="ignore"):
+            return np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat))
+    lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
+    with np.errstate(invalid="ignore"):
+        wide = (upper > -np.inf) & ~(upper - lower <= gap)
+    # a point right of one where delta is as small as that has no mass that counts
+    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
+    place = np.arange(upper.size)
+    places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
+    if places.size:
+        asked = np.minimum(gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)), _WIDEST) + np.zeros(grid.shape)
+        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked.ravel()))
+        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
+    return upper.reshape(grid.shape)
+
+
+def upper_law(
+    flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray, close: tuple[float, int] = _COMPOSED
+) -> Any:
+    """A finite law that dominates the round of every row."""
+    logs = _log_profile(flat, grid, close, weights=weights)
+    losses, masses, infinity = rounds.by_rows(rounds.upper_pair, grid, logs)
+    return losses, masses, np.where(leaks(flat, np), 1.0, infinity)
+
+
+def leaks(record: Shuffled, array: Any) -> Any:
+    """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
+    return array.asarray(record.local_delta()) > 0
+
+
+def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
+    """A finite law that the round of every row dominates."""
+    laws, size = lower_laws(flat), grid.shape[1]
+    one = _chosen(laws, chi_square(laws))
+    one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
+    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+    sides = []
+    for order in [one] if (forward == back).all() else [one, one.swapped()]:
+        found = bounds.bounds("log_delta", order, np.repeat(flat.num_users, size), grid.ravel(), LOWER_GAP, LOWER_NODES)
+        sides.append(Bounds(*(side.reshape(grid.shape) for side in found)))
+    return rounds.by_rows(rounds.lower_pair, grid, z, sides[0], sides[-1])

@@ -1,0 +1,179 @@
+"""Finite laws in place of shuffled rounds, for one traced composition, and its derivatives."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from jaxdp.interval import Bounds
+from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
+from jaxdp.runtime.precision import Kernel
+from jaxdp.shuffle import bounds, closed_form, rounds
+from jaxdp.shuffle.law import Law, stacked
+from jaxdp.sources.base import batched, differentiated
+from jaxdp.sources.round_laws import LARGEST_ORDER, chi_square, has_rounds, leaks
+from jaxdp.sources.shuffling import exact_source, lower_laws, upper_laws
+
+_TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # of a grid under a trace; of these, what is kept in memory
+
+
+def _upper_point(record: Shuffled, epsilon: Any) -> Any:
+    """Upper bound of log delta of one round at one traced epsilon; differentiable in the randomizer."""
+    if record.chosen_bound() == "closed_form":
+        return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
+    return jnp.max(
+        jax.lax.map(lambda made: bounds.log_delta_by_nodes(made, record.num_users, epsilon), upper_laws.point(record))
+    )
+
+
+def traced_law_of(
+    record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
+) -> tuple[LossLaw, Any, tuple[Any, Any]]:
+    """(law, moved, (grid, z)): a finite law that dominates one traced round, its derivatives, its grid and its tilt.
+
+    Other arguments: see `grids_of`.
+
+    moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
+    accurate delta on the grid; None unless ``slopes``.
+    """
+    numbers, randomizer = ravel_pytree(record.randomizer)
+
+    def at(e: Any) -> tuple[Any, Any]:
+        def point(numbers: Any) -> tuple[Any, Any]:
+            upper = _upper_point(dataclasses.replace(record, randomizer=randomizer(numbers)), e)
+            return upper, upper  # the value, and beside it what is differentiated
+
+        if not slopes:
+            return None, point(numbers)[1]
+        by_numbers, upper = jax.jacfwd(point, has_aux=True)(numbers)
+        return jnp.where(jnp.isfinite(by_numbers), by_numbers, 0.0), upper
+
+    def improved(i: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        grid = state[0]
+        by_numbers, logs = jax.lax.map(at, grid, batch_size=_TRACED_AT_ONCE)
+        if order is None:
+            z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
+            log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
+        else:
+            z, log_end = order, jnp.asarray(-jnp.inf)
+        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
+        return jnp.where(i == 0, finer, grid), z, logs, by_numbers
+
+    widest = jax.tree_util.tree_map(lambda a: a[0], upper_laws.point(record))
+    first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
+    start = first, jnp.zeros(()), jnp.zeros(_TRACED_POINTS)
+    slope = jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
+    grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
+    losses, weights, infinity = made = rounds.upper_pair(grid, logs)
+    moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
+    return LossLaw(losses, weights, jnp.where(leaks(record, jnp), 1.0, infinity)), moved, (grid, z)
+
+
+def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
+    """`lower_law_of` of one traced round."""
+    laws = lower_laws.point(record)
+    best = jnp.argmax(chi_square(laws))
+    one = jax.tree_util.tree_map(lambda a: a[best], laws)
+    exact = exact_source(record)
+
+    def order(made: Law) -> Bounds:
+        def point(e: Any) -> Bounds:
+            return bounds.point("log_delta", made, record.num_users, e, exact)
+
+        return jax.lax.map(point, grid, batch_size=_TRACED_AT_ONCE)
+
+    found = jax.lax.map(order, stacked(one, one.swapped()))
+    return LossLaw(*rounds.lower_pair(grid, z, *(Bounds(*(side[i] for side in found)) for i in range(2))))
+
+
+def _traced_laws(
+    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
+) -> tuple[tuple[Stack, ...], list[Any], list[Any]]:
+    """The stacks of one traced point, shuffled rounds replaced by laws; of each ``moved`` and (grid, z), or None."""
+
+    def law(stack: Stack) -> tuple[LossLaw, Any, tuple[Any, Any]]:
+        record, times = _as_floats(stack)
+        return traced_law_of(record, times, log_delta, epsilon, order, slopes)
+
+    made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
+    laws, moved, grids = map(list, zip(*made, strict=True))
+    return tuple((one, times) for one, (_, times) in zip(laws, stacks, strict=True)), moved, grids
+
+
+def _traced_lower_laws(stacks: tuple[Stack, ...], grids: list[Any]) -> tuple[Stack, ...]:
+    """The stacks of one traced point, shuffled rounds replaced by laws that they dominate."""
+
+    def law(each: tuple[Any, tuple[Any, Any]]) -> LossLaw:
+        return _traced_lower_law(_as_floats(each[0]), *each[1])
+
+    return tuple(
+        (record if place is None else jax.lax.map(law, (record, place)), times)
+        for (record, times), place in zip(stacks, grids, strict=True)
+    )
+
+
+def _as_floats(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+
+def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
+    """The derivative of a number by a randomizer, from that by its law's masses and from that of these masses."""
+    weights, infinity = moved
+    by_numbers = weights @ by_law.log_weights + infinity * by_law.infinity
+    randomizer = ravel_pytree(record.randomizer)[1](by_numbers)
+    return dataclasses.replace(record, randomizer=randomizer, num_users=jnp.zeros_like(record.num_users))
+
+
+def of_traced_laws(
+    value: Callable[[tuple[Stack, ...], Any], Any],
+    place: Callable[[Any], tuple[Any, Any, Any]],
+    below: Callable[[tuple[Stack, ...], Any], Any] | None = None,
+) -> Callable[..., Any]:
+    """(stacks, target) -> value(laws, target) of a traced batch, where the laws replace the shuffled rounds.
+
+    value, of one point, is differentiable where it is real. place: target -> (log_delta, epsilon, order) of
+    `grids_of`. below: None, or what is asked of laws that the rounds dominate: then (below, value), with the derivative
+    of the latter. The derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no
+    loop is differentiated.
+    """
+
+    def with_lower(stacks: tuple[Stack, ...], grids: list[Any], target: Any, found: Any) -> Any:
+        return (below(_traced_lower_laws(stacks, grids), target), found) if below else found
+
+    def plain(stacks: tuple[Stack, ...], target: Any) -> Any:
+        laws, _, grids = _traced_laws(stacks, *place(target))
+        return with_lower(stacks, grids, target, value(laws, target))
+
+    def with_gradient(stacks: tuple[Stack, ...], target: Any) -> tuple[Any, Any, Any]:
+        laws, moved, grids = _traced_laws(stacks, *place(target), True)
+        found, (by_laws, by_target) = jax.value_and_grad(value, argnums=(0, 1))(laws, target)
+        by_stacks = tuple(
+            (by_law if move is None else jax.vmap(_by_randomizer)(record, by_law, move), by_times)
+            for (record, _), (by_law, by_times), move in zip(stacks, by_laws, moved, strict=True)
+        )
+        return with_lower(stacks, grids, target, found), by_stacks, by_target
+
+    return differentiated(batched(plain, 2**20), batched(with_gradient, 2**20))
+
+
+@functools.cache
+def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
+    """A moment of traced points, (stacks, order) -> numbers, differentiable; of shuffled rounds, of dominating pairs.
+
+    With shuffled rounds a complex moment has no derivative. Cached, so that equal moments compile once.
+    """
+
+    def place(order: Any) -> tuple[Any, Any, Any]:
+        return jnp.nan, jnp.nan, jnp.where(jnp.isfinite(order), jnp.abs(order), LARGEST_ORDER)
+
+    def point(stacks: tuple[Stack, ...], order: Any) -> Any:
+        return moment.point(stacks, order, direction=direction)
+
+    of_rounds = of_traced_laws(point, place)
+
+    return lambda stacks, order: (of_rounds if has_rounds(stacks) else jax.vmap(point))(stacks, order)
