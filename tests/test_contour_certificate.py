@@ -16,9 +16,10 @@ from two_ways import compiled, plainly
 from jaxdp.contour import spectrum
 from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.plan import Plan
-from jaxdp.contour.spectrum import Sampled, Spectrum, along_line
+from jaxdp.contour.spectrum import Discrete, Sampled, Spectrum, along_line
 from jaxdp.contour.trapezoid import Effort
-from jaxdp.numerics.exponential_sums import log_ratios, mean_loss, ratio_error, ratios_less_one
+from jaxdp.contour.truncation import dense_modulus
+from jaxdp.numerics.exponential_sums import discrete_line, log_ratios, mean_loss, ratio_error, ratios_less_one
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.sampled_gaussian import moment as sampled_gaussian
@@ -53,6 +54,27 @@ def binary_response(loss, times, infinity=0.0):
 
     total = -np.expm1(times * np.log1p(-infinity))
     return make_spectrum(closed, closed_units=64.0 * times, infinity=total, reverse_infinity=total, top=times * loss)
+
+
+DENSE = np.linspace(-1.0, 1.0, 513)  # losses of equal mass, next to a density
+
+
+def dense_law(times):
+    """times-fold composition of the finite law of `DENSE`: |M(c + it)| is small up to t = 1600."""
+    part = Discrete(
+        DENSE[None], np.full((1, DENSE.size), -np.log(DENSE.size)), np.zeros((1, DENSE.size)), xp.array([times])
+    )
+    return make_spectrum(lambda z: xp.zeros(xp.shape(z), xp.complex128), discrete=(part,), top=1.0 * times)
+
+
+def exact_dense_law(times, eps):
+    """From integer counts: the sum of the times' numbers of the atoms."""
+    counts = functools.reduce(
+        lambda a, _: np.convolve(a, np.ones(DENSE.size, object)), range(times), np.ones(1, object)
+    )
+    losses = [times * mp.mpf(-1) + mp.mpf(k) / 256 for k in range(counts.size)]
+    terms = (int(n) * (1 - mp.exp(eps - x)) for n, x in zip(counts, losses, strict=True) if x > eps)
+    return mp.fsum(terms) / mp.mpf(DENSE.size) ** times
 
 
 def sampled(sigma, rate, direction):
@@ -174,6 +196,11 @@ CASES = {
         lambda: exact_binary_response(0.2, 100, 7.0),
         {"eps": 7.0, "c": 1.5, "period": 60.0, "nodes": 1024, "smooth": True},
     ),
+    "truncation, many atoms": (
+        lambda: dense_law(4.0),
+        lambda: exact_dense_law(4, 2.0),
+        {"eps": 2.0, "c": 1.5, "period": 12.0, "nodes": 6, "smooth": True},
+    ),
     "mass at infinity": (
         lambda: binary_response(0.2, 100, 1e-6),
         lambda: exact_binary_response(0.2, 100, 7.0, 1e-6),
@@ -219,6 +246,7 @@ SABOTAGE = {
     "cancellation": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "cancellation, sampled": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "cancellation, sampled, add": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
+    "truncation, many atoms": [(contour, "log_held", lambda _spectrum, _lines, _end, until: 0 * until + NEVER)],
     "smoothing": [(contour, "SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
     "quadrature": [(spectrum, "tilted_line", errorless_line)],
     # the ends of the line are charged more than the mass beyond them, so both must go
@@ -423,3 +451,50 @@ def test_a_contour_far_left_gets_the_period_that_a_large_epsilon_asks_for():
     bounds = plainly(lambda e: contour.delta_bounds(gaussian(mu), e, 1.0, effort), eps)
     exact = exact_gaussian(mu, eps)
     assert encloses(bounds, exact) and float(bounds[0]) >= (1 - mp.mpf(1e-6)) * exact
+
+
+def largest_modulus(losses, masses, end, until):
+    """(bound, the largest modulus found) of a finite law for end <= t <= until."""
+
+    def bound(end, until):
+        line = discrete_line(xp.zeros(()), losses, xp.log(masses), xp.zeros(losses.size))
+        return dense_modulus(line, end, until[None])[0]
+
+    t = np.geomspace(end, until, 4000)
+    return float(plainly(bound, end, until)), np.abs(np.exp(1j * t[:, None] * losses) @ masses).max()
+
+
+def test_the_bound_of_many_atoms_holds_for_random_laws():
+    rng = np.random.default_rng(5)
+    told = []
+    for _ in range(200):
+        size = int(rng.integers(1, 400))
+        losses = np.cumsum(rng.gamma(rng.choice([0.5, 5.0, 1e4]), size=size))
+        losses = np.round(losses / losses[-1], 4) * rng.choice([0.1, 1.0, 10.0])  # with some atoms at one place
+        masses = rng.dirichlet(np.full(size, rng.choice([0.1, 10.0, 1e6])))
+        end = 10 ** rng.uniform(0, 2) / losses[-1]
+        bound, found = largest_modulus(losses, masses, end, end * 2 ** rng.uniform(0, 4))
+        assert bound >= found
+        told.append(bound)
+    assert np.mean(np.array(told) < 0.9) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("what", "share", "end", "until"),
+    [
+        ("an atom of its own", 0.6, 100.0, 200.0),
+        ("the ends of the density", 0.0, 7.5, 8.0),
+        ("the spacing", 0.0, 1500.0, 1650.0),
+    ],
+)
+def test_each_term_of_the_bound_of_many_atoms_is_needed(what, share, end, until):
+    masses = np.full(DENSE.size, (1 - share) / DENSE.size)
+    masses[100] += share
+    bound, found = largest_modulus(DENSE, masses, end, until)
+    terms = {
+        "an atom of its own": share,
+        "the ends of the density": (1 - share) / end,
+        "the spacing": (1 - share) * (until / 256) ** 2 / 24,
+    }
+    assert found <= bound
+    assert bound - terms[what] * (1 - 1e-3) < found

@@ -25,7 +25,7 @@ from jaxdp.contour.plan import (
     plan_epsilon,
 )
 from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line, counted
-from jaxdp.contour.truncation import log_fallen, log_tail
+from jaxdp.contour.truncation import log_fallen, log_held, log_tail
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.exponential_sums import Line, blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
@@ -34,6 +34,7 @@ from jaxdp.runtime.arrays import xp
 
 SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
 _FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
+_PLACES = 2.0 ** np.arange(10)  # times the last node: up to where finite laws may be known to be small
 _TRIES = 12  # of a search at the lesser efforts
 _TRIES_KINKED = 60  # and where a tested end may be far from where Newton expects it, or nothing larger follows
 _OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
@@ -87,10 +88,16 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
-    extra, mixing = xp.zeros(1), xp.zeros(())
+    extra, mixing, until, held = xp.zeros(1), xp.zeros(()), None, None
     if effort.smooth:
-        extra, mixing = _smoothing(end, spectrum.mu2, fallen)
-    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0])
+        places = end * _PLACES
+        known = log_held(spectrum, lines, end, places)
+        # what is left out and what is smoothed away, both relative to delta, roughly
+        cost = xp.where(_PLACES > 1, xp.exp(known), 0.0) * (effort.nodes / (25 * end**2)) + 16 / places**2
+        best = xp.argmin(cost)
+        until, held = places[best], known[best]
+        extra, mixing = _smoothing(until, spectrum.mu2, fallen)
+    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0], until, held)
     return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
 
 

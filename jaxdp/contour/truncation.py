@@ -8,16 +8,31 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
 
 
-def log_tail(spectrum: Spectrum, lines: list[Line], fallen: jax.Array, end: jax.Array, mu2: jax.Array) -> jax.Array:
+def log_tail(
+    spectrum: Spectrum,
+    lines: list[Line],
+    fallen: jax.Array,
+    end: jax.Array,
+    mu2: jax.Array,
+    until: jax.Array | None = None,
+    held: jax.Array | None = None,
+) -> jax.Array:
     """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
 
     M(c) is the computed one. ``end`` is the last node kept. A Gaussian share bounds |M|/M(c) by exp(-mu2 t^2/2), a
-    raised line by ``fallen`` (see `log_fallen`); both only fall.
+    raised line by ``fallen`` (see `log_fallen`); both only fall. held: None, or log of a bound for end <= t <= until.
     """
     # the true M(c) against the computed one
     pairs = zip(spectrum.parts, lines, strict=True)
     blur = sum((counted(part, xp.log1p(line.error)) for part, line in pairs), xp.zeros(()))
-    return fallen - 0.5 * mu2 * end**2 - xp.log(end) + blur
+
+    def beyond(log_modulus: jax.Array, start: jax.Array) -> jax.Array:
+        return log_modulus - 0.5 * mu2 * start**2 - xp.log(start)
+
+    if until is None:
+        return beyond(fallen, end) + blur
+    between = xp.where(until > end, beyond(xp.minimum(held, fallen), end), -xp.inf)
+    return xp.logaddexp(between, beyond(fallen, until)) + blur
 
 
 def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array) -> jax.Array:
@@ -29,3 +44,38 @@ def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Arr
         bound = each(c, part.mu, part.rate, cut, spectrum.direction, size, line.log_m, end)
         total = total + counted(part, xp.minimum(bound, 0.0))
     return total
+
+
+def log_held(spectrum: Spectrum, lines: list[Line], end: jax.Array, until: jax.Array) -> jax.Array:
+    """log of a bound of the finite laws' |M(c + it)|/M(c), end <= t <= until; until: an array."""
+    total = xp.zeros_like(until)
+    for part, line in zip(spectrum.discrete, lines[len(spectrum.sampled) :], strict=True):
+        bound = xp.vmap(lambda one: dense_modulus(one, end, until))(line)
+        total = total + counted(part, xp.log(xp.minimum(bound, 1.0)).T)
+    return total
+
+
+def dense_modulus(line: Line, end: jax.Array, until: jax.Array) -> jax.Array:
+    """A bound of the modulus of a finite law's sum weight e^{it loss}, end <= t <= until; until: an array.
+
+    Atoms close to each other are compared with a density that is constant between the midpoints of neighbours: its
+    transform is at most its total variation over t. What an atom has more than the larger of its neighbours' densities
+    stays an atom.
+    """
+    weight, loss = xp.real(line.weight), xp.real(line.loss)
+    order = xp.argsort(xp.where(weight > 0, loss, xp.inf))
+    weight, loss = weight[order], loss[order]
+    follows = xp.concatenate([weight[1:] > 0, xp.zeros(1, bool)])
+    gap = xp.where(follows, xp.concatenate([xp.diff(loss), xp.zeros(1)]), 0.0)
+    before = xp.concatenate([gap[:1], gap[:-1]])
+    after = xp.where(follows, gap, before)
+    width, off = 0.5 * (before + after), 0.25 * xp.abs(after - before)
+    density = xp.where(width > 0, weight / xp.where(width > 0, width, 1.0), 0.0)
+    padded = xp.pad(density, (1, 1))
+    density = xp.minimum(density, xp.maximum(padded[:-2], padded[2:]))
+    mass = density * width
+    variation = xp.sum(xp.abs(xp.diff(xp.pad(density, (1, 1)))))
+    moved = xp.vmap(lambda t: xp.sum(mass * xp.minimum(t * off + (t * width) ** 2 / 24, 2.0)))(until)
+    isolated = xp.sum(xp.maximum(weight - mass, 0.0))
+    total = isolated + variation / end + moved + until * xp.sum(line.drift[1]) + line.error
+    return total * (1 + 1e-9) + 1e-12

@@ -23,6 +23,7 @@ GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
+_AROUND = 8
 _LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
 
@@ -234,7 +235,11 @@ def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int
     dense = xp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = xp.sort(xp.concatenate([even, dense]))
     outer = fine + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
-    return xp.concatenate([inner, outer])
+    edges = xp.concatenate([inner, outer])
+    # the means of neighbours, so that widths change slowly: the law's transform is then known to be small far out
+    around = xp.concatenate([-edges[_AROUND:0:-1], edges])
+    means = sum(around[i : i + edges.size - _AROUND] for i in range(2 * _AROUND + 1)) / (2 * _AROUND + 1)
+    return xp.concatenate([xp.zeros(1), means[1:], edges[-_AROUND:]])
 
 
 def gauss_error(fall: Array) -> Array:
