@@ -191,31 +191,50 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
         above = delta(each, eps, relation=relation, gap=gap)
         return 1 - above - np.exp(eps) * x[..., None] * (1 + 4e-16)
 
-    # The value is concave in e^eps: its maximum lies between the neighbours of the best point.
-    end = np.minimum(epsilon(mechanism, 1e-6, relation=relation, gap=0.1), 100.0) + 1.0
-    end = np.broadcast_to(end, x.shape)
-    eps = np.linspace(-end, end, _FIRST_TRIED, axis=-1)
+    def end(which: Relation) -> np.ndarray:
+        beyond = delta(mechanism, _FARTHEST, relation=which, gap=0.1)  # mass at infinity, for one
+        found = epsilon(mechanism, np.minimum(beyond + 1e-6, 1.0), relation=which, gap=0.1)
+        return np.broadcast_to(np.minimum(found, _FARTHEST) + 1.0, x.shape)
+
+    # The value is concave in e^eps: its maximum lies between the neighbours of the best point. The losses reach as far
+    # down as those of the swapped pair reach up.
+    swapped: dict[Relation, Relation] = {"add": "remove", "remove": "add"}
+    eps = np.linspace(-end(swapped.get(relation, relation)), end(relation), _FIRST_TRIED, axis=-1)
     eps = _around_the_best(eps, certified(eps, 1e-2))[0]
-    value, width = certified(eps, 1e-6), np.full(x.shape, np.inf)
+    value, stalled = certified(eps, 1e-6), 0
     for _ in range(_TRADEOFF_ROUNDS):
-        if np.all(np.ptp(value, axis=-1) <= 1e-6 * np.max(value, axis=-1)):
-            break
-        # at a kink of the curve the parabola leads nowhere
-        middles = 0.5 * (eps[..., 1:] + eps[..., :-1])
-        more = np.where((np.ptp(eps, axis=-1) <= 0.5 * width)[..., None], _next_to_the_vertex(eps, value), middles)
-        width = np.ptp(eps, axis=-1)
+        # the parabola for a smooth curve, the chords for a kink; from far away the chords are too steep
+        three, best = eps[..., 1:4], np.max(value, axis=-1)
+        wide = np.ptp(three, axis=-1, keepdims=True) > 1.0
+        kinks = np.where(wide, 0.5 * (three[..., 1:] + three[..., :-1]), _corners(eps, value))
+        more = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
         value = np.concatenate([value, certified(more, 1e-6)], axis=-1)
         eps, value = _around_the_best(np.concatenate([eps, more], axis=-1), value)
+        stalled = stalled + 1 if np.all(np.max(value, axis=-1) <= (1 + 1e-7) * best) else 0
+        if stalled == _STALLED:
+            break
     return np.maximum(np.max(value, axis=-1) - 1e-15, 0.0)
 
 
 def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The point of the largest value between its two neighbours, along the last axis."""
+    """The point of the largest value between two neighbours on either side, along the last axis."""
     order = np.argsort(eps, axis=-1)
     eps, value = (np.take_along_axis(a, order, axis=-1) for a in (eps, value))
-    best = np.clip(np.argmax(value, axis=-1), 1, eps.shape[-1] - 2)
-    three = best[..., None] + np.array([-1, 0, 1])
-    return np.take_along_axis(eps, three, axis=-1), np.take_along_axis(value, three, axis=-1)
+    best = np.clip(np.argmax(value, axis=-1), 2, eps.shape[-1] - 3)
+    five = best[..., None] + np.arange(-2, 3)
+    return np.take_along_axis(eps, five, axis=-1), np.take_along_axis(value, five, axis=-1)
+
+
+def _corners(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Of five points of a concave function of e^eps: where the chords on either side of the middle one meet."""
+    at = np.expm1(eps - eps[..., 2:3])
+    low, high = at[..., 1:3], at[..., 2:4]
+    with np.errstate(all="ignore"):
+        slope = np.diff(value, axis=-1) / np.diff(at, axis=-1)
+        rise, fall = slope[..., :2], slope[..., 2:]
+        meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
+    inside = (meet >= low) & (meet <= high)
+    return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high)))
 
 
 def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -263,6 +282,8 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
         raise TypeError(
             f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
         )
+    if not hasattr(mechanism, "__dataclass_fields__"):
+        raise TypeError(f"{type(mechanism).__name__} must be decorated with @jaxdp.record, to know its fields.")
     return confined(mechanism)
 
 
@@ -281,7 +302,9 @@ def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarra
     return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
 
 
-_FIRST_TRIED, _TRADEOFF_ROUNDS = 33, 12  # epsilons per rate of a trade-off function, then two more in each round
+_FARTHEST = 100.0  # epsilon that is tried for a trade-off function
+# Epsilons per rate of a trade-off function, rounds of four more at most, and rounds without a gain after which it ends.
+_FIRST_TRIED, _TRADEOFF_ROUNDS, _STALLED = 33, 12, 2
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 

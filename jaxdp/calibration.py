@@ -112,6 +112,7 @@ def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> _Searc
         raise ValueError(
             f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
             f"at the low end {at[0]}, at the high end {at[-1]}. Widen the bracket."
+            + (f" Only whole values were tried, because {problem.refusal}" if problem.whole else "")
             + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
         )
     turned = _turned(problem.target, epsilons) & ~lost
@@ -143,8 +144,8 @@ def _turned(target: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
 class Problem:
     """The calibrations to be made: one row per element of the broadcast shape.
 
-    whole: only whole values are tried. by_array: make takes arrays of values. direction: the one dominating pair that
-    is accounted for, None for all that the relation asks for.
+    refusal: what was said of a value that is not whole, where only whole ones are tried. by_array: make takes arrays of
+    values. direction: the one dominating pair that is accounted for, None for all that the relation asks for.
     """
 
     make: Callable[..., Mechanism]
@@ -154,7 +155,7 @@ class Problem:
     low: np.ndarray
     high: np.ndarray
     relation: Relation | None
-    whole: bool
+    refusal: str
     by_array: bool
     direction: str | None = None
 
@@ -174,10 +175,10 @@ class Problem:
         low, high = _ends(_START if bracket is None else bracket)
         empty = validate.broadcast(epsilon=target, delta=delta, bracket=low)
         if 0 in empty:
-            return cls(make, empty, target, delta, low, high, relation, False, True)
+            return cls(make, empty, target, delta, low, high, relation, "", True)
         try:
-            whole = _refuses_fractions(make, low.flat[0], high.flat[0])
-            if whole:
+            refusal = _refusal_of_fractions(make, low.flat[0], high.flat[0])
+            if refusal:
                 low, high = np.ceil(low), np.floor(high)
                 validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
             first = make(_number(low.flat[0]))
@@ -187,10 +188,15 @@ class Problem:
             raise
         shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
-        by_array = _takes_arrays(make, (np.rint if whole else np.array)(_grid(low, high)).reshape(-1, *shape))
+        by_array = _takes_arrays(make, (np.rint if refusal else np.array)(_grid(low, high)).reshape(-1, *shape))
         if not by_array and shape:
             raise ValueError("make_mechanism must accept arrays when several values are calibrated at once.")
-        return cls(make, shape, target, delta, low, high, relation, whole, by_array)
+        return cls(make, shape, target, delta, low, high, relation, refusal, by_array)
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole values are tried."""
+        return bool(self.refusal)
 
     def round(self, values: np.ndarray) -> np.ndarray:
         """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
@@ -277,17 +283,17 @@ def _shape_of(mechanism: Any) -> tuple[int, ...]:
     return batch_shape(mechanism)
 
 
-def _refuses_fractions(make: Callable[..., Mechanism], low: float, high: float) -> bool:
-    """Whether a fraction inside the bracket is refused while the whole number beside it is not."""
+def _refusal_of_fractions(make: Callable[..., Mechanism], low: float, high: float) -> str:
+    """What is said of a fraction inside the bracket, if it is refused while the whole number beside it is not."""
     fraction = low + 0.37 * (high - low)
     fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
     whole = min(max(np.rint(fraction), np.ceil(low)), np.floor(high))
     try:
         _shape_of(make(float(fraction)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
         _shape_of(make(_number(whole)))
-        return True
-    return False
+        return f"{fraction:.6g} was refused: {error}"
+    return ""
 
 
 def _takes_arrays(make: Callable[..., Mechanism], values: np.ndarray) -> bool:

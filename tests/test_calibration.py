@@ -355,3 +355,10 @@ def test_the_rounding_of_the_last_test_costs_no_second_search(monkeypatch):
     sigma = calibrate(noisy_sgd, epsilon=2.0, delta=1e-6, bracket=(0.5, 20.0))
     assert len(found) == 1 and len(tested) == 2 and sigma == tested[-1] > tested[0]
     assert jaxdp.epsilon(noisy_sgd(sigma), 1e-6) <= 2.0
+
+
+def test_a_fraction_refused_for_another_reason_is_named_where_only_whole_values_were_tried():
+    with pytest.raises(
+        ValueError, match=r"Only whole values were tried, because 0\.37\d* was refused: times must be a whole number"
+    ):
+        calibrate(lambda q: jaxdp.repeat(jaxdp.Gaussian(4.0), 20 / q), epsilon=3.0, delta=1e-5, bracket=(1e-4, 1.0))

@@ -306,3 +306,18 @@ def test_rare_samples_have_close_bounds_of_delta_at_a_negative_epsilon():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.49), 9.6e-6), 99)
     lower, upper = jaxdp.delta_bounds(mechanism, -1.27, relation="replace_one")
     assert -np.expm1(-1.27) * (1 - 1e-15) <= lower <= upper <= lower * (1 + GAP)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "false_positive_rate"), [(0.5, 0.3, 0.9), (0.4, 0.5, 0.7)])
+def test_the_trade_off_of_add_is_followed_as_far_down_as_its_losses_reach(sigma, rate, false_positive_rate):
+    """Closed form: the best test of N(0) against the mixture has a threshold of the outcome."""
+    threshold = mpmath.findroot(
+        lambda t: (
+            1 - ((1 - rate) * mpmath.ncdf(t / sigma) + rate * mpmath.ncdf((t - 1) / sigma)) - (1 - false_positive_rate)
+        ),
+        0.5,
+    )
+    exact = float(1 - mpmath.ncdf(threshold / sigma))
+    sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate)
+    found = jaxdp.tradeoff(sampled, false_positive_rate, relation="add")
+    assert exact * (1 - 1e-5) <= found <= exact

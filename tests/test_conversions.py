@@ -534,3 +534,16 @@ def test_profiles_far_out_have_a_number_and_a_derivative():
     assert cv.swapped_delta(40.0, 1 - 2.0**-53 * 4) == pytest.approx(float(max(exact, 0)), abs=1e-15)
     exact = 1 - mp.exp(30) * (1 - mp.mpf(1 - 1e-14))
     assert cv.swapped_delta(30.0, 1 - 1e-14) == pytest.approx(float(exact), abs=1e-15)
+
+
+def test_a_profile_down_to_tiny_deltas_gives_a_pair_that_every_verb_takes():
+    gaussian, epsilons = jaxdp.Gaussian(5.0), np.linspace(0.0, 8.0, 60)
+    deltas = jaxdp.delta(gaussian, epsilons)
+    assert deltas[-1] < 1e-300
+    pairs = [cv.pair_from_profile(epsilons, deltas)]
+    wide = np.linspace(-8.0, 8.0, 121)
+    pairs.append(cv.sampled_pair(lambda e: jaxdp.delta(gaussian, e), wide, 0.1, "remove"))
+    for pair, exact in zip(pairs, (gaussian, jaxdp.PoissonSampled(gaussian, 0.1)), strict=True):
+        upper = jaxdp.delta(pair, 0.1, relation="remove")
+        assert jaxdp.delta(exact, 0.1, relation="remove") <= upper < 1
+    assert np.isfinite(cv.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 1e-308, 0.0]))

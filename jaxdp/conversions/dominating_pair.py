@@ -59,14 +59,16 @@ def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -
     keep, corners = _hull(ratio, excess)
     # slopes of the minorant, flat after the last point; Q(dP/dQ = a_j) is the change of slope at a_j
     slopes = [Fraction(v1 - v0, a1 - a0) for (a0, v0), (a1, v1) in pairwise(corners)]
-    masses = [after - before for before, after in pairwise([*slopes, Fraction(0)])]
+    changes = [after - before for before, after in pairwise([*slopes, Fraction(0)])]
+    # none that a verb refuses as subnormal: more mass of both at one ratio dominates
+    masses = [max(m, Fraction(SMALLEST)) if m > 0 else m for m in changes]
     p, q = np.zeros(ratio.size), np.zeros(ratio.size)
     # P rounded up and Q rounded down: each (p - a q)_+ can only grow
     q[keep] = [_rounded(m, up=False) for m in masses]
     p[keep] = [_rounded(Fraction(ratio[i]) * m, up=True) for i, m in zip(keep, masses, strict=True)]
     one = corners[0][1]
     infinity = min(1.0, _rounded(Fraction(corners[-1][1], one), up=True))
-    nothing = float(1 - sum(masses)) + _SUM_ERROR
+    nothing = float(1 - sum(changes)) + _SUM_ERROR
     return DiscretePair(np.concatenate([p, [infinity, 0.0]]), np.concatenate([q, [0.0, nothing]]))
 
 

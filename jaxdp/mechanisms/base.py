@@ -101,8 +101,7 @@ class Mechanism:
 
         K(z) = log E_P[exp(z L); L finite],   L = log dP/dQ,
 
-    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). As an example,
-    two queries answered with Gaussian noise, each with its own noise multiplier:
+    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). Two Gaussian queries:
 
     >>> from jaxdp.typing import RealField
     >>> @jaxdp.record
@@ -113,15 +112,17 @@ class Mechanism:
     ...
     ...     def log_mgf(self, z):
     ...         return z * (z + 1) * (self.first**-2 + self.second**-2) / 2
+    ...     def at_distance(self, distance):
+    ...         return TwoQueries(self.first / distance, self.second / distance)
     >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
     2.5000
 
     Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
     ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric.
     A method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets it be
-    sampled. The pair is taken for whatever relation you account for. If your parameters are noise over the norm bound
-    of one record's contribution, define ``at_distance``: neighbours under replace_one are two norm bounds apart. The
-    accountant assumes that exp(log_mgf) has a relative error of at most ``unit_errors`` 2^-53.
+    sampled. The pair is taken for whatever relation you account for, unless ``at_distance`` says otherwise: parameters
+    that are noise over the norm bound of one record's contribution need it, as neighbours under replace_one are two
+    norm bounds apart. exp(log_mgf) is taken to have a relative error of at most ``unit_errors`` 2^-53.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
     domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
