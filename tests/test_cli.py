@@ -351,6 +351,7 @@ def test_report_writes_the_page_of_the_python_call(capsys, tmp_path):
         ("report gaussian --sigma 1 --delta 1e-6 --out x.pdf", "out must be a file that ends in .html or .htm, got 'x"),
         ("report --out x.html", "give a MECHANISM (see --help), or --from FILE.json with --out FILE.html and --delta"),
         ("report --delta 1e-6 gaussian --sigma 1 --delta 1e-6 --out x.html", "--delta must come after gaussian"),
+        ("epsilon --delta 1e-6 gaussian --sigma 1", "--delta must come after gaussian"),
         (
             "report shuffle --eps0 1 --n 9 --bound clones,stronger --delta 1e-6 --out x.html",
             "--bound must be one value",

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Sequence
 
 import jaxdp
-from jaxdp.cli import commands, grids
+from jaxdp.cli import commands, grids, mechanisms
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
     argv = sys.argv[1:] if argv is None else argv
+    named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
+    if named and argv[1].startswith("--"):  # the mechanism's own options would overwrite these
+        option = argv[1].partition("=")[0]
+        print(f"jaxdp: error: {option} must come after {named}, the name of the mechanism.", file=sys.stderr)
+        return 2
     arguments = make_parser().parse_args(argv)
     try:
-        if "mechanism" in arguments and argv[1] != arguments.mechanism:  # its own options would overwrite these
-            option = argv[1].partition("=")[0]
-            raise ValueError(f"{option} must come after {arguments.mechanism}, the name of the mechanism.")
         arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough

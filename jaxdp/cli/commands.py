@@ -32,7 +32,7 @@ def add_parsers(commands: Any) -> None:
         mechanisms.add_target_command(commands, verb, what, functools.partial(_bounds_options, verb), _bounds)
     what = "the parameter value that meets a target epsilon and delta"
     for parser in mechanisms.parsers(mechanisms.add_command(commands, "calibrate", what), solved_for=True):
-        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="noise-multiplier, --sigma, ...")
+        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="its name, such as noise-multiplier")
         where = "where the value is sought (default: outward from 1; a probability needs it)"
         parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
         parser.add_argument("--epsilon", required=True, metavar="RANGE")

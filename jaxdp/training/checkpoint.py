@@ -85,6 +85,7 @@ class Checkpoints:
     def restore(self, params: Params, state: NoisyState, *, count: int | None = None) -> tuple[Params, NoisyState]:
         """(params, state) of the newest checkpoint, in the shapes and dtypes of the given ones.
 
+        state: such as the optimizer's ``init`` gives; RewoundError when its count is beyond that of the checkpoint.
         count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;
         ValueError when the checkpoint belongs to another key than the given state's.
         """
