@@ -111,7 +111,7 @@ def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
         )
     largest, lost = largest * (1 + 1e-12), array.minimum(lost * (1 + 1e-12), 1.0)
     if verb == "epsilon":
-        return array.where(target >= lost, largest, np.inf)
+        return array.where(target >= 1, 0.0, array.where(target >= lost, largest, np.inf))
     return array.where(target >= largest, lost, 1.0)
 
 
