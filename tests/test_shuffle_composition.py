@@ -269,14 +269,12 @@ def test_rounds_with_a_local_delta_are_above_the_exact_composition(users, times,
 
 def test_a_local_delta_costs_little_where_it_is_small_and_everything_where_it_is_large():
     local = np.array([0.0, 1e-13, 1e-11, 1e-8, 1.0])
-    lower, upper = jaxdp.epsilon_bounds(
-        jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 10_000), 10), delta=1e-5
-    )
+    rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 10_000), 10)
+    lower, upper = jaxdp.epsilon_bounds(rounds_of, delta=1e-5)
     assert upper[0] < upper[1] < upper[0] * 1.001 and upper[1] < upper[2] < upper[0] * 1.02
     assert upper[3] == pytest.approx(10.0)  # of ten reports without the shuffling
     assert upper[4] == np.inf and (0 < lower).all() and (lower <= upper).all()
-    nothing_kept = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 10_000), 10)
-    assert (jaxdp.epsilon(nothing_kept, delta=1.0) == 0).all()
+    assert (jaxdp.epsilon(rounds_of, delta=1.0) == 0).all()
 
 
 @pytest.mark.thorough

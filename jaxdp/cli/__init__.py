@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
     argv = sys.argv[1:] if argv is None else argv
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
-    if named and argv[1].startswith("--"):  # the mechanism's own options would overwrite these
+    if named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's own options would overwrite these
         option = argv[1].partition("=")[0]
         print(f"jaxdp: error: {option} must come after {named}, the name of the mechanism.", file=sys.stderr)
         return 2

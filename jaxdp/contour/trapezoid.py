@@ -88,7 +88,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
-    extra, mixing, until, held = xp.zeros(1), xp.zeros(()), None, None
+    extra, mixing, until, held = xp.zeros(1), xp.zeros(()), end, fallen
     if effort.smooth:
         places = end * _PLACES
         known = log_held(spectrum, lines, end, places)

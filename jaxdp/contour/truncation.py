@@ -14,13 +14,13 @@ def log_tail(
     fallen: jax.Array,
     end: jax.Array,
     mu2: jax.Array,
-    until: jax.Array | None = None,
-    held: jax.Array | None = None,
+    until: jax.Array,
+    held: jax.Array,
 ) -> jax.Array:
     """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
 
     M(c) is the computed one. ``end`` is the last node kept. A Gaussian share bounds |M|/M(c) by exp(-mu2 t^2/2), a
-    raised line by ``fallen`` (see `log_fallen`); both only fall. held: None, or log of a bound for end <= t <= until.
+    raised line by ``fallen`` (see `log_fallen`); both only fall. held: log of a bound for end <= t <= until.
     """
     # the true M(c) against the computed one
     pairs = zip(spectrum.parts, lines, strict=True)
@@ -29,8 +29,6 @@ def log_tail(
     def beyond(log_modulus: jax.Array, start: jax.Array) -> jax.Array:
         return log_modulus - 0.5 * mu2 * start**2 - xp.log(start)
 
-    if until is None:
-        return beyond(fallen, end) + blur
     between = xp.where(until > end, beyond(xp.minimum(held, fallen), end), -xp.inf)
     return xp.logaddexp(between, beyond(fallen, until)) + blur
 

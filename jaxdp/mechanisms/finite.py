@@ -23,7 +23,7 @@ GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
 _NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
 LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
-_AROUND = 8
+_AROUND = 8  # neighbours on either side over which edges are averaged
 _LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
 LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
 
@@ -238,7 +238,7 @@ def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int
     edges = xp.concatenate([inner, outer])
     # the means of neighbours, so that widths change slowly: the law's transform is then known to be small far out
     around = xp.concatenate([-edges[_AROUND:0:-1], edges])
-    means = sum(around[i : i + edges.size - _AROUND] for i in range(2 * _AROUND + 1)) / (2 * _AROUND + 1)
+    means = xp.mean(around[np.arange(edges.size - _AROUND)[:, None] + np.arange(2 * _AROUND + 1)], axis=1)
     return xp.concatenate([xp.zeros(1), means[1:], edges[-_AROUND:]])
 
 

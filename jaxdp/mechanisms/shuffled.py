@@ -111,9 +111,8 @@ class Shuffled(Mechanism):
     * "closed_form": Theorem 3.1 of the 2021 paper.
 
     All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper, whose additive terms add up
-    over composed rounds) alone. Lower bounds are
-    those of a data set: for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized
-    response.
+    over composed rounds) alone. Lower bounds are those of a data set: for named randomizers all others hold one value;
+    for `LocalRandomizer` two-point randomized response.
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier

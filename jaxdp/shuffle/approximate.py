@@ -75,7 +75,7 @@ def least_accepted(central: Callable[[Any], Any], extra: Callable[[Any], Any], d
 
     def body(_: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         tried, best, _ = state
-        room = delta - extra(tried)
+        room = (delta - extra(tried)) * (1 - 2 * ULP)
         found = central(xp.maximum(room, 0.0))
         accepted = (room > 0) & (found <= tried)
         settled = accepted | (room <= 0)
