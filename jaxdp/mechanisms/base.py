@@ -119,10 +119,10 @@ class Mechanism:
 
     Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
     ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric. A
-    method ``finite_pair() -> (log_p, log_q)`` (log masses over finitely many outcomes, -inf for none) lets it be
-    sampled. The pair stands for every relation unless ``at_distance`` says otherwise: noise over the norm bound of one
-    record needs it, as neighbours under replace_one are two norm bounds apart. exp(log_mgf) is taken to have a relative
-    error of at most ``unit_errors`` 2^-53.
+    method ``finite_pair() -> (log_p, log_q)`` (log masses of all outcomes, -inf for none) lets it be sampled. The pair
+    stands for every relation unless ``at_distance`` says otherwise: noise over the norm bound of one record needs it,
+    as neighbours under replace_one are two norm bounds apart. exp(log_mgf) must be right to ``unit_errors`` 2^-53,
+    relative.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
     domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
