@@ -119,9 +119,9 @@ class Mechanism:
 
     Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
     ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric. A
-    method ``finite_pair() -> (log_p, log_q)`` (log masses of all outcomes, -inf for none) lets it be sampled. The pair
-    stands for every relation unless ``at_distance`` says otherwise: noise over the norm bound of one record needs it,
-    as neighbours under replace_one are two norm bounds apart. exp(log_mgf) must be right to ``unit_errors`` 2^-53,
+    method ``finite_pair() -> (log_p, log_q)`` (log masses of all outcomes, -inf for none) allows sampling. The pair
+    stands for every relation unless ``at_distance`` says otherwise: noise per norm bound of a record needs it, as
+    neighbours under replace_one are two norm bounds apart. exp(log_mgf) must be right to ``unit_errors`` 2^-53,
     relative.
 
     A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
