@@ -88,7 +88,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
-    extra, mixing, until, held = xp.zeros(1), xp.zeros(()), end, fallen
+    extra, mixing, until = xp.zeros(1), xp.zeros(()), end
     if effort.smooth:
         places = end * _PLACES
         known = log_held(spectrum, lines, end, places)
@@ -97,7 +97,11 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
         best = xp.argmin(cost)
         until, held = places[best], known[best]
         extra, mixing = _smoothing(until, spectrum.mu2, fallen)
-    tail = log_tail(spectrum, lines, fallen, end, spectrum.mu2 + extra[0], until, held)
+    mu2 = spectrum.mu2 + extra[0]
+    tail = log_tail(spectrum, lines, fallen, until, mu2)
+    if effort.smooth:
+        before = log_tail(spectrum, lines, xp.minimum(held, fallen), end, mu2)
+        tail = xp.logaddexp(tail, xp.where(until > end, before, -xp.inf))
     return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
 
 

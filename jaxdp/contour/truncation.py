@@ -9,28 +9,17 @@ from jaxdp.sampled_gaussian.decay import log_decay
 
 
 def log_tail(
-    spectrum: Spectrum,
-    lines: list[Line],
-    fallen: jax.Array,
-    end: jax.Array,
-    mu2: jax.Array,
-    until: jax.Array,
-    held: jax.Array,
+    spectrum: Spectrum, lines: list[Line], log_modulus: jax.Array, end: jax.Array, mu2: jax.Array
 ) -> jax.Array:
     """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
 
-    M(c) is the computed one. ``end`` is the last node kept. A Gaussian share bounds |M|/M(c) by exp(-mu2 t^2/2), a
-    raised line by ``fallen`` (see `log_fallen`); both only fall. held: log of a bound for end <= t <= until.
+    M(c) is the computed one. ``end`` is the last node kept. |M|/M(c) is at most exp(log_modulus) at all these nodes; a
+    Gaussian share bounds it by exp(-mu2 t^2/2) besides, which falls.
     """
     # the true M(c) against the computed one
     pairs = zip(spectrum.parts, lines, strict=True)
     blur = sum((counted(part, xp.log1p(line.error)) for part, line in pairs), xp.zeros(()))
-
-    def beyond(log_modulus: jax.Array, start: jax.Array) -> jax.Array:
-        return log_modulus - 0.5 * mu2 * start**2 - xp.log(start)
-
-    between = xp.where(until > end, beyond(xp.minimum(held, fallen), end), -xp.inf)
-    return xp.logaddexp(between, beyond(fallen, until)) + blur
+    return log_modulus - 0.5 * mu2 * end**2 - xp.log(end) + blur
 
 
 def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array) -> jax.Array:
