@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp import accounting, diffusion, training
 from jaxdp.domains import POSITIVE, field
 from jaxdp.mechanisms.allocation import DirectedLaw
-from jaxdp.mechanisms.base import confined
+from jaxdp.mechanisms.base import OfMu, confined
 from jaxdp.mechanisms.composition import Composed, Repeated
 from jaxdp.mechanisms.sampled import EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
@@ -108,7 +108,7 @@ EXAMPLES = {
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.
-INTERNAL = {EnclosingPair, DirectedLaw, JointlyConvex, LossLaw}
+INTERNAL = {EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu}
 # Only inside Shuffled, where it is in MORE_EXAMPLES.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}

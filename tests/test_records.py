@@ -1,10 +1,13 @@
 """Records, compose and repeat: what is refused and with which words, relations, order, counts."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.mechanisms import basic
 from jaxdp.mechanisms.composition import flatten, normal_form
 
 NAN, INF = np.nan, np.inf
@@ -119,6 +122,24 @@ def test_a_noisy_iteration_is_the_gaussian_of_its_mu_wherever_it_stands(make, re
     same = jaxdp.Gaussian(jaxdp.renyi(runs, 2.0) ** -0.5)
     found, expected = (jaxdp.epsilon_bounds(make(each), delta, relation=relation) for each in (runs, same))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "relation"),
+    [
+        (lambda m: jaxdp.compose(m, jaxdp.Laplace(8.0)), "replace_one"),
+        (lambda m: jaxdp.PoissonSampled(m, 0.1), "remove"),
+        (lambda m: jaxdp.compose(m, jaxdp.RandomAllocation(jaxdp.Gaussian(3.0), 10)), "remove"),
+    ],
+)
+def test_lower_bounds_allow_for_what_the_mu_of_a_noisy_iteration_may_be_too_large(make, relation, times, monkeypatch):
+    runs = jaxdp.NoisyIteration([0.9] * 4, [1.0] * 4, [0.5] * 4)
+    smaller = dataclasses.replace(runs, shift=0.95 * runs.shift)
+    monkeypatch.setattr(basic, "allocation_excess", lambda *args: 0.05)
+    truth, most = (jaxdp.epsilon(jaxdp.repeat(make(m), times), 1e-3, relation=relation) for m in (smaller, runs))
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(make(runs), times), 1e-3, relation=relation)
+    assert 0.9 * truth < lower <= truth < most == upper
 
 
 def test_mixing_natural_relations_must_be_decided_by_the_caller():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -13,11 +12,12 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import COMPUTABLE, FINITE, SMALLEST, Domain, field
+from jaxdp.domains import COMPUTABLE, FINITE, NONNEGATIVE, SMALLEST, Domain, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.finite import FinitePair
-from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Array, Number, Relation
+from jaxdp.mechanisms.text import as_text, public_name
+from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.typing import Array, Number, RealField, Relation
 
 RELATIONS = (*typing.get_args(Relation), None)
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -285,7 +285,7 @@ class Mechanism:
         if not dataclasses.is_dataclass(self):
             return object.__repr__(self)  # a class that lacks the decorator
         shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in dataclasses.fields(self))
-        return f"{_public_name(type(self))}({', '.join(shown)})"
+        return f"{public_name(type(self))}({', '.join(shown)})"
 
 
 def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
@@ -364,26 +364,6 @@ def _exact_value(leaf: Any) -> Any:
     return np.shape(leaf), *("nan" if number != number else number for number in np.ravel(leaf).tolist())
 
 
-def as_text(value: object) -> str:
-    """A field's value as Python text; evaluating it with the builtins and the names of jaxdp gives an equal value."""
-    if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
-        value = np.asarray(value).tolist()
-    if isinstance(value, float) and not np.isfinite(value):
-        return f"float('{value}')"
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_text, value))}]"
-    return repr(value)
-
-
-def _public_name(cls: type) -> str:
-    """The shortest path to a class of ours from the root of the package; the bare name of a user's own."""
-    parts = cls.__module__.split(".")
-    for depth in range(1, len(parts) + 1 if parts[0] == "jaxdp" else 1):
-        if getattr(sys.modules[".".join(parts[:depth])], cls.__qualname__, None) is cls:
-            return ".".join((*parts[1:depth], cls.__qualname__))
-    return cls.__qualname__
-
-
 class FiniteLaw(Mechanism):
     """A record whose loss has a finite law in each direction, `part`."""
 
@@ -423,12 +403,22 @@ class GaussianMechanism(Mechanism):
         """How far, relative, ``gaussian_mu`` may be above the truth, other than by 8 units of rounding."""
         return 0.0
 
+    def is_exact(self, direction: str) -> bool:
+        """False for a record with a ``mu_excess`` of its own."""
+        return type(self).mu_excess is GaussianMechanism.mu_excess
+
+    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism]:
+        """Records of the mu computed, and of one that is not above the truth."""
+        with on_host():
+            mu, excess = xp.vmap(xp.vmap(_mu_and_excess))(self)
+            return OfMu(mu), OfMu(xp.where((mu > 0) & (excess < 1), mu * (1 - 1e-15 - excess), 0.0))
+
     def finite_pair(self) -> FinitePair:
         """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
         return finite.gaussian_pair(self.gaussian_mu())
 
     def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
-        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
+        """Pairs on the same cells, one that dominates, one that is dominated where ``mu_excess`` is 0."""
         mu = self.gaussian_mu()
         return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
 
@@ -439,6 +429,22 @@ class GaussianMechanism(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""
         return z * (z + 1) * (self.gaussian_mu() ** 2 / 2)
+
+
+@record
+class OfMu(GaussianMechanism):
+    """Gaussian-DP with this mu."""
+
+    mu: RealField = field(NONNEGATIVE)
+
+    def gaussian_mu(self) -> Number:
+        """Mu."""
+        return self.mu
+
+
+def _mu_and_excess(one: GaussianMechanism) -> tuple[Array, Array]:
+    mu = xp.asarray(one.gaussian_mu())
+    return mu, xp.asarray(one.mu_excess(mu))
 
 
 def gaussian_renyi(order: Number, mu: Number) -> Number:

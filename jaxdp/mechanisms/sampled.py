@@ -82,16 +82,21 @@ class Sampled(FiniteLaw):
     def is_exact(self, direction: str) -> bool:
         """Whether the pair of this direction is the mechanism's own."""
         base = self.mechanism
-        return self.needs_quadrature(direction) or (not is_gaussian(base) and base.finite_pair_is_exact())
+        if self.needs_quadrature(direction):
+            return base.is_exact(direction)
+        return not is_gaussian(base) and base.finite_pair_is_exact()
 
     def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
-        if not self.mechanism.offers("enclosing_pairs"):
+        outer = inner = self.mechanism
+        if not outer.offers("enclosing_pairs"):
             return None
-        none = np.zeros(np.shape(self.sampling_probability))
-        bases = (EnclosingPair(self.mechanism, inner, fine) for inner in (none, none + 1.0))
-        outer, inner = (dataclasses.replace(self, mechanism=base) for base in bases)
-        return outer, inner
+        if is_gaussian(outer) and not outer.is_exact("forward"):
+            outer, inner = outer.enclosing_records(fine) or (outer, outer)
+        if not self.needs_quadrature(REPLACE):
+            none = np.zeros(np.shape(self.sampling_probability))
+            outer, inner = EnclosingPair(outer, none, fine), EnclosingPair(inner, none + 1.0, fine)
+        return dataclasses.replace(self, mechanism=outer), dataclasses.replace(self, mechanism=inner)
 
     def refinable(self, direction: str) -> bool:
         """Whether fine enclosing records are closer: the base's outcomes are cut into cells, and those may be more."""

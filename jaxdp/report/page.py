@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.mechanisms.base import Mechanism, as_text
+from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import everything, held
+from jaxdp.mechanisms.text import as_text
 from jaxdp.report.facts import Facts
 from jaxdp.report.figures import Curve, figure
 from jaxdp.report.style import STYLE
