@@ -7,18 +7,23 @@ in mpmath. None of the planning code runs: the bounds must hold for any plan.
 import collections
 import dataclasses
 import functools
+import itertools
 
+import jax
 import mpmath as mp
 import numpy as np
 import pytest
 from two_ways import compiled, plainly
 
+import jaxdp
 from jaxdp.contour import spectrum
 from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.plan import Plan
 from jaxdp.contour.spectrum import Discrete, Sampled, Spectrum, along_line
 from jaxdp.contour.trapezoid import Effort
 from jaxdp.contour.truncation import dense_modulus
+from jaxdp.mechanisms.composition import normal_form
+from jaxdp.mechanisms.spectrum import spectrum as record_spectrum
 from jaxdp.numerics.exponential_sums import discrete_line, log_ratios, mean_loss, ratio_error, ratios_less_one
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import compiler_options
@@ -75,6 +80,25 @@ def exact_dense_law(times, eps):
     losses = [times * mp.mpf(-1) + mp.mpf(k) / 256 for k in range(counts.size)]
     terms = (int(n) * (1 - mp.exp(eps - x)) for n, x in zip(counts, losses, strict=True) if x > eps)
     return mp.fsum(terms) / mp.mpf(DENSE.size) ** times
+
+
+def two_discrete_gaussians(sigma):
+    """Two runs: |M(c + it)| is small up to about t = 2 pi sigma^2, where it returns."""
+    stacks = normal_form(jaxdp.repeat(jaxdp.DiscreteGaussian(sigma), 2), (1,))
+    return record_spectrum(jax.tree.map(lambda x: x[0], stacks), "forward")
+
+
+def exact_two_discrete_gaussians(sigma, eps):
+    """The two outcomes one by one, as of the first law."""
+    variance = mp.mpf(sigma) ** 2
+    mass = {x: mp.exp(-(mp.mpf(x - 1) ** 2) / (2 * variance)) for x in range(int(-14 * sigma), int(14 * sigma) + 2)}
+    losses = {x: (2 * x - 1) / (2 * variance) for x in mass}
+    terms = (
+        mass[x] * mass[y] * (1 - mp.exp(eps - losses[x] - losses[y]))
+        for x, y in itertools.product(mass, mass)
+        if losses[x] + losses[y] > eps
+    )
+    return mp.fsum(terms) / mp.fsum(mass.values()) ** 2
 
 
 def sampled(sigma, rate, direction):
@@ -201,6 +225,11 @@ CASES = {
         lambda: exact_dense_law(4, 2.0),
         {"eps": 2.0, "c": 1.5, "period": 12.0, "nodes": 6, "smooth": True},
     ),
+    "truncation, discrete Gaussian": (
+        lambda: two_discrete_gaussians(3.0),
+        lambda: exact_two_discrete_gaussians(3.0, 0.5),
+        {"eps": 0.5, "c": 3.0, "period": 4.0, "nodes": 6, "smooth": True},
+    ),
     "mass at infinity": (
         lambda: binary_response(0.2, 100, 1e-6),
         lambda: exact_binary_response(0.2, 100, 7.0, 1e-6),
@@ -247,6 +276,9 @@ SABOTAGE = {
     "cancellation, sampled": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "cancellation, sampled, add": [(contour, "_ULP", 0.0), (contour, "along_line", errorless_nodes)],
     "truncation, many atoms": [(contour, "log_held", lambda _spectrum, _lines, _end, until: 0 * until + NEVER)],
+    "truncation, discrete Gaussian": [
+        (jaxdp.DiscreteGaussian, "log_modulus", lambda _self, low, _high: 0 * low + NEVER)
+    ],
     "smoothing": [(contour, "SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
     "quadrature": [(spectrum, "tilted_line", errorless_line)],
     # the ends of the line are charged more than the mass beyond them, so both must go

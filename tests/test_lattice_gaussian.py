@@ -4,13 +4,16 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath as mp
 import numpy as np
 import pytest
 
 import jaxdp
 from jaxdp.mechanisms import discrete_gaussian
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.precision import compiler_options
+from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta
 
 RATE = 0.1
@@ -110,6 +113,50 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
         for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
             assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift
             assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift
+
+
+# sigma, sensitivity, c: either sum of theta, and both next to where they change places
+@pytest.mark.parametrize(
+    ("sigma", "s", "c"), [(0.2, 1, 2.0), (0.39, 3, 0.3), (0.41, 3, 0.3), (0.6, 2, 30.2), (3.0, 1, 0.01), (20.0, 7, 1.5)]
+)
+def test_k_at_complex_orders_is_the_sum_over_the_integers_and_its_modulus_below_its_bound(sigma, s, c):
+    record, variance = jaxdp.DiscreteGaussian(sigma, s), mp.mpf(sigma) ** 2
+    period = 2 * np.pi * sigma**2 / s
+    places = period * np.array([0.0, 0.03, 0.2, 0.45, 0.97, 3.1, 100.02])
+    with on_host():
+        found, real = record.log_mgf(c + 1j * places), record.log_mgf(np.array(c))
+        at, around = (record.log_modulus(places - w, places + w) for w in (0.0, 0.1 * period))
+
+    def moment(z):
+        middle, reach = round(s + c * s), int(30 * sigma) + 20
+        mass = {x: mp.exp(-((x - s) ** 2) / (2 * variance)) for x in range(s - reach, s + reach)}
+        terms = (
+            mp.exp((z * (2 * x - s) * s - (x - s) ** 2) / (2 * variance)) for x in range(middle - reach, middle + reach)
+        )
+        return mp.fsum(terms) / mp.fsum(mass.values())
+
+    with mp.workdps(200):
+        exact = [moment(mp.mpc(c, t)) for t in places]
+        for t, k, truth, bound, least in zip(places, found, exact, at, around, strict=True):
+            size = float(mp.log(abs(truth / exact[0])))
+            assert bound <= least <= 0
+            if size > -300:  # the sum has an end
+                tight = max(size + 1.2, 0.9 * size) if sigma > 0.4 else 0.0
+                assert size - 1e-13 * (1 + t / sigma) <= bound <= tight
+            if size > -60:
+                off = abs(mp.exp(mp.mpc(complex(k))) / truth - 1)
+                assert off < (64 + 4 * abs(k) + 8 * t * s / sigma) * 2.0**-53
+        assert abs(mp.exp(mp.mpf(float(real))) / exact[0] - 1) < (64 + 4 * abs(real)) * 2.0**-53
+
+
+def test_compositions_of_many_sigmas_are_close_with_few_nodes(monkeypatch):
+    mixed = jaxdp.compose(*(jaxdp.DiscreteGaussian(sigma) for sigma in (5.3, 8.0, 11.9, 20.0, 31.7, 44.4)))
+    monkeypatch.setattr(contour, "PLAIN_LADDER", contour.PLAIN_LADDER[:1] * 2)
+    lower, upper = jaxdp.epsilon_bounds(mixed, 1e-9)
+    assert upper - lower < 1e-7 * upper
+    monkeypatch.setattr(jaxdp.DiscreteGaussian, "log_modulus", jaxdp.mechanisms.base.Mechanism.log_modulus)
+    wide_lower, wide_upper = jaxdp.epsilon_bounds(mixed, 1e-9)
+    assert wide_lower < lower < upper < wide_upper
 
 
 @pytest.mark.parametrize(

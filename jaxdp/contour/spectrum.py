@@ -54,6 +54,7 @@ class Spectrum:
 
     closed: K of everything with a formula, counts included; closed_units: bound on its relative error in
     exp(K), in units of 2^-53. mu2: the exact Gaussian share in ``closed``. sampled: quadrature parts.
+    log_modulus: of |exp(closed(c + it) - closed(c))| between two t, the logarithm of a bound; None where it is 0.
     infinity, reverse_infinity: masses at infinity of the pair and of its swap, not less than they are. top: supremum of
     L, not less than it is.
     lattice: (offset, spacing) when every finite loss lies in offset + spacing Z, else None.
@@ -69,6 +70,7 @@ class Spectrum:
     reverse_infinity: Any
     top: Any
     lattice: tuple[Any, Any] | None = None
+    log_modulus: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     @property
     def infinity_low(self) -> Any:

@@ -7,6 +7,8 @@ from jaxdp.numerics.exponential_sums import Line
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
 
+_CELLS = 1024  # of an octave of t, each with one bound
+
 
 def log_tail(
     spectrum: Spectrum, lines: list[Line], log_modulus: jax.Array, end: jax.Array, mu2: jax.Array
@@ -34,8 +36,11 @@ def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Arr
 
 
 def log_held(spectrum: Spectrum, lines: list[Line], end: jax.Array, until: jax.Array) -> jax.Array:
-    """log of a bound of the finite laws' |M(c + it)|/M(c), end <= t <= until; until: an array."""
+    """log of a bound of all but the sampled steps' |M(c + it)|/M(c), end <= t <= until; until: an array that rises."""
     total = xp.zeros_like(until)
+    if spectrum.log_modulus is not None:
+        edges = xp.linspace(xp.concatenate([end[None], until[:-1]]), until, _CELLS + 1, axis=-1)
+        total = xp.cummax(xp.max(spectrum.log_modulus(edges[:, :-1], edges[:, 1:]), axis=-1))
     for part, line in zip(spectrum.discrete, lines[len(spectrum.sampled) :], strict=True):
         bound = xp.vmap(lambda one: dense_modulus(one, end, until))(line)
         total = total + counted(part, xp.log(xp.minimum(bound, 1.0)).T)

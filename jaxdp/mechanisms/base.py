@@ -163,6 +163,10 @@ class Mechanism:
         """(offset, spacing) of the lattice on which the losses lie."""
         raise self._undefined("lattice")
 
+    def log_modulus(self, low: jax.Array, high: jax.Array) -> jax.Array:
+        """log of a bound of |exp(K(c + it) - K(c))| for low <= t <= high and any c > 0, in both directions."""
+        raise self._undefined("log_modulus")
+
     def renyi_divergence(self, order: Number) -> Number:
         """An upper bound of the Renyi divergence of the dominating pair at the order, in closed form."""
         raise self._undefined("renyi_divergence")

@@ -9,7 +9,9 @@ nodes are not integers, and it is exact for polynomials up to degree 15.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+import itertools
+import operator
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -22,9 +24,8 @@ from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, RealField
 
-_TERMS = 12
-# Below this sigma the direct sum needs few terms, above it the Poisson-dual sum does.
-_SWITCH = 0.5
+# Below this sigma the sum itself needs few terms, above it Poisson's dual sum does: the fifth is at most e^-63.
+_TERMS, _SWITCH = 4, 0.4
 
 
 @record
@@ -50,10 +51,41 @@ class DiscreteGaussian(Mechanism):
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """The Gaussian exponent plus the theta ratio."""
+        """The Gaussian exponent plus the theta ratio, with Im z within half a period of |exp K|, 2 pi sigma^2 / s."""
         s, variance = self.sensitivity, self.sigma**2
-        log_ratio = _log_theta(z * s, self.sigma) - xp.real(_log_theta(xp.zeros((), z.dtype), self.sigma))
-        return z * (z + 1) * s**2 / (2 * variance) + log_ratio
+        c, t = xp.real(z), xp.imag(z)
+        period = 2 * xp.pi * variance / s
+        turns = xp.round(t / period)
+        t = t - period * turns
+        whole_part = xp.round(c * s)
+        x, y = c * s - whole_part, t * s  # theta(x + 1) = theta(x)
+        direct = self.sigma < _SWITCH
+        # the terms of either sum, over the 0th: exp(-a (k^2 + ratio k) + i k turn)
+        ratio, turn = xp.where(direct, 2 * x, y / (xp.pi * variance)), xp.where(direct, -y / variance, 2 * xp.pi * x)
+        k = 1.0 + xp.arange(_TERMS)
+        a = _decay(self.sigma)
+        up, down = (xp.exp(-a * (k**2 + sign * ratio[..., None] * k)) for sign in (1.0, -1.0))
+        power = xp.complex(xp.cos(turn), xp.sin(turn))
+        powers = xp.stack(list(itertools.accumulate([power] * _TERMS, operator.mul)), axis=-1)
+        real = 1 + xp.sum((up + down) * xp.real(powers), axis=-1)
+        log_zeroth = xp.where(direct, (y**2 - x**2) / (2 * variance), 0.0) - _log_theta_at_zero(self.sigma)
+        exponent = s**2 / (2 * variance)
+        if not xp.iscomplexobj(z):
+            return c * (c + 1) * exponent + log_zeroth + xp.log(real)
+        imag = xp.sum((up - down) * xp.imag(powers), axis=-1)
+        log_modulus = (c * (c + 1) - t * t) * exponent + log_zeroth + 0.5 * xp.log(real**2 + imag**2)
+        phase = t * (2 * c + 1) * exponent + xp.where(direct, x * turn, 0.0) + xp.arctan2(imag, real)
+        return xp.complex(log_modulus, phase + xp.pi * turns * (2 * whole_part + s))
+
+    def log_modulus(self, low: jax.Array, high: jax.Array) -> jax.Array:
+        """log of a bound of |exp(K(c + it) - K(c))|, low <= t <= high: a Gaussian about each multiple of the period."""
+        s, variance, decay = self.sensitivity, self.sigma**2, _decay(self.sigma)
+        period, middle = 2 * xp.pi * variance, 0.5 * s * (low + high)
+        apart = xp.abs(middle - period * xp.round(middle / period)) - 0.5 * s * (high - low)
+        y = xp.maximum(apart - 1e-12 * xp.abs(middle), 0.0)
+        others = xp.log1p(2.2 * xp.exp(xp.minimum(2 * xp.pi * y - decay, 0.0))) - xp.log1p(-2.2 * xp.exp(-decay))
+        bound = others - y**2 / (2 * variance) * (1 - 1e-12)
+        return xp.where(self.sigma < _SWITCH, 0.0, xp.minimum(bound + 1e-15, 0.0))
 
     def at_distance(self, distance: Number) -> Mechanism:
         """As many times the shift."""
@@ -74,24 +106,14 @@ class DiscreteGaussian(Mechanism):
         return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
 
 
-def _log_theta(x: jax.Array, sigma: Any) -> jax.Array:
-    """log theta; from sigma = 1/2 on, where the dual sum is taken, less log(sigma sqrt(2 pi)).
+def _decay(sigma: Number) -> Number:
+    """a of the terms exp(-a k^2) of theta(0): of the sum itself for a small sigma, else of Poisson's dual sum."""
+    return xp.where(sigma < _SWITCH, 1 / (2 * sigma**2), 2 * xp.pi**2 * sigma**2)
 
-    theta(x + 1) = theta(x) and theta(x + 2 pi i sigma^2) = exp(2 pi^2 sigma^2 - 2 pi i x) theta(x): reduce
-    both parts first, so that a dozen terms of either sum suffice.
-    """
-    x = x - xp.round(xp.real(x))
-    period = 2 * xp.pi * sigma**2
-    turns = xp.round(xp.imag(x) / period)
-    base = x - 1j * period * turns if xp.iscomplexobj(x) else x
-    factor = 2 * xp.pi**2 * sigma**2 * turns**2 - 2j * xp.pi * turns * base if xp.iscomplexobj(x) else 0.0
-    k = xp.arange(-_TERMS, _TERMS + 1)
-    direct = -((k + base[..., None]) ** 2) / (2 * sigma**2)
-    dual = -2 * xp.pi**2 * sigma**2 * k**2 + 2j * xp.pi * k * base[..., None]
-    exponents = xp.where(sigma < _SWITCH, direct, dual)
-    shift = xp.stop_gradient(xp.max(xp.real(exponents), axis=-1, keepdims=True))
-    total = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0] + factor
-    return total if xp.iscomplexobj(x) else xp.real(total)
+
+def _log_theta_at_zero(sigma: Number) -> Array:
+    """log theta(0), where the dual sum is taken less log(sigma sqrt(2 pi))."""
+    return xp.log1p(2 * xp.sum(xp.exp(-_decay(sigma) * (1.0 + xp.arange(_TERMS)) ** 2)))
 
 
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
@@ -156,7 +178,7 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     mu = s / sigma
     offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
     distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
-    log_total = _log_theta(xp.zeros(()), sigma)  # up to what Poisson's dual sum leaves out
+    log_total = _log_theta_at_zero(sigma)
     log_total = log_total + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
 
     def log_mass(d: Array) -> Array:

@@ -39,6 +39,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         reverse_infinity=_composed_mass([m[1] for m in masses]),
         top=sum((_top(r, t, direction) for r, t in stacks), xp.zeros(())),
         lattice=_lattice(stacks),
+        log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
     )
 
 
@@ -53,6 +54,17 @@ def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], ja
         return result
 
     return total
+
+
+def _log_modulus(known: list[Stack]) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    def total(low: jax.Array, high: jax.Array) -> jax.Array:
+        result = xp.zeros_like(low)
+        for record, times in known:
+            each = xp.vmap(lambda r: r.log_modulus(low, high))(record)
+            result = result + xp.sum(xp.where(times > 0, times, 0.0)[:, None, None] * each, axis=0)
+        return result
+
+    return total if known else None
 
 
 def _mu2(closed: list[Stack]) -> Array:

@@ -66,13 +66,7 @@ GAUSSIAN_LADDER = (
     Effort(262144, 1, True),
 )
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
-# the third as if there were no lattice: where it is so fine that one period takes too many nodes
-LATTICE_LADDER = (
-    Effort(256, 1, False, True),
-    Effort(4096, 1, False, True),
-    PLAIN_LADDER[1],
-    Effort(65536, 1, False, True),
-)
+LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
 # A sampled Gaussian's epsilon is sought twice at the same effort, but for the first and bands, where it has a lower
 # bound and the upper one falls below so much of what the plan had to take for it: past a phase transition the Chernoff
@@ -145,7 +139,9 @@ def contour_ratio(
 
 def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     if on_lattice(stacks):
-        return LATTICE_LADDER
+        # the third as if there were no lattice, which may be so fine that one period takes too many nodes
+        falls = stacks[0][0].offers("log_modulus")
+        return (*LATTICE_LADDER[:2], PLAIN_LADDER[0], LATTICE_LADDER[2]) if falls else LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
         finite = any(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
@@ -161,7 +157,7 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
-    traced = TRACED if quadrature else ladder[1 if ladder is LATTICE_LADDER else -2]
+    traced = TRACED if quadrature else LATTICE_LADDER[1] if ladder[0].lattice else ladder[-2]
     return Route(
         stacks,
         _sources("epsilon", stacks, direction, ladder, exact),
