@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, SMALLEST, SMALLEST_MU, field, whole
-from jaxdp.mechanisms.base import GaussianMechanism, record
+from jaxdp.mechanisms.base import record
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import in_float64, xp

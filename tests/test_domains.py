@@ -13,8 +13,9 @@ import jaxdp
 from jaxdp import accounting, diffusion, training
 from jaxdp.domains import POSITIVE, field
 from jaxdp.mechanisms.allocation import DirectedLaw
-from jaxdp.mechanisms.base import OfMu, confined
+from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
+from jaxdp.mechanisms.gaussian import OfMu
 from jaxdp.mechanisms.sampled import EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.truncated import TruncatedPoisson

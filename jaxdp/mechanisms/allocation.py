@@ -10,9 +10,10 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, Domain, field, whole
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, gaussian_renyi, record
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
+from jaxdp.mechanisms.gaussian import gaussian_renyi
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number, Real, RealField, Relation

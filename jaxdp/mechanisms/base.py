@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import COMPUTABLE, FINITE, NONNEGATIVE, SMALLEST, Domain, field
+from jaxdp.domains import COMPUTABLE, FINITE, Domain, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.finite import FinitePair
 from jaxdp.mechanisms.text import as_text, public_name
-from jaxdp.runtime.arrays import on_host, xp
-from jaxdp.typing import Array, Number, RealField, Relation
+from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array, Number, Relation
 
 RELATIONS = (*typing.get_args(Relation), None)
 # The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
@@ -392,70 +392,3 @@ class FiniteLaw(Mechanism):
         """Log-sum-exp over the finite losses."""
         loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.atoms()[:2])
         return finite.log_sum_exp(log_weight + xp.asarray(z)[..., None] * loss)
-
-
-class GaussianMechanism(Mechanism):
-    """A mechanism whose trade-off function is exactly (or at least) that of N(mu, 1) against N(0, 1)."""
-
-    symmetric: ClassVar[bool] = True
-
-    def gaussian_mu(self) -> Number:
-        """The Gaussian-DP parameter mu of one parameter point."""
-        raise self._undefined("gaussian_mu")
-
-    def mu_excess(self, mu: Number) -> Number:
-        """How far, relative, ``gaussian_mu`` may be above the truth, other than by 8 units of rounding."""
-        return 0.0
-
-    def is_exact(self, direction: str) -> bool:
-        """False for a record with a ``mu_excess`` of its own."""
-        return type(self).mu_excess is GaussianMechanism.mu_excess
-
-    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism]:
-        """Records of the mu computed, and of one that is not above the truth."""
-        with on_host():
-            mu, excess = xp.vmap(xp.vmap(_mu_and_excess))(self)
-            return OfMu(mu), OfMu(xp.where((mu > 0) & (excess < 1), mu * (1 - 1e-15 - excess), 0.0))
-
-    def finite_pair(self) -> FinitePair:
-        """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
-        return finite.gaussian_pair(self.gaussian_mu())
-
-    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
-        """Pairs on the same cells, one that dominates, one that is dominated where ``mu_excess`` is 0."""
-        mu = self.gaussian_mu()
-        return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
-
-    def renyi_divergence(self, order: Number) -> Number:
-        """order mu^2 / 2."""
-        return gaussian_renyi(order, self.gaussian_mu())
-
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """K(z) = z (z + 1) mu^2 / 2 (Zhu, Dong, Wang 2022, Lemma 34)."""
-        return z * (z + 1) * (self.gaussian_mu() ** 2 / 2)
-
-
-@record
-class OfMu(GaussianMechanism):
-    """Gaussian-DP with this mu."""
-
-    mu: RealField = field(NONNEGATIVE)
-
-    def gaussian_mu(self) -> Number:
-        """Mu."""
-        return self.mu
-
-
-def _mu_and_excess(one: GaussianMechanism) -> tuple[Array, Array]:
-    mu = xp.asarray(one.gaussian_mu())
-    return mu, xp.asarray(one.mu_excess(mu))
-
-
-def gaussian_renyi(order: Number, mu: Number) -> Number:
-    """order mu^2 / 2, what underflows rounded up."""
-    return xp.where(mu == 0, 0.0, xp.maximum(order * mu * mu / 2, SMALLEST))  # the square of a small mu is 0
-
-
-def gaussian_mus(stack: Any) -> Array:
-    """mu of each member of a stack of Gaussian-DP records at one parameter point."""
-    return xp.vmap(lambda one: xp.asarray(one.gaussian_mu()))(stack)

@@ -12,7 +12,8 @@ from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
 from jaxdp.iteration.isotonic import allocation, allocation_excess, shift_allocation_mu2
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import FiniteLaw, GaussianMechanism, Mechanism, lists_to_arrays, record
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, lists_to_arrays, record
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement

@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import field, whole
-from jaxdp.mechanisms.base import RELATIONS, GaussianMechanism, Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.base import RELATIONS, Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.text import as_text
 from jaxdp.runtime import formulas
 from jaxdp.runtime.arrays import on_host, xp

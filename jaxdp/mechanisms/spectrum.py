@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxdp.contour.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
-from jaxdp.mechanisms.base import GaussianMechanism, Mechanism, gaussian_mus
+from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp

@@ -13,9 +13,9 @@ import numpy as np
 from jaxdp.allocation import bounds, finite
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.allocation import DirectedLaw, RandomAllocation
-from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, flat_rows
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
 from jaxdp.sources.base import (
     Answer,

@@ -14,9 +14,9 @@ from jaxdp.contour import derivative
 from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.largest_loss import bands
 from jaxdp.contour.trapezoid import Effort
-from jaxdp.mechanisms.base import GaussianMechanism
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum

@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxdp.closed_forms import gaussian
 from jaxdp.domains import SMALLEST_MU
-from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, norm
+from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source

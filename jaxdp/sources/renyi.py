@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp.contour.spectrum import SWAPPED, Spectrum, counted
-from jaxdp.mechanisms.base import gaussian_mus, gaussian_renyi
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.gaussian import gaussian_mus, gaussian_renyi
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel

@@ -11,10 +11,10 @@ import numpy as np
 from jaxdp.closed_forms import finite_law
 from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.domains import SMALLEST
-from jaxdp.mechanisms.base import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.basic import DiscreteLaplace, DiscretePair, Laplace, WorstCase
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.finite import sampled_part
+from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian

@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, SMALLEST_MU, field
 from jaxdp.iteration.isotonic import participation_allocation, participation_steps
-from jaxdp.mechanisms.base import GaussianMechanism, record
+from jaxdp.mechanisms.base import record
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.typing import Number, RealField, Relation
 
 # Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
