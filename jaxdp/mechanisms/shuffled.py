@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import jax
@@ -111,8 +112,8 @@ class Shuffled(Mechanism):
     * "closed_form": Theorem 3.1 of the 2021 paper.
 
     All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper, whose additive terms add up
-    over composed rounds) alone. Lower bounds are those of a data set: for named randomizers all others hold one value;
-    for `LocalRandomizer` two-point randomized response.
+    over composed rounds, for the best local epsilon that is not smaller) alone. Lower bounds are those of a data set:
+    for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
 
     Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
     independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
@@ -161,3 +162,11 @@ class Shuffled(Mechanism):
     def local_delta(self) -> Number:
         """The local delta, 0 for a named randomizer."""
         return getattr(self.randomizer, "delta", 0.0)
+
+    def weaker(self, by: Number) -> Shuffled:
+        """The round with a larger local epsilon, where there is a local delta: a guarantee that holds too."""
+        local = self.randomizer
+        if not isinstance(local, LocalRandomizer):
+            return self
+        raised = local.epsilon + xp.where(xp.asarray(local.delta) > 0, by, 0.0)
+        return dataclasses.replace(self, randomizer=dataclasses.replace(local, epsilon=raised))

@@ -6,6 +6,7 @@ the "sharp" term, for both pairs: notebooks/proofs/shuffle.md, section 10.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from jaxdp.typing import Array, Real
 
 _ROUNDS = 8
 _ROUNDING = 1e-12
+_MOST_RAISED = 40.0
+_SHARES = (0.5, 0.9, 0.9, 0.9)  # of delta, for the additive term of the local epsilons tried
 _FLUSHED = 1e-307  # charge for two exponentials that may have underflowed
 
 
@@ -63,6 +66,62 @@ def epsilon_upper(central: Callable[[Any], Any], users: Any, eps0: Any, delta0: 
     at_eps0 = total_delta(0.0, users, eps0, delta0, eps0, bound)
     best = xp.where(at_eps0 <= delta, xp.minimum(best, eps0), best)
     return xp.where(delta >= 1, 0.0, best)
+
+
+def over_weaker(
+    verb: str,
+    best: np.ndarray,
+    central: Callable[..., Any],
+    lost: Callable[..., Any],
+    target: np.ndarray,
+    halvings: int,
+) -> np.ndarray:
+    """A bound of "epsilon" or "delta" (verb), or a better one: a report that is (e, d)-DP is (e + x, d)-DP for x >= 0.
+
+    central: x and a target -> the bound without local deltas; it rises with x. lost: x and epsilon -> the additive
+    terms; they fall with x. halvings: of the range of x for "delta", a value of central each.
+    """
+    nothing, by_delta = np.zeros(target.shape), verb == "epsilon"
+    before = lost(nothing, nothing if by_delta else target)
+    if not np.any(before > 0.01 * (target if by_delta else best)):
+        return best
+    if by_delta:
+        at = np.fmin(best, 1.0)
+        for share in _SHARES:
+            too_much = functools.partial(_exceeds, lost, at, share * target)
+            x = _halved(too_much, nothing + _MOST_RAISED, 40)
+            room = (target - lost(x, at)) * (1 - 2 * ULP)
+            found = central(x, np.maximum(room, 0.0))
+            taken = (room > 0) & (found <= at)  # the terms at ``found`` are not larger
+            best = np.where(taken, np.fmin(best, found), best)
+            at = np.fmin(np.where(taken, found * (1 + 1e-9), 2 * found), best)
+        return best
+
+    def is_less(x: np.ndarray) -> np.ndarray:
+        nonlocal best
+        extra = lost(x, target)
+        total = np.minimum((central(x, target) + extra) * (1 + 2 * ULP), 1.0)
+        best = np.fmin(best, total)
+        return extra > 0.9 * total
+
+    with np.errstate(all="ignore"):
+        most = np.clip(np.log(before / np.maximum(best - before, 1e-300)), 0.0, _MOST_RAISED)
+    _halved(is_less, np.nan_to_num(most), halvings)
+    return best
+
+
+def _exceeds(lost: Callable[..., Any], epsilon: np.ndarray, most: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return lost(x, epsilon) > most
+
+
+def _halved(is_less: Callable[[np.ndarray], np.ndarray], high: np.ndarray, times: int) -> np.ndarray:
+    """The upper end of an interval of x around the place from which ``is_less`` is False; high: of the first one."""
+    low = np.zeros(high.shape)
+    for _ in range(times):
+        middle = 0.5 * (low + high)
+        less = is_less(middle)
+        low, high = np.where(less, middle, low), np.where(less, high, middle)
+    return high
 
 
 def least_accepted(central: Callable[[Any], Any], extra: Callable[[Any], Any], delta: Any, margin: float = 1e-9) -> Any:

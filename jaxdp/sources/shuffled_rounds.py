@@ -13,7 +13,7 @@ from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.numerics.rounding import ULP
-from jaxdp.shuffle.approximate import additive_term, least_accepted
+from jaxdp.shuffle.approximate import additive_term, least_accepted, over_weaker
 from jaxdp.shuffle.law import LARGEST_EPS0
 from jaxdp.sources.base import VACUOUS, Answer, Points, Route, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
@@ -44,28 +44,40 @@ class _Rounds:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
-        pure = _pure(params)
-        grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-        def side(make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
-            stacks = replaced(pure, grids, make)
-            sources = getattr(contour_route(stacks, self.direction), self.verb)
-            return lambda aim: intersect(self.verb, [sources], stacks, aim, gap)[0]
+        def side(stacks: tuple[Stack, ...], make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
+            pure = _pure(stacks)
+            grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
+            laws = replaced(pure, grids, make)
+            sources = getattr(contour_route(laws, self.direction), self.verb)
+            return lambda aim: intersect(self.verb, [sources], laws, aim, gap)[0]
 
-        above = side(upper_law, max(gap, _PAIR_GAP))
+        def central(by: Any, aim: Any) -> Any:
+            return side(_weaker(params, by), upper_law, max(gap, _PAIR_GAP))(aim)[1]
 
-        def central(aim: Any) -> Any:
-            return above(aim)[1]
+        def lost(by: Any, epsilon: Any) -> Any:
+            return _lost(_weaker(params, by), epsilon)
 
+        above = side(params, upper_law, max(gap, _PAIR_GAP))
         if not np.any(_lost(params, np.zeros(target.shape))):
-            upper = central(target)
-        elif by_delta:
-            upper = least_accepted(central, functools.partial(_lost, params), target, _PAIR_GAP)
+            upper = above(target)[1]
         else:
-            upper = _with(_lost(params, target), central(target))
+            upper = (
+                least_accepted(lambda aim: above(aim)[1], functools.partial(_lost, params), target, _PAIR_GAP)
+                if by_delta
+                else _with(_lost(params, target), above(target)[1])
+            )
+            upper = over_weaker(self.verb, upper, central, lost, target, halvings=5)
         upper = np.fmin(upper, _report_by_report(self.verb, params, target))
-        lower = np.zeros(target.shape) if upper_only else side(lower_law_of, max(gap, LOWER_GAP))(target)[0]
+        lower = np.zeros(target.shape) if upper_only else side(params, lower_law_of, max(gap, LOWER_GAP))(target)[0]
         return np.fmin(lower, upper), upper
+
+
+def _weaker(stacks: tuple[Stack, ...], by: np.ndarray) -> tuple[Stack, ...]:
+    """The stacks with local epsilons raised, see `Shuffled.weaker`; by: for each row."""
+    return tuple(
+        (record.weaker(by[:, None]) if isinstance(record, Shuffled) else record, times) for record, times in stacks
+    )
 
 
 def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:

@@ -68,17 +68,27 @@ def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: 
 
 def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, upper_only: bool) -> Bounds:
     """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
-    users, eps0 = np.asarray(mechanism.num_users), np.asarray(mechanism.max_loss())
+    users = np.asarray(mechanism.num_users)
     lower = np.zeros(target.shape)
     if not upper_only:
         lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
-    laws = None if mechanism.chosen_bound() == "closed_form" else upper_laws(mechanism)
-
-    def clean(aim: np.ndarray) -> np.ndarray:
-        return _CLOSED_FORM[verb](eps0, users, aim) if laws is None else worst(verb, laws, users, aim, gap).upper
-
     leaky = bool(np.any(np.asarray(mechanism.local_delta()) > 0))
-    upper = _upper(verb, mechanism, target, clean, leaky)
+
+    def central(mechanism: Shuffled) -> Callable[[np.ndarray], np.ndarray]:
+        if mechanism.chosen_bound() == "closed_form":
+            return functools.partial(_CLOSED_FORM[verb], np.asarray(mechanism.max_loss()), users)
+        laws = upper_laws(mechanism)
+        return lambda aim: worst(verb, laws, users, aim, gap).upper
+
+    def lost(by: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+        weaker = mechanism.weaker(by)
+        local = np.asarray(weaker.max_loss()), np.asarray(weaker.local_delta())
+        return approximate.additive_term(users, *local, epsilon, mechanism.clones())
+
+    upper = _upper(verb, mechanism, target, central(mechanism), leaky)
+    if leaky:
+        weaker = lambda by, aim: central(mechanism.weaker(by))(aim)  # noqa: E731
+        upper = approximate.over_weaker(verb, upper, weaker, lost, target, halvings=7)
     return Bounds(np.fmin(lower, upper), upper)
 
 
