@@ -296,6 +296,18 @@ def test_calibration_over_the_local_epsilon_with_a_local_delta_is_monotone():
     assert 4.5 < value < 6 and 0.299 < jaxdp.epsilon(make(value), 1.28e-5) <= 0.3
 
 
+@pytest.mark.parametrize(("eps0", "local"), [(0.9, 1.9e-9), (5.0, 1.9e-9), (0.9, 1e-6)])
+def test_the_derivative_of_a_round_with_a_local_delta_is_that_of_its_best_weaker_guarantee(eps0, local):
+    def epsilon(numbers):
+        return jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(*numbers), 147_018), 1.3e-5)
+
+    with jax.enable_x64(True):
+        found = np.array(jax.grad(lambda pair: epsilon(pair))((eps0, local)))
+    step = np.diag([1e-3 * eps0, 0.03 * local])
+    slopes = [(epsilon((eps0, local) + row) - epsilon((eps0, local) - row)) / (2 * row.sum()) for row in step]
+    assert found * (eps0, local) == pytest.approx(np.array(slopes) * (eps0, local), rel=0.1, abs=1e-4)
+
+
 @pytest.mark.thorough
 def test_rounds_with_a_local_delta_are_bounded_under_a_trace():
     """A share of delta is kept for the additive terms; no lower bound is known where it is."""

@@ -1,5 +1,6 @@
 """One shuffled round, from its law of X. Several: `jaxdp.sources.shuffled_rounds`."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -145,21 +146,45 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     return Bounds(xp.fmin(lower, upper), upper)
 
 
-def log_delta_estimate(mechanism: Shuffled, epsilon: Any) -> Any:
+def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
-    users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
-    if mechanism.chosen_bound() == "closed_form":
-        clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
-        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
-    else:
+
+    def without(mechanism: Shuffled) -> Any:
+        users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
+        if mechanism.chosen_bound() == "closed_form":
+            clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
+            return xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
         laws = upper_laws.point(mechanism)
-        clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
-    extra = approximate.additive_term(users, eps0, xp.asarray(mechanism.local_delta()), epsilon, mechanism.clones())
-    return xp.where(extra > 0, xp.logaddexp(clean, xp.log(xp.where(extra > 0, extra, 1.0))), clean)
+        return xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
+
+    def both(mechanism: Shuffled) -> tuple[Any, Any]:
+        local = mechanism.max_loss(), xp.asarray(mechanism.local_delta())
+        users = xp.stop_gradient(mechanism.num_users)
+        extra = approximate.additive_term(users, *local, epsilon, mechanism.clones())
+        return without(mechanism), xp.where(extra > 0, xp.log(xp.where(extra > 0, extra, 1.0)), -xp.inf)
+
+    if not leaky:
+        return without(mechanism)
+
+    def halved(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        middle = 0.5 * (ends[0] + ends[1])
+        clean, extra = xp.stop_gradient(both(mechanism.weaker(middle)))
+        less = extra > clean + np.log(9.0)  # as in `approximate.over_weaker`
+        return xp.where(less, middle, ends[0]), xp.where(less, ends[1], middle)
+
+    by, _ = xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(40.0)))
+    local: Any = mechanism.randomizer
+    # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
+    fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
+    level = local.epsilon - epsilon  # where nothing but one report alone bounds epsilon
+    best = xp.logaddexp(*both(dataclasses.replace(mechanism, randomizer=fixed).weaker(by)))
+    return xp.where(epsilon == local.epsilon, level, best)
 
 
 @functools.cache
 def _traced(leaky: bool) -> tuple[Points, Points]:
+    estimate = functools.partial(log_delta_estimate, leaky=leaky)
+
     def delta(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
         return _both_sides(lambda x: _point("delta", mechanism, x, leaky), epsilon)
 
@@ -167,6 +192,6 @@ def _traced(leaky: bool) -> tuple[Points, Points]:
         return tuple(_point("epsilon", mechanism, delta, leaky))
 
     return (
-        implicit_epsilon(epsilon, log_delta_estimate, _route, 20_000, jax.jacfwd),
-        explicit_delta(delta, log_delta_estimate, _route, 20_000, jax.jacfwd),
+        implicit_epsilon(epsilon, estimate, _route, 20_000, jax.jacfwd),
+        explicit_delta(delta, estimate, _route, 20_000, jax.jacfwd),
     )
