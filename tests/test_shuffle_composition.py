@@ -287,6 +287,13 @@ def test_a_stronger_guarantee_of_the_reports_never_has_the_weaker_answer(times):
     assert (jaxdp.delta(rounds_of, epsilon=found) < 1.3 * 1.3e-5).all()
 
 
+def test_a_weaker_guarantee_is_not_rounded_below_the_one_that_is_known():
+    local = np.array([0.1, 0.9])
+    for by in (0.0, 1e-12, 0.3):
+        raised = jaxdp.Shuffled(jaxdp.LocalRandomizer(local, 1e-9), 10).weaker(np.full(2, by)).max_loss()
+        assert raised.dtype == np.float64 and (raised == local + by).all()
+
+
 @pytest.mark.thorough
 def test_calibration_over_the_local_epsilon_with_a_local_delta_is_monotone():
     def make(local):

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
@@ -168,5 +169,6 @@ class Shuffled(Mechanism):
         local = self.randomizer
         if not isinstance(local, LocalRandomizer):
             return self
-        raised = local.epsilon + xp.where(xp.asarray(local.delta) > 0, by, 0.0)
+        array = xp if validate.is_traced(local, by) else np  # outside a program xp computes in float32
+        raised = local.epsilon + array.where(array.asarray(local.delta) > 0, by, 0.0)
         return dataclasses.replace(self, randomizer=dataclasses.replace(local, epsilon=raised))

@@ -45,20 +45,25 @@ class _Rounds:
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
 
-        def side(stacks: tuple[Stack, ...], make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
+        def solver(stacks: tuple[Stack, ...]) -> Callable[..., Any]:
             pure = _pure(stacks)
             grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
-            laws = replaced(pure, grids, make)
-            sources = getattr(contour_route(laws, self.direction), self.verb)
-            return lambda aim: intersect(self.verb, [sources], laws, aim, gap)[0]
+
+            def side(make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
+                laws = replaced(pure, grids, make)
+                sources = getattr(contour_route(laws, self.direction), self.verb)
+                return lambda aim: intersect(self.verb, [sources], laws, aim, gap)[0]
+
+            return side
 
         def central(by: Any, aim: Any) -> Any:
-            return side(_weaker(params, by), upper_law, max(gap, _PAIR_GAP))(aim)[1]
+            return solver(_weaker(params, by))(upper_law, max(gap, _PAIR_GAP))(aim)[1]
 
         def lost(by: Any, epsilon: Any) -> Any:
             return _lost(_weaker(params, by), epsilon)
 
-        above = side(params, upper_law, max(gap, _PAIR_GAP))
+        side = solver(params)
+        above = side(upper_law, max(gap, _PAIR_GAP))
         if not np.any(_lost(params, np.zeros(target.shape))):
             upper = above(target)[1]
         else:
@@ -69,7 +74,7 @@ class _Rounds:
             )
             upper = over_weaker(self.verb, upper, central, lost, target, halvings=5)
         upper = np.fmin(upper, _report_by_report(self.verb, params, target))
-        lower = np.zeros(target.shape) if upper_only else side(params, lower_law_of, max(gap, LOWER_GAP))(target)[0]
+        lower = np.zeros(target.shape) if upper_only else side(lower_law_of, max(gap, LOWER_GAP))(target)[0]
         return np.fmin(lower, upper), upper
 
 
