@@ -21,7 +21,7 @@ from jaxdp.typing import Array, Real
 
 _ROUNDS = 8
 _ROUNDING = 1e-12
-_MOST_RAISED = 40.0
+MOST_RAISED, _HALVINGS = 22.0, 7  # by which a local epsilon is raised: e^22 is more than there are people
 _SHARES = (0.5, 0.9, 0.9, 0.9)  # of delta, for the additive term of the local epsilons tried
 _FLUSHED = 1e-307  # charge for two exponentials that may have underflowed
 
@@ -69,17 +69,12 @@ def epsilon_upper(central: Callable[[Any], Any], users: Any, eps0: Any, delta0: 
 
 
 def over_weaker(
-    verb: str,
-    best: np.ndarray,
-    central: Callable[..., Any],
-    lost: Callable[..., Any],
-    target: np.ndarray,
-    halvings: int,
+    verb: str, best: np.ndarray, central: Callable[..., Any], lost: Callable[..., Any], target: np.ndarray
 ) -> np.ndarray:
     """A bound of "epsilon" or "delta" (verb), or a better one: a report that is (e, d)-DP is (e + x, d)-DP for x >= 0.
 
     central: x and a target -> the bound without local deltas; it rises with x. lost: x and epsilon -> the additive
-    terms; they fall with x. halvings: of the range of x for "delta", a value of central each.
+    terms; they fall with x.
     """
     nothing, by_delta = np.zeros(target.shape), verb == "epsilon"
     before = lost(nothing, nothing if by_delta else target)
@@ -89,7 +84,7 @@ def over_weaker(
         at = np.fmin(best, 1.0)
         for share in _SHARES:
             too_much = functools.partial(_exceeds, lost, at, share * target)
-            x = _halved(too_much, nothing + _MOST_RAISED, 40)
+            x = _halved(too_much, nothing + MOST_RAISED, 40)
             room = (target - lost(x, at)) * (1 - 2 * ULP)
             found = central(x, np.maximum(room, 0.0))
             taken = (room > 0) & (found <= at)  # the terms at ``found`` are not larger
@@ -105,8 +100,8 @@ def over_weaker(
         return extra > 0.9 * total
 
     with np.errstate(all="ignore"):
-        most = np.clip(np.log(before / np.maximum(best - before, 1e-300)), 0.0, _MOST_RAISED)
-    _halved(is_less, np.nan_to_num(most), halvings)
+        most = np.clip(np.log(before / np.maximum(best - before, 1e-300)), 0.0, MOST_RAISED)
+    _halved(is_less, np.nan_to_num(most), _HALVINGS)
     return best
 
 

@@ -72,7 +72,7 @@ class _Rounds:
                 if by_delta
                 else _with(_lost(params, target), above(target)[1])
             )
-            upper = over_weaker(self.verb, upper, central, lost, target, halvings=5)
+            upper = over_weaker(self.verb, upper, central, lost, target)
         upper = np.fmin(upper, _report_by_report(self.verb, params, target))
         lower = np.zeros(target.shape) if upper_only else side(lower_law_of, max(gap, LOWER_GAP))(target)[0]
         return np.fmin(lower, upper), upper

@@ -89,7 +89,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, up
     upper = _upper(verb, mechanism, target, central(mechanism), leaky)
     if leaky:
         weaker = lambda by, aim: central(mechanism.weaker(by))(aim)  # noqa: E731
-        upper = approximate.over_weaker(verb, upper, weaker, lost, target, halvings=7)
+        upper = approximate.over_weaker(verb, upper, weaker, lost, target)
     return Bounds(np.fmin(lower, upper), upper)
 
 
@@ -172,7 +172,7 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -
         less = extra > clean + np.log(9.0)  # as in `approximate.over_weaker`
         return xp.where(less, middle, ends[0]), xp.where(less, ends[1], middle)
 
-    by, _ = xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(40.0)))
+    by, _ = xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(approximate.MOST_RAISED)))
     local: Any = mechanism.randomizer
     # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
