@@ -316,6 +316,21 @@ def test_the_derivative_of_a_round_with_a_local_delta_is_that_of_its_best_weaker
 
 
 @pytest.mark.thorough
+def test_delta_of_a_traced_round_with_a_local_delta_is_that_of_its_best_weaker_guarantee():
+    local, eps = np.array([0.9, 5.0, 0.9]), np.array([0.2, 0.2, 0.9])
+
+    def delta(local, eps):
+        return jaxdp.delta(jaxdp.Shuffled(jaxdp.LocalRandomizer(local, 1.9e-9), 147_018), eps)
+
+    with jax.enable_x64(True):
+        found, slope = map(np.asarray, jax.jit(jax.vmap(jax.value_and_grad(delta)))(local, eps))
+    clean = jaxdp.delta(jaxdp.Shuffled(jaxdp.LocalRandomizer(local), 147_018), eps)
+    eager = delta(local, eps)
+    assert (found > clean).all() and found == pytest.approx(eager, rel=0.05) and found[2] == eager[2]
+    assert slope[0] == 0 and slope[1] == pytest.approx((delta(5.01, 0.2) - delta(4.99, 0.2)) / 0.02, rel=1e-2)
+
+
+@pytest.mark.thorough
 def test_rounds_with_a_local_delta_are_bounded_under_a_trace():
     """A share of delta is kept for the additive terms; no lower bound is known where it is."""
 

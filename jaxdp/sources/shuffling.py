@@ -136,49 +136,58 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     users = mechanism.num_users
     lower = worst_point(verb, lower_laws.point(mechanism), users, target, exact_source(mechanism)).lower
 
-    def clean(aim: Any) -> Any:
-        if mechanism.chosen_bound() == "closed_form":
-            return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
-        source = "nodes" if mechanism.chosen_bound() == "blanket" else "counts"
-        return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
+    def bound(mechanism: Shuffled) -> Any:
+        def clean(aim: Any) -> Any:
+            if mechanism.chosen_bound() == "closed_form":
+                return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
+            source = "nodes" if mechanism.chosen_bound() == "blanket" else "counts"
+            return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
 
-    upper = _upper(verb, mechanism, target, clean, leaky)
+        return _upper(verb, mechanism, target, clean, leaky)
+
+    if leaky and verb == "delta":
+        upper = xp.min(xp.lax_map(lambda by: bound(mechanism.weaker(by)), xp.stack([0.0, _raised(mechanism, target)])))
+    else:
+        upper = bound(mechanism)
     return Bounds(xp.fmin(lower, upper), upper)
 
 
 def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -> Any:
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
-
-    def without(mechanism: Shuffled) -> Any:
-        users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
-        if mechanism.chosen_bound() == "closed_form":
-            clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
-            return xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
-        laws = upper_laws.point(mechanism)
-        return xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
-
-    def both(mechanism: Shuffled) -> tuple[Any, Any]:
-        local = mechanism.max_loss(), xp.asarray(mechanism.local_delta())
-        users = xp.stop_gradient(mechanism.num_users)
-        extra = approximate.additive_term(users, *local, epsilon, mechanism.clones())
-        return without(mechanism), xp.where(extra > 0, xp.log(xp.where(extra > 0, extra, 1.0)), -xp.inf)
-
     if not leaky:
-        return without(mechanism)
-
-    def halved(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = 0.5 * (ends[0] + ends[1])
-        clean, extra = xp.stop_gradient(both(mechanism.weaker(middle)))
-        less = extra > clean + np.log(9.0)  # as in `approximate.over_weaker`
-        return xp.where(less, middle, ends[0]), xp.where(less, ends[1], middle)
-
-    by, _ = xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(approximate.MOST_RAISED)))
+        return _log_delta_parts(mechanism, epsilon)[0]
+    by = _raised(mechanism, epsilon)
     local: Any = mechanism.randomizer
     # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
+    best = _log_delta_parts(dataclasses.replace(mechanism, randomizer=fixed).weaker(by), epsilon)
     level = local.epsilon - epsilon  # where nothing but one report alone bounds epsilon
-    best = xp.logaddexp(*both(dataclasses.replace(mechanism, randomizer=fixed).weaker(by)))
-    return xp.where(epsilon == local.epsilon, level, best)
+    return xp.where(epsilon == local.epsilon, level, xp.logaddexp(*best))
+
+
+def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
+    """(log delta without a local delta, log of the additive term) of a traced round."""
+    users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
+    if mechanism.chosen_bound() == "closed_form":
+        clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
+        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
+    else:
+        laws = upper_laws.point(mechanism)
+        clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
+    extra = approximate.additive_term(users, eps0, xp.asarray(mechanism.local_delta()), epsilon, mechanism.clones())
+    return clean, xp.where(extra > 0, xp.log(xp.where(extra > 0, extra, 1.0)), -xp.inf)
+
+
+def _raised(mechanism: Shuffled, epsilon: Any) -> Any:
+    """About the number by which a larger local epsilon has the least total delta, see `approximate.over_weaker`."""
+
+    def halved(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        middle = 0.5 * (ends[0] + ends[1])
+        clean, extra = xp.stop_gradient(_log_delta_parts(mechanism.weaker(middle), epsilon))
+        less = extra > clean + np.log(9.0)
+        return xp.where(less, middle, ends[0]), xp.where(less, ends[1], middle)
+
+    return xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(approximate.MOST_RAISED)))[0]
 
 
 @functools.cache
