@@ -303,6 +303,7 @@ def test_calibration_over_the_local_epsilon_with_a_local_delta_is_monotone():
     assert 4.5 < value < 6 and 0.299 < jaxdp.epsilon(make(value), 1.28e-5) <= 0.3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eps0", "local"), [(0.9, 1.9e-9), (5.0, 1.9e-9), (0.9, 1e-6)])
 def test_the_derivative_of_a_round_with_a_local_delta_is_that_of_its_best_weaker_guarantee(eps0, local):
     def epsilon(numbers):
