@@ -427,3 +427,10 @@ def test_renyi_divergences_of_large_orders_are_at_most_those_without_sampling():
     assert np.all(exact * (1 - 1e-9) <= found[:2]) and np.all(found <= order / 2 * (1 + 1e-9))
     replaced = jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), order, relation="replace_one")
     assert np.all(found * (1 - 1e-9) <= replaced) and np.all(replaced <= 2 * order * (1 + 1e-9))
+
+
+def test_one_fixed_size_round_under_replace_one_has_the_closed_form_of_remove():
+    batch = jaxdp.FixedSizeSampled(jaxdp.Gaussian(1.0), 0.1)
+    lower, upper = jaxdp.epsilon_bounds(batch, 1e-6, relation="replace_one")
+    exact = jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(0.5), 0.1), 1e-6, relation="remove")
+    assert upper - lower < 1e-10 * upper and upper == pytest.approx(exact, rel=1e-10)

@@ -75,21 +75,23 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, up
         lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
     leaky = bool(np.any(np.asarray(mechanism.local_delta()) > 0))
 
-    def central(mechanism: Shuffled) -> Callable[[np.ndarray], np.ndarray]:
+    def without(mechanism: Shuffled) -> Callable[[np.ndarray], np.ndarray]:
         if mechanism.chosen_bound() == "closed_form":
             return functools.partial(_CLOSED_FORM[verb], np.asarray(mechanism.max_loss()), users)
         laws = upper_laws(mechanism)
         return lambda aim: worst(verb, laws, users, aim, gap).upper
+
+    def central(by: np.ndarray, aim: np.ndarray) -> np.ndarray:
+        return without(mechanism.weaker(by))(aim)
 
     def lost(by: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         weaker = mechanism.weaker(by)
         local = np.asarray(weaker.max_loss()), np.asarray(weaker.local_delta())
         return approximate.additive_term(users, *local, epsilon, mechanism.clones())
 
-    upper = _upper(verb, mechanism, target, central(mechanism), leaky)
+    upper = _upper(verb, mechanism, target, without(mechanism), leaky)
     if leaky:
-        weaker = lambda by, aim: central(mechanism.weaker(by))(aim)  # noqa: E731
-        upper = approximate.over_weaker(verb, upper, weaker, lost, target)
+        upper = approximate.over_weaker(verb, upper, central, lost, target)
     return Bounds(np.fmin(lower, upper), upper)
 
 
@@ -146,7 +148,8 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
         return _upper(verb, mechanism, target, clean, leaky)
 
     if leaky and verb == "delta":
-        upper = xp.min(xp.lax_map(lambda by: bound(mechanism.weaker(by)), xp.stack([0.0, _raised(mechanism, target)])))
+        raised = xp.stack([0.0, _raised(mechanism, target)])
+        upper = xp.fmin(*xp.lax_map(lambda by: bound(mechanism.weaker(by)), raised))
     else:
         upper = bound(mechanism)
     return Bounds(xp.fmin(lower, upper), upper)

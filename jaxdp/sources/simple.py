@@ -64,7 +64,7 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record: Any = stacks[0][0]
-    if not (_is_one(stacks) and is_sampled_gaussian(record) and record.is_exact(direction)):
+    if not (_is_one(stacks) and is_sampled_gaussian(record) and record.mechanism.is_exact(direction)):
         return Answer(lower, upper)
 
     def settle(rows: np.ndarray, solve: Any, params: Any, **static: str) -> None:
