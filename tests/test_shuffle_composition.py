@@ -332,6 +332,19 @@ def test_delta_of_a_traced_round_with_a_local_delta_is_that_of_its_best_weaker_g
 
 
 @pytest.mark.thorough
+def test_epsilon_of_a_traced_round_with_a_local_delta_is_that_of_its_best_weaker_guarantee():
+    guarantees = np.array([0.9, 5.0, 0.9, 1.0]), np.array([1.9e-9, 1.9e-9, 1e-6, 0.0])
+
+    def epsilon(local, extra):
+        return jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(local, extra), 147_018), 1.3e-5)
+
+    eager = epsilon(*guarantees)
+    with jax.enable_x64(True):
+        traced = np.asarray(jax.jit(jax.vmap(epsilon), compiler_options=compiler_options("cpu"))(*guarantees))
+    assert eager[0] < 0.14 and traced == pytest.approx(eager, rel=1e-3)
+
+
+@pytest.mark.thorough
 def test_rounds_with_a_local_delta_are_bounded_under_a_trace():
     """A share of delta is kept for the additive terms; no lower bound is known where it is."""
 

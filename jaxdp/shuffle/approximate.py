@@ -6,7 +6,7 @@ the "sharp" term, for both pairs: notebooks/proofs/shuffle.md, section 10.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.formulas import batched
 from jaxdp.typing import Array, Real
 
-_ROUNDS = 8
 _ROUNDING = 1e-12
-MOST_RAISED, _HALVINGS = 22.0, 7  # by which a local epsilon is raised: e^22 is more than there are people
-_SHARES = (0.5, 0.9, 0.9, 0.9)  # of delta, for the additive term of the local epsilons tried
+_MOST_RAISED = 22.0  # by which a local epsilon is raised: e^22 is more than there are people
+_SHARE = 0.9  # of delta, at most for the additive terms of a local epsilon that is raised
+_ROUNDS, _RAISES, _CLOSE = 8, 5, 0.03  # of the search for epsilon; for delta, and change of x that ends it
+_MARGIN = 1e-3  # by which a candidate is above the central value of the one before
 _FLUSHED = 1e-307  # charge for two exponentials that may have underflowed
 
 
@@ -42,110 +45,91 @@ def additive_term(users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, 
         return xp.where(delta0 > 0, xp.where(xp.isnan(value), np.inf, value), 0.0)
 
 
-def total_delta(
-    central: Any, users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, published: bool = False
+def alone(verb: str, eps0: Any, delta0: Any, target: Any) -> Any:
+    """Upper bound of "epsilon" or "delta" (verb) of one (eps0, delta0)-DP report whose shuffling is not counted."""
+    xp = jnp if validate.is_traced(eps0, delta0, target) else np
+    if verb == "epsilon":
+        return xp.where(target >= 1, 0.0, xp.where(target >= delta0, eps0, np.inf))
+    return xp.where(target >= eps0, delta0, 1.0)
+
+
+def over_weaker(verb: str, central: Callable[..., Any], lost: Callable[..., Any], target: Any) -> Any:
+    """Upper bound of "epsilon" or "delta" (verb): a report that is (e, d)-DP is (e + x, d)-DP for every x >= 0.
+
+    central: x and a target -> the bound without local deltas; it rises with x. lost: x and epsilon -> what the local
+    deltas add to delta; it falls with x and rises with epsilon. Any x has a bound that holds; a good one is searched.
+    """
+    return best_epsilon(central, lost, target) if verb == "epsilon" else best_delta(central, lost, target)[0]
+
+
+def best_epsilon(
+    central: Callable[..., Any], lost: Callable[..., Any], delta: Any, most_raised: float = _MOST_RAISED
 ) -> Any:
-    """Upper bound of delta; central: that of the pair for eps0-DP randomizers, at the same epsilon."""
-    xp = jnp if validate.is_traced(central, users, eps0, delta0, epsilon) else np
-    extra = additive_term(users, eps0, delta0, epsilon, bound, published)
-    total = xp.minimum((central + extra) * xp.where(extra > 0, 1.0 + 2 * ULP, 1.0), 1.0)
-    return xp.where(epsilon >= eps0, xp.minimum(total, delta0), total)  # one report alone is (eps0, delta0)-DP
+    """The smallest e found with central(x, delta - lost(x, e)) <= e for some x; inf where there is none.
 
-
-def epsilon_upper(central: Callable[[Any], Any], users: Any, eps0: Any, delta0: Any, delta: Any, bound: str) -> Any:
-    """Upper bound of the smallest epsilon with total delta <= delta; inf where none is known.
-
-    central: delta -> upper bound of epsilon of the pair for eps0-DP randomizers.
-    """
-
-    def extra(epsilon: Any) -> Any:
-        return additive_term(users, eps0, delta0, epsilon, bound)
-
-    xp = jnp if validate.is_traced(users, eps0, delta0, delta) else np
-    best = least_accepted(central, extra, delta + xp.zeros_like(eps0 * delta))
-    at_eps0 = total_delta(0.0, users, eps0, delta0, eps0, bound)
-    best = xp.where(at_eps0 <= delta, xp.minimum(best, eps0), best)
-    return xp.where(delta >= 1, 0.0, best)
-
-
-def over_weaker(
-    verb: str, best: np.ndarray, central: Callable[..., Any], lost: Callable[..., Any], target: np.ndarray
-) -> np.ndarray:
-    """A bound of "epsilon" or "delta" (verb), or a better one: a report that is (e, d)-DP is (e + x, d)-DP for x >= 0.
-
-    central: x and a target -> the bound without local deltas; it rises with x. lost: x and epsilon -> the additive
-    terms; they fall with x.
-    """
-    nothing, by_delta = np.zeros(target.shape), verb == "epsilon"
-    before = lost(nothing, nothing if by_delta else target)
-    if not np.any(before > 0.01 * (target if by_delta else best)):
-        return best
-    if by_delta:
-        at = np.fmin(best, 1.0)
-        for share in _SHARES:
-            too_much = functools.partial(_exceeds, lost, at, share * target)
-            x = _halved(too_much, nothing + MOST_RAISED, 40)
-            room = (target - lost(x, at)) * (1 - 2 * ULP)
-            found = central(x, np.maximum(room, 0.0))
-            taken = (room > 0) & (found <= at)  # the terms at ``found`` are not larger
-            best = np.where(taken, np.fmin(best, found), best)
-            at = np.fmin(np.where(taken, found * (1 + 1e-9), 2 * found), best)
-        return best
-
-    def is_less(x: np.ndarray) -> np.ndarray:
-        nonlocal best
-        extra = lost(x, target)
-        total = np.minimum((central(x, target) + extra) * (1 + 2 * ULP), 1.0)
-        best = np.fmin(best, total)
-        return extra > 0.9 * total
-
-    with np.errstate(all="ignore"):
-        most = np.clip(np.log(before / np.maximum(best - before, 1e-300)), 0.0, MOST_RAISED)
-    _halved(is_less, np.nan_to_num(most), _HALVINGS)
-    return best
-
-
-def _exceeds(lost: Callable[..., Any], epsilon: np.ndarray, most: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return lost(x, epsilon) > most
-
-
-def _halved(is_less: Callable[[np.ndarray], np.ndarray], high: np.ndarray, times: int) -> np.ndarray:
-    """The upper end of an interval of x around the place from which ``is_less`` is False; high: of the first one."""
-    low = np.zeros(high.shape)
-    for _ in range(times):
-        middle = 0.5 * (low + high)
-        less = is_less(middle)
-        low, high = np.where(less, middle, low), np.where(less, high, middle)
-    return high
-
-
-def least_accepted(central: Callable[[Any], Any], extra: Callable[[Any], Any], delta: Any, margin: float = 1e-9) -> Any:
-    """The smallest e found with central(delta - extra(e)) <= e; inf where there is none.
-
-    extra: epsilon -> what is added to delta there, increasing: the total decreases and then increases with epsilon. The
-    first candidate is 0, where it is smallest; each further one is the central value of the one before, and a margin,
+    The terms take at most `_SHARE` of delta. Each candidate is the central value of the one before, and a margin,
     relative: the test would fail by rounding otherwise.
     """
-
-    def body(_: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        tried, best, _ = state
-        room = (delta - extra(tried)) * (1 - 2 * ULP)
-        found = central(xp.maximum(room, 0.0))
-        accepted = (room > 0) & (found <= tried)
-        settled = accepted | (room <= 0)
-        return xp.where(settled, tried, found * (1 + margin)), xp.where(accepted, xp.fmin(best, tried), best), settled
-
-    traced = validate.is_traced(delta, extra(delta))
+    traced = validate.is_traced(delta, lost(0.0 * delta, delta))
     xp = jnp if traced else np
+
+    def body(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        tried, best, _ = state
+        x = _least(traced, lambda y: lost(y, tried) <= _SHARE * delta, xp.zeros_like(delta), most_raised)
+        room = (delta - lost(x, tried)) * (1 - 2 * ULP)
+        found = central(x, xp.maximum(room, 0.0))
+        accepted = (room > 0) & (found <= tried)  # the terms at ``found`` are not larger
+        # a larger epsilon has larger terms: x must rise by the logarithm, and the central value by about half of it
+        rise = xp.where(accepted | (x <= 0), 0.0, 0.5 * (xp.logaddexp(0.0, found) - xp.logaddexp(0.0, tried)))
+        following = found * xp.exp(xp.minimum(rise, 1.0)) * (1 + _MARGIN)
+        settled = (room <= 0) | (accepted & (tried <= found * (1 + 2 * _MARGIN)))
+        return xp.where(settled, tried, following), xp.where(accepted, xp.fmin(best, found), best), settled
+
     start = xp.zeros_like(delta)
-    state = start, xp.full_like(start, np.inf), start > 0
+    return _repeated(traced, _ROUNDS, body, (start, start + np.inf, start > 0), lambda state: state[2])[1]
+
+
+def best_delta(central: Callable[..., Any], lost: Callable[..., Any], epsilon: Any) -> tuple[Any, Any]:
+    """(delta, x): the smallest central(x, epsilon) + lost(x, epsilon) found, and where."""
+    traced = validate.is_traced(epsilon, lost(0.0 * epsilon, epsilon))
+    xp = jnp if traced else np
+
+    def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        best, raised, x, before, log_before, _ = state
+        delta = central(x, epsilon)
+        total = xp.minimum((delta + lost(x, epsilon)) * (1 + 2 * ULP), 1.0)
+        best, raised = xp.where(total < best, xp.stack([total, x]), xp.stack([best, raised]))
+        # -log delta falls like the inverse of the loss's variance, about e^-x, or by the rate between the last two
+        log_now = xp.log(-xp.log(xp.clip(delta, _FLUSHED, 0.99)))
+        moved = xp.where(x == before, 1.0, x - before)
+        rate = xp.where(x == before, 1.0, xp.clip((log_before - log_now) / moved, 0.3, 3.0))
+
+        def is_small(y: Any) -> Any:  # where this becomes true the sum is least
+            minus_log = xp.exp(log_now + rate * (x - y))
+            return lost(y, epsilon) <= xp.maximum(rate * minus_log, 1.0) * xp.exp(-minus_log)
+
+        following = _least(traced, is_small, xp.zeros_like(epsilon), _MOST_RAISED)
+        return best, raised, following, x, log_now, xp.abs(following - x) < _CLOSE
+
+    start = xp.zeros_like(epsilon)
+    return _repeated(traced, _RAISES, body, (start + 2.0, *[start] * 4, start > 0), lambda state: state[-1])[:2]
+
+
+def _repeated(traced: bool, times: int, body: Callable[[Any], Any], state: Any, settled: Callable[[Any], Any]) -> Any:
+    """The state after so many rounds; of concrete numbers once all are settled."""
     if traced:
-        return jax.lax.fori_loop(0, _ROUNDS, body, state)[1]
-    for i in range(_ROUNDS):
-        state = body(i, state)
-        if state[2].all():
+        return jax.lax.fori_loop(0, times, lambda _, state: body(state), state)
+    for _ in range(times):
+        state = body(state)
+        if settled(state).all():
             break
-    return state[1]
+    return state
+
+
+def _least(traced: bool, holds: Callable[[Any], Any], low: Any, most: float) -> Any:
+    """About the smallest number from low to low + most at which a condition holds; it holds at every larger one."""
+    with contextlib.nullcontext() if traced else on_host():
+        return (jnp if traced else np).where(holds(low), low, bisect(holds, low, low + most, 32)[1])
 
 
 def approximate_ldp(
@@ -207,6 +191,8 @@ def approximate_ldp(
     validate.broadcast(central_epsilon=epsilon, central_delta=delta, eps0=local, delta0=extra, n=users)
 
     def total(epsilon, delta, local, extra, users):
-        return epsilon.copy(), total_delta(delta, users, local, extra, epsilon, bound, term == "published")
+        added = additive_term(users, local, extra, epsilon, bound, term == "published")
+        both = np.minimum((delta + added) * np.where(added > 0, 1.0 + 2 * ULP, 1.0), 1.0)
+        return epsilon.copy(), np.minimum(both, alone("delta", local, extra, epsilon))
 
     return batched(total, epsilon, delta, local, extra, users)

@@ -11,7 +11,7 @@ from jaxdp.closed_forms import gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import batched
 from jaxdp.runtime.precision import kernel
-from jaxdp.shuffle.approximate import epsilon_upper
+from jaxdp.shuffle.approximate import additive_term, alone, best_epsilon
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
@@ -84,14 +84,17 @@ def noisy_sgd_one_pass_epsilon(
         n, local, extra, aim = (array.reshape(-1) for array in every)
         asked, told = np.zeros_like(aim), np.full_like(aim, np.inf)
 
-        def central(room):
+        def central(_, room):
             some = (room > 0) & (room != asked)  # the rounds of the search ask again for pairs that are settled
             if some.any():
                 asked[some] = room[some]
                 told[some] = clones_bounds("epsilon", local[some], n[some], room[some], bound).upper
             return told.copy()
 
-        found = epsilon_upper(central, n, local, extra, aim, bound)
+        def lost(_, epsilon):
+            return additive_term(n, local, extra, epsilon, bound)
+
+        found = np.fmin(best_epsilon(central, lost, aim, 0.0), alone("epsilon", local, extra, aim))
         return found.reshape(eps0.shape).min(axis=1)
 
     return batched(best, noise, scale, users, target)

@@ -13,12 +13,12 @@ from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.numerics.rounding import ULP
-from jaxdp.shuffle.approximate import additive_term, least_accepted, over_weaker
+from jaxdp.shuffle.approximate import alone, over_weaker
 from jaxdp.shuffle.law import LARGEST_EPS0
 from jaxdp.sources.base import VACUOUS, Answer, Points, Route, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.round_laws import grids_of, lower_law_of, replaced, upper_law
-from jaxdp.sources.shuffling import LOWER_GAP, one_round_answer
+from jaxdp.sources.shuffling import LOWER_GAP, additive_term, one_round_answer
 from jaxdp.sources.traced_rounds import of_traced_laws
 from jaxdp.validate import is_traced
 
@@ -56,25 +56,21 @@ class _Rounds:
 
             return side
 
+        own = solver(params)
+
         def central(by: Any, aim: Any) -> Any:
-            return solver(_weaker(params, by))(upper_law, max(gap, _PAIR_GAP))(aim)[1]
+            side = solver(_weaker(params, by)) if by.any() else own
+            return side(upper_law, max(gap, _PAIR_GAP))(aim)[1]
 
         def lost(by: Any, epsilon: Any) -> Any:
             return _lost(_weaker(params, by), epsilon)
 
-        side = solver(params)
-        above = side(upper_law, max(gap, _PAIR_GAP))
-        if not np.any(_lost(params, np.zeros(target.shape))):
-            upper = above(target)[1]
+        if np.any(_lost(params, np.zeros(target.shape))):
+            upper = over_weaker(self.verb, central, lost, target)
         else:
-            upper = (
-                least_accepted(lambda aim: above(aim)[1], functools.partial(_lost, params), target, _PAIR_GAP)
-                if by_delta
-                else _with(_lost(params, target), above(target)[1])
-            )
-            upper = over_weaker(self.verb, upper, central, lost, target)
+            upper = central(np.zeros(target.shape), target)
         upper = np.fmin(upper, _report_by_report(self.verb, params, target))
-        lower = np.zeros(target.shape) if upper_only else side(lower_law_of, max(gap, LOWER_GAP))(target)[0]
+        lower = np.zeros(target.shape) if upper_only else own(lower_law_of, max(gap, LOWER_GAP))(target)[0]
         return np.fmin(lower, upper), upper
 
 
@@ -103,8 +99,7 @@ def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
     total = array.zeros(array.shape(epsilon))
     for record, times in stacks:
         if isinstance(record, Shuffled):
-            numbers = record.num_users, record.max_loss(), array.asarray(record.local_delta()), epsilon[..., None]
-            each = additive_term(*numbers, record.clones())
+            each = additive_term(record, epsilon[..., None])
             total = total + array.sum(array.where(times > 0, times * each, 0.0), axis=-1)
     return total * (1 + 1e-12)
 
@@ -126,10 +121,7 @@ def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
             total + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
             for total, each in zip((largest, lost), for_one, strict=True)
         )
-    largest, lost = largest * (1 + 1e-12), array.minimum(lost * (1 + 1e-12), 1.0)
-    if verb == "epsilon":
-        return array.where(target >= 1, 0.0, array.where(target >= lost, largest, np.inf))
-    return array.where(target >= largest, lost, 1.0)
+    return alone(verb, largest * (1 + 1e-12), array.minimum(lost * (1 + 1e-12), 1.0), target)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:

@@ -57,14 +57,28 @@ def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> B
     return Bounds(xp.max(found.lower), xp.max(found.upper))
 
 
-def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable, leaky: bool) -> Any:
-    """Upper bound of the round; clean: target -> that without a local delta; leaky: whether there is one."""
+def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable[[Shuffled, Any], Any], leaky: bool) -> Any:
+    """Upper bound of the round; clean: a round and a target -> that without its local delta; leaky: if any."""
     if not leaky:
-        return clean(target)
-    users, eps0, extra = mechanism.num_users, mechanism.max_loss(), mechanism.local_delta()
-    if verb == "delta":
-        return approximate.total_delta(clean(target), users, eps0, extra, target, mechanism.clones())
-    return approximate.epsilon_upper(clean, users, eps0, extra, target, mechanism.clones())
+        return clean(mechanism, target)
+
+    def central(by: Any, aim: Any) -> Any:
+        return clean(mechanism.weaker(by), aim)
+
+    def lost(by: Any, epsilon: Any) -> Any:
+        return additive_term(mechanism.weaker(by), epsilon)
+
+    alone = approximate.alone(verb, mechanism.max_loss(), mechanism.local_delta(), target)
+    return (jnp if is_traced(alone) else np).fmin(approximate.over_weaker(verb, central, lost, target), alone)
+
+
+def additive_term(mechanism: Shuffled, epsilon: Any) -> Any:
+    """What the local delta adds to delta at this epsilon."""
+    array = jnp if is_traced(mechanism, epsilon) else np
+    local_delta = array.asarray(mechanism.local_delta())
+    return approximate.additive_term(
+        mechanism.num_users, mechanism.max_loss(), local_delta, epsilon, mechanism.clones()
+    )
 
 
 def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, upper_only: bool) -> Bounds:
@@ -73,25 +87,13 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, up
     lower = np.zeros(target.shape)
     if not upper_only:
         lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
-    leaky = bool(np.any(np.asarray(mechanism.local_delta()) > 0))
 
-    def without(mechanism: Shuffled) -> Callable[[np.ndarray], np.ndarray]:
+    def clean(mechanism: Shuffled, aim: np.ndarray) -> np.ndarray:
         if mechanism.chosen_bound() == "closed_form":
-            return functools.partial(_CLOSED_FORM[verb], np.asarray(mechanism.max_loss()), users)
-        laws = upper_laws(mechanism)
-        return lambda aim: worst(verb, laws, users, aim, gap).upper
+            return _CLOSED_FORM[verb](np.asarray(mechanism.max_loss()), users, aim)
+        return worst(verb, upper_laws(mechanism), users, aim, gap).upper
 
-    def central(by: np.ndarray, aim: np.ndarray) -> np.ndarray:
-        return without(mechanism.weaker(by))(aim)
-
-    def lost(by: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        weaker = mechanism.weaker(by)
-        local = np.asarray(weaker.max_loss()), np.asarray(weaker.local_delta())
-        return approximate.additive_term(users, *local, epsilon, mechanism.clones())
-
-    upper = _upper(verb, mechanism, target, without(mechanism), leaky)
-    if leaky:
-        upper = approximate.over_weaker(verb, upper, central, lost, target)
+    upper = _upper(verb, mechanism, target, clean, bool(np.any(np.asarray(mechanism.local_delta()) > 0)))
     return Bounds(np.fmin(lower, upper), upper)
 
 
@@ -138,20 +140,13 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
     users = mechanism.num_users
     lower = worst_point(verb, lower_laws.point(mechanism), users, target, exact_source(mechanism)).lower
 
-    def bound(mechanism: Shuffled) -> Any:
-        def clean(aim: Any) -> Any:
-            if mechanism.chosen_bound() == "closed_form":
-                return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
-            source = "nodes" if mechanism.chosen_bound() == "blanket" else "counts"
-            return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
+    def clean(mechanism: Shuffled, aim: Any) -> Any:
+        if mechanism.chosen_bound() == "closed_form":
+            return _CLOSED_FORM[verb].point(mechanism.max_loss(), users, aim)
+        source = "nodes" if mechanism.chosen_bound() == "blanket" else "counts"
+        return worst_point(verb, upper_laws.point(mechanism), users, aim, source).upper
 
-        return _upper(verb, mechanism, target, clean, leaky)
-
-    if leaky and verb == "delta":
-        raised = xp.stack([0.0, _raised(mechanism, target)])
-        upper = xp.fmin(*xp.lax_map(lambda by: bound(mechanism.weaker(by)), raised))
-    else:
-        upper = bound(mechanism)
+    upper = _upper(verb, mechanism, target, clean, leaky)
     return Bounds(xp.fmin(lower, upper), upper)
 
 
@@ -159,7 +154,14 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -
     """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
     if not leaky:
         return _log_delta_parts(mechanism, epsilon)[0]
-    by = _raised(mechanism, epsilon)
+
+    def central(by: Any, epsilon: Any) -> Any:
+        return xp.exp(_log_delta_parts(mechanism.weaker(by), epsilon)[0])
+
+    def lost(by: Any, epsilon: Any) -> Any:
+        return additive_term(mechanism.weaker(by), epsilon)
+
+    by = xp.stop_gradient(approximate.best_delta(central, lost, epsilon)[1])
     local: Any = mechanism.randomizer
     # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
@@ -177,20 +179,8 @@ def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
     else:
         laws = upper_laws.point(mechanism)
         clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
-    extra = approximate.additive_term(users, eps0, xp.asarray(mechanism.local_delta()), epsilon, mechanism.clones())
+    extra = additive_term(mechanism, epsilon)
     return clean, xp.where(extra > 0, xp.log(xp.where(extra > 0, extra, 1.0)), -xp.inf)
-
-
-def _raised(mechanism: Shuffled, epsilon: Any) -> Any:
-    """About the number by which a larger local epsilon has the least total delta, see `approximate.over_weaker`."""
-
-    def halved(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = 0.5 * (ends[0] + ends[1])
-        clean, extra = xp.stop_gradient(_log_delta_parts(mechanism.weaker(middle), epsilon))
-        less = extra > clean + np.log(9.0)
-        return xp.where(less, middle, ends[0]), xp.where(less, ends[1], middle)
-
-    return xp.fori_loop(0, 14, halved, (xp.zeros(()), xp.asarray(approximate.MOST_RAISED)))[0]
 
 
 @functools.cache
