@@ -13,7 +13,8 @@ import jaxdp
 from jaxdp.mechanisms import discrete_gaussian as cells
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.composition import normal_form
-from jaxdp.runtime.arrays import on_host
+from jaxdp.mechanisms.spectrum import spectrum
+from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.precision import compiler_options
 from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta, law_epsilon
@@ -434,3 +435,20 @@ def test_one_fixed_size_round_under_replace_one_has_the_closed_form_of_remove():
     lower, upper = jaxdp.epsilon_bounds(batch, 1e-6, relation="replace_one")
     exact = jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(0.5), 0.1), 1e-6, relation="remove")
     assert upper - lower < 1e-10 * upper and upper == pytest.approx(exact, rel=1e-10)
+
+
+def test_outcomes_without_mass_are_not_summed_and_closer_pairs_are_asked_for_what_is_wanted(monkeypatch):
+    """Half of the outcomes of the pair under replace_one have none; composed, it has no lower bound to be computed."""
+    rounds_of = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(np.ones(1)), np.full(1, 0.01)), np.full(1, 1000.0))
+    one = tuple(jax.tree_util.tree_map(lambda x: x[0], normal_form(rounds_of.under("replace_one"), (1,))))
+    with on_host():
+        (part,) = spectrum(one, "replace").discrete
+        every = xp.vmap(lambda r: r.atoms("replace"))(one[0][0])
+    assert (part.log_weight[:, 1:] > -np.inf).all() and 0.45 < part.loss.size / every[0].size < 0.55
+    assert np.exp(part.log_weight).sum() == pytest.approx(np.exp(every[1]).sum(), rel=1e-14)
+    asked, call = [], contour._Contour.__call__
+    monkeypatch.setattr(contour._Contour, "__call__", lambda *given: asked.append(given[1]) or call(*given))
+    upper = jaxdp.epsilon(rounds_of, 1e-6, relation="replace_one")
+    fine = [len(stacks[0][1]) for stacks in asked if stacks[0][0].mechanism.fine]
+    assert fine and set(fine) == {1}
+    assert jaxdp.epsilon_bounds(rounds_of, 1e-6, relation="replace_one") == (0.0, upper)

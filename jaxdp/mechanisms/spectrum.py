@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from jaxdp.contour.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
 from jaxdp.mechanisms.base import Mechanism
@@ -13,6 +14,7 @@ from jaxdp.mechanisms.sampled import Sampled as SampledRecord
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array
+from jaxdp.validate import is_traced
 
 _Masses: TypeAlias = tuple[Array, Array, Array]
 
@@ -34,7 +36,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
         sampled=tuple(Sampled(gaussian_mus(r.mechanism), r.sampling_probability, t) for r, t in sampled),
-        discrete=tuple(Discrete(*(*xp.vmap(lambda r: r.atoms(direction))(r), t)) for r, t in finite),
+        discrete=tuple(Discrete(*_atoms(r, direction), t) for r, t in finite),
         direction=direction,
         infinity=_composed_mass([m[0] for m in masses]),
         reverse_infinity=_composed_mass([m[1] for m in masses]),
@@ -42,6 +44,17 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         lattice=_lattice(stacks),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
     )
+
+
+def _atoms(record: Any, direction: str) -> tuple[Array, Array, Array]:
+    """Losses, log weights and errors of finite laws; of concrete ones without atoms that have no mass in any law."""
+    atoms = xp.vmap(lambda r: r.atoms(direction))(record)
+    if is_traced(atoms):
+        return atoms
+    live = np.any(atoms[1] > -np.inf, axis=0)
+    live[0] = True  # a law that is nothing but a mass at infinity keeps one
+    loss, log_weight, blur = (part[:, live] for part in atoms)
+    return loss, log_weight, blur
 
 
 def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], jax.Array]:

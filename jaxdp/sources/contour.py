@@ -76,6 +76,7 @@ TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
+_APART = 4.0  # times the gap between two upper bounds: the pairs themselves are too far apart
 _ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
 _ROUGHEST = 0.01  # but no gap above that, unless a larger one is asked for
 
@@ -191,7 +192,8 @@ def _sources(
     )  # fmt: skip
     if not exact:
         refinable = any(isinstance(r, Sampled) and r.refinable(direction) for r, _ in stacks)
-        pair = tuple(_Between(verb, direction, fine, pair) for fine in ((False, True) if refinable else (False,)))
+        pairs = (False, True) if refinable else (False,)
+        pair = tuple(_Between(verb, direction, fine, fine == pairs[-1], pair) for fine in pairs)
         pair = (*pair, bare)
     return (plain(simple.no_step), plain(simple.one_sampled_step), plain(simple.one_laplace), *pair)
 
@@ -240,11 +242,15 @@ class _Contour:
 
 @dataclasses.dataclass(frozen=True)
 class _Between:
-    """The upper bound of a pair that dominates, the lower one of a dominated pair; fine: closer pairs."""
+    """The upper bound of a pair that dominates, the lower one of a dominated pair.
+
+    fine: closer pairs. last: there are none that are closer, so that the second is of use for the lower bound alone.
+    """
 
     verb: str
     direction: str
     fine: bool
+    last: bool
     sources: tuple[Source, ...]
 
     def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
@@ -252,17 +258,38 @@ class _Between:
         if both is None:
             ((_, upper),) = intersect(self.verb, [self.sources], params, target, min(gap * _ROUGH, max(gap, _ROUGHEST)))
             return Answer(np.zeros(target.shape), upper)
-        allowed = functools.partial(_allowed, gap * _COARSE)
-        ((lower, upper),) = intersect(self.verb, [self.sources], both, np.tile(target, 2), gap, allowed)
-        return Answer(lower[target.size :], upper[: target.size], _all_infinite(both, target.size))
+        if not self.last:
+            allowed = functools.partial(_allowed, gap)
+            ((lower, upper),) = intersect(self.verb, [self.sources], both, np.tile(target, 2), gap, allowed)
+            return Answer(lower[target.size :], upper[: target.size], _all_infinite(both, target.size))
+        outer, inner = (
+            jax.tree_util.tree_map(operator.itemgetter(side), both)
+            for side in (slice(target.size), slice(target.size, None))
+        )
+        ((_, upper),) = intersect(self.verb, [self.sources], outer, target, 2 * gap)
+        lower = np.zeros(target.shape)
+        if not known.upper_only and np.any(_attained(params, self.direction)):
+            allowed = functools.partial(_allowed_beside, gap, upper)
+            ((lower, _),) = intersect(self.verb, [self.sources], inner, target, gap, allowed)
+        return Answer(lower, upper)
 
 
 def _allowed(gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The gap at which either of two pairs is done: any, once the two together have what is asked for."""
-    half = upper.size // 2
+    """The gap at which either of two pairs is done, closer ones of which follow.
+
+    Any, once the two together have what is asked for, or are seen to be too far apart.
+    """
+    (outer_lower, lower), (outer, inner) = np.split(lower, 2), np.split(upper, 2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        between = np.where(np.isfinite(upper[:half]), 1 - lower[half:] / upper[:half], np.nan)
-    return np.tile(np.where(between <= gap / _COARSE, np.inf, np.fmax(gap, _BESIDE * between)), 2)
+        apart = (outer_lower > 0) & (1 - inner / outer > _APART * gap)
+    return np.tile(np.where(apart, np.inf, _allowed_beside(gap, outer, lower)), 2)
+
+
+def _allowed_beside(gap: float, outer: np.ndarray, lower: np.ndarray, *_: np.ndarray) -> np.ndarray:
+    """The gap at which a dominated pair is done, beside an upper bound of the pair that dominates."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = np.where(np.isfinite(outer), 1 - lower / outer, np.nan)
+    return np.where(between <= gap, np.inf, np.fmax(gap * _COARSE, _BESIDE * between))
 
 
 def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
