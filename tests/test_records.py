@@ -142,6 +142,13 @@ def test_lower_bounds_allow_for_what_the_mu_of_a_noisy_iteration_may_be_too_larg
     assert 0.9 * truth < lower <= truth < most == upper
 
 
+def test_a_run_without_steps_costs_nothing():
+    nothing = jaxdp.NoisyIteration([], [], [])
+    assert jaxdp.epsilon(nothing, 1e-5) == 0
+    both = jaxdp.compose(nothing, jaxdp.Gaussian(2.0))
+    assert jaxdp.epsilon(both, 1e-5, relation="remove") == pytest.approx(jaxdp.epsilon(jaxdp.Gaussian(2.0), 1e-5))
+
+
 def test_mixing_natural_relations_must_be_decided_by_the_caller():
     mixed = jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.NoisyIteration([0.9], [1.0], [1.0]))
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation"):

@@ -171,8 +171,10 @@ def allocation_excess(contraction, noise_std, shift, mu):
     def size(x, unit):
         return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
 
-    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
     steps = shift.shape[-1]
+    if steps == 0:
+        return xp.zeros_like(mu)
+    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
     largest = math.log(steps + 1) + 2 * xp.sum(size(contraction, 1.0)) + 2 * xp.max(size(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)

@@ -241,7 +241,7 @@ class DiscretePair(FiniteLaw):
     Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
 
     An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
-    misses of 1 is charged as mass at infinity, so that rounding of the input errs on the safe side.
+    misses of 1 is charged as mass at infinity, but for at most 1e-15 times the number of outcomes: rounding.
     """
 
     p: ArrayField = field(NONNEGATIVE)
