@@ -287,6 +287,13 @@ def test_a_stronger_guarantee_of_the_reports_never_has_the_weaker_answer(times):
     assert (jaxdp.delta(rounds_of, epsilon=found) < 1.3 * 1.3e-5).all()
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_rounds_with_a_local_delta_are_answered_at_the_ends_without_a_warning(times):
+    rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(np.array([0.0, 1.0, 20.0]), 1e-3), 50), times)
+    assert jaxdp.delta(rounds_of, np.inf) == pytest.approx(times * 1e-3)
+    assert (jaxdp.epsilon(rounds_of, 0.0) == np.inf).all() and (jaxdp.epsilon(rounds_of, 1.0) == 0).all()
+
+
 def test_a_weaker_guarantee_is_not_rounded_below_the_one_that_is_known():
     local = np.array([0.1, 0.9])
     for by in (0.0, 1e-12, 0.3):

@@ -51,7 +51,7 @@ def _atoms(record: Any, direction: str) -> tuple[Array, Array, Array]:
     atoms = xp.vmap(lambda r: r.atoms(direction))(record)
     if is_traced(atoms):
         return atoms
-    live = np.any(atoms[1] > -np.inf, axis=0)
+    live = np.any(np.asarray(atoms[1]) > -np.inf, axis=0)
     live[0] = True  # a law that is nothing but a mass at infinity keeps one
     loss, log_weight, blur = (part[:, live] for part in atoms)
     return loss, log_weight, blur

@@ -70,7 +70,7 @@ def best_epsilon(
     The terms take at most `_SHARE` of delta. Each candidate is the central value of the one before, and a margin,
     relative: the test would fail by rounding otherwise.
     """
-    traced = validate.is_traced(delta, lost(0.0 * delta, delta))
+    traced = validate.is_traced(delta, lost(np.zeros(np.shape(delta)), delta))
     xp = jnp if traced else np
 
     def body(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -91,7 +91,7 @@ def best_epsilon(
 
 def best_delta(central: Callable[..., Any], lost: Callable[..., Any], epsilon: Any) -> tuple[Any, Any]:
     """(delta, x): the smallest central(x, epsilon) + lost(x, epsilon) found, and where."""
-    traced = validate.is_traced(epsilon, lost(0.0 * epsilon, epsilon))
+    traced = validate.is_traced(epsilon, lost(np.zeros(np.shape(epsilon)), epsilon))
     xp = jnp if traced else np
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -119,10 +119,11 @@ def _repeated(traced: bool, times: int, body: Callable[[Any], Any], state: Any, 
     """The state after so many rounds; of concrete numbers once all are settled."""
     if traced:
         return jax.lax.fori_loop(0, times, lambda _, state: body(state), state)
-    for _ in range(times):
-        state = body(state)
-        if settled(state).all():
-            break
+    with np.errstate(all="ignore"):  # infinite bounds
+        for _ in range(times):
+            state = body(state)
+            if settled(state).all():
+                break
     return state
 
 

@@ -104,11 +104,6 @@ def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
     return total * (1 + 1e-12)
 
 
-def _with(lost: Any, delta: Any) -> Any:
-    array = jnp if is_traced(lost, delta) else np
-    return array.where(lost > 0, array.minimum((delta + lost) * (1 + 2 * ULP), 1.0), delta)
-
-
 def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
     """Upper bound of compositions of rounds alone: each is (eps0, delta0)-DP without its shuffling; both are added."""
     array = jnp if is_traced(stacks, target) else np
@@ -153,7 +148,7 @@ def _traced(verb: str, direction: str) -> Points:
         lower, upper = of_rounds(pure, aim)
         lost = _lost(params, upper if verb == "epsilon" else target)
         if verb == "delta":
-            upper = _with(lost, upper)
+            upper = jnp.where(lost > 0, jnp.minimum((upper + lost) * (1 + 2 * ULP), 1.0), upper)
         else:
             upper = jnp.where(lost <= share * target, upper, jnp.inf)
         upper = jnp.fmin(upper, _report_by_report(verb, params, target))
