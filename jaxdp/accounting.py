@@ -20,7 +20,7 @@ from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natu
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.precision import require_x64
 from jaxdp.sources import choose_routes
-from jaxdp.sources.base import GRADIENT_GAP, VACUOUS, Route, intersect
+from jaxdp.sources.base import BESIDE_GRADIENT, VACUOUS, Asked, Route, intersect
 from jaxdp.sources.gaussian import gaussian_tradeoff
 from jaxdp.sources.renyi import log_mgf_kernel, renyi_kernel
 from jaxdp.sources.round_laws import dominating
@@ -288,20 +288,6 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
 
 
 _MARGIN = 0.9  # of the gap asked for, at which no more is asked
-_SHARE, _MOST_GAP = 0.02, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
-
-
-def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The relative gap that shows on which side of ``target`` a number between the bounds is, and about how far.
-
-    It is ``gap`` where the target lies between the bounds.
-    """
-    with np.errstate(all="ignore"):
-        nearest = np.where(upper <= target, upper, np.fmax(lower, target))
-        distance = np.abs(np.log(nearest / target))
-    return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
-
-
 _FARTHEST = 100.0  # epsilon that is tried for a trade-off function
 # Epsilons per rate of a trade-off function, rounds of four more at most, and rounds without a gain after which it ends.
 _FIRST_TRIED, _TRADEOFF_ROUNDS, _STALLED = 33, 12, 2
@@ -357,7 +343,7 @@ def _run(
         pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
-    pairs = _evaluate(routes, verb, target, shape, float(wanted), near, upper_only)
+    pairs = _evaluate(routes, verb, target, shape, Asked(_MARGIN * float(wanted), near, upper_only))
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
 
@@ -375,20 +361,20 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
 
 
 def _evaluate(
-    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], gap: float, near: Any, upper_only: bool
+    routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], asked: Asked
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
     # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
     subnormal = (verb == "epsilon") & (flat > 0) & (flat < SMALLEST)
     flat = np.where(subnormal, SMALLEST, flat)
-    close = None if near is None else np.broadcast_to(near, shape).reshape(flat.shape)
-    first, inverse = _distinct((routes[0].params, close), flat)
+    if asked.near is not None:
+        asked = asked._replace(near=np.broadcast_to(asked.near, shape).reshape(flat.shape))
+    first, inverse = _distinct((routes[0].params, asked.near), flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
-    allowed = None if close is None else functools.partial(gap_near, close[first], _MARGIN * gap)
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
-    found = intersect(verb, sources, params, flat[first], _MARGIN * gap, allowed, upper_only)
+    found = intersect(verb, sources, params, flat[first], asked.rows(first))
     for route, (lower, upper) in zip(routes, found, strict=True):
         lower = np.where(route.attained(params), lower, 0.0)
         # + 0.0: no answer is -0.0
@@ -404,7 +390,7 @@ def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]
         return routes
     params, target = jax.tree_util.tree_map(np.asarray, (params, target))
     made = [dataclasses.replace(route, params=own) for route, own in zip(routes, params, strict=True)]
-    kept = dict(enumerate(_evaluate(made, verb, target, shape, GRADIENT_GAP, None, False)))
+    kept = dict(enumerate(_evaluate(made, verb, target, shape, BESIDE_GRADIENT)))
     for i, (_, upper) in list(kept.items()):
         others = [lower for j, (lower, _) in kept.items() if j != i]
         if others and np.all(upper <= np.maximum.reduce(others)):

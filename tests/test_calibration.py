@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdp
-from jaxdp import calibration
+from jaxdp import accounting, calibration
 from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.base import record
 from jaxdp.sources import contour as sources_contour
@@ -140,7 +140,7 @@ def test_an_epsilon_far_from_the_target_is_not_sought_to_the_last_digit(monkeypa
     sigma = calibrate(make, epsilon=2.0, delta=1e-6, bracket=(0.1, 100.0))
     assert jaxdp.epsilon(make(sigma), 1e-6) == pytest.approx(2.0, rel=1e-8)
     assert not any(effort.bands for effort in efforts)
-    near = calibration.accounting.epsilon_near(make(0.1), 1e-6, 2.0)
+    near = accounting.epsilon_near(make(0.1), 1e-6, 2.0)
     assert 1297.6988 <= near <= 1.25 * 1297.6988
 
 
@@ -246,27 +246,27 @@ def test_a_function_that_turns_round_is_refused():
 
 
 def test_an_accountant_that_wobbles_still_gives_a_tested_value(monkeypatch):
-    real = calibration.accounting.epsilon
+    real = accounting.epsilon
 
     def wobbling(mechanism, delta, target=None, relation=None, direction=None):
         exact = real(mechanism, delta, relation=relation)
         return exact * (1 + 1e-6 * np.sin(1e9 * np.asarray(exact)) ** 2)
 
-    monkeypatch.setattr(calibration.accounting, "epsilon", wobbling)
-    monkeypatch.setattr(calibration.accounting, "epsilon_near", wobbling)
+    monkeypatch.setattr(accounting, "epsilon", wobbling)
+    monkeypatch.setattr(accounting, "epsilon_near", wobbling)
     sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
     assert wobbling(jaxdp.Gaussian(sigma), 1e-6) <= 1.0
     assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-5)
 
 
 def test_a_value_that_fails_when_evaluated_alone_is_moved_to_the_safe_side(monkeypatch):
-    real = calibration.accounting.epsilon
+    real = accounting.epsilon
 
     def rounding_by_batch_size(mechanism, delta, **more):
         exact = real(mechanism, delta, **more)
         return exact * (1 + 1e-14) if np.ndim(exact) == 0 else exact
 
-    monkeypatch.setattr(calibration.accounting, "epsilon", rounding_by_batch_size)
+    monkeypatch.setattr(accounting, "epsilon", rounding_by_batch_size)
     sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
     assert rounding_by_batch_size(jaxdp.Gaussian(sigma), 1e-6) <= 1.0
 

@@ -19,6 +19,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
 from jaxdp.sources.base import (
     Answer,
+    Asked,
     Point,
     Points,
     Route,
@@ -44,7 +45,7 @@ class _OneEpoch:
     sign: float
     effort: bounds.Effort
 
-    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
         point = params.num_steps, params.noise_multiplier(), np.full(target.shape, self.sign), target
         if self.verb == "epsilon":
             return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=self.effort))
@@ -94,22 +95,22 @@ class _Epochs:
     verb: str
     direction: str
 
-    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
         record, times = params[0]
         once = np.all((record.times == 1) | (times == 0), axis=1) if len(params) == 1 else False
 
-        def alone(flat: RandomAllocation, target: Any) -> tuple[Any, Any]:
-            (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, gap)
+        def alone(flat: RandomAllocation, target: Any, asked: Asked) -> tuple[Any, Any]:
+            (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, asked)
             return found
 
-        return one_or_composed(self.verb, params, target, once, alone, functools.partial(self._composed, gap))
+        return one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
 
-    def _composed(self, gap: float, params: Any, target: Any) -> tuple[Any, Any]:
+    def _composed(self, params: Any, target: Any, asked: Asked) -> tuple[Any, Any]:
         above, below = enclosing(params, self.direction, **{"delta" if self.verb == "epsilon" else "epsilon": target})
 
         def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:
             sources = getattr(contour_route(stacks, self.direction), self.verb)
-            (found,) = intersect(self.verb, [sources], stacks, target, max(gap, _PAIR_GAP))
+            (found,) = intersect(self.verb, [sources], stacks, target, asked.at_least(_PAIR_GAP))
             return found
 
         upper = side(above)[1]

@@ -29,22 +29,55 @@ class Answer(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs.
-
-    upper_only: no lower bound need be computed that is of no use for the upper one.
-    """
+    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs."""
 
     lower: np.ndarray
     upper: np.ndarray
     largest: np.ndarray
+
+
+class Asked(NamedTuple):
+    """How close bounds shall be.
+
+    gap: relative. near: of each row, a number from which the gap may grow, see `gap_near`; None: nowhere. upper_only:
+    no lower bound need be computed that is of no use for the upper one.
+    """
+
+    gap: float
+    near: np.ndarray | None = None
     upper_only: bool = False
 
+    def at_least(self, gap: float) -> "Asked":
+        """The same with a gap not below ``gap``."""
+        return self._replace(gap=max(self.gap, gap))
 
-# (params, target, bounds known so far, gap asked for) -> Answer. params: a pytree, leading axis the batch.
-Source = Callable[[Any, np.ndarray, Known, float], Answer]
+    def rows(self, rows: np.ndarray) -> "Asked":
+        """The same for some of the rows."""
+        return self if self.near is None else self._replace(near=self.near[rows])
+
+    def allowed(self, lower: np.ndarray, upper: np.ndarray) -> Any:
+        """The relative gap at which a row is done whose number lies between the bounds."""
+        return self.gap if self.near is None else gap_near(self.near, self.gap, lower, upper)
+
+
+# (params, target, bounds known so far, what is asked) -> Answer. params: a pytree, leading axis the batch.
+Source = Callable[[Any, np.ndarray, Known, Asked], Answer]
+Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}
-GRADIENT_GAP = 1e-6  # relative, of bounds beside a derivative
+BESIDE_GRADIENT = Asked(1e-6)  # of bounds beside a derivative
+_SHARE, _MOST_GAP = 0.02, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
 _NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # not narrowed; a smaller delta has no number
+
+
+def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The relative gap that shows on which side of ``target`` a number between the bounds is, and about how far.
+
+    It is ``gap`` where the target lies between the bounds.
+    """
+    with np.errstate(all="ignore"):
+        nearest = np.where(upper <= target, upper, np.fmax(lower, target))
+        distance = np.abs(np.log(nearest / target))
+    return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
 
 
 def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +104,7 @@ class Route:
 
 def source(kernel: Point) -> Source:
     """The source that a kernel is by itself: a closed form, which nothing narrows."""
-    return lambda params, target, known, gap: Answer(*kernel(params, target), True)
+    return lambda params, target, known, asked: Answer(*kernel(params, target), True)
 
 
 def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
@@ -85,14 +118,13 @@ def intersect(
     pairs: list[tuple[Source, ...]],
     params: Any,
     target: np.ndarray,
-    gap: float,
+    asked: Asked,
     allowed: Callable[[np.ndarray, np.ndarray], Any] | None = None,
-    upper_only: bool = False,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
 
-    A row of one pair is narrow enough where its relative gap is at most ``gap`` (or what ``allowed`` says of the
-    bounds), or where its upper bound is not above a lower bound of another pair: the largest of the pairs is sought.
+    A row of one pair is narrow enough where its relative gap is at most what is asked (or what ``allowed`` says
+    of the bounds), or where its upper bound is not above a lower bound of another: the largest of the pairs is sought.
     """
     found = [nothing(verb, target) for _ in pairs]
     settled = [np.zeros(target.shape, bool) for _ in pairs]
@@ -101,14 +133,14 @@ def intersect(
         for pair, sources in enumerate(pairs):
             lower, upper = found[pair]
             largest = np.maximum.reduce([lower for lower, _ in found])
-            open_rows = wide(lower, upper, allowed(lower, upper) if allowed else gap) & (upper > largest)
+            open_rows = wide(lower, upper, (allowed or asked.allowed)(lower, upper)) & (upper > largest)
             open_rows &= upper > _NEGLIGIBLE[verb]
             rows = np.flatnonzero(open_rows & ~settled[pair])
             narrow &= rows.size == 0
             if rank < len(sources) and rows.size:
                 some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
-                known = Known(lower[rows], upper[rows], largest[rows], upper_only)
-                answer = sources[rank](some, target[rows], known, gap)
+                known = Known(lower[rows], upper[rows], largest[rows])
+                answer = sources[rank](some, target[rows], known, asked.rows(rows))
                 upper[rows] = np.fmin(upper[rows], answer.upper)
                 lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
                 settled[pair][rows] = answer.settled
@@ -118,11 +150,11 @@ def intersect(
 
 
 def one_or_composed(
-    verb: str, stacks: Any, target: np.ndarray, one: Any, alone: Callable[..., Any], composed: Callable[..., Any]
+    verb: str, stacks: Any, target: np.ndarray, asked: Asked, one: Any, alone: Side, composed: Side
 ) -> Answer:
     """The answer of each row of stacks: by ``alone`` where ``one`` says that it is one mechanism, else by ``composed``.
 
-    alone, composed: (record or stacks, target) -> (lower, upper). Rows of several stacks are never one mechanism.
+    alone, composed: (record or stacks, target, asked) -> (lower, upper). Several stacks are never one mechanism.
     """
     (record, times), *more = stacks
     single = one & (np.sum(times, axis=1) == 1) & (not more)
@@ -130,9 +162,11 @@ def one_or_composed(
     first, rest = np.flatnonzero(single), np.flatnonzero(~single)
     if first.size:
         place = np.argmax(times[first] == 1, axis=1)
-        lower[first], upper[first] = alone(jax.tree_util.tree_map(lambda x: x[first, place], record), target[first])
+        flat = jax.tree_util.tree_map(lambda x: x[first, place], record)
+        lower[first], upper[first] = alone(flat, target[first], asked.rows(first))
     if rest.size:
-        lower[rest], upper[rest] = composed(jax.tree_util.tree_map(lambda x: x[rest], stacks), target[rest])
+        some = jax.tree_util.tree_map(lambda x: x[rest], stacks)
+        lower[rest], upper[rest] = composed(some, target[rest], asked.rows(rest))
     return Answer(lower, upper, True)
 
 
@@ -226,7 +260,7 @@ def _sloped(
         else:
             params, target = jax.tree_util.tree_map(np.asarray, (params, target))
             made = route(params)
-            ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, GRADIENT_GAP)
+            ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, BESIDE_GRADIENT)
             found = np.where(made.attained(params), lower, 0.0), upper
         return found, *many(params, target, found[1])
 

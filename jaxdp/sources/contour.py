@@ -25,6 +25,7 @@ from jaxdp.runtime.precision import canary, kernel
 from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,
+    Asked,
     Known,
     Points,
     Route,
@@ -50,7 +51,7 @@ FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of de
 COMPARED = Effort(16, 96, False)
 # Sources without an answer, before that comparison: the add direction, hardly ever the larger one, waits until the
 # other has been asked for 4096 nodes and mostly has a lower bound.
-_WAITING: list[Source] = [lambda params, target, known, gap: Answer(known.lower, known.upper)] * 3
+_WAITING: list[Source] = [lambda params, target, known, asked: Answer(known.lower, known.upper)] * 3
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
 _BANDED = (
     Effort(1024, 640, False, bands=4),
@@ -174,7 +175,7 @@ def _sources(
     """Cheapest first. Of pairs that are not exact the contours are of those that enclose them."""
 
     def plain(answer: Callable[..., Answer]) -> Source:
-        return lambda params, target, known, gap: answer(verb, direction, params, target)
+        return lambda params, target, known, asked: answer(verb, direction, params, target)
 
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     efforts = (FOR_DELTA, *ladder[1:]) if quadrature and verb == "delta" else ladder
@@ -204,7 +205,7 @@ class Compared:
 
     verb: str
 
-    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         """The upper bound where the comparison decides, else nothing."""
         lower, upper = nothing(self.verb, target)
         eps, delta = (known.largest, target) if self.verb == "epsilon" else (target, known.largest)
@@ -225,7 +226,7 @@ class _Contour:
     effort: Effort
     twice: bool
 
-    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
         rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | ((upper > _DEEP) & (target > 0)))
@@ -236,7 +237,7 @@ class _Contour:
             more_lower, more_upper = solve(*points, direction=self.direction, effort=self.effort)
             lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
             moved = (lower[rows] > 0) & (upper[rows] < _LOWER * points[2])
-            rows = rows[moved & wide(lower[rows], upper[rows], gap)]
+            rows = rows[moved & wide(lower[rows], upper[rows], asked.gap)]
         return Answer(lower, upper)
 
 
@@ -253,40 +254,42 @@ class _Between:
     last: bool
     sources: tuple[Source, ...]
 
-    def __call__(self, params: Any, target: Any, known: Known, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         both = _bracketed(params, self.direction, self.fine)
         if both is None:
-            ((_, upper),) = intersect(self.verb, [self.sources], params, target, min(gap * _ROUGH, max(gap, _ROUGHEST)))
+            rough = min(asked.gap * _ROUGH, max(asked.gap, _ROUGHEST))
+            ((_, upper),) = intersect(self.verb, [self.sources], params, target, asked._replace(gap=rough))
             return Answer(np.zeros(target.shape), upper)
         if not self.last:
-            allowed = functools.partial(_allowed, gap)
-            ((lower, upper),) = intersect(self.verb, [self.sources], both, np.tile(target, 2), gap, allowed)
+            twice, allowed = np.tile(np.arange(target.size), 2), functools.partial(_allowed, asked)
+            ((lower, upper),) = intersect(self.verb, [self.sources], both, target[twice], asked.rows(twice), allowed)
             return Answer(lower[target.size :], upper[: target.size], _all_infinite(both, target.size))
         outer, inner = (
             jax.tree_util.tree_map(operator.itemgetter(side), both)
             for side in (slice(target.size), slice(target.size, None))
         )
-        ((_, upper),) = intersect(self.verb, [self.sources], outer, target, 2 * gap)
+        ((_, upper),) = intersect(self.verb, [self.sources], outer, target, asked._replace(gap=2 * asked.gap))
         lower = np.zeros(target.shape)
-        if not known.upper_only and np.any(_attained(params, self.direction)):
-            allowed = functools.partial(_allowed_beside, gap, upper)
-            ((lower, _),) = intersect(self.verb, [self.sources], inner, target, gap, allowed)
+        if not asked.upper_only and np.any(_attained(params, self.direction)):
+            allowed = functools.partial(_allowed_beside, asked, upper)
+            ((lower, _),) = intersect(self.verb, [self.sources], inner, target, asked, allowed)
         return Answer(lower, upper)
 
 
-def _allowed(gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def _allowed(asked: Asked, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """The gap at which either of two pairs is done, closer ones of which follow.
 
     Any, once the two together have what is asked for, or are seen to be too far apart.
     """
     (outer_lower, lower), (outer, inner) = np.split(lower, 2), np.split(upper, 2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        apart = (outer_lower > 0) & (1 - inner / outer > _APART * gap)
-    return np.tile(np.where(apart, np.inf, _allowed_beside(gap, outer, lower)), 2)
+        apart = (outer_lower > 0) & (1 - inner / outer > _APART * asked.allowed(lower, outer))
+    return np.tile(np.where(apart, np.inf, _allowed_beside(asked, outer, lower)), 2)
 
 
-def _allowed_beside(gap: float, outer: np.ndarray, lower: np.ndarray, *_: np.ndarray) -> np.ndarray:
+def _allowed_beside(asked: Asked, outer: np.ndarray, lower: np.ndarray, *_: np.ndarray) -> np.ndarray:
     """The gap at which a dominated pair is done, beside an upper bound of the pair that dominates."""
+    gap = asked.allowed(lower, outer)
     with np.errstate(invalid="ignore", divide="ignore"):
         between = np.where(np.isfinite(outer), 1 - lower / outer, np.nan)
     return np.where(between <= gap, np.inf, np.fmax(gap * _COARSE, _BESIDE * between))

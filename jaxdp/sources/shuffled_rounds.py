@@ -15,7 +15,7 @@ from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.shuffle.approximate import alone, over_weaker
 from jaxdp.shuffle.law import LARGEST_EPS0
-from jaxdp.sources.base import VACUOUS, Answer, Points, Route, intersect, one_or_composed
+from jaxdp.sources.base import VACUOUS, Answer, Asked, Points, Route, intersect, one_or_composed
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.round_laws import grids_of, lower_law_of, replaced, upper_law
 from jaxdp.sources.shuffling import LOWER_GAP, additive_term, one_round_answer
@@ -33,14 +33,13 @@ class _Rounds:
     verb: str
     direction: str
 
-    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
-        def alone(record: Shuffled, target: Any) -> tuple[Any, Any]:
-            return one_round_answer(self.verb, record, target, known, gap)[:2]
+    def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
+        def alone(record: Shuffled, target: Any, asked: Asked) -> tuple[Any, Any]:
+            return one_round_answer(self.verb, record, target, known, asked)[:2]
 
-        composed = functools.partial(self._composed, gap, known.upper_only)
-        return one_or_composed(self.verb, params, target, True, alone, composed)
+        return one_or_composed(self.verb, params, target, asked, True, alone, self._composed)
 
-    def _composed(self, gap: float, upper_only: bool, params: Any, target: Any) -> tuple[Any, Any]:
+    def _composed(self, params: Any, target: Any, asked: Asked) -> tuple[Any, Any]:
         unknown = np.full(target.shape, np.nan)
         by_delta = self.verb == "epsilon"
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
@@ -49,10 +48,10 @@ class _Rounds:
             pure = _pure(stacks)
             grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
-            def side(make: Callable[..., Any], gap: float) -> Callable[[Any], tuple[Any, Any]]:
+            def side(make: Callable[..., Any], least: float) -> Callable[[Any], tuple[Any, Any]]:
                 laws = replaced(pure, grids, make)
                 sources = getattr(contour_route(laws, self.direction), self.verb)
-                return lambda aim: intersect(self.verb, [sources], laws, aim, gap)[0]
+                return lambda aim: intersect(self.verb, [sources], laws, aim, asked.at_least(least))[0]
 
             return side
 
@@ -60,7 +59,7 @@ class _Rounds:
 
         def central(by: Any, aim: Any) -> Any:
             side = solver(_weaker(params, by)) if by.any() else own
-            return side(upper_law, max(gap, _PAIR_GAP))(aim)[1]
+            return side(upper_law, _PAIR_GAP)(aim)[1]
 
         def lost(by: Any, epsilon: Any) -> Any:
             return _lost(_weaker(params, by), epsilon)
@@ -70,7 +69,7 @@ class _Rounds:
         else:
             upper = central(np.zeros(target.shape), target)
         upper = np.fmin(upper, _report_by_report(self.verb, params, target))
-        lower = np.zeros(target.shape) if upper_only else own(lower_law_of, max(gap, LOWER_GAP))(target)[0]
+        lower = np.zeros(target.shape) if asked.upper_only else own(lower_law_of, LOWER_GAP)(target)[0]
         return np.fmin(lower, upper), upper
 
 

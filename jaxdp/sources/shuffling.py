@@ -17,7 +17,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.base import Answer, Points, Route, explicit_delta, implicit_epsilon
+from jaxdp.sources.base import Answer, Asked, Points, Route, explicit_delta, implicit_epsilon
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
@@ -81,17 +81,17 @@ def additive_term(mechanism: Shuffled, epsilon: Any) -> Any:
     )
 
 
-def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, gap: float, upper_only: bool) -> Bounds:
+def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, asked: Asked) -> Bounds:
     """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
     users = np.asarray(mechanism.num_users)
     lower = np.zeros(target.shape)
-    if not upper_only:
+    if not asked.upper_only:
         lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
 
     def clean(mechanism: Shuffled, aim: np.ndarray) -> np.ndarray:
         if mechanism.chosen_bound() == "closed_form":
             return _CLOSED_FORM[verb](np.asarray(mechanism.max_loss()), users, aim)
-        return worst(verb, upper_laws(mechanism), users, aim, gap).upper
+        return worst(verb, upper_laws(mechanism), users, aim, asked.gap).upper
 
     upper = _upper(verb, mechanism, target, clean, bool(np.any(np.asarray(mechanism.local_delta()) > 0)))
     return Bounds(np.fmin(lower, upper), upper)
@@ -109,11 +109,11 @@ def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
     )
 
 
-def one_round_answer(verb: str, params: Any, target: Any, known: Any, gap: float) -> Answer:
+def one_round_answer(verb: str, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
     """The source of one shuffled round: bounds of epsilon at a delta, or of delta at an epsilon of any sign."""
     if verb == "epsilon":
-        return Answer(*one_round("epsilon", params, target, gap, known.upper_only), True)
-    return Answer(*_both_sides(lambda e: one_round("delta", params, e, gap, known.upper_only), target), True)
+        return Answer(*one_round("epsilon", params, target, asked), True)
+    return Answer(*_both_sides(lambda e: one_round("delta", params, e, asked), target), True)
 
 
 def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxdp.mechanisms.basic import ApproximateDP
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.truncated import TruncatedPoisson
-from jaxdp.sources.base import Answer, Route, intersect, nothing
+from jaxdp.sources.base import Answer, Asked, Route, intersect, nothing
 from jaxdp.sources.contour import contour_route
 
 _NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost; it moves epsilon by less than the error of the finite law
@@ -29,7 +29,7 @@ class _RareCuts:
     verb: str
     direction: str
 
-    def __call__(self, params: Any, target: Any, known: Any, gap: float) -> Answer:
+    def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
         lower, upper = nothing(self.verb, target)
         stacks, total = [], np.zeros(target.shape)
         for record, times in params:
@@ -41,5 +41,5 @@ class _RareCuts:
         if rows.size:
             some: Any = jax.tree_util.tree_map(lambda x: np.asarray(x)[rows], tuple(stacks))
             sources = getattr(contour_route(some, self.direction), self.verb)
-            ((_, upper[rows]),) = intersect(self.verb, [sources], some, target[rows], gap)
+            ((_, upper[rows]),) = intersect(self.verb, [sources], some, target[rows], asked.rows(rows))
         return Answer(lower, upper, total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else upper))

@@ -1,0 +1,196 @@
+"""The calibrations of a call: what is asked of each, and how candidates are evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdp import accounting, validate
+from jaxdp.domains import FINITE
+from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.typing import Real, Relation
+
+# First bracket of a search without one.
+START = (1.0, 4.0)
+NEEDS_BRACKET = "bracket must be given unless make_mechanism accepts every positive number. Tried without one: {}"
+# Values tested first, from end to end: they show whether the function is monotone.
+_CANDIDATES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The calibrations to be made: one row per element of the broadcast shape.
+
+    refusal: what was said of a value that is not whole, where only whole ones are tried. by_array: make takes arrays of
+    values. direction: the one dominating pair that is accounted for, None for all that the relation asks for.
+    """
+
+    make: Callable[..., Mechanism]
+    shape: tuple[int, ...]
+    target: np.ndarray
+    delta: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    relation: Relation | None
+    refusal: str
+    by_array: bool
+    direction: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        make: Callable[..., Mechanism],
+        epsilon: Real,
+        delta: Real,
+        bracket: tuple[Real, Real] | None,
+        relation: Relation | None,
+    ) -> Problem:
+        """The problem of a call of `calibrate`."""
+        target = validate.real_array("epsilon", epsilon)
+        validate.reject("epsilon", target, ~(target >= 0), ">= 0")
+        delta = validate.probability("delta", delta)
+        low, high = _ends(START if bracket is None else bracket)
+        empty = validate.broadcast(epsilon=target, delta=delta, bracket=low)
+        if 0 in empty:
+            return cls(make, empty, target, delta, low, high, relation, "", True)
+        try:
+            refusal = _refusal_of_fractions(make, low.flat[0], high.flat[0])
+            if refusal:
+                low, high = np.ceil(low), np.floor(high)
+                validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
+            first = make(_number(low.flat[0]))
+        except ValueError as error:
+            if bracket is None:
+                raise ValueError(NEEDS_BRACKET.format(error)) from error
+            raise
+        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
+        target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
+        by_array = _takes_arrays(make, (np.rint if refusal else np.array)(grid(low, high)).reshape(-1, *shape))
+        if not by_array and shape:
+            raise ValueError("make_mechanism must accept arrays when several values are calibrated at once.")
+        return cls(make, shape, target, delta, low, high, relation, refusal, by_array)
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole values are tried."""
+        return bool(self.refusal)
+
+    def round(self, values: np.ndarray) -> np.ndarray:
+        """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
+        return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
+
+    def next_inside(self, end: np.ndarray) -> np.ndarray:
+        """The next value inside the bracket from one of its ends."""
+        towards = np.where(end == self.high, self.low, self.high)
+        return end + np.sign(towards - end) if self.whole else np.nextafter(end, towards)
+
+    def pairs(self) -> list[Problem]:
+        """The problem for each dominating pair alone; an empty list where there is only one pair."""
+        first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
+        directions = first.directions(self.relation)
+        return [dataclasses.replace(self, direction=each) for each in directions] if len(directions) > 1 else []
+
+    def without(self, lost: np.ndarray) -> Problem:
+        """The problem with an infinite target, which every value meets, in the rows ``lost``."""
+        return dataclasses.replace(self, target=np.where(lost, np.inf, self.target))
+
+    def element(self, i: int) -> str:
+        """Which element of the broadcast shape the i-th problem is, for messages."""
+        index = ", ".join(str(k) for k in np.unravel_index(i, self.shape))
+        return f" for element [{index}]" if self.shape else ""
+
+    def answer(self, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
+        """One value per problem, in the caller's shape; NaN where there is none."""
+        return np.where(lost, np.nan, values).reshape(self.shape)[()].astype(np.float64)
+
+    def evaluate(self, values: np.ndarray) -> np.ndarray:
+        """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
+        if self.by_array:
+            return self._epsilon(values.reshape(-1, *self.shape)).reshape(values.shape)
+        distinct, where = np.unique(values, return_inverse=True)
+        return np.array([self._epsilon(_number(v)) for v in distinct], dtype=np.float64)[where].reshape(values.shape)
+
+    def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Certified epsilons, shape (2, problems), of values not named by the caller: a refusal asks for a bracket."""
+        values = np.stack([low, high])
+        try:
+            for value in [values.reshape(-1, *self.shape)] if self.by_array else map(_number, values.ravel()):
+                _shape_of(self.make(value))
+        except ValueError as error:
+            raise ValueError(NEEDS_BRACKET.format(error)) from error
+        return self.evaluate(values)
+
+    def evaluate_one(self, values: np.ndarray) -> np.ndarray:
+        """Certified epsilons of one value per problem, in the batch of the caller's shape, as `jaxdp.epsilon` gives."""
+        value: Any = values.reshape(self.shape) if self.shape else _number(values[0])
+        delta = self.delta.reshape(self.shape)
+        return np.reshape(accounting.epsilon(self.make(value), delta, relation=self.relation), values.shape)
+
+    def _epsilon(self, values: Any) -> Any:
+        delta, target = (x.reshape(self.shape) for x in (self.delta, self.target))
+        mechanism = self.make(values)
+        return accounting.epsilon_near(mechanism, delta, target, relation=self.relation, direction=self.direction)
+
+
+def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        low, high = bracket
+    except (TypeError, ValueError):
+        raise ValueError(f"bracket must be a pair (low, high), got {bracket!r}.") from None
+    low, high = validate.inside("bracket", low, FINITE), validate.inside("bracket", high, FINITE)
+    validate.broadcast(low=low, high=high)
+    low, high = np.broadcast_arrays(low, high)
+    validate.reject("bracket", low, ~(low < high), "a pair with low < high")
+    return low, high
+
+
+def _number(value: Any) -> int | float:
+    """A plain number: an int where it is whole, so that `range(value)` works in a caller's function."""
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
+
+
+def refuse_traced(*numbers: Any) -> None:
+    """A search cannot be part of a program."""
+    if validate.is_traced(numbers):
+        raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
+
+
+def _shape_of(mechanism: Any) -> tuple[int, ...]:
+    refuse_traced(mechanism)
+    accounting.check_mechanism(mechanism)
+    return batch_shape(mechanism)
+
+
+def _refusal_of_fractions(make: Callable[..., Mechanism], low: float, high: float) -> str:
+    """What is said of a fraction inside the bracket, if it is refused while the whole number beside it is not."""
+    fraction = low + 0.37 * (high - low)
+    fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
+    whole = min(max(np.rint(fraction), np.ceil(low)), np.floor(high))
+    try:
+        _shape_of(make(float(fraction)))
+    except (ValueError, TypeError) as error:
+        _shape_of(make(_number(whole)))
+        return f"{fraction:.6g} was refused: {error}"
+    return ""
+
+
+def _takes_arrays(make: Callable[..., Mechanism], values: np.ndarray) -> bool:
+    try:
+        return _shape_of(make(values)) == values.shape
+    except (ValueError, TypeError):
+        return False
+
+
+def grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.ndarray:
+    """Equally spaced candidates from end to end: in the logarithm where the ends are a factor of 4 apart."""
+    steps = np.linspace(0.0, 1.0, count)[:, None]
+    geometric = (np.minimum(low, high) > 0) & ((high / 4 > low) | (low / 4 > high))
+    safe_low, safe_high = np.where(geometric, low, 1.0), np.where(geometric, high, 1.0)
+    logarithmic = np.exp(np.log(safe_low) + steps * (np.log(safe_high) - np.log(safe_low)))
+    values = np.where(geometric, logarithmic, low + (high - low) * steps)
+    values[0], values[-1] = low, high
+    return values
