@@ -46,9 +46,9 @@ def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
-    """Sum of coefficients[i] x^i by Horner's rule."""
-    value = xp.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
+    """Sum of coefficients[i] x^i, two or more, by Horner's rule."""
+    value = coefficients[-1] * x + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
         value = value * x + coefficient
     return value
 

@@ -163,7 +163,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             left = left - count
         log_pmf = log_binomial_pmf(start - 1 - bears, start - 1, 0.5, 0.5)
         first = zero + math.exp(-_ROOM)
-        tail = first * xp.vmap(lambda x, j: tail_ratio(x, j, 1.0, 0))(start - bears, start - 1)
+        tail = first * tail_ratio(start - bears, start - 1, 1.0, 0)
         step = _Step(start, bears, first, tail, _START_ROUNDING * tail, xp.stack([zero] * 4))
         step = xp.while_loop(lambda step: xp.any(valid & (step.pairs >= least)), down, step)
         net, slope, size, doubt = step.sums

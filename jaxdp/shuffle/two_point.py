@@ -34,7 +34,9 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
     (N-x+1) odds int_0^1 (1-s)^{x-1} (1 + odds s)^{N-x} ds; the exponent is concave and at most -fall s - ones s^2/2.
     Newton from the right, until it moves by a hundredth, finds where it has fallen by 38 nats: the rest is below e^-38
     of the integral. Where odds <= 1 the quadratic bound alone (no tightenings) is close enough.
+    x and trials may have any shape; odds is one number.
     """
+    x, trials = x[..., None], trials[..., None]
     ones, zeros = xp.maximum(x - 1.0, 0.0), xp.maximum(trials - x, 0.0)
     fall = ones - zeros * odds  # below 0 where the threshold is the first count above the mean
 
@@ -56,15 +58,15 @@ def tail_ratio(x: Any, trials: Any, odds: Any, tightenings: int = 40) -> Any:
         return following, s - following, left - 1
 
     def moves(state: tuple[Any, Any, Any]) -> Any:
-        return (state[1] > 0.01 * xp.minimum(state[0], 1.0 - state[0])) & (state[2] > 0)
+        return xp.any(state[1] > 0.01 * xp.minimum(state[0], 1.0 - state[0])) & (state[2] > 0)
 
     end = start
     if tightenings:
         end, _, _ = xp.while_loop(moves, newton, (start, start, xp.asarray(tightenings)))
     end = xp.where(exponent(start) > -_EXPONENT, xp.where(start >= 1.0 - 2e-12, 1.0, start), end)
     s = end * (_POINTS + 1.0) / 2.0
-    integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * end / 2.0
-    return xp.maximum(trials - x + 1.0, 0.0) * odds * integral
+    integral = xp.exact_matmul(xp.exp(exponent(s)), xp.asarray(_WEIGHTS)) * end[..., 0] / 2.0
+    return xp.maximum(trials - x + 1.0, 0.0)[..., 0] * odds * integral
 
 
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
