@@ -19,8 +19,10 @@ from exact import stored
 import jaxdp
 from jaxdp.allocation import bounds as allocation
 from jaxdp.closed_forms import gaussian
+from jaxdp.contour import derivative
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.numerics.special import deviance, log1mexp, log_binomial_pmf, stirling_error
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host
@@ -517,6 +519,13 @@ def _allocation() -> Any:
     return jax.make_jaxpr(point)(1000.0, 2.0, 1.0, 1e-6, 0.0, np.inf)
 
 
+def _gradient() -> Any:
+    mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
+    stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
+    formula = functools.partial(derivative.log_delta, lambda stacks: spectrum(stacks, "forward"), effort=contour.TRACED)
+    return jax.make_jaxpr(jax.grad(formula, argnums=(0, 1)))(stacks, 1.0)
+
+
 # name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
 # asks for a first number about a millisecond.
 PROGRAMS = {
@@ -529,6 +538,8 @@ PROGRAMS = {
     "sampled Gaussian, comparison": (_comparison, 2750),
     # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
     "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5250),
+    # a plan, which is not differentiated, and a sum over nodes without bounds, which is
+    "sampled Gaussian, gradient": (_gradient, 2350),
     # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and three other bounds
     # that need no contour: of one large step, of several, and of two in all
     "random allocation": (_allocation, 7600),

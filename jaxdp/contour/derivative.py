@@ -5,13 +5,15 @@ from typing import Any
 
 import jax
 
-from jaxdp.contour.lattice import LatticeContour, build_lattice, lattice_sum
+from jaxdp.contour.lattice import build_lattice, lattice_sum
 from jaxdp.contour.plan import Plan, plan_delta
-from jaxdp.contour.spectrum import Spectrum
-from jaxdp.contour.trapezoid import SMOOTH_EXPONENT, Contour, Effort, contour_sum, on_line
+from jaxdp.contour.spectrum import Spectrum, counted
+from jaxdp.contour.trapezoid import SMOOTH_EXPONENT, Effort
+from jaxdp.numerics.exponential_sums import split
 from jaxdp.runtime.arrays import xp
 
 _LATTICE_NODES = 16384  # a period of 12 deviations for 1e7 rounds of randomized response
+_LEAST = 1e-100  # modulus of a ratio of moments, of which the logarithm still has a derivative
 
 
 def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effort: Effort) -> jax.Array:
@@ -25,10 +27,8 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     frozen = xp.stop_gradient((params, eps))
     plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
     spectrum = make(params)
-    contour, add = (_lattice if effort.lattice else _line)(spectrum, plan, effort)
-    c, period = plan.c, contour.plan.period
-    level = contour.log_m_c[0] - c * eps
-    value = add(contour, eps, level)[0][0]
+    level, value, period = (_lattice if effort.lattice else _line)(spectrum, plan, effort, eps)
+    c = plan.c
     reference = xp.stop_gradient(level + xp.log(xp.abs(value)))
     first = xp.exp(-reference) / xp.expm1(xp.minimum(c * period, 700.0))
     away = xp.minimum(eps - (c + 1) * period - reference, 600.0)
@@ -39,15 +39,42 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     return reference + xp.log(xp.where(total > 0, total, 1.0))
 
 
-def _line(spectrum: Spectrum, plan: Plan, effort: Effort) -> tuple[Contour, Callable[..., Any]]:
-    extra = xp.zeros(1)
+def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """log(M(c) e^{-c eps}), the sum over the nodes in units of it, and the period."""
+    c, step, count = plan.c, 2 * xp.pi / plan.period, effort.nodes + 1
+    t = step * xp.arange(count)
+    z = xp.complex(xp.full_like(t, c), t)
+    base = spectrum.closed(xp.asarray(c, xp.complex128))
+    log_m, k = xp.real(base), spectrum.closed(z) - base
+    for part, line in zip(spectrum.parts, spectrum.lines(c, plan.cut, effort.quadrature), strict=True):
+        ratios = xp.vmap(_ratios, in_axes=(0, 0, None, None))(line.weight, line.loss, step, count)
+        k = k + xp.sum(xp.where(part.times[:, None] > 0, part.times[:, None] * xp.log(ratios), 0.0), axis=0)
+        log_m = log_m + counted(part, line.log_m)
     if effort.smooth:
-        end = 2 * xp.pi / plan.period * effort.nodes
-        extra = xp.stop_gradient(xp.maximum(2 * SMOOTH_EXPONENT / end**2 - spectrum.mu2, 0.0))[None]
-    lines = spectrum.lines(plan.c, plan.cut, effort.quadrature)
-    return on_line(spectrum, plan, effort.nodes, lines, extra), contour_sum
+        extra = xp.stop_gradient(xp.maximum(2 * SMOOTH_EXPONENT / (step * effort.nodes) ** 2 - spectrum.mu2, 0.0))
+        log_m, k = log_m + 0.5 * extra * c * (c + 1), k + 0.5 * extra * xp.complex(-t * t, (2 * c + 1) * t)
+    half = xp.where(xp.arange(count) == 0, 0.5, 1.0)
+    terms = half * xp.real(xp.exp(k - xp.complex(xp.zeros_like(t), t * eps)) / (z * (z + 1)))
+    return log_m - c * eps, xp.sum(terms) * step / xp.pi, plan.period
 
 
-def _lattice(spectrum: Spectrum, plan: Plan, effort: Effort) -> tuple[LatticeContour, Callable[..., Any]]:
-    """Where delta has kinks, which no end of a contour tells: the sum over a period has no end."""
-    return build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES)), lattice_sum
+def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> jax.Array:
+    """m(c + it)/m(c) at t = step (0..count-1), of a step tilted to c, from 2 sqrt(count) exponentials of each loss.
+
+    With x and y the exponentials of two angles, less one: that of their sum, less one, is x y + x + y.
+    """
+    inner, outer = split(count)
+    low, high = (
+        xp.expm1(1j * (step * places[:, None]) * loss) for places in (xp.arange(inner), inner * xp.arange(outer))
+    )
+    weighted = weight * high
+    less_one = xp.exact_matmul(weighted, low.T) + xp.sum(weighted, axis=1)[:, None] + xp.exact_matmul(low, weight)
+    ratios = 1 + less_one.reshape(-1)[:count]
+    return xp.where(xp.abs(xp.stop_gradient(ratios)) > _LEAST, ratios, _LEAST)
+
+
+def _lattice(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same of the sum over a period, which has no end; where delta has kinks no end of a contour tells."""
+    contour = build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES))
+    level = contour.log_m_c[0] - plan.c * eps
+    return level, lattice_sum(contour, eps, level)[0][0], contour.plan.period
