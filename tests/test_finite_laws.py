@@ -197,3 +197,13 @@ def test_the_trade_off_curve_of_a_composition_keeps_the_outcomes_of_its_parts():
     pair = jaxdp.DiscretePair([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], [0.2, 0.3, 0.5])
     found = jaxdp.tradeoff(jaxdp.compose(pair, jaxdp.repeat(pair, 0)), 0.1)
     np.testing.assert_array_equal(found, jaxdp.tradeoff(pair, 0.1))
+
+
+@pytest.mark.parametrize("outcomes", [3, 20, 1000, 20_000])
+def test_mass_cut_off_is_charged_and_the_rounding_of_a_normalisation_is_not(outcomes):
+    p = np.random.default_rng(outcomes).uniform(0.5, 1.5, outcomes)
+    whole = p / p.sum()
+    assert jaxdp.epsilon(DiscretePair(whole, whole[::-1]), delta=0.0) < 2.0
+    cut = whole * (1 - 1e-13)
+    assert jaxdp.delta(DiscretePair(cut, whole), epsilon=5.0) >= 9e-14
+    assert jaxdp.epsilon(DiscretePair(cut, whole), delta=5e-14) == np.inf

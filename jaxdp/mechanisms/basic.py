@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -241,7 +242,8 @@ class DiscretePair(FiniteLaw):
     Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
 
     An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
-    misses of 1 is charged as mass at infinity, but for at most 1e-15 times the number of outcomes: rounding.
+    misses of 1 is charged as mass at infinity, but for what may be rounding: 1e-15 times 8 + log2 of the number of
+    outcomes, or times that number where it is smaller.
     """
 
     p: ArrayField = field(NONNEGATIVE)
@@ -273,8 +275,12 @@ _ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Norma
 
 
 def _missing(p: Any) -> Any:
-    missing = xp.maximum(1.0 - xp.sum(p), 0.0)
-    return xp.where(missing > 1e-15 * p.shape[-1], missing, 0.0)
+    size, total = p.shape[-1], p
+    while total.size > 1:  # half of them onto the other half: as many roundings as the logarithm of their number
+        half = (total.size + 1) // 2
+        total = total[:half] + xp.pad(total[half:], (0, 2 * half - total.size))
+    missing = xp.maximum(1.0 - total[0], 0.0)
+    return xp.where(missing > 1e-15 * min(size, 8 + math.log2(size)), missing, 0.0)
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
