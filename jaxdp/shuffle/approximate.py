@@ -76,13 +76,13 @@ def best_epsilon(
     def body(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         tried, best, _ = state
         x = _least(traced, lambda y: lost(y, tried) <= _SHARE * delta, xp.zeros_like(delta), most_raised)
-        room = (delta - lost(x, tried)) * (1 - 2 * ULP)
-        found = central(x, xp.maximum(room, 0.0))
-        accepted = (room > 0) & (found <= tried)  # the terms at ``found`` are not larger
+        terms = lost(x, tried)
+        found = central(x, xp.maximum((delta - terms) * (1 - 2 * ULP), 0.0))
+        accepted = (terms <= delta) & (found <= tried)  # the terms at ``found`` are not larger
         # a larger epsilon has larger terms: x must rise by the logarithm, and the central value by about half of it
         rise = xp.where(accepted | (x <= 0), 0.0, 0.5 * (xp.logaddexp(0.0, found) - xp.logaddexp(0.0, tried)))
         following = found * xp.exp(xp.minimum(rise, 1.0)) * (1 + _MARGIN)
-        settled = (room <= 0) | (accepted & (tried <= found * (1 + 2 * _MARGIN)))
+        settled = ~(terms <= delta) | (accepted & (tried <= found * (1 + 2 * _MARGIN)))
         return xp.where(settled, tried, following), xp.where(accepted, xp.fmin(best, found), best), settled
 
     start = xp.zeros_like(delta)

@@ -28,6 +28,7 @@ _LEAST_LOG = -690.0  # a mass at infinity below e^_LEAST_LOG would come near the
 _TILTS = np.geomspace(1e-3, 1e3, 49)
 _UNTILTED, _AROUND = 0.05, 0.15  # weights beside that of the tilted bulk: of the untilted one, of the rest
 EVERY = 8  # of so many points of the first grid one is worth a long sum
+_KEPT = 1e-9  # mass of the outcomes without loss
 _CHARGE = 16 * ULP  # relative, of a slope or a chord, for each unit of the logarithms that it is made from
 
 
@@ -91,6 +92,22 @@ def chorded(grid: Any, logs: Any) -> Any:
         return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
 
     return xp.fori_loop(0, spans.shape[0], lower, logs)
+
+
+def of_both_orders(grid: Any, logs: Any) -> Any:
+    """Upper bounds of log delta in both orders, lowered to what one of them allows at smaller epsilons.
+
+    Where delta is at most h in both orders, at a = e^epsilon, it is at most h + (1 - h) (a - b)/(a + 1) at b < a.
+    Bounds that are 1 for some way and then fall are not those of a pair without it. The line is drawn so much higher
+    that outcomes without loss keep a mass that rounding cannot use up.
+    """
+    least = xp.argmin(xp.tanh(0.5 * grid) + 2 * xp.exp(logs - grid) / (1 + xp.exp(-grid)))  # of bounds at epsilon = 0
+    end = grid[least]
+    h = xp.exp(logs[least]) * (1 + 4 * ULP) + 0.5 * _KEPT * xp.expm1(end)
+    line = h + (1 - h - _KEPT) * -xp.expm1(grid - end) / (1 + xp.exp(-end))
+    above = xp.log(xp.where(line > 0, line, 1.0))
+    line = xp.where(line > 0, xp.minimum(above + (16 + 2 * xp.abs(above)) * ULP, 0.0), -xp.inf)
+    return xp.where(grid <= end, line, xp.maximum(logs, line))
 
 
 def masses_of_falls(falls: Any) -> Any:

@@ -126,7 +126,8 @@ def _log_profile(
     if flat.chosen_bound() == "closed_form":
         eps0 = np.repeat(flat.max_loss(), size)
         with np.errstate(divide="ignore"):
-            return np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
+            logs = np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
+        return rounds.by_rows(rounds.of_both_orders, grid, logs)
     laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
