@@ -435,6 +435,14 @@ def test_composed_rounds_by_the_closed_form_cost_less_than_their_sum_and_not_les
     assert jaxdp.epsilon(beside, 1e-6, relation="replace_one") < added
 
 
+def test_a_closed_form_that_says_nothing_leaves_what_the_reports_guarantee():
+    few = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10, "closed_form")
+    assert jaxdp.epsilon(jaxdp.repeat(few, 3), 0.0) == pytest.approx(3.0, rel=1e-9)
+    beside = jaxdp.compose(few, jaxdp.Laplace(2.0))
+    assert jaxdp.epsilon(beside, 0.0, relation="replace_one") == pytest.approx(2.0, rel=1e-9)
+    assert jaxdp.renyi(few, 100.0) <= 1.0 + 1e-9
+
+
 def test_bounds_that_are_one_for_some_way_are_lowered_to_a_line_above_every_pair():
     rng = np.random.default_rng(3)
     for _ in range(100):

@@ -103,8 +103,9 @@ def of_both_orders(grid: Any, logs: Any) -> Any:
     """
     least = xp.argmin(xp.tanh(0.5 * grid) + 2 * xp.exp(logs - grid) / (1 + xp.exp(-grid)))  # of bounds at epsilon = 0
     end = grid[least]
-    h = xp.exp(logs[least]) * (1 + 4 * ULP) + 0.5 * _KEPT * xp.expm1(end)
-    line = h + (1 - h - _KEPT) * -xp.expm1(grid - end) / (1 + xp.exp(-end))
+    kept = xp.where(logs[least] > -xp.inf, _KEPT, 0.0)  # without mass at infinity more than all mass does no harm
+    h = xp.exp(logs[least]) * (1 + 4 * ULP) + 0.5 * kept * xp.expm1(end)
+    line = h + (1 - h - kept) * -xp.expm1(grid - end) / (1 + xp.exp(-end))
     above = xp.log(xp.where(line > 0, line, 1.0))
     line = xp.where(line > 0, xp.minimum(above + (16 + 2 * xp.abs(above)) * ULP, 0.0), -xp.inf)
     return xp.where(grid <= end, line, xp.maximum(logs, line))
