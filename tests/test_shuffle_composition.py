@@ -441,6 +441,8 @@ def test_a_closed_form_that_says_nothing_leaves_what_the_reports_guarantee():
     beside = jaxdp.compose(few, jaxdp.Laplace(2.0))
     assert jaxdp.epsilon(beside, 0.0, relation="replace_one") == pytest.approx(2.0, rel=1e-9)
     assert jaxdp.renyi(few, 100.0) <= 1.0 + 1e-9
+    huge = jaxdp.Shuffled(jaxdp.LocalRandomizer(700.0), 100, "closed_form")
+    assert jaxdp.renyi(huge, 2.0) == pytest.approx(700.0, rel=1e-9)
 
 
 def test_bounds_that_are_one_for_some_way_are_lowered_to_a_line_above_every_pair():

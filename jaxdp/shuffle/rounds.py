@@ -108,7 +108,7 @@ def of_both_orders(grid: Any, logs: Any) -> Any:
     line = h + (1 - h - kept) * -xp.expm1(grid - end) / (1 + xp.exp(-end))
     above = xp.log(xp.where(line > 0, line, 1.0))
     line = xp.where(line > 0, xp.minimum(above + (16 + 2 * xp.abs(above)) * ULP, 0.0), -xp.inf)
-    return xp.where(grid <= end, line, xp.maximum(logs, line))
+    return xp.where((least > 0) & (h + kept < 1), xp.where(grid <= end, line, xp.maximum(logs, line)), logs)
 
 
 def masses_of_falls(falls: Any) -> Any:
