@@ -492,7 +492,7 @@ def largest_modulus(losses, masses, end, until):
         line = discrete_line(xp.zeros(()), losses, xp.log(masses), xp.zeros(losses.size))
         return dense_modulus(line, end, until[None])[0]
 
-    t = np.geomspace(end, until, 1000)
+    t = np.geomspace(end, until, 4000)
     return float(plainly(bound, end, until)), np.abs(np.exp(1j * t[:, None] * losses) @ masses).max()
 
 
