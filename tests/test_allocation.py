@@ -1,6 +1,7 @@
 """Random allocation: exact values, published ones, sabotage of each error term, the edges of the range."""
 
 import dataclasses
+import itertools
 
 import jax
 import mpmath
@@ -9,7 +10,8 @@ import pytest
 
 import jaxdp
 from jaxdp import RandomAllocation as Allocation
-from jaxdp.allocation import bounds, contour, jumps, law, plan, tail
+from jaxdp import accounting
+from jaxdp.allocation import bounds, contour, finite, jumps, law, plan, tail
 from jaxdp.allocation.law import Step
 from jaxdp.interval import Bounds
 from jaxdp.runtime import precision
@@ -472,8 +474,8 @@ def test_one_epoch_of_finite_pairs_encloses_the_epoch():
     """The pairs of a composition, taken once: their bounds and the contour's enclose the same number."""
     record = allocation(np.array([[50.0]]), np.array([[0.8]]), np.array([[1.0]]))
     stacks = ((record, np.ones((1, 1))),)
-    for direction, relation in (("forward", "remove"), ("reverse", "add")):
-        above, below = (made[0][0] for made in enclosing(stacks, direction, delta=np.array([1e-6])))
+    for (direction, relation), fine in itertools.product((("forward", "remove"), ("reverse", "add")), (True, False)):
+        above, below = (made[0][0] for made in enclosing(stacks, direction, fine, delta=np.array([1e-6])))
         for epsilon in (-0.5, 0.0, 0.3, 1.5):
             truth = jaxdp.delta_bounds(allocation(50, 0.8), epsilon, relation=relation)
             upper, lower = (
@@ -481,7 +483,19 @@ def test_one_epoch_of_finite_pairs_encloses_the_epoch():
                 for law in (above, below)
             )
             assert lower <= truth.upper * (1 + 1e-9) and upper >= truth.lower * (1 - 1e-9)
-            assert upper - lower < 1e-2 * upper
+            assert upper - lower < (1e-2 * upper if fine else 0.2 * max(upper, 1e-6))
+
+
+def test_an_epsilon_far_from_the_one_sought_is_enclosed_by_the_first_grids_alone(monkeypatch):
+    epochs = jaxdp.repeat(allocation(100, 1.0), 3)
+    exact = jaxdp.epsilon_bounds(epochs, 1e-6, relation="remove")
+    asked = []
+    profiles = finite.log_profiles
+    monkeypatch.setattr(finite, "log_profiles", lambda *a: (asked.append(a[-1]), profiles(*a))[1])
+    far = accounting.epsilon_near(epochs, 1e-6, 20.0, relation="remove")
+    assert set(asked) == {finite.COARSE} and exact.lower <= far <= 1.1 * exact.upper
+    close = accounting.epsilon_near(epochs, 1e-6, exact.upper * 1.001, relation="remove")
+    assert finite.FINE in asked and exact.lower <= close <= exact.upper * (1 + 1e-4)
 
 
 @pytest.mark.thorough

@@ -342,6 +342,21 @@ def test_a_smooth_function_is_searched_in_few_calls(monkeypatch):
     assert len(calls) <= 4
 
 
+def test_without_a_bracket_one_pair_is_followed_and_no_value_is_tried_twice(monkeypatch):
+    asked = []
+    near = accounting.epsilon_near
+
+    def noted(mechanism, *args, direction, **kwargs):
+        sigmas = np.ravel(mechanism.mechanism.mechanism.noise_multiplier)
+        asked.extend((direction, sigma) for sigma in sigmas.tolist())
+        return near(mechanism, *args, direction=direction, **kwargs)
+
+    monkeypatch.setattr(accounting, "epsilon_near", noted)
+    sigma = calibrate(noisy_sgd, epsilon=9.0, delta=1e-6)
+    assert 0.25 < sigma < 1.0 and {direction for direction, _ in asked} == {"forward"}
+    assert {0.25, 1.0, 4.0} <= {sigma for _, sigma in asked} and len(set(asked)) == len(asked)
+
+
 def test_the_rounding_of_the_last_test_costs_no_second_search(monkeypatch):
     found, tested = [], []
     searched, evaluate_one = calibration._searched, calibration.Problem.evaluate_one

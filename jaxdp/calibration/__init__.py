@@ -77,21 +77,21 @@ def calibrate(
     problem = Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     if 0 in problem.shape:
         return np.empty(problem.shape)
-    lost = np.zeros(problem.target.shape, bool)
-    if bracket is None:
-        problem, lost = _bracketed(problem, keep_others)
-    values = problem.round(grid(problem.low, problem.high))
     # The search for one dominating pair costs half of that for both. Its epsilon is at most that of both, so that a
     # value which fails for the pair fails for both. Its solution is then tested for both; where it does not meet the
     # target, or the pair has no solution, the search is made for both.
     for pair in problem.pairs():
         with contextlib.suppress(ValueError):
-            return _verified(problem, _searched(pair, values, keep_others), lost, _ROUNDING)
-    return _verified(problem, _searched(problem, values, keep_others), lost, np.inf)
+            return _verified(problem, _searched(pair, bracket is None, keep_others), _ROUNDING)
+    return _verified(problem, _searched(problem, bracket is None, keep_others), np.inf)
 
 
-def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> Search:
-    """The search from the first candidates until every bracket is closed; ValueError where there is nothing to find."""
+def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
+    """The search until every bracket is closed; ValueError where there is nothing to find."""
+    no_bracket = np.zeros(problem.target.shape, bool)
+    if outward:
+        problem, no_bracket = _bracketed(problem, keep_others and problem.direction is None)
+    values = problem.round(grid(problem.low, problem.high))
     epsilons = problem.evaluate(values)
     # Some theorems are better at an end alone, as that of fixed batches at the sampling probability 1.
     for end, others in ((-1, slice(None, -1)), (0, slice(1, None))):
@@ -99,7 +99,7 @@ def _searched(problem: Problem, values: np.ndarray, keep_others: bool) -> Search
         if jumps.any():
             values[end] = np.where(jumps, problem.next_inside(values[end]), values[end])
             epsilons[end] = problem.evaluate(values[[end]])
-    lost = ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
+    lost = no_bracket | ~(np.minimum(epsilons[0], epsilons[-1]) <= problem.target)
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
         at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
@@ -165,13 +165,13 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost
 
 
-def _verified(problem: Problem, search: Search, lost: np.ndarray, excess: float) -> np.ndarray:
+def _verified(problem: Problem, search: Search, excess: float) -> np.ndarray:
     """The safe values, tested once more in the caller's shape: the rounding depends on the size of a batch.
 
     A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.
     ValueError where an epsilon exceeds its target by more than ``excess`` (relative).
     """
-    values, lost = search.safe, lost | search.lost
+    values, lost = search.safe, search.lost
     step, away = 1.0 if problem.whole else 2.0**-43, np.sign(search.safe - search.unsafe)
     for _ in range(_MAX_CALLS):
         epsilons = problem.evaluate_one(values)

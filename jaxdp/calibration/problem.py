@@ -26,7 +26,8 @@ class Problem:
     """The calibrations to be made: one row per element of the broadcast shape.
 
     refusal: what was said of a value that is not whole, where only whole ones are tried. by_array: make takes arrays of
-    values. direction: the one dominating pair that is accounted for, None for all that the relation asks for.
+    values. direction: the one dominating pair that is accounted for, None for all that the relation asks for. seen: the
+    epsilons of candidates so far, where there is one problem.
     """
 
     make: Callable[..., Mechanism]
@@ -39,6 +40,7 @@ class Problem:
     refusal: str
     by_array: bool
     direction: str | None = None
+    seen: dict[float, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -92,7 +94,8 @@ class Problem:
         """The problem for each dominating pair alone; an empty list where there is only one pair."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
-        return [dataclasses.replace(self, direction=each) for each in directions] if len(directions) > 1 else []
+        made = [dataclasses.replace(self, direction=each, seen={}) for each in directions]
+        return made if len(made) > 1 else []
 
     def without(self, lost: np.ndarray) -> Problem:
         """The problem with an infinite target, which every value meets, in the rows ``lost``."""
@@ -109,10 +112,14 @@ class Problem:
 
     def evaluate(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
-        if self.by_array:
+        if self.shape:
             return self._epsilon(values.reshape(-1, *self.shape)).reshape(values.shape)
-        distinct, where = np.unique(values, return_inverse=True)
-        return np.array([self._epsilon(_number(v)) for v in distinct], dtype=np.float64)[where].reshape(values.shape)
+        asked = values[:, 0].tolist()
+        new = np.array([value for value in dict.fromkeys(asked) if value not in self.seen])
+        if new.size:
+            made = self._epsilon(new) if self.by_array else [self._epsilon(_number(value)) for value in new]
+            self.seen.update(zip(new.tolist(), made, strict=True))
+        return np.array([[self.seen[value]] for value in asked], np.float64)
 
     def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """Certified epsilons, shape (2, problems), of values not named by the caller: a refusal asks for a bracket."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.allocation import bounds, finite
 from jaxdp.domains import SMALLEST
+from jaxdp.interval import Bounds
 from jaxdp.mechanisms.allocation import DirectedLaw, RandomAllocation
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, flat_rows
@@ -89,13 +90,17 @@ def _traced(sign: float) -> tuple[Points, Points]:
 class _Epochs:
     """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below.
 
-    Rows that are one epoch in all are answered as such.
+    Rows that are one epoch in all are answered as such. fine: pairs on fine grids; else those on the grids that tell
+    where to be fine, a quarter of the work, which is for rows that need not be close.
     """
 
     verb: str
     direction: str
+    fine: bool
 
     def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
+        if not self.fine and asked.near is None:
+            return Answer(known.lower, known.upper)
         record, times = params[0]
         once = np.all((record.times == 1) | (times == 0), axis=1) if len(params) == 1 else False
 
@@ -103,10 +108,12 @@ class _Epochs:
             (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, asked)
             return found
 
-        return one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
+        made = one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
+        return made._replace(settled=self.fine)
 
     def _composed(self, params: Any, target: Any, asked: Asked) -> tuple[Any, Any]:
-        above, below = enclosing(params, self.direction, **{"delta" if self.verb == "epsilon" else "epsilon": target})
+        given = {"delta" if self.verb == "epsilon" else "epsilon": target}
+        above, below = enclosing(params, self.direction, self.fine, **given)
 
         def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:
             sources = getattr(contour_route(stacks, self.direction), self.verb)
@@ -116,7 +123,8 @@ class _Epochs:
         upper = side(above)[1]
         solve = gaussian_epsilon if self.verb == "epsilon" else gaussian_delta
         lower = solve(_gaussians(params, summed=True), target)[0]
-        if not all(isinstance(record, GaussianMechanism) for record, _ in below):
+        wanted = not (self.fine and asked.upper_only)
+        if wanted and not all(isinstance(record, GaussianMechanism) for record, _ in below):
             lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
             upper = np.fmin(upper, solve(_gaussians(params, summed=False), target)[1])
@@ -161,17 +169,16 @@ def _blocks(record: RandomAllocation, times: Any) -> list[_Block]:
 
 
 def enclosing(
-    stacks: tuple[Stack, ...], direction: str, delta: Any = None, epsilon: Any = None
+    stacks: tuple[Stack, ...], direction: str, fine: bool = True, delta: Any = None, epsilon: Any = None
 ) -> tuple[tuple[Stack, ...], tuple[Stack, ...]]:
     """Concrete stacks twice, epochs replaced by pairs that dominate them in this direction, and by dominated ones.
 
-    The pairs are close where a composition looks that has this delta, or this epsilon.
+    Fine pairs are close where a composition looks that has this delta, or this epsilon.
     """
     epochs: list[tuple[Any, Any]] = [stack for stack in stacks if isinstance(stack[0], RandomAllocation)]
     split = [(record, times, _blocks(record, times)) for record, times in epochs]
-    pairs = _pairs(
-        [block for _, _, blocks in split for block in blocks if not block.known()], direction, delta, epsilon
-    )
+    drawn = [block for _, _, blocks in split for block in blocks if not block.known()]
+    pairs = _pairs(drawn, direction, fine, delta, epsilon)
     above = [stack for stack in stacks if not isinstance(stack[0], RandomAllocation)]
     below = list(above)
     for record, times, blocks in split:
@@ -188,13 +195,7 @@ def enclosing(
     return tuple(above), tuple(below)
 
 
-def _guess(steps: Any, noise: Any, sign: float, grid: np.ndarray) -> np.ndarray:
-    """Estimates of log delta on the first grids, from its bounds there."""
-    found = finite.log_profiles(steps, noise, sign, grid, np.zeros(len(grid)), finite.COARSE)
-    return 0.5 * (found.upper + np.fmax(found.lower, found.upper - 6.0))
-
-
-def _pairs(blocks: list[_Block], direction: str, delta: Any, epsilon: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon: Any) -> Iterator[tuple[Any, Any]]:
     """(dominating, dominated) records of each block."""
     if not blocks:
         return
@@ -208,7 +209,16 @@ def _pairs(blocks: list[_Block], direction: str, delta: Any, epsilon: Any) -> It
         for some, both in zip(flat, zip(wide[::2], wide[1::2], strict=True), strict=True)
     ]
     signs = (1.0, -1.0) if direction == "forward" else (-1.0, 1.0)
-    logs, turned = ([_guess(*some, sign, x) for some, x in zip(flat, grids, strict=True)] for sign in signs)
+    profiles = [
+        [finite.log_profiles(*some, sign, x, np.zeros(len(x)), finite.COARSE) for sign in signs]
+        for some, x in zip(flat, grids, strict=True)
+    ]
+    if not fine:
+        yield from (_enclosed(grid, sides, block) for grid, sides, block in zip(grids, profiles, blocks, strict=True))
+        return
+    # estimates of log delta, from its bounds
+    guessed = [[0.5 * (x.upper + np.fmax(x.lower, x.upper - 6.0)) for x in sides] for sides in profiles]
+    logs, turned = zip(*guessed, strict=True)
     joined = [np.concatenate([x.reshape(rows, -1, finite.FIRST) for x in xs], axis=1) for xs in (grids, logs, turned)]
     counts = np.concatenate([block.count for block in blocks], axis=1)
     unknown = np.full(rows, np.nan)
@@ -219,17 +229,20 @@ def _pairs(blocks: list[_Block], direction: str, delta: Any, epsilon: Any) -> It
         each = [np.repeat(x, block.count.shape[1]) for x in (z, log_end)]
         grid = rounds.by_rows(finite.fine_grid, first, log, *each)
         sides = [finite.log_profiles(*some, sign, grid, each[1] + _NEAR_END, finite.FINE) for sign in signs]
-        upper = rounds.by_rows(finite.upper_pair, grid, *(side.upper for side in sides))
-        lower = rounds.by_rows(finite.lower_pair, grid, *sides)
-        yield _record(upper, block), _record(lower, block)
+        yield _enclosed(grid, sides, block)
 
 
-def _record(law: Any, block: _Block) -> DirectedLaw:
-    return DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law))
+def _enclosed(grid: np.ndarray, sides: list[Bounds], block: _Block) -> tuple[DirectedLaw, DirectedLaw]:
+    """The two pairs of a block, from bounds of both log profiles on grids."""
+    upper = rounds.by_rows(finite.upper_pair, grid, *(side.upper for side in sides))
+    lower = rounds.by_rows(finite.lower_pair, grid, *sides)
+    made = (DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law)) for law in (upper, lower))
+    return next(made), next(made)
 
 
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
     traced = contour_route(stacks, direction) if is_traced(stacks) else None
     points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
-    return Route(stacks, (_Epochs("epsilon", direction),), (_Epochs("delta", direction),), *points)
+    epsilon, delta = (tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in ("epsilon", "delta"))
+    return Route(stacks, epsilon, delta, *points)

@@ -65,7 +65,7 @@ Source = Callable[[Any, np.ndarray, Known, Asked], Answer]
 Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}
 BESIDE_GRADIENT = Asked(1e-6)  # of bounds beside a derivative
-_SHARE, _MOST_GAP = 0.02, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
+_SHARE, _MOST_GAP = 0.05, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
 _NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # not narrowed; a smaller delta has no number
 
 
