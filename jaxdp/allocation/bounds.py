@@ -150,7 +150,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
 
 def _by_numpy(*_: Any, effort: Effort, **__: Any) -> int:
     """Points that take NumPy as long as compiling, some 20 seconds."""
-    return 400 if effort == EFFORTS[0] else 12
+    return 400 if effort == EFFORTS[0] else 96
 
 
 @kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)

@@ -86,9 +86,9 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
-        return (112 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
+        return (384 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
     # at least one, with which the program is compared, unless that one takes too long by NumPy
-    return max(min(384, 2**19 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
+    return max(min(384, 2**24 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:

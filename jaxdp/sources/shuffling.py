@@ -35,7 +35,7 @@ def upper_laws(mechanism: Shuffled) -> Law:
     return jax.tree_util.tree_map(lambda side: xp.asarray(side)[None], made)
 
 
-@kernel(working_set=512, by_numpy=64)
+@kernel(working_set=512, by_numpy=4096)
 def lower_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the lower bound, a leading axis for the data sets."""
     randomizer = mechanism.randomizer

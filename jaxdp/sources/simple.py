@@ -30,7 +30,7 @@ _RANKS = 64
 _SPLIT = 2.0**27 + 1
 
 
-@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=40)
+@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=512)
 def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
     solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
     return solve(xp.asarray(record.mechanism.gaussian_mu()), record.sampling_probability, target, direction)
