@@ -20,6 +20,7 @@ Cells = tuple[tuple[int, Effort], ...]  # how many neighbouring epsilons share a
 COARSE: Cells = ((12, EFFORTS[0]),)  # of the first grid
 FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)))
 _CLOSE, _MOST_GAP = 1e-4, 0.1  # gaps of log delta: asked for; from which on more contours are no use
+_ALONE = 0.3  # share of points where one epoch alone decides, of those where the tilted bulk is
 FIRST, POINTS = CELL, 10 * CELL  # of the grid that finds where the mass is, and of the one that is fine there
 
 
@@ -46,7 +47,7 @@ def first_grid(steps: Any, noise: Any, total: Any, runs: Any) -> Any:
 
 def fine_grid(first: Any, logs: Any, z: Any, log_end: Any) -> Any:
     """`rounds.refined`, and beyond its end points for the losses of the swap, which may be larger."""
-    grid = rounds.refined(first, logs, z, log_end, points=POINTS - CELL)
+    grid = rounds.refined(first, logs, z, log_end, points=POINTS - CELL, alone=_ALONE)
     end = xp.maximum(grid[-1], 1e-3 * first[-1])
     return xp.concatenate([grid, xp.maximum(end * (first[-1] / end) ** np.linspace(0.0, 1.0, CELL), grid[-1])])
 

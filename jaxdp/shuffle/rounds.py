@@ -208,13 +208,15 @@ def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon
     return z[best], xp.where(by_delta, log_delta, xp.minimum(k[best] - z[best] * epsilon, 0.0) - 8.0)
 
 
-def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS) -> Any:
+def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS, alone: float = 0.0) -> Any:
     """A grid that is fine where e^(z epsilon) delta is large, from 0 to where log delta is at most log_end.
 
     The error of a chord goes with the mass in its cell times its squared width: steps go with the density to the power
-    -1/3. Farther away they grow slowly, because a chord there overshoots by e^(z width).
+    -1/3. Farther away they grow slowly, because a chord there overshoots by e^(z width). alone: weight of where log
+    delta is about log_end - LOG_SHARE, for rare large losses, one of which makes a composed delta.
     """
     logs = chorded(grid, xp.cummin(logs))
+    off = xp.abs(xp.maximum(logs[1:], -1e300) - (log_end - LOG_SHARE))
     log_end = xp.where(log_end < _LEAST_LOG, -xp.inf, log_end)
     end = xp.min(xp.where(logs <= log_end, grid, grid[-1]))
     ends = xp.minimum(grid, end)
@@ -230,7 +232,7 @@ def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS)
 
     tilted = height(z)
     bulk = xp.exp(tilted) + _UNTILTED * xp.exp(height(xp.zeros_like(z)))
-    steps = shared(bulk ** (1 / 3)) + _AROUND * shared(1 / (1 + xp.sqrt(-tilted)))
+    steps = shared(bulk ** (1 / 3)) + _AROUND * shared(1 / (1 + xp.sqrt(-tilted))) + alone * shared(xp.exp(-off / 6))
     reached = xp.concatenate([xp.zeros(1), xp.cumsum(steps)])
     made = xp.interp(xp.asarray(np.linspace(0.0, 1.0, points)) * reached[-1], reached, ends)
     return xp.concatenate([xp.zeros(1), made[1:-1], xp.reshape(end, (1,))])
