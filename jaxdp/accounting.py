@@ -375,8 +375,7 @@ def _evaluate(
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
     found = intersect(verb, sources, params, flat[first], asked.rows(first))
-    for route, (lower, upper) in zip(routes, found, strict=True):
-        lower = np.where(route.attained(params), lower, 0.0)
+    for lower, upper in found:
         # + 0.0: no answer is -0.0
         lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))

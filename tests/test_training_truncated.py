@@ -101,6 +101,13 @@ def test_the_bound_is_never_below_the_enumerated_truth(relation, others, rate, m
         np.testing.assert_allclose(bound, np.asarray(claim)[above], rtol=1e-4, atol=INTEGRAL)
 
 
+@pytest.mark.parametrize("relation", ["add", "remove", "replace_one"])
+def test_no_lower_bound_is_claimed_of_what_only_dominates(relation):
+    rounds_of = jaxdp.repeat(truncated_poisson(1.0, 0.05, 1000, 75), 10)
+    bounds = jaxdp.epsilon_bounds(rounds_of, 1e-2, relation=relation)
+    assert bounds.lower == 0 < bounds.upper < 10
+
+
 def test_two_steps_are_covered_by_the_composition_of_both():
     sigma, rate, most, others = 1.0, 0.4, 1, (1, -1)
     step = truncated_poisson(sigma, rate, 2, most)

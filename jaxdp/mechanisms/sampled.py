@@ -193,8 +193,9 @@ class FixedSizeSampled(Sampled):
     contribution, and the two contributions differ by twice that. Relations: add_or_remove (natural), add, remove (Zhu,
     Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
     round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
-    symmetric pair (Corollary 31). That pair only dominates more than one round, so that there is no lower bound. For
-    Gaussian noise it is put on a grid of losses that dominates it (docs/limits.md).
+    symmetric pair (Corollary 31). That pair only dominates more than one round: their lower bounds are those of one
+    data set (sampled_replace.md, section 7), 0 under a trace. For Gaussian noise it is put on a grid of losses that
+    dominates it (docs/limits.md).
     """
 
     mechanism: Mechanism

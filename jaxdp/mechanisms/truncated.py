@@ -22,6 +22,13 @@ _BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leav
 
 
 @record
+class CutBatches(ApproximateDP):
+    """The delta that cuts cost at most, beside Poisson batches. The two only dominate batches that are cut."""
+
+    exact: ClassVar[bool] = False
+
+
+@record
 class TruncatedPoisson(FiniteLaw):
     """Gaussian noise on a Poisson batch of which, where it is too large, a uniformly drawn part is kept.
 
@@ -32,7 +39,7 @@ class TruncatedPoisson(FiniteLaw):
     With chance 1 - s the step is PoissonSampled(Gaussian(noise_multiplier), sampling_probability), with chance s
     PoissonSampled(Gaussian(noise_multiplier / 2), joins), and which of the two is public. This dominates a batch that
     is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with
-    ApproximateDP(0, s j), which dominates too and is the only one under replace_one.
+    `CutBatches`, (0, s j)-DP, which dominates too and is the only one under replace_one.
     """
 
     noise_multiplier: RealField = field(POSITIVE)
@@ -59,7 +66,7 @@ class TruncatedPoisson(FiniteLaw):
         """Under replace_one the Poisson batch and a delta."""
         if relation != "replace_one":
             return self
-        return compose(self.uncut().under(relation), ApproximateDP(0.0, self.cut()))
+        return compose(self.uncut().under(relation), CutBatches(0.0, self.cut()))
 
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""

@@ -90,8 +90,7 @@ class Route:
     """One way to answer for one dominating pair: sources for concrete numbers, functions for traced ones.
 
     params: the pytree the sources take, leading axis the batch. epsilon, delta: sources, cheapest first.
-    traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable. attained: whether the
-    pair is that of some data set (of rows: then the lower bounds count), of params.
+    traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable.
     """
 
     params: Any
@@ -99,7 +98,6 @@ class Route:
     delta: tuple[Source, ...]
     traced_epsilon: Points
     traced_delta: Points
-    attained: Callable[[Any], Any] = lambda params: True
 
 
 def source(kernel: Point) -> Source:
@@ -259,9 +257,7 @@ def _sloped(
             found = solve(params, target)
         else:
             params, target = jax.tree_util.tree_map(np.asarray, (params, target))
-            made = route(params)
-            ((lower, upper),) = intersect(verb, [getattr(made, verb)], params, target, BESIDE_GRADIENT)
-            found = np.where(made.attained(params), lower, 0.0), upper
+            (found,) = intersect(verb, [getattr(route(params), verb)], params, target, BESIDE_GRADIENT)
         return found, *many(params, target, found[1])
 
     solve = differentiated(batched(bounds, working_set), with_gradient)

@@ -165,7 +165,6 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         _sources("epsilon", stacks, direction, ladder, exact),
         _sources("delta", stacks, direction, ladder, exact),
         *_traced_points(direction, traced, exact),
-        functools.partial(_attained, direction=direction),
     )
 
 
@@ -196,6 +195,8 @@ def _sources(
         pairs = (False, True) if refinable else (False,)
         pair = tuple(_Between(verb, direction, fine, fine == pairs[-1], pair) for fine in pairs)
         pair = (*pair, bare)
+    if _attained(stacks, direction) is not True:
+        pair = (_Symmetric(verb, pair),)
     return (plain(simple.no_step), plain(simple.one_sampled_step), plain(simple.one_laplace), *pair)
 
 
@@ -270,7 +271,7 @@ class _Between:
         )
         ((_, upper),) = intersect(self.verb, [self.sources], outer, target, asked._replace(gap=2 * asked.gap))
         lower = np.zeros(target.shape)
-        if not asked.upper_only and np.any(_attained(params, self.direction)):
+        if not asked.upper_only:
             allowed = functools.partial(_allowed_beside, asked, upper)
             ((lower, _),) = intersect(self.verb, [self.sources], inner, target, asked, allowed)
         return Answer(lower, upper)
@@ -295,15 +296,35 @@ def _allowed_beside(asked: Asked, outer: np.ndarray, lower: np.ndarray, *_: np.n
     return np.where(between <= gap, np.inf, np.fmax(gap * _COARSE, _BESIDE * between))
 
 
-def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
-    """Rows whose pair is that of some data set: of fixed-size batches under replace_one only one round is.
+@dataclasses.dataclass(frozen=True)
+class _Symmetric:
+    """Fixed-size batches under replace_one: by their symmetric pair; one data set bounds what does not attain it.
 
-    Composed, their symmetric pair only dominates (notebooks/proofs/sampled_replace.md, section 7).
+    In it the two records contribute 1 and -1, all others -1: its orders are the pairs for remove and add
+    (notebooks/proofs/sampled_replace.md, section 7).
     """
+
+    verb: str
+    sources: tuple[Source, ...]
+
+    def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
+        attained = _attained(params, "replace")
+        wish = asked if np.any(attained) else asked._replace(upper_only=True)
+        ((lower, upper),) = intersect(self.verb, [self.sources], params, target, wish)
+        lower = np.where(attained, lower, 0.0)
+        if not (asked.upper_only or np.all(attained)):
+            orders = [getattr(contour_route(params, direction), self.verb) for direction in ("forward", "reverse")]
+            found = intersect(self.verb, orders, params, target, asked)
+            lower = np.maximum.reduce([lower, *(side for side, _ in found)])
+        return Answer(np.fmin(lower, upper), upper, True)
+
+
+def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
+    """Rows whose pair is that of some data set: of fixed-size batches under replace_one only one round is."""
     if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
         return True
     times = stacks[0][1]
-    return (len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
+    return np.bool(len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
 
 
 def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
