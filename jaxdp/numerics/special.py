@@ -150,7 +150,7 @@ def stirling_error(k: jax.Array) -> jax.Array:
     inverse = 1.0 / large
     series = inverse * polynomial(_STIRLING_SERIES, inverse * inverse)
     index = xp.clip(xp.where(xp.isnan(k), 0.0, k), 0, _TABLE_END - 1).astype(xp.int32)
-    return xp.where(k < _TABLE_END, xp.asarray(_STIRLING_TABLE)[index], series)
+    return xp.where(k < _TABLE_END, xp.lookup(_STIRLING_TABLE, index), series)
 
 
 def log_binomial_pmf(k: jax.Array, n: jax.Array, p: Number, q: Number) -> jax.Array:

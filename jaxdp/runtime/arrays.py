@@ -17,16 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.runtime import rows
+from jaxdp.runtime.rows import Rows, elementwise
 from jaxdp.validate import is_traced
 
 
 @contextlib.contextmanager
-def on_host() -> Iterator[None]:
-    """Inside, ``xp`` is NumPy, in this thread only."""
+def on_host(many: bool = False) -> Iterator[None]:
+    """Inside, ``xp`` is NumPy, in this thread only. many: of `Rows` too."""
     functions = vars(xp)
     before = dict(functions)
     functions.clear()
-    functions.update(_HOST)
+    functions.update(_HOST_ROWS if many else _HOST)
     try:
         with np.errstate(all="ignore"):
             yield
@@ -197,7 +199,9 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "top_k": (_host_top_k, jax.lax.top_k),
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
     "eager": (True, False),  # whether operations run one by one, in NumPy
+    "many": (False, False),  # whether they run on `Rows`
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
+    "lookup": (lambda table, place: table[place], lambda table, place: jnp.asarray(table)[place]),
 }
 
 _HOST, _TRACED = (
@@ -205,5 +209,18 @@ _HOST, _TRACED = (
     | {name: both[i] for name, both in _EACH.items()}
     for i, module in enumerate((np, jnp))
 )
+
+_EACH_NUMBER = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "log_ndtr", "softplus", "sigmoid"
+_HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _EACH_NUMBER}
+_HOST_ROWS |= {
+    "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
+    "stack": np.stack,
+    "lookup": lambda table, place: elementwise(lambda at: table[at])(place),
+    "while_loop": rows.while_loop,
+    "cond": rows.cond,
+    "top_k": rows.top_k,
+    "set_at": rows.set_at,
+    "many": True,
+}
 
 xp: Any = _Arrays()

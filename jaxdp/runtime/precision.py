@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.runtime.rows import Rows
 
 
 def whole_number(variable: str, otherwise: int) -> int:
@@ -52,6 +53,7 @@ _TOGETHER = {"cpu": (2**16, 2**11)}
 _ON_ACCELERATOR = (2**29, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
+_NUMBERS_AT_ONCE = 2**18  # of the arguments of all points that NumPy computes together
 _AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
@@ -153,6 +155,7 @@ class Kernel:
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
         gives it; about as many as take as long as compiling. The kernel has to be written with
         `jaxdp.runtime.arrays.xp`.
+    at_once: number of points that NumPy computes together; above 1 only with what `jaxdp.runtime.rows.Rows` has.
     absolute: difference that a program and NumPy may have besides a relative one, or a function of a point's arguments.
     """
 
@@ -163,6 +166,7 @@ class Kernel:
     large: bool = False
     bounds: bool = False
     by_numpy: int | Callable[..., int] = 0
+    at_once: int = 1
     absolute: float | Callable[..., float] = 1e-300
 
     def __post_init__(self) -> None:
@@ -209,17 +213,28 @@ class Kernel:
             self._answered[program] += size
             points = self._answered[program] if expected is None else max(expected, size)
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
-                rows = [self._by_numpy(args, row, static) for row in range(size)]
-                return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+                numbers = sum(math.prod(shape[1:]) for shape in shapes)
+                most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1))
+                parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
+                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
             return self._by_programs(args, size, static, program)
 
     def _patience(self, args: Any, static: Any) -> int:
         return self.by_numpy(*args, **static) if callable(self.by_numpy) else self.by_numpy
 
-    def _by_numpy(self, args: Any, row: int, static: Any) -> Any:
-        with on_host():
-            made = self.point(*jax.tree.map(lambda leaf: leaf[row], args), **static)
-        return jax.tree.map(np.asarray, made)
+    def _by_numpy(self, args: Any, start: int, static: Any, most: int = 1) -> Any:
+        """Up to ``most`` rows from ``start`` on."""
+        size = min(most, jax.tree.leaves(args)[0].shape[0] - start)
+        with on_host(size > 1):
+            if size == 1:
+                made = self.point(*jax.tree.map(lambda leaf: leaf[start], args), **static)
+                return jax.tree.map(lambda x: np.asarray(x)[None], made)
+            made = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
+
+        def every(x: Any) -> np.ndarray:
+            return np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x)))
+
+        return jax.tree.map(every, made)
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traced = platform(), self.traces
@@ -246,8 +261,7 @@ class Kernel:
 
     def _require_agreement(self, where: str, compiled: Any, args: Any, start: int, static: Any) -> None:
         """BackendError unless a program's first row agrees with NumPy's: bounds overlap, other numbers are close."""
-        first = [leaf[0] for leaf in jax.tree.leaves(compiled)]
-        other = jax.tree.leaves(self._by_numpy(args, start, static))
+        first, other = ([x[0] for x in jax.tree.leaves(a)] for a in (compiled, self._by_numpy(args, start, static)))
         if self.bounds:
             (lower, upper), (its_lower, its_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))

@@ -6,7 +6,6 @@ of the outcomes (`counts`; `every_count` for few users), and the contour with mo
 notebooks/proofs/shuffle.md.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,7 +33,9 @@ _LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
-_STEPS_OF_COMPILING, _STEPS_BESIDE = 4000.0, 30.0  # of NumPy's sum over counts: as long as compiling, as all else
+# Steps of NumPy's sum over counts that take as long as compiling, and as all else: alone, many in a call.
+_STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0), (30.0, 2.0)
+_MANY = 32  # points of a call that NumPy computes together in a fraction of the time
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -115,7 +116,12 @@ def _epsilon(
 
 
 def _pair(
-    evaluate: Callable[..., Evaluation], working_set: Any, by_numpy: Any, of_search: Any = None, tries: int = 40
+    evaluate: Callable[..., Evaluation],
+    working_set: Any,
+    by_numpy: tuple[Any, Any],
+    at_once: tuple[int, int] = (1, 1),
+    of_search: Any = None,
+    tries: int = 40,
 ) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon.
 
@@ -132,20 +138,33 @@ def _pair(
     ) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known, tries)
 
-    made = functools.partial(kernel, large=True, bounds=True, by_numpy=by_numpy)
-    return made(working_set=working_set)(log_delta), made(working_set=of_search or working_set)(epsilon)
+    def made(point: Callable[..., Any], size: Any, i: int) -> Kernel:
+        return Kernel(point, large=True, bounds=True, working_set=size, by_numpy=by_numpy[i], at_once=at_once[i])
+
+    return made(log_delta, working_set, 0), made(epsilon, of_search or working_set, 1)
+
+
+def _patience(alone: int, together: int) -> Callable[..., int]:
+    """As many points as take NumPy as long as compiling, 2 to 4 s: called one by one, and many in a call."""
+    return lambda *arguments: together if _many(arguments) else alone
+
+
+def _many(arguments: Any) -> bool:
+    return jax.tree_util.tree_leaves(arguments)[0].shape[0] >= _MANY
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
-    terms = np.max(countable(made, users), initial=1.0)
-    steps = terms / (counts.LANES if made.base.shape[1] > 2 else counts.DEPTH)
-    return int(np.clip(_STEPS_OF_COMPILING / (_STEPS_BESIDE + steps), 1, 256))
+    lanes, terms = made.base.shape[1] > 2, np.max(countable(made, users), initial=1.0)
+    together = int(_many(made) and not lanes)
+    steps = terms / (counts.LANES if lanes else counts.DEPTH)
+    return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
 
 
 def _patience_of_nodes(*arguments: Any) -> int:
     """The same for a long sum, whose number of nodes comes last; a program of the longest ones is no faster."""
-    return int(np.clip(2**19 / np.max(arguments[-1]), 64, 384))
+    alone, together = np.clip(np.array([2**19, 2**21]) / np.max(arguments[-1]), 64, [384, 2**14])
+    return int(together if _many(arguments) else alone)
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -163,19 +182,21 @@ def _alive_at_counts(made: Law, *_: Any) -> int:
     return 512 if made.first.shape[-1] == 2 else 40_000
 
 
-contour_log_delta, contour_epsilon = _pair(contour.evaluate, _alive_at_nodes, by_numpy=512, tries=12)
-counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, by_numpy=_patience_of_counts)
+contour_log_delta, contour_epsilon = _pair(
+    contour.evaluate, _alive_at_nodes, (_patience(1024, 16384), _patience(512, 4096)), (512, 512), tries=12
+)
+counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, (_patience_of_counts,) * 2, (256, 256))
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, _patience_of_nodes, of_search=10_000),
+    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, (_patience_of_nodes,) * 2, (256, 1), of_search=10_000),
     "counts": (counts_log_delta, counts_epsilon),
-    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, by_numpy=10**9),  # a program for each number
-    "two": _pair(two_point.evaluate, 256, by_numpy=128),
+    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),  # a program for each number
+    "two": _pair(two_point.evaluate, 256, (_patience(2048, 16384), _patience(512, 2048)), (512, 512)),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
 
-@kernel(static=("bound",), working_set=16, by_numpy=4096)
+@kernel(static=("bound",), working_set=16, by_numpy=2**20, at_once=2**16)
 def clones_law(eps0: Any, *, bound: str) -> Law:
     """`law.clones`, batched."""
     return law.clones(eps0, bound)
@@ -319,7 +340,7 @@ def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-@kernel(working_set=1024, large=True, by_numpy=64)
+@kernel(working_set=1024, large=True, by_numpy=_patience(64, 2048), at_once=256)
 def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
     """Lower bound of epsilon of two-point randomized response, shuffled: of its two orders the larger."""
     valid = (eps0 >= 0) & (users >= 1) & (users == xp.floor(users)) & (users < xp.inf)

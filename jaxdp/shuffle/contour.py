@@ -331,7 +331,7 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
         s = s._replace(velocity=-moved.x, growth=moved.mass, certain_slope=moved.certain)
     t = saddle(s)
     h = 2 * math.pi / (_PERIOD * t.deviation)
-    block = _LONG_BLOCK if long_arrays_pay() else _BLOCK
+    block = _LONG_BLOCK if long_arrays_pay() and not xp.many else _BLOCK
     blocks = xp.ceil(most_nodes / block)
     windows = windows_of(s, t, h, blocks * block)
     last, gaps, width = windows.last * h, windows.half < xp.inf, 2 * windows.half + 1

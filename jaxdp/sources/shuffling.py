@@ -25,7 +25,7 @@ LOWER_NODES = bounds.FEWEST_NODES
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
-@kernel(working_set=512, by_numpy=4096)
+@kernel(working_set=512, by_numpy=2**16, at_once=512)
 def upper_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the upper bound, a leading axis for the pairs of inputs; of the clones for "closed_form"."""
     known = mechanism.randomizer
@@ -35,7 +35,7 @@ def upper_laws(mechanism: Shuffled) -> Law:
     return jax.tree_util.tree_map(lambda side: xp.asarray(side)[None], made)
 
 
-@kernel(working_set=512, by_numpy=4096)
+@kernel(working_set=512, by_numpy=2**16, at_once=512)
 def lower_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the lower bound, a leading axis for the data sets."""
     randomizer = mechanism.randomizer

@@ -1,0 +1,124 @@
+"""Many points by NumPy at once are what NumPy makes of each point."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp.interval import Bounds
+from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.runtime.precision import expecting
+from jaxdp.runtime.rows import Rows
+from jaxdp.shuffle import bounds, law
+from jaxdp.shuffle.law import Law
+
+NUMBERS = np.random.default_rng(1)
+X, Y = NUMBERS.uniform(0.1, 2.0, (2, 7, 5))
+SQUARE = NUMBERS.uniform(0.1, 2.0, (7, 5, 5))
+ONE = NUMBERS.uniform(0.1, 2.0, 7)
+PLACE = NUMBERS.integers(0, 5, 7)
+PLACES = NUMBERS.integers(0, 5, (7, 3))
+SAME = np.arange(1.0, 6.0)
+
+
+def halved(limit, x):
+    """Halved as often as it takes: a number of times that differs between points."""
+    state = xp.while_loop(lambda s: s[0] > limit, lambda s: (s[0] / 2, s[1] + 1), (x, xp.zeros(())))
+    return state[0] + 100 * state[1]
+
+
+CASES = {
+    "axes of length 1 come after that of the points": lambda: (lambda x, one: one * x + SAME * one, X, ONE),
+    "a matrix beside a vector": lambda: (lambda s, x: s * x + x[:, None] - SAME, SQUARE, X),
+    "comparisons and choices": lambda: (lambda x, y, one: xp.where((x > y) & (x > one), x, -SAME), X, Y, ONE),
+    "sums": lambda: (lambda s: xp.sum(s) + xp.sum(s, axis=-1) * xp.max(s, axis=0) + xp.min(s, keepdims=True), SQUARE),
+    "sums over two axes": lambda: (lambda s: xp.sum(s[None], axis=(1, 2)), SQUARE),
+    "running sums": lambda: (lambda s: xp.cumsum(s, axis=1) + xp.cumprod(s, axis=0) + xp.cummax(s, axis=1), SQUARE),
+    "one place each": lambda: (lambda x, place: x[place] + x[1 - place % 2], X, PLACE),
+    "some places each": lambda: (lambda x, places: x[places] + x[0], X, PLACES),
+    "a table of constants": lambda: (lambda place: xp.lookup(SAME, place), PLACE),
+    "the largest": lambda: (lambda x: x[xp.argmax(x)] - x[xp.argmin(x)] + xp.top_k(x, 3)[0][2], X),
+    "in order": lambda: (lambda x: x[xp.argsort(-x)], X),
+    "joined": lambda: (lambda x, y: xp.concatenate([x, SAME, y]) * xp.append(xp.append(x, y), SAME), X, Y),
+    "stacked": lambda: (lambda x, y: xp.stack([x, y, SAME], axis=1), X, Y),
+    "unpacked": lambda: (lambda x: sum(part for part in x) + len(x.shape), X),
+    "weights": lambda: (lambda s, x: xp.exact_matmul(s, SAME) + xp.exact_matmul(x, SAME), SQUARE, X),
+    "one place changed": lambda: (lambda x, one: xp.set_at(x, -1, one), X, ONE),
+    "functions": lambda: (
+        lambda x: xp.erfc(x) + xp.round(x) + xp.zeros_like(x) + xp.logsumexp(x, axis=0) + xp.bits(x) % 7,
+        X,
+    ),
+    "loops": lambda: (lambda one, x: halved(0.05 * one, xp.max(x)), ONE, X),
+    "loops of as many turns": lambda: (lambda one: halved(0.5, one) + xp.fori_loop(0, 3, lambda i, s: s + i, one), ONE),
+    "branches": lambda: (lambda one, x: xp.cond(one > 1, lambda a: a + 1, lambda a: -a, x), ONE, X),
+    "a map over an axis": lambda: (
+        lambda s, x: xp.vmap(lambda a, b: a * xp.sum(b), in_axes=(0, None))(s, x),
+        SQUARE,
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_code_of_one_point_computes_all_of_them(name):
+    function, *arguments = CASES[name]()
+    with on_host(many=True):
+        together = function(*(Rows(argument) for argument in arguments))
+    with on_host():
+        each = [function(*(argument[i] for argument in arguments)) for i in range(7)]
+    np.testing.assert_allclose(together.data, np.stack(each), rtol=1e-14)
+    assert together.shape == np.shape(each[0]) and together.ndim == np.ndim(each[0])
+
+
+def test_what_is_not_known_of_many_points_is_refused():
+    with on_host(many=True):
+        for wrong in (
+            lambda x: np.fft.fft(x),
+            lambda x: SAME[x],
+            lambda x: xp.exact_matmul(SAME, x),
+            lambda x: bool(x > 1),
+            lambda x: np.add.outer(x, SAME),
+        ):
+            with pytest.raises((TypeError, IndexError)):
+                wrong(Rows(X))
+
+
+def random_laws(kind):
+    eps0 = NUMBERS.uniform(0.2, 4.0, 40)
+    with on_host():
+        made = [law.clones(x, "clones") if kind == "clones" else other_law(kind, x) for x in eps0]
+    return eps0, jax.tree_util.tree_map(lambda *parts: np.stack(parts), *made)
+
+
+def other_law(kind, eps0):
+    if kind == "two":
+        return Law(*(np.asarray(part)[1] for part in law.two_point(eps0)))
+    table = NUMBERS.dirichlet(np.ones(5), 3)
+    return law.finite_law(table, 0, 1, True)
+
+
+CLOSE = ("13 nodes", "clones"), ("13 nodes", "any"), ("counts", "clones"), ("two", "two")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "verb"),
+    [("nodes", "any", "log_delta"), *((*each, verb) for each in CLOSE for verb in ("log_delta", "epsilon"))],
+)
+def test_kernels_have_the_same_bounds_for_many_points_as_for_one(source, kind, verb):
+    eps0, made = random_laws(kind)
+    users = np.floor(10 ** NUMBERS.uniform(0.3, 6.0, eps0.size))
+    wanted = (
+        10 ** NUMBERS.uniform(-14, -2, eps0.size) if verb == "epsilon" else eps0 * NUMBERS.uniform(0, 1.1, eps0.size)
+    )
+    arguments = [made, users, wanted]
+    if verb == "epsilon":
+        arguments.append(Bounds(0 * wanted, np.inf + wanted))
+    if source == "nodes":
+        arguments.append(0 * wanted + 512.0)
+    kernel = bounds._KERNELS[verb][source]
+    with expecting(1):
+        found = kernel(*arguments)
+        each = [kernel(*jax.tree_util.tree_map(lambda a, i=i: a[i : i + 1], arguments)) for i in range(eps0.size)]
+    for i, side in enumerate(found):
+        one = np.concatenate([both[i] for both in each])
+        assert np.array_equal(np.isfinite(side), np.isfinite(one)) and np.isfinite(one).mean() > 0.1
+        np.testing.assert_allclose(side, one, rtol=1e-9 if source == "nodes" else 1e-12)
