@@ -155,7 +155,7 @@ class Kernel:
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
         gives it; about as many as take as long as compiling. The kernel has to be written with
         `jaxdp.runtime.arrays.xp`.
-    at_once: number of points that NumPy computes together; above 1 only with what `jaxdp.runtime.rows.Rows` has.
+    at_once: number of points that NumPy computes together, with what `jaxdp.runtime.rows.Rows` has; else one by one.
     absolute: difference that a program and NumPy may have besides a relative one, or a function of a point's arguments.
     """
 
@@ -229,7 +229,11 @@ class Kernel:
             if size == 1:
                 made = self.point(*jax.tree.map(lambda leaf: leaf[start], args), **static)
                 return jax.tree.map(lambda x: np.asarray(x)[None], made)
-            made = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
+            try:
+                made = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
+            except (TypeError, AttributeError):  # a class of the user's may be written with other functions
+                each = [self._by_numpy(args, row, static) for row in range(start, start + size)]
+                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
 
         def every(x: Any) -> np.ndarray:
             return np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x)))
@@ -297,6 +301,16 @@ def by_rows(point: Callable[..., Any]) -> Callable[..., Any]:
 def kernel(**options: Any) -> Callable[[Callable], Kernel]:
     """Decorator: one-point function -> `Kernel`, which documents the options."""
     return functools.partial(Kernel, **options)
+
+
+def many(arguments: Any) -> bool:
+    """Whether a call has so many points that NumPy, computing them together, takes a fraction of the time for each."""
+    return jax.tree.leaves(arguments)[0].shape[0] >= 32
+
+
+def patience(alone: int, together: int) -> Callable[..., int]:
+    """For `Kernel.by_numpy`: points that take NumPy as long as compiling, a few in a call, and many."""
+    return lambda *arguments, **static: together if many(arguments) else alone
 
 
 def _as_float64(leaf: Any) -> np.ndarray:

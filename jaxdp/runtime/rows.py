@@ -52,6 +52,9 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise TypeError("it may be true of some points and false of others.")
 
+    def __array__(self, *_: Any) -> np.ndarray:
+        raise TypeError("an array of all points has one more axis than the code of one point sees.")
+
     def __iter__(self) -> Iterator[Rows]:
         return (self[i] for i in range(self.shape[0]))
 
@@ -139,6 +142,7 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.argmax: _best(np.argmax),
     np.argmin: _best(np.argmin),
     np.squeeze: lambda x, axis: Rows(np.squeeze(x.data, _axis(axis, x.ndim))),
+    np.full_like: lambda x, value: np.full(x.shape, value, x.dtype),
     np.zeros_like: lambda x: np.zeros(x.shape, x.dtype),
     np.ones_like: lambda x: np.ones(x.shape, x.dtype),
     np.shape: lambda x: x.shape,

@@ -19,7 +19,7 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay, platform
+from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay, many, patience, platform
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law
@@ -35,7 +35,6 @@ _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
 # Steps of NumPy's sum over counts that take as long as compiling, and as all else: alone, many in a call.
 _STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0), (30.0, 2.0)
-_MANY = 32  # points of a call that NumPy computes together in a fraction of the time
 _SLACK = 2e-13  # rounding of log(delta)
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
@@ -144,19 +143,10 @@ def _pair(
     return made(log_delta, working_set, 0), made(epsilon, of_search or working_set, 1)
 
 
-def _patience(alone: int, together: int) -> Callable[..., int]:
-    """As many points as take NumPy as long as compiling, 2 to 4 s: called one by one, and many in a call."""
-    return lambda *arguments: together if _many(arguments) else alone
-
-
-def _many(arguments: Any) -> bool:
-    return jax.tree_util.tree_leaves(arguments)[0].shape[0] >= _MANY
-
-
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
     lanes, terms = made.base.shape[1] > 2, np.max(countable(made, users), initial=1.0)
-    together = int(_many(made) and not lanes)
+    together = int(many(made) and not lanes)
     steps = terms / (counts.LANES if lanes else counts.DEPTH)
     return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
 
@@ -164,7 +154,7 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 def _patience_of_nodes(*arguments: Any) -> int:
     """The same for a long sum, whose number of nodes comes last; a program of the longest ones is no faster."""
     alone, together = np.clip(np.array([2**19, 2**21]) / np.max(arguments[-1]), 64, [384, 2**14])
-    return int(together if _many(arguments) else alone)
+    return int(together if many(arguments) else alone)
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -183,7 +173,7 @@ def _alive_at_counts(made: Law, *_: Any) -> int:
 
 
 contour_log_delta, contour_epsilon = _pair(
-    contour.evaluate, _alive_at_nodes, (_patience(1024, 16384), _patience(512, 4096)), (512, 512), tries=12
+    contour.evaluate, _alive_at_nodes, (patience(1024, 16384), patience(512, 4096)), (512, 512), tries=12
 )
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, (_patience_of_counts,) * 2, (256, 256))
 _SOURCES = {
@@ -191,7 +181,7 @@ _SOURCES = {
     "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, (_patience_of_nodes,) * 2, (256, 1), of_search=10_000),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),  # a program for each number
-    "two": _pair(two_point.evaluate, 256, (_patience(2048, 16384), _patience(512, 2048)), (512, 512)),
+    "two": _pair(two_point.evaluate, 256, (patience(2048, 16384), patience(512, 2048)), (512, 512)),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
@@ -340,7 +330,7 @@ def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
-@kernel(working_set=1024, large=True, by_numpy=_patience(64, 2048), at_once=256)
+@kernel(working_set=1024, large=True, by_numpy=patience(64, 2048), at_once=256)
 def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
     """Lower bound of epsilon of two-point randomized response, shuffled: of its two orders the larger."""
     valid = (eps0 >= 0) & (users >= 1) & (users == xp.floor(users)) & (users < xp.inf)

@@ -24,7 +24,7 @@ def _guarded(value, condition, eps0, num_users, delta):
     return xp.where(valid, xp.where(delta >= 1, 0.0, answer), xp.inf)
 
 
-@kernel(working_set=16, by_numpy=4096)
+@kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def clones_closed_form_point(eps0, num_users, delta):
     """One point of Theorem 3.1; see `clones_epsilon_closed_form`."""
     positive = xp.where(delta > 0, delta, 0.5)
@@ -44,7 +44,7 @@ def clones_closed_form_log_delta(eps0, num_users, epsilon):
     return xp.minimum(log_delta + 1e-12 * (1.0 + xp.abs(log_delta)), 0.0)
 
 
-@kernel(working_set=16, by_numpy=4096)
+@kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def clones_closed_form_delta(eps0, num_users, epsilon):
     """Upper bound of delta at an epsilon >= 0 by Theorem 3.1."""
     delta = xp.maximum(xp.exp(clones_closed_form_log_delta(eps0, num_users, epsilon)), SMALLEST)
@@ -52,7 +52,7 @@ def clones_closed_form_delta(eps0, num_users, epsilon):
     return xp.where(inside, delta, xp.where((num_users >= 1) & (epsilon >= eps0) & (eps0 >= 0), 0.0, 1.0))
 
 
-@kernel(working_set=16, by_numpy=4096)
+@kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def krr_closed_form_point(eps0, num_categories, num_users, delta):
     """One point of Corollary 4.2; see `krr_epsilon_closed_form`."""
     positive = xp.where(delta > 0, delta, 0.5)

@@ -10,7 +10,7 @@ from jaxdp import validate
 from jaxdp.closed_forms import gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import batched
-from jaxdp.runtime.precision import kernel
+from jaxdp.runtime.precision import kernel, patience
 from jaxdp.shuffle.approximate import additive_term, alone, best_epsilon
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
@@ -20,7 +20,7 @@ _MU_ERROR = 2.0**-51
 _LEAST_MU = 1e-300
 
 
-@kernel(working_set=64, by_numpy=64)
+@kernel(working_set=64, by_numpy=patience(64, 4096), at_once=512)
 def _splits(mu, num_users, delta):
     """Local pairs (eps0, delta0 = Gaussian delta at eps0) to try: n delta0 runs from above delta to far below it."""
     least = xp.sqrt(2.0 * xp.log(2.0 / delta)) * 0.8

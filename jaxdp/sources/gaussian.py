@@ -11,7 +11,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, norm
 from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.precision import canary, kernel, patience
 from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
 
 
@@ -48,14 +48,14 @@ def mu_excess(stacks: tuple[Stack, ...]) -> Any:
     return largest
 
 
-@kernel(working_set=256, large=True, bounds=True, by_numpy=256)
+@kernel(working_set=256, large=True, bounds=True, by_numpy=patience(1024, 16384), at_once=512)
 def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point."""
     errors = mu_error(stacks), mu_excess(stacks)
     return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, *errors))
 
 
-@kernel(working_set=256, large=True, bounds=True, by_numpy=256)
+@kernel(working_set=256, large=True, bounds=True, by_numpy=patience(2048, 65536), at_once=512)
 def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point."""
     trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
@@ -63,7 +63,7 @@ def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
     return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, *errors), trivial)
 
 
-@kernel(working_set=512, by_numpy=4096)
+@kernel(working_set=512, by_numpy=2**20, at_once=4096)
 def gaussian_tradeoff(stacks: tuple[Stack, ...], x: Any) -> Any:
     """Lower bound of the smallest false negative rate, Phi(-Phi^-1(x) - mu), at a false positive rate x."""
     mu = composed_mu(stacks)

@@ -20,7 +20,7 @@ from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.precision import canary, kernel, patience
 from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
@@ -30,7 +30,7 @@ _RANKS = 64
 _SPLIT = 2.0**27 + 1
 
 
-@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=512)
+@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
 def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
     solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
     return solve(xp.asarray(record.mechanism.gaussian_mu()), record.sampling_probability, target, direction)
@@ -47,13 +47,13 @@ def _alive(record: Any, *_: Any, direction: str) -> int:
     return 256 if isinstance(record, (NamedSetRandomizer, WorstCase)) else 30000
 
 
-@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=256)
+@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=patience(1024, 16384), at_once=64)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one run."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
-@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=256)
+@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=patience(1024, 16384), at_once=64)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one run."""
     return finite_law.delta_bounds(*_law(record, direction), eps)
