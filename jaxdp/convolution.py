@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -24,6 +22,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, raised, stirling_error
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, at_points, checked, theorem, unless
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
@@ -63,8 +62,8 @@ def _share(shift, scale, count=1):
     """shift / (scale n), never 0 where the shift is positive."""
     shift, _ = raised(shift)
     # without the barrier the compiler divides by scale * count, which may overflow
-    share = lax.optimization_barrier(shift / scale) / count
-    return jnp.where(shift > 0, jnp.maximum(share, SMALLEST), 0.0)
+    share = xp.optimization_barrier(shift / scale) / count
+    return xp.where(shift > 0, xp.maximum(share, SMALLEST), 0.0)
 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, scale=POSITIVE)
@@ -114,7 +113,7 @@ def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> A
     Returns the divergence in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
     ratio = _share(shift, std, num_summands)
-    return jnp.where(ratio > 0, num_summands * jnp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
+    return xp.where(ratio > 0, num_summands * xp.maximum(order * ratio * ratio / 2 * _UP, SMALLEST), 0.0)
 
 
 def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
@@ -153,11 +152,11 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
-    rate, least = 1 / scale, jnp.floor(shift / num_summands)
+    rate, least = 1 / scale, xp.floor(shift / num_summands)
     more = shift - num_summands * least
     low, high = discrete_laplace_renyi(order, rate, least), discrete_laplace_renyi(order, rate, least + 1)
-    total = (num_summands - more) * low + jnp.where(more > 0, more * high, 0.0)
-    return jnp.where(shift > 0, jnp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
+    total = (num_summands - more) * low + xp.where(more > 0, more * high, 0.0)
+    return xp.where(shift > 0, xp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
 
 
 LARGEST_SUM = 10_000
@@ -175,48 +174,48 @@ _PANELS, _NODES = 12, 24
 
 def _weights(n, size):
     """Log of the negative binomial weight of Poisson count i < n, and of the sum of weights for the tail."""
-    i = jnp.arange(size, dtype=jnp.result_type(n, 1.0))
+    i = xp.arange(size, dtype=xp.result_type(n, 1.0))
     k = n - 1 - i
-    half = jnp.full_like(i, 0.5)
-    log_w = log_binomial_pmf(jnp.maximum(k, 0.0), jnp.maximum(n - 1 + k, 0.0), half, half) - math.log(2.0)
-    log_w = jnp.where(k >= 0, log_w, -jnp.inf)
+    half = xp.full_like(i, 0.5)
+    log_w = log_binomial_pmf(xp.maximum(k, 0.0), xp.maximum(n - 1 + k, 0.0), half, half) - math.log(2.0)
+    log_w = xp.where(k >= 0, log_w, -xp.inf)
     # The tail of Erlang(i + 1) counts i and all smaller Poisson values: sum over k up to n - 1 - i.
     return log_w, lax.cumlogsumexp(log_w, reverse=True)
 
 
 def _log_poisson(x, size):
     """Log P[Poisson(x) = i] for i < size and x >= 0, in the deviance form (no difference of large numbers)."""
-    i = jnp.arange(size, dtype=x.dtype)
-    mean = jnp.clip(x, 1e-290, 1e300)  # beyond either, 1 / mean would be flushed to 0 or overflow
-    inner = jnp.maximum(i, 1.0)
-    value = -mean * deviance((inner - mean) / mean) - stirling_error(inner) - 0.5 * jnp.log(inner) - LOG_SQRT_2PI
-    return jnp.where(i > 0, value, -x)
+    i = xp.arange(size, dtype=x.dtype)
+    mean = xp.clip(x, 1e-290, 1e300)  # beyond either, 1 / mean would be flushed to 0 or overflow
+    inner = xp.maximum(i, 1.0)
+    value = -mean * deviance((inner - mean) / mean) - stirling_error(inner) - 0.5 * xp.log(inner) - LOG_SQRT_2PI
+    return xp.where(i > 0, value, -x)
 
 
 def _log_density(x, weights):
-    return jax.nn.logsumexp(_log_poisson(jnp.abs(x), weights[0].shape[0]) + weights[0])
+    return xp.logsumexp(_log_poisson(xp.abs(x), weights[0].shape[0]) + weights[0])
 
 
 def _density_and_tail(x, weights):
     """(log f(|x|), log P(X > |x|)) of the sum."""
-    poisson = _log_poisson(jnp.abs(x), weights[0].shape[0])
-    return jax.nn.logsumexp(poisson + weights[0]), jax.nn.logsumexp(poisson + weights[1])
+    poisson = _log_poisson(xp.abs(x), weights[0].shape[0])
+    return xp.logsumexp(poisson + weights[0]), xp.logsumexp(poisson + weights[1])
 
 
 def _cut(x, shift, weights):
     """(loss, P(X > x - s), log P(X > x)) at x >= 0; delta(loss) is the second minus e^loss times the third."""
     (shifted, log_first), (here, log_second) = (_density_and_tail(at, weights) for at in (x - shift, x))
-    return shifted - here, jnp.where(x < shift, -jnp.expm1(log_first), jnp.exp(log_first)), log_second
+    return shifted - here, xp.where(x < shift, -xp.expm1(log_first), xp.exp(log_first)), log_second
 
 
 def _error(n, x, shift):
     """Relative error of the tails at x and x - shift, absolute error of the log densities."""
-    return jnp.expm1(_TAIL_ERROR * (1.0 + n / 500.0) + _FAR_ERROR * jnp.maximum(x, jnp.abs(x - shift)))
+    return xp.expm1(_TAIL_ERROR * (1.0 + n / 500.0) + _FAR_ERROR * xp.maximum(x, xp.abs(x - shift)))
 
 
 def _far(n, shift):
     """A point beyond which every tail is below 1e-300."""
-    return shift + 800.0 + 45.0 * jnp.sqrt(2 * n)
+    return shift + 800.0 + 45.0 * xp.sqrt(2 * n)
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
@@ -230,17 +229,17 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
     x, _ = bisect(early, larger / 2, _far(n, larger), _HALVINGS)
     loss, first, log_second = _cut(x, larger, weights)
     error = _error(n, x, larger)
-    scaled = jnp.exp(epsilon + log_second)
+    scaled = xp.exp(epsilon + log_second)
     # The best test has its threshold beyond x. It gains at most (e^(epsilon - loss) - 1) P(X > x - s) over that at x.
-    missing = jnp.expm1(jnp.maximum(epsilon - loss, 0.0) + 2 * error) * first
+    missing = xp.expm1(xp.maximum(epsilon - loss, 0.0) + 2 * error) * first
     upper = first - scaled + error * (first + scaled) + missing * (1 + error)
-    upper = jnp.fmin(upper, first * (1 + error)) + NEXT_TO_ZERO
+    upper = xp.fmin(upper, first * (1 + error)) + NEXT_TO_ZERO
     # Every test is a lower bound of delta.
     first = _cut(x, smaller, weights)[1]
     lower = first - scaled - 2 * error * (first + scaled) - NEXT_TO_ZERO
-    upper = jnp.where(jnp.isnan(upper), 1.0, jnp.clip(upper, 0.0, 1.0))
-    lower = jnp.where(jnp.isnan(lower), 0.0, jnp.clip(lower, 0.0, 1.0))
-    return jnp.where(epsilon < smaller, lower, 0.0), jnp.where(epsilon < larger, upper, 0.0)
+    upper = xp.where(xp.isnan(upper), 1.0, xp.clip(upper, 0.0, 1.0))
+    lower = xp.where(xp.isnan(lower), 0.0, xp.clip(lower, 0.0, 1.0))
+    return xp.where(epsilon < smaller, lower, 0.0), xp.where(epsilon < larger, upper, 0.0)
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
@@ -251,7 +250,7 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
         """(loss, delta at that loss), each moved by its error in the direction of sign; NaN on overflow."""
         loss, first, log_second = _cut(x, shift, weights)
         error = _error(n, x, shift)
-        scaled = jnp.exp(loss + log_second)
+        scaled = xp.exp(loss + log_second)
         # Three errors: two from the loss, one from the tails. A tail that underflowed is positive.
         return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + NEXT_TO_ZERO)
 
@@ -261,10 +260,10 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
     # NaN makes both comparisons false: the upper end is then not accepted, the lower end not raised.
     _, above = bisect(enough, larger / 2, _far(n, larger), _HALVINGS)
     below, _ = bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller), _HALVINGS)
-    upper = jnp.where(enough(above), jnp.fmin(profile(above, larger, 1.0)[0], larger), larger)
-    lower = jnp.clip(profile(below, smaller, -1.0)[0], 0.0, smaller)
+    upper = xp.where(enough(above), xp.fmin(profile(above, larger, 1.0)[0], larger), larger)
+    lower = xp.clip(profile(below, smaller, -1.0)[0], 0.0, smaller)
     none = enough(larger / 2) | (delta >= 1)
-    return jnp.where(none | jnp.isnan(lower), 0.0, lower), jnp.where(none, 0.0, upper)
+    return xp.where(none | xp.isnan(lower), 0.0, lower), xp.where(none, 0.0, upper)
 
 
 def _window(order, shift, n, weights):
@@ -273,15 +272,15 @@ def _window(order, shift, n, weights):
     def height(x):
         return order * _log_density(x - shift, weights) + (1 - order) * _log_density(x, weights)
 
-    width = shift + 200.0 + 20.0 * n + 40.0 * jnp.sqrt(order * (n * shift + 1.0))
+    width = shift + 200.0 + 20.0 * n + 40.0 * xp.sqrt(order * (n * shift + 1.0))
 
     def third(_, bracket):
         a, b = bracket
         left, right = a + (b - a) / 3, b - (b - a) / 3
         higher = height(left) < height(right)
-        return jnp.where(higher, left, a), jnp.where(higher, b, right)
+        return xp.where(higher, left, a), xp.where(higher, b, right)
 
-    a, b = lax.fori_loop(0, 80, third, (jnp.zeros_like(shift), width))
+    a, b = xp.fori_loop(0, 80, third, (xp.zeros_like(shift), width))
     peak = 0.5 * (a + b)
     least = height(peak) - _DROP
     _, high = bisect(lambda x: height(x) < least, peak, peak + width + 200.0, _HALVINGS)
@@ -293,9 +292,9 @@ def _window(order, shift, n, weights):
 def _renyi_point(n, shift, order, *, size):
     weights = _weights(n, size)
     low, high = _window(order, shift, n, weights)
-    nodes, gauss = (jnp.asarray(v) for v in np.polynomial.legendre.leggauss(_NODES))
+    nodes, gauss = (xp.asarray(v) for v in np.polynomial.legendre.leggauss(_NODES))
     # The density is not analytic at the kinks 0 and s: panels end there.
-    ends = jnp.stack([low, jnp.clip(0.0, low, high), jnp.clip(shift, low, high), high])
+    ends = xp.stack([low, xp.clip(0.0, low, high), xp.clip(shift, low, high), high])
 
     def at(x):
         here = _log_density(x, weights)
@@ -305,12 +304,12 @@ def _renyi_point(n, shift, order, *, size):
         segment, part = index // _PANELS, index % _PANELS
         width = (ends[segment + 1] - ends[segment]) / _PANELS
         x = ends[segment] + width * (part + 0.5 * (nodes + 1))
-        return lax.map(at, x) + jnp.log(jnp.maximum(gauss * width / 2, 1e-300))
+        return xp.lax_map(at, x) + xp.log(xp.maximum(gauss * width / 2, 1e-300))
 
-    log_excess = jax.nn.logsumexp(lax.map(panel, jnp.arange(3 * _PANELS)).reshape(-1))
-    value = jnp.logaddexp(0.0, log_excess) / (order - 1.0)
+    log_excess = xp.logsumexp(xp.lax_map(panel, xp.arange(3 * _PANELS)).reshape(-1))
+    value = xp.logaddexp(0.0, log_excess) / (order - 1.0)
     # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
-    return jnp.where(shift > 0, jnp.fmin(value, shift), 0.0)
+    return xp.where(shift > 0, xp.fmin(value, shift), 0.0)
 
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 4)

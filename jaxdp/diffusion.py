@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
@@ -122,8 +121,8 @@ class BrownianMotion(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value`, in the dtype and shape of value."""
-        dtype = jnp.asarray(value).dtype
-        return value + jnp.sqrt(2 * jnp.asarray(self.time, dtype)) * jax.random.normal(key, jnp.shape(value), dtype)
+        dtype = xp.asarray(value).dtype
+        return value + xp.sqrt(2 * xp.asarray(self.time, dtype)) * jax.random.normal(key, xp.shape(value), dtype)
 
     def mse(self, dimension: Real) -> Array:
         """Mean squared error 2 t d of one release of d coordinates."""
@@ -172,10 +171,10 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
         """One release of `value` at time t from its exact law (no time steps), in the dtype and shape of value."""
-        dtype = jnp.asarray(value).dtype
-        rate, time, level = (jnp.asarray(x, dtype) for x in (self.theta, self.time, self.rho))
-        std = level * jnp.sqrt(-jnp.expm1(-2 * rate * time) / rate)
-        return jnp.exp(-rate * time) * value + std * jax.random.normal(key, jnp.shape(value), dtype)
+        dtype = xp.asarray(value).dtype
+        rate, time, level = (xp.asarray(x, dtype) for x in (self.theta, self.time, self.rho))
+        std = level * xp.sqrt(-xp.expm1(-2 * rate * time) / rate)
+        return xp.exp(-rate * time) * value + std * jax.random.normal(key, xp.shape(value), dtype)
 
     def mse(self, norm: Real, dimension: Real) -> Array:
         """Mean squared error of one release of a value of this L2 norm, see `ornstein_uhlenbeck_mse`."""
@@ -194,7 +193,7 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Examples 4 and 5.
     """
-    return jnp.maximum((sensitivity / jnp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
+    return xp.maximum((sensitivity / xp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
 
 
 @theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, sensitivity=POSITIVE)
@@ -224,8 +223,8 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     Reference: Equation (4).
     """
-    bias = -jnp.expm1(-theta * time) * norm
-    return bias**2 + dimension * rho**2 / theta * -jnp.expm1(-2 * theta * time)
+    bias = -xp.expm1(-theta * time) * norm
+    return bias**2 + dimension * rho**2 / theta * -xp.expm1(-2 * theta * time)
 
 
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:

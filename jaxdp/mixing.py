@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
@@ -18,6 +17,7 @@ from jaxdp.domains import NONNEGATIVE, NONNEGATIVE_OR_INFINITE, POSITIVE, PROBAB
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, checked, theorem, unless
 from jaxdp.typing import Array, Real
 
@@ -52,7 +52,7 @@ _VACUOUS = Guarantee(np.inf, 1.0)
 
 def _rounded_up(value, positive):
     """The value rounded up; where the exact value is positive, never 0."""
-    return jnp.where(positive, jnp.maximum(value * _UP, SMALLEST), 0.0)
+    return xp.where(positive, xp.maximum(value * _UP, SMALLEST), 0.0)
 
 
 def _raised(*numbers):
@@ -61,16 +61,16 @@ def _raised(*numbers):
 
 
 def _times(delta, gamma):
-    return jnp.minimum(_rounded_up(gamma * delta, (gamma > 0) & (delta > 0)), 1.0)
+    return xp.minimum(_rounded_up(gamma * delta, (gamma > 0) & (delta > 0)), 1.0)
 
 
 def _mixed_epsilon(epsilon, gamma):
     # log(1 + g (e^eps - 1)). The exponential overflows past eps = 709; from 500 on e^eps - 1 rounds to e^eps.
-    direct = jnp.log1p(gamma * jnp.expm1(jnp.minimum(epsilon, 500.0)))
-    log_gamma = jnp.log(jnp.where(gamma > 0, gamma, 1.0))
+    direct = xp.log1p(gamma * xp.expm1(xp.minimum(epsilon, 500.0)))
+    log_gamma = xp.log(xp.where(gamma > 0, gamma, 1.0))
     grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)  # charge for rounding at the size of the two terms
-    large = jnp.where(grown < 30.0, jnp.log1p(jnp.exp(jnp.minimum(grown, 30.0))), grown + jnp.exp(-grown))
-    return _rounded_up(jnp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
+    large = xp.where(grown < 30.0, xp.log1p(xp.exp(xp.minimum(grown, 30.0))), grown + xp.exp(-grown))
+    return _rounded_up(xp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
 
 
 @theorem(**_ARGUMENTS, vacuous=_VACUOUS)
@@ -117,16 +117,16 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
 def _hockey_stick(epsilon, delta, gamma, level):
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     limit = _required(epsilon, delta)
-    return Guarantee(epsilon, jnp.where(level <= limit, _times(delta, gamma), delta)), limit
+    return Guarantee(epsilon, xp.where(level <= limit, _times(delta, gamma), delta)), limit
 
 
 def _required(epsilon, delta):
-    grown, share = jnp.expm1(jnp.minimum(epsilon, 500.0)), jnp.where(delta > 0, delta, 1.0)
+    grown, share = xp.expm1(xp.minimum(epsilon, 500.0)), xp.where(delta > 0, delta, 1.0)
     ratio = grown / share
     # log(1 + ratio) is log(ratio) where the ratio is huge, and the ratio may overflow
-    large = jnp.where(epsilon < 500.0, jnp.log(jnp.where(grown > 0, grown, 1.0)), epsilon) - jnp.log(share)
+    large = xp.where(epsilon < 500.0, xp.log(xp.where(grown > 0, grown, 1.0)), epsilon) - xp.log(share)
     # rounded down, so that no level above the exact limit is accepted
-    return jnp.where(delta > 0, jnp.where(ratio < 1e100, jnp.log1p(ratio), large) * _DOWN, jnp.inf)
+    return xp.where(delta > 0, xp.where(ratio < 1e100, xp.log1p(ratio), large) * _DOWN, xp.inf)
 
 
 @theorem(epsilon=NONNEGATIVE, delta=PROBABILITY, vacuous=0.0)
@@ -156,9 +156,9 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     """
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     # 1 - e^{eps'-eps} (1 - delta) with e^{eps'-eps} = 1 - (1-g)(1 - e^{-eps}) keeps the digits of a small delta.
-    shrink = (1 - gamma) * -jnp.expm1(-epsilon)
+    shrink = (1 - gamma) * -xp.expm1(-epsilon)
     positive = (gamma > 0) & ((delta > 0) | ((epsilon > 0) & (gamma < 1)))
-    mixed = jnp.minimum(_rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
+    mixed = xp.minimum(_rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
 
@@ -175,8 +175,8 @@ def ultra_mixing_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guara
     """
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     # e^{eps'-eps} = g + (1-g) e^{-eps} as a sum: 1 - (1-g)(1 - e^{-eps}) loses all digits where both are small.
-    kept = gamma + (1 - gamma) * jnp.exp(-epsilon)
-    mixed = jnp.minimum(_rounded_up(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
+    kept = gamma + (1 - gamma) * xp.exp(-epsilon)
+    mixed = xp.minimum(_rounded_up(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
 
@@ -353,7 +353,7 @@ def iterated_gaussian_rdp(
     """
     shift, lipschitz = raised(shift)[0], raised(lipschitz)[0]
     # an infinite deviation, or a ratio that underflows, would claim a divergence of 0
-    ratio = shift / jnp.minimum(jnp.hypot(first_std, second_std / lipschitz), np.finfo(float).max)
+    ratio = shift / xp.minimum(xp.hypot(first_std, second_std / lipschitz), np.finfo(float).max)
     return _rounded_up(order * ratio * ratio / 2, shift > 0)
 
 
@@ -398,10 +398,10 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
         left = laplace_log_g_slope(order, part / first_scale) / first_scale
         return left >= laplace_log_g_slope(order, (shift - part) / second_scale) / second_scale
 
-    part = 0.5 * sum(bisect(steeper, jnp.zeros_like(shift), shift, _HALVINGS))
+    part = 0.5 * sum(bisect(steeper, xp.zeros_like(shift), shift, _HALVINGS))
     value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
     limit = first_scale**2 / (first_scale**2 + second_scale**2)
-    share = jnp.where(shift > SMALLEST, part / jnp.maximum(shift, SMALLEST), limit)
+    share = xp.where(shift > SMALLEST, part / xp.maximum(shift, SMALLEST), limit)
     return IteratedLaplace(_rounded_up(value, shift > 0), share)
 
 

@@ -24,6 +24,7 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points, checked, theorem
 from jaxdp.runtime.precision import kernel, x64
 from jaxdp.typing import Array, Complex, Real
@@ -38,16 +39,16 @@ def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     point_i on, that of the cell to the right bounds g up to point_{i+1}. The smaller of the two exceeds the maximum by
     the square of the cell width. There is one bound a cell: len(point) - 1 of them.
     """
-    width = jnp.diff(point)
-    safe = jnp.where(width > 0, width, 1.0)
-    infinite = jnp.full((1,), jnp.inf)
-    rise = jnp.where(width > 0, (high[1:] - low[:-1]) / safe, jnp.inf)
-    fall = jnp.where(width > 0, (high[:-1] - low[1:]) / safe, jnp.inf)
-    left_slope = jnp.concatenate([infinite, jnp.maximum(rise[:-1], 0.0)])
-    right_slope = jnp.concatenate([jnp.maximum(fall[1:], 0.0), infinite])
-    from_left = high[:-1] + jnp.where(width > 0, left_slope * width, 0.0)
-    from_right = high[1:] + jnp.where(width > 0, right_slope * width, 0.0)
-    return jnp.where(width > 0, jnp.minimum(from_left, from_right), jnp.maximum(high[:-1], high[1:]))
+    width = xp.diff(point)
+    safe = xp.where(width > 0, width, 1.0)
+    infinite = xp.full((1,), xp.inf)
+    rise = xp.where(width > 0, (high[1:] - low[:-1]) / safe, xp.inf)
+    fall = xp.where(width > 0, (high[:-1] - low[1:]) / safe, xp.inf)
+    left_slope = xp.concatenate([infinite, xp.maximum(rise[:-1], 0.0)])
+    right_slope = xp.concatenate([xp.maximum(fall[1:], 0.0), infinite])
+    from_left = high[:-1] + xp.where(width > 0, left_slope * width, 0.0)
+    from_right = high[1:] + xp.where(width > 0, right_slope * width, 0.0)
+    return xp.where(width > 0, xp.minimum(from_left, from_right), xp.maximum(high[:-1], high[1:]))
 
 
 _FAR = 700.0
@@ -66,10 +67,10 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding of three ulp. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    small, cut = jnp.minimum(epsilon, 1.0), jnp.minimum(epsilon, _LARGEST_EXPONENT)
+    small, cut = xp.minimum(epsilon, 1.0), xp.minimum(epsilon, _LARGEST_EXPONENT)
     # the first loses no digits next to 0; in the second no large numbers cancel
-    near, far = -jnp.expm1(small) + jnp.exp(small) * delta, 1 - jnp.exp(cut) * (1 - delta)
-    return jnp.clip(jnp.where(epsilon < 0.5, near, far), 0.0, 1.0)
+    near, far = -xp.expm1(small) + xp.exp(small) * delta, 1 - xp.exp(cut) * (1 - delta)
+    return xp.clip(xp.where(epsilon < 0.5, near, far), 0.0, 1.0)
 
 
 @theorem(epsilon=NOT_NAN, loss_cdf=PROBABILITY, reverse_loss_cdf=PROBABILITY, vacuous=1.0)
@@ -88,8 +89,8 @@ def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Ar
     absolute rounding of the difference, 1e-15, is added. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
-    second = jnp.exp(jnp.minimum(epsilon, _LARGEST_EXPONENT)) * reverse_loss_cdf
-    return jnp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
+    second = xp.exp(xp.minimum(epsilon, _LARGEST_EXPONENT)) * reverse_loss_cdf
+    return xp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 
 def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Array]:
@@ -123,13 +124,13 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
 
 @theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _line(rate, epsilon, delta):
-    return jnp.maximum((1 - delta - jnp.exp(epsilon) * rate * (1 + 8 * ULP)) - 4 * ULP, 0.0)
+    return xp.maximum((1 - delta - xp.exp(epsilon) * rate * (1 + 8 * ULP)) - 4 * ULP, 0.0)
 
 
 @theorem(rate=PROBABILITY, epsilon=NOT_NAN, delta=PROBABILITY, vacuous=0.0)
 def _mirrored_line(rate, epsilon, delta):
     # 1 - delta - rate is rounded at the size of 1. Its charge stands inside the factor, which is below 1 for eps >= 0.
-    return jnp.maximum(jnp.exp(-epsilon) * (1 - 8 * ULP) * (1 - delta - rate - 4 * ULP), 0.0)
+    return xp.maximum(xp.exp(-epsilon) * (1 - 8 * ULP) * (1 - delta - rate - 4 * ULP), 0.0)
 
 
 def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real, *, symmetric: bool = False) -> Array:
@@ -158,7 +159,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
 
 def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[jax.Array, jax.Array]:
     """1 - f - e^eps x at the points, and a bound of its rounding, that of f of size 1 included."""
-    lost = jnp.where(rate > 0, jnp.exp(epsilon) * rate, 0.0)
+    lost = xp.where(rate > 0, xp.exp(epsilon) * rate, 0.0)
     return 1 - miss - lost, 8 * ULP * (1 + lost)
 
 
@@ -167,13 +168,13 @@ def _best_test(epsilon: jax.Array, rate: jax.Array, miss: jax.Array, *, exact: b
     """Bounds of the largest gain of a test; exact: the chords between the points lie above the trade-off function."""
     value, error = _test_gains(epsilon, rate, miss)
     # e^eps is kept finite in the upper bound, which is valid because delta decreases
-    tilt = jnp.minimum(epsilon, _FAR)
+    tilt = xp.minimum(epsilon, _FAR)
     upper, step_error = _test_gains(tilt, rate[:-1], miss[1:])
     if exact:
         at, spread = _test_gains(tilt, rate, miss)
         # in a narrow cell the chord is dominated by rounding: the step bounds it as well
-        upper = jnp.minimum(cell_bounds(rate, at - spread, at + spread), upper)
-    return jnp.max(value - error), jnp.max(upper + step_error)
+        upper = xp.minimum(cell_bounds(rate, at - spread, at + spread), upper)
+    return xp.max(value - error), xp.max(upper + step_error)
 
 
 def delta_from_tradeoff(
@@ -218,17 +219,17 @@ def _smallest_mu(epsilon, delta):
     delta = raised(delta)[0]
 
     def covers(log_mu):
-        return gaussian.delta_bounds(jnp.exp(log_mu), epsilon)[0] >= delta
+        return gaussian.delta_bounds(xp.exp(log_mu), epsilon)[0] >= delta
 
     # At the largest mu x1 = eps/mu - mu/2 < -10, where delta is 1 to 1e-22. A larger end would lose digits.
-    largest = jnp.log(20 + 2 * jnp.sqrt(2 * jnp.abs(epsilon)))
-    _, log_mu = bisect(covers, jnp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
+    largest = xp.log(20 + 2 * xp.sqrt(2 * xp.abs(epsilon)))
+    _, log_mu = bisect(covers, xp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
     # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
-    high = jnp.exp(log_mu) * (1 + 1e-13)
+    high = xp.exp(log_mu) * (1 + 1e-13)
     covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
     # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
-    least = jnp.maximum(-jnp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
-    return jnp.where(delta <= least, 0.0, jnp.where(covered & (delta < 1), high, jnp.inf))
+    least = xp.maximum(-xp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
+    return xp.where(delta <= least, 0.0, xp.where(covered & (delta < 1), high, xp.inf))
 
 
 def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["intervals", "points"] = "intervals") -> Array:

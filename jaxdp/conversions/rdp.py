@@ -25,6 +25,7 @@ from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, POSITIVE, PROBABILIT
 from jaxdp.numerics import special
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
@@ -37,30 +38,30 @@ _LEAST_EXCESS, _LARGEST_EXCESS = 1e-3, 1e6
 
 def log_gain(excess: Any) -> Any:
     """log of sup_x (1 - e^-x) e^-cx = c^c / (c+1)^(c+1), c = order - 1."""
-    return -excess * jnp.log1p(1 / excess) - jnp.log1p(excess)
+    return -excess * xp.log1p(1 / excess) - xp.log1p(excess)
 
 
 def epsilon_at_order(order, renyi, delta, infinity, sharp):
     """Certified epsilon at delta from one order; sharp: 1.0 for "cks", 0.0 for "classic"."""
     excess = order - 1
     infinity, _ = raised(infinity)
-    room = jnp.where(delta > infinity, delta - infinity, 1.0)
-    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
-    value = renyi + (gain - jnp.log(room)) / excess
+    room = xp.where(delta > infinity, delta - infinity, 1.0)
+    gain = xp.where(sharp > 0, log_gain(excess), 0.0)
+    value = renyi + (gain - xp.log(room)) / excess
     # the rounding of delta - infinity_mass counts delta / room times
-    lost = _ROUNDING * (jnp.abs(renyi) + (jnp.abs(gain) + jnp.abs(jnp.log(room)) + delta / room) / excess)
-    return jnp.where(delta > infinity, jnp.maximum(value + lost, 0.0), jnp.inf)
+    lost = _ROUNDING * (xp.abs(renyi) + (xp.abs(gain) + xp.abs(xp.log(room)) + delta / room) / excess)
+    return xp.where(delta > infinity, xp.maximum(value + lost, 0.0), xp.inf)
 
 
 def delta_at_order(order, renyi, epsilon, infinity, sharp):
     """Certified delta at epsilon from one order; sharp as for `epsilon_at_order`."""
     excess = order - 1
-    gain = jnp.where(sharp > 0, log_gain(excess), 0.0)
+    gain = xp.where(sharp > 0, log_gain(excess), 0.0)
     exponent = excess * (renyi - epsilon) + gain
-    lost = _ROUNDING * (1 + excess * (jnp.abs(renyi) + jnp.abs(epsilon)) + jnp.abs(gain))
-    exponent = jnp.where(jnp.isinf(renyi), jnp.inf, jnp.where(epsilon == jnp.inf, -jnp.inf, exponent + lost))
-    finite = jnp.where(exponent == -jnp.inf, 0.0, jnp.maximum(jnp.exp(jnp.minimum(exponent, 1.0)), SMALLEST))
-    return jnp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
+    lost = _ROUNDING * (1 + excess * (xp.abs(renyi) + xp.abs(epsilon)) + xp.abs(gain))
+    exponent = xp.where(xp.isinf(renyi), xp.inf, xp.where(epsilon == xp.inf, -xp.inf, exponent + lost))
+    finite = xp.where(exponent == -xp.inf, 0.0, xp.maximum(xp.exp(xp.minimum(exponent, 1.0)), SMALLEST))
+    return xp.minimum(raised(infinity)[0] * (1 + _ROUNDING) + finite, 1.0)
 
 
 _DOMAINS: dict = {"order": ORDER, "renyi": NONNEGATIVE_OR_INFINITE, "infinity": PROBABILITY, "sharp": PROBABILITY}
@@ -196,33 +197,33 @@ _TARGET = Domain(lambda delta: (delta > 0) & (delta <= 1), "in (0, 1]", harmless
 
 def _log_moment(order: jax.Array, sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
     """log E_P0[A^order; u <= cut], A = 1 - q + q e^w, for a whole order; u in units of sigma."""
-    j = jnp.arange(_TERMS, dtype=jnp.float64)
+    j = xp.arange(_TERMS, dtype=xp.float64)
     pmf = special.log_binomial_pmf(j, order, q, 1 - q)
     shift = j / sigma
     away = shift - cut
     # Where shift > cut, `tilted` and the log tail, both of size j^2 / (2 sigma^2), would cancel; `beyond` is their sum
     # with the squares subtracted exactly.
     far = away > 0
-    c = jnp.where(far & (cut > -jnp.inf), cut, 0.0)
-    log_mills = jnp.log(special.mills(jnp.where(far, away, 0.0)))
+    c = xp.where(far & (cut > -xp.inf), cut, 0.0)
+    log_mills = xp.log(special.mills(xp.where(far, away, 0.0)))
     beyond = shift * (c - 0.5 / sigma) - 0.5 * c * c - special.LOG_SQRT_2PI + log_mills
     tilted = 0.5 * shift * ((j - 1) / sigma)
-    inside = tilted + special.log_normal_tail(jnp.where(far, 0.0, away))
+    inside = tilted + special.log_normal_tail(xp.where(far, 0.0, away))
     # the derivatives of log mills, and of the log tail for away <= 0, are below 1 in size
-    size = shift + jnp.where(far, shift * (jnp.abs(c) + 0.5 / sigma) + 0.5 * c * c + jnp.abs(log_mills), tilted) + 1
-    terms = pmf + jnp.where(far, beyond, inside) + 8 * ULP * (size + jnp.abs(pmf))
-    value = jax.nn.logsumexp(jnp.where(j <= order, terms, -jnp.inf))
-    return jnp.where(cut > -jnp.inf, value + _ERROR + 8 * ULP * jnp.abs(value), -jnp.inf)
+    size = shift + xp.where(far, shift * (xp.abs(c) + 0.5 / sigma) + 0.5 * c * c + xp.abs(log_mills), tilted) + 1
+    terms = pmf + xp.where(far, beyond, inside) + 8 * ULP * (size + xp.abs(pmf))
+    value = xp.logsumexp(xp.where(j <= order, terms, -xp.inf))
+    return xp.where(cut > -xp.inf, value + _ERROR + 8 * ULP * xp.abs(value), -xp.inf)
 
 
 def _tail(sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
     """P(u > cut) with the record present: under the mixture of N(0, 1) and N(1/sigma, 1)."""
-    away = jnp.exp(special.log_normal_tail(cut))
+    away = xp.exp(special.log_normal_tail(cut))
     shift = cut - 1 / sigma
     # the rounding of 1 / sigma and of the difference counts as often as the argument of the tail is large
-    shift = jnp.where(jnp.isfinite(shift), shift - 4 * ULP * (1 / sigma + jnp.abs(shift)), shift)
-    mass = ((1 - q) * away + q * jnp.exp(special.log_normal_tail(shift))) * (1 + _ERROR)
-    return jnp.where(cut == jnp.inf, 0.0, jnp.maximum(mass, SMALLEST))
+    shift = xp.where(xp.isfinite(shift), shift - 4 * ULP * (1 / sigma + xp.abs(shift)), shift)
+    mass = ((1 - q) * away + q * xp.exp(special.log_normal_tail(shift))) * (1 + _ERROR)
+    return xp.where(cut == xp.inf, 0.0, xp.maximum(mass, SMALLEST))
 
 
 @theorem(order=_ORDER, **_STEP, cut=NOT_NAN, working_set=4 * _TERMS)
@@ -240,7 +241,7 @@ def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, c
     rounding of the terms, 1e-15 of their size. Raises ValueError.
     """
     value = _log_moment(order, noise_multiplier, sampling_probability, cut) / (order - 1)
-    return value + jnp.where(cut > -jnp.inf, 2 * ULP * jnp.abs(value), 0.0)
+    return value + xp.where(cut > -xp.inf, 2 * ULP * xp.abs(value), 0.0)
 
 
 @theorem(**_STEP, cut=NOT_NAN, vacuous=1.0)
@@ -254,7 +255,7 @@ def cut_mass(noise_multiplier: Real, sampling_probability: Real, cut: Real) -> A
 
     Returns an upper bound in [0, 1] of the broadcast shape, float64. Raises ValueError.
     """
-    return jnp.minimum(_tail(noise_multiplier, sampling_probability, cut), 1.0)
+    return xp.minimum(_tail(noise_multiplier, sampling_probability, cut), 1.0)
 
 
 @theorem(**_STEP, times=whole(1), delta=_TARGET, working_set=8 * _TERMS)
@@ -273,17 +274,17 @@ def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times:
 
     Returns an upper bound in nats of the broadcast shape, float64; `jaxdp.epsilon` is tighter. Raises ValueError.
     """
-    orders = jnp.asarray(_ORDERS)
+    orders = xp.asarray(_ORDERS)
     excess = orders - 1
 
     def at_share(share: jax.Array) -> jax.Array:
-        cut = jnp.sqrt(2 * jnp.maximum(jnp.log(times) - jnp.log(delta * share), 0.0)) + 1 / noise_multiplier
+        cut = xp.sqrt(2 * xp.maximum(xp.log(times) - xp.log(delta * share), 0.0)) + 1 / noise_multiplier
         lost = times * _tail(noise_multiplier, sampling_probability, cut)
-        room = jnp.where(lost < delta, delta - lost, 1.0) * (1 - 1e-15)
-        moment = jax.lax.map(lambda a: _log_moment(a, noise_multiplier, sampling_probability, cut), orders)
-        gain, goal = log_gain(excess), jnp.log(room)
+        room = xp.where(lost < delta, delta - lost, 1.0) * (1 - 1e-15)
+        moment = xp.lax_map(lambda a: _log_moment(a, noise_multiplier, sampling_probability, cut), orders)
+        gain, goal = log_gain(excess), xp.log(room)
         value = times * moment + gain - goal
-        size = jnp.abs(times * moment) + jnp.abs(gain) + jnp.abs(goal)
-        return jnp.where(lost < delta, jnp.min((value + 1e-14 * size) / excess), jnp.inf)
+        size = xp.abs(times * moment) + xp.abs(gain) + xp.abs(goal)
+        return xp.where(lost < delta, xp.min((value + 1e-14 * size) / excess), xp.inf)
 
-    return jnp.maximum(jnp.min(jax.lax.map(at_share, jnp.asarray(_SHARES))), 0.0)
+    return xp.maximum(xp.min(xp.lax_map(at_share, xp.asarray(_SHARES))), 0.0)

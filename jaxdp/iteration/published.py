@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
+from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
 from jaxdp.typing import Array, Real
 
@@ -81,8 +81,8 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
 def _sharp(step_size, smoothness, strong_convexity):
     # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
     flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
-    steepest = jnp.maximum(jnp.abs(1 - step_size * strong_convexity), jnp.abs(1 - step_size * smoothness))
-    return jnp.where(flat, 1.0, steepest * _UP)
+    steepest = xp.maximum(xp.abs(1 - step_size * strong_convexity), xp.abs(1 - step_size * smoothness))
+    return xp.where(flat, 1.0, steepest * _UP)
 
 
 _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
@@ -92,9 +92,9 @@ _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
 def _published(step_size, smoothness, strong_convexity):
     total = smoothness + strong_convexity
     # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
-    square = jnp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
+    square = xp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
     sharp = _sharp(step_size, smoothness, strong_convexity)
-    return jnp.where(strong_convexity == 0, sharp, jnp.maximum(jnp.sqrt(square) * _UP, sharp))
+    return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * _UP, sharp))
 
 
 def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
@@ -137,7 +137,7 @@ def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
     bound, penalty = checked(feature_norm=(POSITIVE, feature_norm), l2=(NONNEGATIVE, l2))
     if validate.is_traced(bound, penalty):
         inside = (bound > 0) & (penalty >= 0)
-        return jnp.where(inside, bound, jnp.inf), jnp.where(inside, penalty, 0.0)
+        return xp.where(inside, bound, xp.inf), xp.where(inside, penalty, 0.0)
     bound, penalty = np.broadcast_arrays(bound, penalty)
     return bound[()], penalty[()]
 
@@ -192,9 +192,9 @@ def noisy_sgd_rdp_at_index(
     """
     last = 2 * (lipschitz / noise_std) ** 2
     fall = 2 * step_size * smoothness * strong_convexity / (smoothness + strong_convexity)
-    kept = jnp.exp(jnp.log1p(-jnp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
-    earlier = last / jnp.maximum(num_steps - index, 1.0) * jnp.where(fall < 1, kept, 0.0)
-    return order * jnp.where(index == num_steps, last, earlier)
+    kept = xp.exp(xp.log1p(-xp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
+    earlier = last / xp.maximum(num_steps - index, 1.0) * xp.where(fall < 1, kept, 0.0)
+    return order * xp.where(index == num_steps, last, earlier)
 
 
 @theorem(_INDEX, _STEP, **_AT_INDEX)
@@ -290,18 +290,18 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Theorem 4, equation (3), of the same paper.
     """
-    return order * (distance / noise_std) ** 2 / (2 * num_steps) * jnp.exp((num_steps + 1) * jnp.log(contraction))
+    return order * (distance / noise_std) ** 2 / (2 * num_steps) * xp.exp((num_steps + 1) * xp.log(contraction))
 
 
 def _log_geometric(x, count):
     """Log sum_{k=0..count-1} e^{k x}, without cancellation at x = 0 and without overflow."""
-    size = jnp.abs(x)
+    size = xp.abs(x)
     near = count * size < 1e-4  # there a series, which can be differentiated at 0
-    safe = jnp.where(near, 1.0, size)
-    apart = jnp.log(jnp.expm1(-count * safe) / jnp.expm1(-safe)) + jnp.where(x > 0, (count - 1) * x, 0.0)
-    close = jnp.where(near, x, 0.0)
-    series = jnp.log(count) + (count - 1) * close / 2 + (count - 1) * (count + 1) * close**2 / 24
-    return jnp.where(near, series, apart)
+    safe = xp.where(near, 1.0, size)
+    apart = xp.log(xp.expm1(-count * safe) / xp.expm1(-safe)) + xp.where(x > 0, (count - 1) * x, 0.0)
+    close = xp.where(near, x, 0.0)
+    series = xp.log(count) + (count - 1) * close / 2 + (count - 1) * (count + 1) * close**2 / 24
+    return xp.where(near, series, apart)
 
 
 @theorem(**_PATH, contraction=POSITIVE)
@@ -314,8 +314,8 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     >>> print(f"{bound:.4f}")
     0.1436
     """
-    log_sum = _log_geometric(-2 * jnp.log(contraction), num_steps) - 2 * jnp.log(contraction)
-    return order * (distance / noise_std) ** 2 / 2 * jnp.exp(-log_sum)
+    log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
+    return order * (distance / noise_std) ** 2 / 2 * xp.exp(-log_sum)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
@@ -333,8 +333,8 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     Reference: Bok, Su, Altschuler 2024, NoisyGD.
     """
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
-    log_sum = _log_geometric(jnp.log(contraction), num_steps)
-    return shift / noise_std * jnp.sqrt(jnp.exp(log_sum) * (1 + contraction) / (1 + contraction**num_steps))
+    log_sum = _log_geometric(xp.log(contraction), num_steps)
+    return shift / noise_std * xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + contraction**num_steps))
 
 
 _BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")
@@ -356,9 +356,9 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     Assumes: as `gdp_mu`; the order of the batches is the same in every pass.
     Reference: Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
     """
-    x = jnp.log(contraction)
+    x = xp.log(contraction)
     # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
     epoch = _log_geometric(x, num_batches)
-    rounds = jnp.exp(_log_geometric(num_batches * x, jnp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
-    earlier = jnp.exp((2 * num_batches - 2) * x) * rounds / (1 + jnp.exp(num_batches * (num_epochs - 1) * x))
-    return shift / noise_std * jnp.sqrt(1 + jnp.where(num_epochs > 1, earlier, 0.0))
+    rounds = xp.exp(_log_geometric(num_batches * x, xp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
+    earlier = xp.exp((2 * num_batches - 2) * x) * rounds / (1 + xp.exp(num_batches * (num_epochs - 1) * x))
+    return shift / noise_std * xp.sqrt(1 + xp.where(num_epochs > 1, earlier, 0.0))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import Domain
-from jaxdp.runtime.precision import Kernel, require_x64
+from jaxdp.runtime.precision import Kernel, patience, require_x64
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domains: Domain) -> Callable[[F], F]:
-    """Decorator: the formula of one point, written for scalars with `jax.numpy`, becomes a public function.
+    """Decorator: the formula of one point, written for scalars with ``xp``, becomes a public function.
 
     Its arguments are numbers in the given domains. Concrete ones are checked and broadcast, the formula is computed at
     all points as one float64 batch, and NumPy comes out. Where one is traced, the formula is traced, and a point
@@ -48,10 +48,11 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
         def one_point(*values: Any) -> Any:
             """The formula of numbers, followed where they are traced by whether each is inside its domain."""
             numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
-            good = [*inside, *(rule.holds(**numbers) for rule in rules)] if inside else [True]
-            return unless(~jnp.stack(good).all(), point(**numbers), vacuous)
+            good = [*inside, *(rule.holds(**numbers) for rule in rules)]
+            return unless(~jnp.stack(good).all() if inside else False, point(**numbers), vacuous)
 
-        kernel = Kernel(one_point, working_set=working_set)
+        together = min(4096, 2**18 // working_set)
+        kernel = Kernel(one_point, working_set=working_set, by_numpy=patience(1024, 2**16), at_once=together)
 
         @functools.wraps(point)
         def public(*args: Any, **kwargs: Any) -> Any:
