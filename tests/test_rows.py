@@ -43,6 +43,10 @@ CASES = {
     "unpacked": lambda: (lambda x: sum(part for part in x) + len(x.shape), X),
     "weights": lambda: (lambda s, x: xp.exact_matmul(s, SAME) + xp.exact_matmul(x, SAME), SQUARE, X),
     "one place changed": lambda: (lambda x, one: xp.set_at(x, -1, one), X, ONE),
+    "one place each changed": lambda: (lambda x, place, one: xp.set_at(x, place, one), X, PLACE, ONE),
+    "a place each of the same changed": lambda: (lambda place, x: xp.set_at(xp.zeros(5), place, x[0]), PLACE, X),
+    "a place of their own each": lambda: (lambda x, place: xp.lookup(x, place), X, PLACE),
+    "a scan": lambda: (lambda x: xp.scan(lambda s, a: (s + a, s * a), xp.zeros(()), x, reverse=True)[1], X),
     "functions": lambda: (
         lambda x: xp.erfc(x) + xp.round(x) + xp.zeros_like(x) + xp.logsumexp(x, axis=0) + xp.bits(x) % 7,
         X,

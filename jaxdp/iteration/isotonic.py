@@ -15,14 +15,14 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.precision import canary, kernel, many
+
+_AT_ONCE, _STEPS_OF_COMPILING = 256, 8000
 
 
 def _working_set(schedule, *_):
@@ -30,30 +30,35 @@ def _working_set(schedule, *_):
     return 6 * (schedule.shape[-1] + 1)
 
 
+def _patience(schedule, *_):
+    """Schedules for which NumPy takes as long as compiling: 0.2 ms a step, ten times that for hundreds at once."""
+    return int(_STEPS_OF_COMPILING * (0.1 * _AT_ONCE if many(schedule) else 1) / (schedule.shape[-1] + 1))
+
+
 def _unit(numbers):
     """The largest number, or 1 where all are 0: divided by it, they are in the range of their logarithms."""
-    largest = jnp.max(numbers)
-    return jnp.where(largest > 0, largest, 1.0)
+    largest = xp.max(numbers)
+    return xp.where(largest > 0, largest, 1.0)
 
 
 def _log_share(distance, unit):
     """log(distance / unit), from above where the quotient may underflow: a distance is not to be forgotten."""
     share = distance / unit
     lost = (distance > 0) & (share < 1e-290)
-    return jnp.where(lost, jnp.log(distance) - jnp.log(unit) + 1e-12, jnp.log(share))
+    return xp.where(lost, xp.log(distance) - xp.log(unit) + 1e-12, xp.log(share))
 
 
 def _merge(first, second):
     """Two blocks (log m, log v, bare) of the same frame as one: distances add, variances add."""
     (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
-    log_d = jnp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
-    log_v = jnp.where(bare1 > bare2, log_v2, jnp.where(bare2 > bare1, log_v1, jnp.logaddexp(log_v1, log_v2)))
+    log_d = xp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
+    log_v = xp.where(bare1 > bare2, log_v2, xp.where(bare2 > bare1, log_v1, xp.logaddexp(log_v1, log_v2)))
     return 2 * log_d - log_v, log_v, bare1 * bare2
 
 
 def _log_slope(log_m, log_v, bare):
     """2 log(D / v), the slope of a block; inf for a distance without noise."""
-    return jnp.where((bare > 0) & (log_m > -jnp.inf), jnp.inf, log_m - log_v)
+    return xp.where((bare > 0) & (log_m > -xp.inf), xp.inf, log_m - log_v)
 
 
 def _one_move(steps, carry, _):
@@ -68,71 +73,71 @@ def _one_move(steps, carry, _):
     log_v_below = below[1] + 2 * top[2]
     merges = (depth > 0) & (_log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4]))
     log_m, log_v, bare = _merge((below[0], log_v_below, below[4]), (top[0], top[1], top[4]))
-    merged = jnp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
+    merged = xp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
 
-    here = jnp.minimum(index, log_k.shape[0] - 1)
+    here = xp.minimum(index, log_k.shape[0] - 1)
     takes = ~merges & (index < log_k.shape[0])
     kappa, noise, moved = log_k[here], log_s2[here], log_d2[here]
-    forgets = kappa == -jnp.inf
-    empty = forgets | (top[0] == -jnp.inf)
-    only_scales = (noise == -jnp.inf) & (moved == -jnp.inf) & ~forgets
-    scaled = top + jnp.where(forgets, 0.0, kappa) * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
-    bare = noise == -jnp.inf
-    noise = jnp.where(bare, 0.0, noise)
-    fresh = jnp.stack([moved - noise, noise, jnp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
+    forgets = kappa == -xp.inf
+    empty = forgets | (top[0] == -xp.inf)
+    only_scales = (noise == -xp.inf) & (moved == -xp.inf) & ~forgets
+    scaled = top + xp.where(forgets, 0.0, kappa) * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    bare = noise == -xp.inf
+    noise = xp.where(bare, 0.0, noise)
+    fresh = xp.stack([moved - noise, noise, xp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
 
     pushes = takes & ~empty & ~only_scales
     # Every move writes (to a spare last row when nothing is pushed) and then reads the next block. In any other order
     # XLA copies the whole stack at every move.
-    slot = jnp.where(pushes, depth, log_k.shape[0])
-    stack = stack.at[slot].set(scaled, mode="promise_in_bounds")
-    new_top = jnp.where(merges, merged, jnp.where(takes, jnp.where(only_scales, scaled, fresh), top))
-    depth = jnp.where(merges, depth - 1, jnp.where(takes & empty, 0, depth + pushes))
-    largest = jnp.maximum(largest, jnp.abs(new_top[1]))
-    below = stack.at[jnp.maximum(depth - 1, 0)].get(mode="promise_in_bounds")
+    slot = xp.where(pushes, depth, log_k.shape[0])
+    stack = xp.set_at(stack, slot, scaled)
+    new_top = xp.where(merges, merged, xp.where(takes, xp.where(only_scales, scaled, fresh), top))
+    depth = xp.where(merges, depth - 1, xp.where(takes & empty, 0, depth + pushes))
+    largest = xp.maximum(largest, xp.abs(new_top[1]))
+    below = xp.lookup(stack, xp.maximum(depth - 1, 0))
     return (index + takes, depth, new_top, below, stack, largest), None
 
 
 def _blocks(log_k, log_s2, log_d2):
     """Final blocks as rows (log m, log v, -, first step, bare), their number, and the largest |log v| met."""
     count = log_k.shape[0]
-    top = jnp.array([-jnp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
-    stack = jnp.zeros((count + 1, 5), log_k.dtype)
-    start = (jnp.int32(0), jnp.int32(0), top, top, stack, jnp.zeros((), log_k.dtype))
+    top = xp.array([-xp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
+    stack = xp.zeros((count + 1, 5), log_k.dtype)
+    start = (xp.zeros((), xp.int32), xp.zeros((), xp.int32), top, top, stack, xp.zeros((), log_k.dtype))
     move = functools.partial(_one_move, (log_k, log_s2, log_d2))
-    (_, depth, top, _, stack, largest), _ = lax.scan(move, start, None, length=2 * count)
-    return stack.at[depth].set(top), depth + 1, largest
+    (_, depth, top, _, stack, largest), _ = xp.scan(move, start, None, length=2 * count)
+    return xp.set_at(stack, depth, top), depth + 1, largest
 
 
 def _is_valid(contraction, noise_std, shift):
-    finite = jnp.isfinite(contraction) & jnp.isfinite(noise_std) & jnp.isfinite(shift)
-    return jnp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
+    finite = xp.isfinite(contraction) & xp.isfinite(noise_std) & xp.isfinite(shift)
+    return xp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
 
 
 def _outward(log_mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; inf where a distance is never hidden by noise, and for invalid input."""
-    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (jnp.abs(log_mu2) + jnp.abs(log_unit))
-    value = jnp.maximum(jnp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
-    value = jnp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
-    return jnp.where((value < jnp.inf) & valid, value, jnp.inf)
+    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (xp.abs(log_mu2) + xp.abs(log_unit))
+    value = xp.maximum(xp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
+    value = xp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
+    return xp.where((value < xp.inf) & valid, value, xp.inf)
 
 
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
     """mu^2 of a schedule given by logarithms, in units whose quotient is log_unit, and the final blocks."""
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
-    log_m = jnp.where(jnp.arange(stack.shape[0]) < number, stack[:, 0], -jnp.inf)
-    some = log_m > -jnp.inf
+    log_m = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 0], -xp.inf)
+    some = log_m > -xp.inf
     # the sum of m over the blocks may underflow or overflow; it is inf if a block has no noise
-    log_mu2 = jnp.where(jnp.any(some & (stack[:, 4] > 0)), jnp.inf, jax.nn.logsumexp(log_m))
-    mu2 = _outward(log_mu2, jnp.any(some), log_unit, largest, log_k.shape[0], valid)
+    log_mu2 = xp.where(xp.any(some & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
+    mu2 = _outward(log_mu2, xp.any(some), log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number, log_k)
 
 
 def _solve(contraction, noise_std, shift):
     """(mu^2 rounded up, the final blocks)."""
     s_unit, d_unit = _unit(noise_std), _unit(shift)
-    log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
-    logs = jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit)
+    log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
+    logs = xp.log(contraction), 2 * xp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit)
     return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
@@ -140,18 +145,18 @@ def _prices(contraction, noise_std, shift, blocks):
     """lambda_j = a_j / s_j^2, the slope of step j's block in the frame of step j, and whether j ends its block."""
     stack, number, log_k = blocks
     count = log_k.shape[0]
-    first = jnp.where(jnp.arange(count + 1) < number, stack[:, 3], jnp.inf)
-    position = jnp.arange(count, dtype=first.dtype)
-    block = jnp.searchsorted(first, position, side="right") - 1
-    following = jnp.concatenate([first[1:], jnp.array([jnp.inf], first.dtype)])
-    frame = jnp.where(jnp.isinf(following), count - 1, following).astype(jnp.int32)
-    to_end = jnp.cumsum(log_k[::-1])[::-1] - jnp.where(jnp.isinf(log_k), 0.0, log_k)
-    to_end = jnp.where(jnp.isnan(to_end), -jnp.inf, to_end)
-    live = (block >= 0) & (stack[block, 0] > -jnp.inf)
-    gap = jnp.where(live, to_end, 0.0) - jnp.where(live, to_end[frame[block]], 0.0)
-    slope = jnp.exp(jnp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
-    unit = jnp.where(jnp.max(noise_std) > 0, jnp.max(shift) / _unit(noise_std) ** 2, 0.0)
-    return jnp.where(live, slope * unit, 0.0), live & (position + 1 == following[block])
+    first = xp.where(xp.arange(count + 1) < number, stack[:, 3], xp.inf)
+    position = xp.arange(count, dtype=first.dtype)
+    block = xp.searchsorted(first, position, side="right") - 1
+    following = xp.concatenate([first[1:], xp.array([xp.inf], first.dtype)])
+    frame = xp.where(xp.isinf(following), count - 1, following).astype(xp.int32)
+    to_end = xp.cumsum(log_k[::-1])[::-1] - xp.where(xp.isinf(log_k), 0.0, log_k)
+    to_end = xp.where(xp.isnan(to_end), -xp.inf, to_end)
+    live = (block >= 0) & (stack[block, 0] > -xp.inf)
+    gap = xp.where(live, to_end, 0.0) - xp.where(live, to_end[frame[block]], 0.0)
+    slope = xp.exp(xp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
+    unit = xp.where(xp.max(noise_std) > 0, xp.max(shift) / _unit(noise_std) ** 2, 0.0)
+    return xp.where(live, slope * unit, 0.0), live & (position + 1 == following[block])
 
 
 def _distances(contraction, noise_std, shift, price, last):
@@ -159,10 +164,10 @@ def _distances(contraction, noise_std, shift, price, last):
 
     def step(z, x):
         kappa, d, spent, ends = x
-        return jnp.where(ends, 0.0, jnp.maximum(kappa * z + d - spent, 0.0)), z
+        return xp.where(ends, 0.0, xp.maximum(kappa * z + d - spent, 0.0)), z
 
     spent = price * noise_std**2
-    return lax.scan(step, jnp.zeros((), shift.dtype), (contraction, shift, spent, last))[1]
+    return xp.scan(step, xp.zeros((), shift.dtype), (contraction, shift, spent, last))[1]
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
@@ -196,7 +201,7 @@ def _mu2_jvp(primals, tangents):
     before = _distances(*primals, price, last)
     k_dot, s_dot, d_dot = tangents
     change = price * d_dot - price**2 * noise_std * s_dot + price * before * k_dot
-    return mu2, 2 * jnp.sum(jnp.where(price > 0, change, 0.0))
+    return mu2, 2 * xp.sum(xp.where(price > 0, change, 0.0))
 
 
 def shift_allocation_mu2(contraction, noise_std, shift):
@@ -212,11 +217,13 @@ def shift_allocation_mu2(contraction, noise_std, shift):
     differentiable once in all arrays: the blocks are locally constant, so the derivative is that of the closed form.
     Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
-    contraction, noise_std, shift = map(jnp.asarray, (contraction, noise_std, shift))
-    return _mu2(contraction, noise_std, shift) if shift.shape[0] else jnp.zeros((), shift.dtype)
+    contraction, noise_std, shift = map(xp.asarray, (contraction, noise_std, shift))
+    if not shift.shape[0]:
+        return xp.zeros((), shift.dtype)
+    return _solve(contraction, noise_std, shift)[0] if xp.eager else _mu2(contraction, noise_std, shift)
 
 
-allocation = kernel(working_set=_working_set)(shift_allocation_mu2)
+allocation = kernel(working_set=_working_set, by_numpy=_patience, at_once=_AT_ONCE)(shift_allocation_mu2)
 
 
 @canary("isotonic.allocation")
@@ -229,15 +236,15 @@ def _allocation_canary():
     return allocation.run_unchecked(*rows), 6.3501231478890159994, 1e-11
 
 
-@kernel(working_set=_working_set)
+@kernel(working_set=_working_set, by_numpy=_patience, at_once=_AT_ONCE)
 def participation_allocation(log_contraction, log_variance, log_shift2):
     """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
     if log_shift2.shape[0] == 0:
-        return jnp.zeros((), log_shift2.dtype)
-    largest = jnp.max(log_shift2), jnp.max(log_variance)
-    unit, noise_unit = (jnp.where(jnp.isfinite(each), each, 0.0) for each in largest)
+        return xp.zeros((), log_shift2.dtype)
+    largest = xp.max(log_shift2), xp.max(log_variance)
+    unit, noise_unit = (xp.where(xp.isfinite(each), each, 0.0) for each in largest)
     logs = log_contraction, log_variance - noise_unit, log_shift2 - unit
-    return _mu2_and_blocks(*logs, unit - noise_unit, jnp.bool_(True))[0]
+    return _mu2_and_blocks(*logs, unit - noise_unit, xp.asarray(True))[0]
 
 
 def _follow(first, second):
@@ -281,7 +288,7 @@ def participation_steps(log_contraction, log_noise, log_shift, steps):
     return np.where(real, step_k, 0.0), np.where(real, step_v, -np.inf), np.where(real, log_d2, -np.inf)
 
 
-@kernel(working_set=_working_set)
+@kernel(working_set=_working_set, by_numpy=_patience, at_once=_AT_ONCE)
 def single_participation_mu2(contraction, noise_std, shift):
     """mu^2 for a record that takes part in one step only, for every step of one schedule; rounded up.
 
@@ -294,15 +301,15 @@ def single_participation_mu2(contraction, noise_std, shift):
 
     def step(hidden, x):
         kappa, noise = x
-        here = jnp.minimum(noise**2 + hidden, huge)
-        before = jnp.where(kappa > 0, here / jnp.where(kappa > 0, kappa, 1.0) ** 2, huge)
-        return jnp.minimum(before, huge), here
+        here = xp.minimum(noise**2 + hidden, huge)
+        before = xp.where(kappa > 0, here / xp.where(kappa > 0, kappa, 1.0) ** 2, huge)
+        return xp.minimum(before, huge), here
 
-    _, noise = lax.scan(step, jnp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
-    moved = jnp.where(shift > 0, jnp.maximum(shift / unit, 1e-290), 0.0)
-    mu2 = (moved / jnp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
-    mu2 = jnp.where(moved > 0, jnp.maximum(mu2, NEXT_TO_ZERO), 0.0)
-    return jnp.where(valid, mu2, jnp.inf)
+    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
+    moved = xp.where(shift > 0, xp.maximum(shift / unit, 1e-290), 0.0)
+    mu2 = (moved / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
+    mu2 = xp.where(moved > 0, xp.maximum(mu2, NEXT_TO_ZERO), 0.0)
+    return xp.where(valid, mu2, xp.inf)
 
 
 def _absorb_to_the_right(block, depth, stack):
@@ -314,7 +321,7 @@ def _absorb_to_the_right(block, depth, stack):
 
     def next_of(state):
         _, position, scale = state
-        row = stack[jnp.maximum(position - 1, 0)]
+        row = xp.lookup(stack, xp.maximum(position - 1, 0))
         return (row[0], row[1] + 2 * scale, row[4]), row[2]
 
     def violates(state):
@@ -322,38 +329,38 @@ def _absorb_to_the_right(block, depth, stack):
 
     def absorb(state):
         following, scale = next_of(state)
-        return jnp.stack(_merge(state[0], following)), state[1] - 1, state[2] + scale
+        return xp.stack(_merge(state[0], following)), state[1] - 1, state[2] + scale
 
-    merged, depth, scale = lax.while_loop(violates, absorb, (block, depth, jnp.zeros((), block.dtype)))
-    rest = jnp.where(depth > 0, stack[jnp.maximum(depth - 1, 0), 3], -jnp.inf)
-    endless = (merged[2] > 0) & (merged[0] > -jnp.inf) | (rest == jnp.inf)
-    return merged, depth, scale, jnp.where(endless, jnp.inf, jnp.logaddexp(merged[0], jnp.where(endless, 0.0, rest)))
+    merged, depth, scale = xp.while_loop(violates, absorb, (block, depth, xp.zeros((), block.dtype)))
+    rest = xp.where(depth > 0, stack[xp.maximum(depth - 1, 0), 3], -xp.inf)
+    endless = (merged[2] > 0) & (merged[0] > -xp.inf) | (rest == xp.inf)
+    return merged, depth, scale, xp.where(endless, xp.inf, xp.logaddexp(merged[0], xp.where(endless, 0.0, rest)))
 
 
 def _prepend(log_reset, carry, x):
     """Add one step in front of the later steps; update their mu^2, and the best one with a restart at this step."""
     depth, stack, best, plain, alive, largest = carry
     log_k, noise, moved, first = x
-    bare = (noise == -jnp.inf).astype(moved.dtype)
-    thick = jnp.where(bare > 0, 0.0, noise)
-    jump = 2 * jnp.logaddexp(moved / 2, log_reset + log_k)
-    _, _, _, restarted = _absorb_to_the_right(jnp.stack([jump - thick, thick, bare]), depth, stack)
-    best = jnp.where(alive & ~first, jnp.minimum(best, restarted), best)
-    merged, lower, scale, total = _absorb_to_the_right(jnp.stack([moved - thick, thick, bare]), depth, stack)
-    keeps = alive & ~((noise == -jnp.inf) & (moved == -jnp.inf))
+    bare = (noise == -xp.inf).astype(moved.dtype)
+    thick = xp.where(bare > 0, 0.0, noise)
+    jump = 2 * xp.logaddexp(moved / 2, log_reset + log_k)
+    _, _, _, restarted = _absorb_to_the_right(xp.stack([jump - thick, thick, bare]), depth, stack)
+    best = xp.where(alive & ~first, xp.minimum(best, restarted), best)
+    merged, lower, scale, total = _absorb_to_the_right(xp.stack([moved - thick, thick, bare]), depth, stack)
+    keeps = alive & ~((noise == -xp.inf) & (moved == -xp.inf))
     # Change to the frame of the step before: all later distances are divided by kappa.
-    back = jnp.where(log_k == -jnp.inf, 0.0, -log_k)
-    row = jnp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
-    slid = stack[jnp.maximum(depth - 1, 0)] + back * jnp.array([0.0, 2.0, 1.0, 0.0, 0.0])
-    slot = jnp.where(keeps, lower, jnp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
-    stack = stack.at[slot].set(jnp.where(keeps, row, slid), mode="promise_in_bounds")
-    depth = jnp.where(keeps, lower + 1, depth)
-    plain = jnp.where(keeps, total, plain)
-    largest = jnp.maximum(largest, jnp.where(alive, jnp.abs(row[1]), 0.0))
-    return (depth, stack, best, plain, alive & (log_k > -jnp.inf), largest), None
+    back = xp.where(log_k == -xp.inf, 0.0, -log_k)
+    row = xp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
+    slid = stack[xp.maximum(depth - 1, 0)] + back * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    slot = xp.where(keeps, lower, xp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
+    stack = xp.set_at(stack, slot, xp.where(keeps, row, slid))
+    depth = xp.where(keeps, lower + 1, depth)
+    plain = xp.where(keeps, total, plain)
+    largest = xp.maximum(largest, xp.where(alive, xp.abs(row[1]), 0.0))
+    return (depth, stack, best, plain, alive & (log_k > -xp.inf), largest), None
 
 
-@kernel(working_set=_working_set)
+@kernel(working_set=_working_set, by_numpy=_patience)
 def restarted_mu2(contraction, noise_std, shift, diameter):
     """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
 
@@ -363,16 +370,16 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     """
     count = shift.shape[0]
     if count == 0:
-        return jnp.zeros((), shift.dtype)
+        return xp.zeros((), shift.dtype)
     valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
     s_unit = _unit(noise_std)
-    d_unit = _unit(jnp.append(shift, jnp.where(jnp.isfinite(diameter), diameter, 0.0)))
-    log_unit = 2 * (jnp.log(d_unit) - jnp.log(s_unit))
-    first = jnp.arange(count) == 0
-    xs = (jnp.log(contraction), 2 * jnp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit), first)
-    zero = jnp.zeros((), shift.dtype)
-    stack = jnp.zeros((count + 1, 5), shift.dtype)
-    start = (jnp.int32(0), stack, zero + jnp.inf, zero - jnp.inf, jnp.bool_(True), zero)
+    d_unit = _unit(xp.append(shift, xp.where(xp.isfinite(diameter), diameter, 0.0)))
+    log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
+    first = xp.arange(count) == 0
+    xs = (xp.log(contraction), 2 * xp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit), first)
+    zero = xp.zeros((), shift.dtype)
+    stack = xp.zeros((count + 1, 5), shift.dtype)
+    start = (xp.zeros((), xp.int32), stack, zero + xp.inf, zero - xp.inf, xp.asarray(True), zero)
     prepend = functools.partial(_prepend, _log_share(diameter, d_unit))
-    (_, _, best, plain, _, largest), _ = lax.scan(prepend, start, xs, reverse=True)
-    return _outward(jnp.minimum(best, plain), jnp.any(shift > 0), log_unit, largest, count, valid)
+    (_, _, best, plain, _, largest), _ = xp.scan(prepend, start, xs, reverse=True)
+    return _outward(xp.minimum(best, plain), xp.any(shift > 0), log_unit, largest, count, valid)

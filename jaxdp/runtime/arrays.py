@@ -193,7 +193,7 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "log_ndtr": (_host_log_ndtr, jax.scipy.special.log_ndtr),
     "cummin": (functools.partial(_host_accumulate, np.minimum), jax.lax.cummin),
     "cummax": (functools.partial(_host_accumulate, np.maximum), jax.lax.cummax),
-    "set_at": (_set_at, lambda x, place, value: x.at[place].set(value)),
+    "set_at": (_set_at, lambda x, place, value: x.at[place].set(value, mode="promise_in_bounds")),
     # whatever the user's `jax_default_matmul_precision`: some settings round the factors
     "exact_matmul": (np.matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
     "top_k": (_host_top_k, jax.lax.top_k),
@@ -201,7 +201,10 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "eager": (True, False),  # whether operations run one by one, in NumPy
     "many": (False, False),  # whether they run on `Rows`
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
-    "lookup": (lambda table, place: table[place], lambda table, place: jnp.asarray(table)[place]),
+    "lookup": (
+        lambda table, place: table[place],
+        lambda table, place: jnp.asarray(table).at[place].get(mode="promise_in_bounds"),
+    ),
 }
 
 _HOST, _TRACED = (
@@ -215,7 +218,7 @@ _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _EACH_NUMBER}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
     "stack": np.stack,
-    "lookup": lambda table, place: elementwise(lambda at: table[at])(place),
+    "lookup": lambda table, place: table[place] if isinstance(table, Rows) else elementwise(table.__getitem__)(place),
     "while_loop": rows.while_loop,
     "cond": rows.cond,
     "top_k": rows.top_k,

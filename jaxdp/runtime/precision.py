@@ -53,6 +53,7 @@ _TOGETHER = {"cpu": (2**16, 2**11)}
 _ON_ACCELERATOR = (2**29, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
+_FEW, _MANY = 8, 32  # points from which NumPy computes them together, and takes a fraction of the time for each
 _NUMBERS_AT_ONCE = 2**18  # of the arguments of all points that NumPy computes together
 _AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -214,7 +215,7 @@ class Kernel:
             points = self._answered[program] if expected is None else max(expected, size)
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
                 numbers = sum(math.prod(shape[1:]) for shape in shapes)
-                most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1))
+                most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1)) if size >= _FEW else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
                 return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
             return self._by_programs(args, size, static, program)
@@ -305,7 +306,7 @@ def kernel(**options: Any) -> Callable[[Callable], Kernel]:
 
 def many(arguments: Any) -> bool:
     """Whether a call has so many points that NumPy, computing them together, takes a fraction of the time for each."""
-    return jax.tree.leaves(arguments)[0].shape[0] >= 32
+    return jax.tree.leaves(arguments)[0].shape[0] >= _MANY
 
 
 def patience(alone: int, together: int) -> Callable[..., int]:

@@ -168,10 +168,12 @@ def cond(which: Any, yes: Callable[..., Any], no: Callable[..., Any], *args: Any
     return jax.tree.map(lambda a, b: _where(which, a, b), yes(*args), no(*args))
 
 
-def set_at(x: Rows, place: Any, value: Any) -> Rows:
+def set_at(x: Any, place: Any, value: Any) -> Rows:
     """The array with other numbers in one place."""
-    made = x.data.copy()
-    made[:, place] = value.data if isinstance(value, Rows) else value
+    x, place, value = (each if isinstance(each, Rows) else Rows(np.asarray(each)[None]) for each in (x, place, value))
+    size = max(len(each.data) for each in (x, place, value))
+    made = np.array(np.broadcast_to(x.data, (size, *x.shape)))
+    made[np.arange(size), place.data] = value.data
     return Rows(made)
 
 
