@@ -51,8 +51,8 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             good = [*inside, *(rule.holds(**numbers) for rule in rules)]
             return unless(~jnp.stack(good).all() if inside else False, point(**numbers), vacuous)
 
-        together = min(4096, 2**18 // working_set)
-        kernel = Kernel(one_point, working_set=working_set, by_numpy=patience(1024, 2**16), at_once=together)
+        by_numpy = patience(max(2**15 // working_set, 1), max(2**22 // working_set, 1))
+        kernel = Kernel(one_point, working_set=working_set, by_numpy=by_numpy, at_once=min(4096, 2**18 // working_set))
 
         @functools.wraps(point)
         def public(*args: Any, **kwargs: Any) -> Any:
