@@ -319,3 +319,32 @@ def test_one_run_of_a_guarantee_is_its_closed_form(epsilon, delta):
     assert above.lower <= levels[-1] <= below.upper
     for found in (below, above):
         assert 0 <= found.upper - found.lower <= 1e-12 * (1 + epsilon)
+
+
+RESPONSE = np.e / (np.e + 2)
+NEXT_TO_LARGEST = {
+    # a mechanism of one number, the number, a delta, the derivatives of epsilon by both, from the largest loss alone
+    "Laplace": (jaxdp.Laplace, 0.5, 1e-9, -4.0, -2.0),
+    "several rounds": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 1e-12, 3.0, -((1 + np.exp(-1)) ** 3)),
+    "delta 0": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 0.0, 3.0, -((1 + np.exp(-1)) ** 3)),
+    "its own delta": (lambda e: jaxdp.ApproximateDP(e, 1e-4), 1.0, 1e-4, 1.0, -(1 + np.exp(-1)) / (1 - 1e-4)),
+    "two mechanisms": (
+        lambda e: jaxdp.compose(jaxdp.RandomizedResponse(e, 3), jaxdp.RandomizedResponse(0.7)),
+        1.0, 1e-8, 1.0, -(1 + np.exp(-0.7)) / RESPONSE,
+    ),
+    "sampled": (
+        lambda b: jaxdp.PoissonSampled(jaxdp.Laplace(b), 0.1),
+        1.0, 1e-8, -0.1 * np.e / (0.9 + 0.1 * np.e), -2 * np.e / (0.9 + 0.1 * np.e),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "several rounds" else pytest.param(name, marks=pytest.mark.thorough) for name in NEXT_TO_LARGEST],
+)
+def test_derivatives_next_to_the_largest_loss_are_those_of_its_mass(name):
+    make, number, small, by_number, by_delta = NEXT_TO_LARGEST[name]
+    with jax.enable_x64(True):
+        slopes = jax.grad(lambda x, d: jaxdp.epsilon(make(x), d), argnums=(0, 1))(number, small)
+    np.testing.assert_allclose(slopes, [by_number, by_delta], rtol=1e-3 if name == "sampled" else 1e-4)

@@ -13,6 +13,8 @@ from jaxdp.numerics.exponential_sums import split
 from jaxdp.runtime.arrays import xp
 
 _LATTICE_NODES = 16384  # a period of 12 deviations for 1e7 rounds of randomized response
+_FAR, _NEAR = 1e6, 1e-4  # where K tells the mass of the largest loss; the distance from it at which that is all
+_LEAST_LEFT = 1e-100
 _LEAST = 1e-100  # modulus of a ratio of moments, of which the logarithm still has a derivative
 
 
@@ -22,7 +24,8 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     The contour (abscissa, step, cut) is chosen at the given values and held fixed: delta does not depend
     on it, so neither does the derivative. A smooth effort differentiates delta of the mechanism composed
     with a Gaussian so small that the contour ends where it has decayed. On a lattice delta has kinks: the derivative is
-    the one between them.
+    the one between them. Next to a largest loss that has mass, where the sum has no digits left, delta is that of this
+    mass alone.
     """
     frozen = xp.stop_gradient((params, eps))
     plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
@@ -36,7 +39,27 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     # where e^eps is large this says less than that delta is not below 0
     alias = xp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
     total = value * xp.exp(level - reference) - alias + spectrum.infinity * xp.exp(-reference)
-    return reference + xp.log(xp.where(total > 0, total, 1.0))
+    plain = reference + xp.log(xp.where(total > 0, total, 1.0))
+    return plain if spectrum.sampled else _next_to_largest(spectrum, eps, plain)
+
+
+def _next_to_largest(spectrum: Spectrum, eps: jax.Array, plain: jax.Array) -> jax.Array:
+    """log of infinity + p (1 - e^(eps - top)), p the mass of the largest loss, where eps is close to it; else plain."""
+    top = xp.where(xp.isfinite(spectrum.top), spectrum.top, 0.0)
+
+    def log_mass(z: float) -> jax.Array:
+        """K(z) - z top: it tends to log p, or below all numbers."""
+        k = xp.real(spectrum.closed(xp.asarray(z, xp.complex128)))
+        for part in spectrum.discrete:
+            k = k + counted(part, xp.logsumexp(part.log_weight + z * part.loss, axis=-1))
+        return xp.minimum(k - z * top, 0.0)
+
+    log_p, again = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
+    left = top - eps
+    near = (spectrum.top < xp.inf) & (left < _NEAR) & (xp.abs(again - log_p) < 1e-3)
+    positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # moved by it, and with its derivative
+    total = spectrum.infinity + xp.exp(log_p) * -xp.expm1(-positive)
+    return xp.where(near, xp.log(xp.where(near, total, 1.0)), plain)
 
 
 def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -217,9 +217,15 @@ def implicit_epsilon(
 
     def slopes(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
         live = (upper > 0) & jnp.isfinite(upper)
-        by_params, by_eps = gradient(log_delta, argnums=(0, 1))(params, jnp.where(live, upper, 1.0))
+
+        def value(params: Any, eps: Any) -> tuple[Any, Any]:
+            made = log_delta(params, eps)
+            return made, made
+
+        (by_params, by_eps), log = gradient(value, argnums=(0, 1), has_aux=True)(params, jnp.where(live, upper, 1.0))
         by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
-        return by_params, jnp.where(live, 1 / (jnp.where(target > 0, target, 1.0) * by_eps), 0.0)
+        # its own delta: next to the largest loss epsilon has too few digits to stand for that of the target
+        return by_params, jnp.where(live, 1 / (jnp.exp(log) * by_eps), 0.0)
 
     return _sloped("epsilon", bounds, slopes, route, working_set)
 
