@@ -54,7 +54,7 @@ _ON_ACCELERATOR = (2**29, 2**20)
 # Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 _FEW, _MANY = 8, 32  # points from which NumPy computes them together, and takes a fraction of the time for each
-_NUMBERS_AT_ONCE = 2**18  # of the arguments of all points that NumPy computes together
+_NUMBERS_AT_ONCE = 2**16  # of the arguments of all points that NumPy computes together
 _AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
@@ -309,9 +309,9 @@ def many(arguments: Any) -> bool:
     return jax.tree.leaves(arguments)[0].shape[0] >= _MANY
 
 
-def patience(alone: int, together: int) -> Callable[..., int]:
+def patience(alone: float, together: float) -> Callable[..., int]:
     """For `Kernel.by_numpy`: points that take NumPy as long as compiling, a few in a call, and many."""
-    return lambda *arguments, **static: together if many(arguments) else alone
+    return lambda *arguments, **static: int(together if many(arguments) else alone)
 
 
 def _as_float64(leaf: Any) -> np.ndarray:

@@ -143,6 +143,15 @@ def _pair(
     return made(log_delta, working_set, 0), made(epsilon, of_search or working_set, 1)
 
 
+def _patience(alone: float, together: float) -> Callable[..., int]:
+    """`patience`, less where a law has so many outcomes that they are what takes the time."""
+
+    def points(made: Law, *arguments: Any) -> int:
+        return max(int(patience(alone, together)(made, *arguments) / max(made.first.shape[-1] / 32, 1.0)), 1)
+
+    return points
+
+
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
     lanes, terms = made.base.shape[1] > 2, np.max(countable(made, users), initial=1.0)
@@ -151,10 +160,15 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
 
 
-def _patience_of_nodes(*arguments: Any) -> int:
+def _patience_of_nodes(most_together: float) -> Callable[..., int]:
     """The same for a long sum, whose number of nodes comes last; a program of the longest ones is no faster."""
-    alone, together = np.clip(np.array([2**19, 2**21]) / np.max(arguments[-1]), 64, [384, 2**14])
-    return int(together if many(arguments) else alone)
+
+    def points(*arguments: Any) -> int:
+        nodes = np.max(arguments[-1])
+        alone = np.clip(2**19 / nodes, 64, 384)
+        return _patience(alone, max(alone, min(2**21 / nodes, most_together)))(*arguments)
+
+    return points
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -173,12 +187,18 @@ def _alive_at_counts(made: Law, *_: Any) -> int:
 
 
 contour_log_delta, contour_epsilon = _pair(
-    contour.evaluate, _alive_at_nodes, (patience(1024, 16384), patience(512, 4096)), (512, 512), tries=12
+    contour.evaluate, _alive_at_nodes, (_patience(1024, 16384), _patience(512, 4096)), (512, 512), tries=12
 )
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, (_patience_of_counts,) * 2, (256, 256))
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
-    "nodes": _pair(contour.evaluate_long, _alive_in_long_sum, (_patience_of_nodes,) * 2, (256, 1), of_search=10_000),
+    "nodes": _pair(
+        contour.evaluate_long,
+        _alive_in_long_sum,
+        (_patience_of_nodes(2**14), _patience_of_nodes(0)),
+        at_once=(256, 1),
+        of_search=10_000,
+    ),
     "counts": (counts_log_delta, counts_epsilon),
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),  # a program for each number
     "two": _pair(two_point.evaluate, 256, (patience(2048, 16384), patience(512, 2048)), (512, 512)),
