@@ -348,3 +348,10 @@ def test_derivatives_next_to_the_largest_loss_are_those_of_its_mass(name):
     with jax.enable_x64(True):
         slopes = jax.grad(lambda x, d: jaxdp.epsilon(make(x), d), argnums=(0, 1))(number, small)
     np.testing.assert_allclose(slopes, [by_number, by_delta], rtol=1e-3 if name == "sampled" else 1e-4)
+
+
+@pytest.mark.thorough
+def test_delta_beyond_the_largest_loss_does_not_fall():
+    with jax.enable_x64(True):
+        slope = jax.grad(lambda epsilon: jaxdp.delta(jaxdp.ApproximateDP(1.0, 1e-3), epsilon))(1.5)
+    assert abs(float(slope)) < 1e-100

@@ -14,7 +14,7 @@ from jaxdp.runtime.arrays import xp
 
 _LATTICE_NODES = 16384  # a period of 12 deviations for 1e7 rounds of randomized response
 _FAR, _NEAR = 1e6, 1e-4  # where K tells the mass of the largest loss; the distance from it at which that is all
-_LEAST_LEFT = 1e-100
+_LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of the distance, which rounding may have made negative by so much
 _LEAST = 1e-100  # modulus of a ratio of moments, of which the logarithm still has a derivative
 
 
@@ -56,7 +56,7 @@ def _next_to_largest(spectrum: Spectrum, eps: jax.Array, plain: jax.Array) -> ja
 
     log_p, again = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
     left = top - eps
-    near = (spectrum.top < xp.inf) & (left < _NEAR) & (xp.abs(again - log_p) < 1e-3)
+    near = (spectrum.top < xp.inf) & (left > -_ROUNDED) & (left < _NEAR) & (xp.abs(again - log_p) < 1e-3)
     positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # moved by it, and with its derivative
     total = spectrum.infinity + xp.exp(log_p) * -xp.expm1(-positive)
     return xp.where(near, xp.log(xp.where(near, total, 1.0)), plain)

@@ -32,7 +32,9 @@ def _working_set(schedule, *_):
 
 def _patience(schedule, *_):
     """Schedules for which NumPy takes as long as compiling: 0.2 ms a step, ten times that for hundreds at once."""
-    return int(_STEPS_OF_COMPILING * (0.1 * _AT_ONCE if many(schedule) else 1) / (schedule.shape[-1] + 1))
+    steps = schedule.shape[-1] + 1
+    together = min(_AT_ONCE, 20_000 / steps) if many(schedule) else 0
+    return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
 def _unit(numbers):

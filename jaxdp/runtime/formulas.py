@@ -52,7 +52,9 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
             return unless(~jnp.stack(good).all() if inside else False, point(**numbers), vacuous)
 
         by_numpy = patience(max(2**15 // working_set, 1), max(2**22 // working_set, 1))
-        kernel = Kernel(one_point, working_set=working_set, by_numpy=by_numpy, at_once=min(4096, 2**18 // working_set))
+        at_once = min(4096, 2**18 // working_set)
+        # absolute: a difference of numbers of size 1 may be next to 0
+        kernel = Kernel(one_point, working_set=working_set, by_numpy=by_numpy, at_once=at_once, absolute=1e-12)
 
         @functools.wraps(point)
         def public(*args: Any, **kwargs: Any) -> Any:

@@ -324,7 +324,7 @@ def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
     if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
         return True
     times = stacks[0][1]
-    return np.bool(len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
+    return (len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
 
 
 def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
