@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxdp.interval import Bounds
+from jaxdp.iteration import isotonic
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.precision import expecting
 from jaxdp.runtime.rows import Rows
@@ -127,3 +128,8 @@ def test_kernels_have_the_same_bounds_for_many_points_as_for_one(source, kind, v
         one = np.concatenate([both[i] for both in each])
         assert np.array_equal(np.isfinite(side), np.isfinite(one)) and np.isfinite(one).mean() > 0.1
         np.testing.assert_allclose(side, one, rtol=1e-9 if source == "nodes" else 1e-12)
+
+
+def test_schedules_of_no_step_and_of_many_points_have_an_answer():
+    nothing = np.ones((40, 0))
+    assert np.array_equal(isotonic.allocation(nothing, nothing, nothing), np.zeros(40))

@@ -214,7 +214,7 @@ class Kernel:
             self._answered[program] += size
             points = self._answered[program] if expected is None else max(expected, size)
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
-                numbers = sum(math.prod(shape[1:]) for shape in shapes)
+                numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
                 most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1)) if size >= _FEW else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
                 return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
