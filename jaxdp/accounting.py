@@ -334,8 +334,8 @@ def _run(
     near: Any = None,
     upper_only: bool = False,
 ) -> Bounds[Array]:
-    wanted = validate.real_array("gap", gap)
-    validate.reject("gap", wanted, (wanted.ndim != 0) | ~((wanted > 0) & (wanted < 1)), "one number in (0, 1)")
+    if validate.real_array("gap", gap).ndim or not 0 < gap < 1:
+        raise ValueError(f"gap must be one number in (0, 1), got {gap!r}.")
     mechanism, target, shape, usable = _admitted(mechanism, name, target)
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
@@ -343,7 +343,7 @@ def _run(
         pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]
         lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
-    pairs = _evaluate(routes, verb, target, shape, Asked(_MARGIN * float(wanted), near, upper_only))
+    pairs = _evaluate(routes, verb, target, shape, Asked(_MARGIN * float(gap), near, upper_only))
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))
 
 

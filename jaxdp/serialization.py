@@ -144,6 +144,9 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
         wrong = [f"unknown field {key!r}" for key in unknown] + [f"missing field {key!r}" for key in required]
         raise ValueError(f"{kind}: {', '.join(wrong)}; its fields are {', '.join(fields)}.")
     values = {key: _decoded(key, value, not fields[key].metadata.get("static")) for key, value in given.items()}
+    for key, value in values.items():
+        if fields[key].type == "Mechanism" and not isinstance(value, Mechanism):
+            raise ValueError(f'{kind}: {key} must be an object with a "class", got {content[key]!r}.')
     return cls(**values)
 
 

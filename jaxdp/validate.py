@@ -28,10 +28,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
     concrete(name, value)
     if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"{name} must be a real number or an array of them, got {value!r}.")
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a rectangular array of real numbers: {error}.") from error
+    array = rectangular(name, value)
     if array.dtype == object and all(isinstance(v, numbers.Real) for v in array.ravel()):
         try:
             array = array.astype(np.float64)
@@ -40,6 +37,20 @@ def real_array(name: str, value: Any) -> np.ndarray:
     if array.dtype.kind not in "iuf" and str(array.dtype) != "bfloat16":
         raise TypeError(f"{name} must be real, got {value!r} of dtype {array.dtype}.")
     return array.astype(np.float64)
+
+
+def rectangular(name: str, value: Any) -> np.ndarray:
+    """The argument as an array; ValueError for rows of different lengths."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a rectangular array of real numbers: {error}.") from error
+
+
+def function(name: str, value: Any, returns: str) -> None:
+    """TypeError unless the argument can be called; returns: what it should return."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function that returns {returns}, got {value!r}.")
 
 
 def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str = "") -> None:

@@ -275,7 +275,8 @@ def test_whole_ranges_are_rounded_and_distinct_but_lists_are_left_as_typed():
     np.testing.assert_array_equal(parse_range("n", "3,1.5", whole=True), [3, 1.5])
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "0:1:3:log", "1:2:3:lin", "1:2:3:log:4", "1:2:2.5"])
+@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "0:1:3:log", "1:2:3:lin", "1:2:3:log:4", "1:2:2.5",
+                                  "1:inf:3", "1:2:99999999999"])  # fmt: skip
 def test_a_malformed_range_is_a_sentence(text):
     with pytest.raises(ValueError, match="x must be a number, a comma list or START:STOP:COUNT"):
         parse_range("x", text)

@@ -145,6 +145,24 @@ def test_a_whole_number_beyond_double_precision_is_one_sentence():
         jaxdp.epsilon(jaxdp.Gaussian(1.0), [0.1, 10**400])
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: jaxdp.epsilon(jaxdp.Gaussian(jaxdp.Gaussian(1.0)), 1e-6), TypeError, "noise_multiplier must be real"),
+        (lambda: jaxdp.Gaussian([1, [2]]), ValueError, "noise_multiplier must be a rectangular array"),
+        (lambda: jaxdp.calibrate(3, epsilon=1.0, delta=1e-6), TypeError, "make_mechanism must be a function"),
+        (lambda: jaxdp.sweep(3, delta=1e-6), TypeError, "fn must be a function"),
+        (lambda: jaxdp.epsilon(jaxdp.FiniteRandomizer([[0.6, 0.4], [0.4, 0.6]]), 1e-6), ValueError, "when shuffled"),
+        (lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-6, gap=np.array([0.1, 0.1])), ValueError, "got array"),
+        (lambda: jaxdp.from_json('{"jaxdp": 1, "mechanism": {"class": "Repeated", "mechanism": [1, 2], "times": 3}}'),
+         ValueError, 'mechanism must be an object with a "class"'),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_kind_is_one_sentence(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
 def test_fractions_are_to_be_rounded_and_other_values_are_not():
     with pytest.raises(ValueError, match=r"num_users must be a whole number >= 1, got 31\.6227\d*\. Round it\.$"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.logspace(1, 2, 3)), 1e-6)

@@ -72,6 +72,7 @@ def calibrate(
     Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
     inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
     """
+    validate.function("make_mechanism", make_mechanism, "a mechanism")
     refuse_traced(epsilon, delta, bracket)
     keep_others = validate.choice("unreachable", unreachable, ("raise", "nan")) == "nan"
     problem = Problem.of(make_mechanism, epsilon, delta, bracket, relation)

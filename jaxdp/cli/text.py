@@ -17,13 +17,18 @@ RANGE_HELP = (
     "and nan (in JSON as strings, because it has no such numbers); options read the same words."
 )
 
+_LARGEST_COUNT = 10_000_000  # of the values of a range
+
 
 def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
     """``a:b:count`` (linear), ``a:b:count:log``, or a comma list; whole values are rounded and made distinct."""
     try:
         values = np.concatenate([_piece(piece) for piece in text.split(",")])
     except ValueError:
-        raise ValueError(f"{name} must be a number, a comma list or START:STOP:COUNT[:log], got {text!r}.") from None
+        raise ValueError(
+            f"{name} must be a number, a comma list or START:STOP:COUNT[:log] with finite ends and a count of "
+            f"1..{_LARGEST_COUNT}, got {text!r}."
+        ) from None
     if whole and ":" in text:
         values = np.unique(np.rint(values))
     return values
@@ -36,9 +41,11 @@ def _piece(text: str) -> np.ndarray:
     if len(parts) not in (3, 4):
         raise ValueError(text)
     start, stop, count = float(parts[0]), float(parts[1]), int(parts[2])
-    if len(parts) == 3 and count >= 1:
+    if not (np.isfinite(stop - start) and 1 <= count <= _LARGEST_COUNT):
+        raise ValueError(text)
+    if len(parts) == 3:
         return np.linspace(start, stop, count)
-    if parts[-1] == "log" and count >= 1 and start > 0 and stop > 0:
+    if parts[-1] == "log" and start > 0 and stop > 0:
         values = np.geomspace(start, stop, count)
         values[0], values[-1] = start, stop if count > 1 else start
         return values

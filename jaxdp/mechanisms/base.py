@@ -89,7 +89,7 @@ def lists_to_arrays(self: Any) -> None:
     for each in dataclasses.fields(self):
         name, value = each.name, getattr(self, each.name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
-            numeric = xp.asarray(value) if validate.is_traced(value) else np.asarray(value)
+            numeric = xp.asarray(value) if validate.is_traced(value) else validate.rectangular(name, value)
             object.__setattr__(self, name, numeric if value != () or "domain" in each.metadata else value)
 
 
@@ -331,7 +331,7 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
     def inside_its_domain(each: Any, value: Any) -> Any:
         if value is None and each.default is None:
             return None
-        if isinstance(value, Mechanism):
+        if isinstance(value, Mechanism) and "domain" not in each.metadata:
             value, some = confined(value)
             tests.extend(some)
             return value

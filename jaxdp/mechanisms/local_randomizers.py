@@ -328,6 +328,13 @@ class FiniteRandomizer(KnownRandomizer):
         one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy="Normalise the rows.")
         return {"the sum of each row of probabilities": (worst, one)}
 
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """Not defined: no two rows need be the worst in every round."""
+        raise UnsupportedMechanismError(
+            "FiniteRandomizer is accounted for when shuffled only, as jaxdp.Shuffled(randomizer, num_users); for one "
+            "person's report give the two worst rows as a jaxdp.DiscretePair."
+        )
+
     def _laws(self, blanket: bool) -> Law:
         table = xp.asarray(self.probabilities)
         pairs = np.nonzero(~np.eye(table.shape[0], dtype=bool))

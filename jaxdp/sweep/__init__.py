@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 
+from jaxdp import validate
 from jaxdp.interval import Bounds
 from jaxdp.runtime.extras import require
 from jaxdp.runtime.fingerprint import fingerprint
@@ -89,6 +90,7 @@ def sweep(
         RuntimeError: a worker runs other releases.
         ImportError: xarray is missing; names the extra.
     """
+    validate.function("fn", fn, "values of the grid's points")
     xarray = require("xarray", "sweep", "sweep")
     if executor is not None and devices is not None:
         raise ValueError("devices must be None where an executor is given: its workers use their own default device.")
