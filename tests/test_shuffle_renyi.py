@@ -8,7 +8,7 @@ from mpmath import mp
 
 import jaxdp
 from jaxdp.runtime.precision import compiler_options
-from jaxdp.shuffle import bounds, krr_epsilon_closed_form
+from jaxdp.shuffle import bounds, krr_epsilon_closed_form, rounds
 from jaxdp.sources import shuffling as route
 
 GOLDEN = stored("shuffle")
@@ -159,3 +159,18 @@ def test_the_infinite_order_of_a_randomizer_of_many_outcomes_needs_no_long_sums(
     monkeypatch.delitem(bounds._KERNELS["log_delta"], "nodes")
     loss = jaxdp.renyi(jaxdp.Shuffled(jaxdp.LocalLaplace(0.0635563), 2), np.inf)
     assert 0.0635563 <= loss <= 0.0635563 * (1 + 1e-12)
+
+
+def test_many_orders_of_one_round_share_their_points(monkeypatch):
+    asked, plain = [], bounds.bounds
+
+    def counted(verb, made, users, *rest):
+        asked.append(users.size)
+        return plain(verb, made, users, *rest)
+
+    monkeypatch.setattr(bounds, "bounds", counted)
+    mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), num_users=10**5)
+    together = jaxdp.renyi(mechanism, np.geomspace(1.5, 256, 16))
+    assert sum(asked) < 5 * rounds.MANY
+    alone = [jaxdp.renyi(mechanism, order) for order in (1.5, 256.0)]
+    np.testing.assert_allclose(together[[0, -1]], alone, rtol=1e-6)

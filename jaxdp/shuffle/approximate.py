@@ -24,7 +24,7 @@ from jaxdp.typing import Array, Real
 _ROUNDING = 1e-12
 _MOST_RAISED = 22.0  # by which a local epsilon is raised: e^22 is more than there are people
 _SHARE = 0.9  # of delta, at most for the additive terms of a local epsilon that is raised
-_ROUNDS, _RAISES, _CLOSE = 8, 5, 0.03  # of the search for epsilon; for delta, and change of x that ends it
+_ROUNDS, _RAISES, _CLOSE = 8, 5, 0.003  # of the search for epsilon; for delta, and change of x that ends it
 _MARGIN = 1e-3  # by which a candidate is above the central value of the one before
 _FLUSHED = 1e-307  # charge for two exponentials that may have underflowed
 

@@ -85,9 +85,19 @@ def grids_of(
     for (_, t), grid, log in zip(found, first, logs, strict=True):
         each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
         finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
+        finer = finer if order is None else _snapped(finer)
         made.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
     left = iter(made)
     return [next(left) if isinstance(record, Shuffled) else None for record, _ in stacks]
+
+
+def _snapped(grid: np.ndarray) -> np.ndarray:
+    """The grids, each point inside moved by at most half of the steps beside it to a multiple of a power of two."""
+    step = np.diff(grid, axis=1)
+    step = np.minimum(step[:, 1:], step[:, :-1])
+    unit = 2.0 ** np.floor(np.log2(np.where(step > 0, step, 1.0)))
+    inside = np.where(step > 0, np.rint(grid[:, 1:-1] / unit) * unit, grid[:, 1:-1])
+    return np.concatenate([grid[:, :1], np.minimum(inside, grid[:, -1:]), grid[:, -1:]], axis=1)
 
 
 def _widest_law(flat: Shuffled) -> Law:
@@ -122,25 +132,34 @@ def _log_profile(
     point where log delta is below ``deepest``.
     """
     (gap, most), size = close, grid.shape[1]
-    users, epsilon = np.repeat(flat.num_users, size), grid.ravel()
+    users = np.asarray(flat.num_users)
     if flat.chosen_bound() == "closed_form":
-        eps0 = np.repeat(flat.max_loss(), size)
+        eps0 = np.asarray(flat.max_loss())[:, None]
         with np.errstate(divide="ignore"):
-            logs = np.log(closed_form.clones_closed_form_delta(eps0, users, epsilon)).reshape(grid.shape)
+            logs = np.log(closed_form.clones_closed_form_delta(eps0, users[:, None], grid))
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), upper_laws(flat))
+    # rows of one mechanism share points (grids of moments are snapped to that end): each is computed once
+    fields = [np.reshape(leaf, (len(users), -1)) for leaf in jax.tree_util.tree_leaves(flat)]
+    same = np.repeat(np.unique(np.concatenate(fields, axis=1), axis=0, return_inverse=True)[1].ravel(), size)
+    _, first, back = np.unique(np.stack([same, grid.ravel()]), axis=1, return_index=True, return_inverse=True)
+    back, row, epsilon = back.ravel(), first // size, grid.ravel()[first]
+    users = users[row]
+    laws = jax.tree_util.tree_map(lambda a: a[row], upper_laws(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
     # a point right of one where delta is as small as that has no mass that counts
-    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
-    place = np.arange(upper.size)
-    places = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
-    if places.size:
-        asked = np.minimum(gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)), _WIDEST) + np.zeros(grid.shape)
-        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked.ravel()))
+    deep = np.minimum.accumulate(upper[back].reshape(grid.shape), axis=1).ravel() < deepest
+    place = np.arange(back.size)
+    counts = wide[back] & ~deep & ((place % every == 0) | (place % size == size - 1))
+    if counts.any():
+        asked = np.full(upper.shape, _WIDEST)
+        asks = gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape)
+        np.minimum.at(asked, back[counts], asks.ravel()[counts])
+        places = np.unique(back[counts])
+        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked))
         upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
-    return upper.reshape(grid.shape)
+    return upper[back].reshape(grid.shape)
 
 
 def upper_law(
