@@ -258,6 +258,8 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
     provenance.note(verb, mechanism, relation or natural_relation(mechanism))
     resolved, directions = _resolved(mechanism, relation)
     stacks, size = normal_form(resolved, shape), int(np.prod(shape))
+    if size == 0:
+        return np.empty(shape, np.complex128 if verb == "log_mgf" else np.float64)
     results = []
     for direction in directions:
         if usable is not True:

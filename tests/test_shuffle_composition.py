@@ -288,6 +288,15 @@ def test_a_stronger_guarantee_of_the_reports_never_has_the_weaker_answer(times):
     assert (jaxdp.delta(rounds_of, epsilon=found) < 1.3 * 1.3e-5).all()
 
 
+def test_delta_of_a_round_with_a_local_delta_hardly_depends_on_other_rows():
+    rows = np.array([(0.4090255112277422, 1e-11, 8207.0, 0.0244), (0.4, 1e-12, 3.0, 0.4)])
+    deltas = [
+        jaxdp.delta(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0, local), users, "stronger"), epsilon)
+        for eps0, local, users, epsilon in (rows[0], rows.T)
+    ]
+    assert deltas[0] == pytest.approx(deltas[1][0], rel=5e-4)
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_rounds_with_a_local_delta_are_answered_at_the_ends_without_a_warning(times):
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(np.array([0.0, 1.0, 20.0]), 1e-3), 50), times)

@@ -174,3 +174,8 @@ def test_many_orders_of_one_round_share_their_points(monkeypatch):
     assert sum(asked) < 5 * rounds.MANY
     alone = [jaxdp.renyi(mechanism, order) for order in (1.5, 256.0)]
     np.testing.assert_allclose(together[[0, -1]], alone, rtol=1e-6)
+
+
+def test_no_order_has_no_divergence():
+    mechanism = jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 10), num_users=1000)
+    assert jaxdp.renyi(mechanism, np.ones((0, 3))).shape == (0, 3)

@@ -140,9 +140,11 @@ def _log_profile(
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
     # rows of one mechanism share points (grids of moments are snapped to that end): each is computed once
     fields = [np.reshape(leaf, (len(users), -1)) for leaf in jax.tree_util.tree_leaves(flat)]
-    same = np.repeat(np.unique(np.concatenate(fields, axis=1), axis=0, return_inverse=True)[1].ravel(), size)
-    _, first, back = np.unique(np.stack([same, grid.ravel()]), axis=1, return_index=True, return_inverse=True)
-    back, row, epsilon = back.ravel(), first // size, grid.ravel()[first]
+    key = np.empty(grid.shape, np.complex128)  # a pair of numbers that is sorted fast
+    key.real = np.unique(np.concatenate(fields, axis=1), axis=0, return_inverse=True)[1].reshape(-1, 1)
+    key.imag = grid
+    _, first, back = np.unique(key.ravel(), return_index=True, return_inverse=True)
+    row, epsilon = first // size, grid.ravel()[first]
     users = users[row]
     laws = jax.tree_util.tree_map(lambda a: a[row], upper_laws(flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
@@ -151,12 +153,12 @@ def _log_profile(
     # a point right of one where delta is as small as that has no mass that counts
     deep = np.minimum.accumulate(upper[back].reshape(grid.shape), axis=1).ravel() < deepest
     place = np.arange(back.size)
-    counts = wide[back] & ~deep & ((place % every == 0) | (place % size == size - 1))
-    if counts.any():
+    long = wide[back] & ~deep & ((place % every == 0) | (place % size == size - 1))
+    if long.any():
         asked = np.full(upper.shape, _WIDEST)
         asks = gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape)
-        np.minimum.at(asked, back[counts], asks.ravel()[counts])
-        places = np.unique(back[counts])
+        np.minimum.at(asked, back[long], asks.ravel()[long])
+        places = np.unique(back[long])
         some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked))
         upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
     return upper[back].reshape(grid.shape)
