@@ -16,9 +16,9 @@ from jaxdp.mechanisms.allocation import DirectedLaw
 from jaxdp.mechanisms.base import confined
 from jaxdp.mechanisms.composition import Composed, Repeated
 from jaxdp.mechanisms.gaussian import OfMu
-from jaxdp.mechanisms.sampled import EnclosingPair, JointlyConvex
+from jaxdp.mechanisms.sampled import Antipodal, EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
-from jaxdp.mechanisms.truncated import CutBatches, TruncatedPoisson
+from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.runtime import precision
 
 NAN, INF = np.nan, np.inf
@@ -109,7 +109,7 @@ EXAMPLES = {
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.
-INTERNAL = {CutBatches, EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu}
+INTERNAL = {Antipodal, EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu}
 # Only inside Shuffled, where it is in MORE_EXAMPLES.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}

@@ -97,8 +97,18 @@ def test_the_bound_is_never_below_the_enumerated_truth(relation, others, rate, m
     kinds = [(1 - full, sampled(rate, 1, sigma, relation)), (full, sampled(joins, 2, sigma, relation))]
     claim = [sum(share * hockey_stick(*pair, level) for share, pair in kinds) for level in LEVELS]
     assert np.all(worst <= np.asarray(claim) + INTEGRAL)
-    if relation != "replace_one":
-        np.testing.assert_allclose(bound, np.asarray(claim)[above], rtol=1e-4, atol=INTEGRAL)
+    np.testing.assert_allclose(bound, np.asarray(claim)[above], rtol=1e-4, atol=INTEGRAL)
+
+
+def test_replaced_records_cost_little_more_where_cuts_are_rare_and_stay_finite_where_they_are_not():
+    uncut = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), 10_000)
+    least = jaxdp.epsilon(uncut, 1e-6, relation="replace_one")
+    found = [
+        jaxdp.epsilon(jaxdp.repeat(truncated_poisson(1.0, 0.01, 100_000, size), 10_000), 1e-6, relation="replace_one")
+        for size in (1200, 1150, 1100, 1050)
+    ]
+    assert least * (1 - 1e-6) <= found[0] < least * (1 + 1e-4)
+    assert np.all(np.diff(found) > 0) and found[2] < 12.3 and found[3] < 19
 
 
 @pytest.mark.parametrize("relation", ["add", "remove", "replace_one"])

@@ -182,6 +182,10 @@ class Mechanism:
         """
         raise self._undefined("enclosing_pairs")
 
+    def log_middle(self, loss: Array) -> Array:
+        """Of additive noise: log of the law halfway between P and Q over Q, by the loss; concave in e^loss."""
+        raise self._undefined("log_middle")
+
     def offers(self, name: str) -> bool:
         """Whether the record has this optional method."""
         return getattr(type(self), name) is not getattr(Mechanism, name)

@@ -20,7 +20,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import in_float64, xp
 from jaxdp.shuffle.law import NamedSets
-from jaxdp.typing import ArrayField, Number, RealField, Relation
+from jaxdp.typing import Array, ArrayField, Number, RealField, Relation
 
 
 @record
@@ -96,6 +96,10 @@ class Laplace(Mechanism):
         """Pairs on one grid, the first of which dominates, while the second is dominated."""
         scale = self.noise_multiplier
         return finite.laplace_pair(scale, fine), finite.laplace_inner_pair(scale, fine)
+
+    def log_middle(self, loss: Array) -> Array:
+        """Left of the middle it falls with the loss, right of it it is constant."""
+        return xp.minimum(loss, 0.0) + 0.5 / self.noise_multiplier
 
     def renyi_divergence(self, order: Number) -> Number:
         """The closed form of Mironov 2017, Corollary 2, with a series for small shifts."""
@@ -348,6 +352,10 @@ class DiscreteLaplace(Mechanism):
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""
         known = not validate.is_traced(self.sensitivity)
         return known and bool(np.all(np.asarray(self.sensitivity) <= finite.LAPLACE_MIDDLE + 1))
+
+    def log_middle(self, loss: Array) -> Array:
+        """As of `Laplace`; the sensitivity is even."""
+        return xp.minimum(loss, 0.0) + 0.5 * self.sensitivity / self.scale
 
     def max_loss(self) -> Number:
         """sensitivity / scale."""

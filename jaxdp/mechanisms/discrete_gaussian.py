@@ -105,6 +105,10 @@ class DiscreteGaussian(Mechanism):
         outer, inner = discrete_gaussian_pair, discrete_gaussian_inner_pair
         return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
 
+    def log_middle(self, loss: Array) -> Array:
+        """Half the loss and a constant; the sensitivity is even."""
+        return 0.5 * loss + (self.sensitivity / self.sigma) ** 2 / 8
+
 
 def _decay(sigma: Number) -> Number:
     """a of the terms exp(-a k^2) of theta(0): of the sum itself for a small sigma, else of Poisson's dual sum."""

@@ -141,6 +141,35 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     )
 
 
+def antipodal_part(pair: FinitePair, log_middle: Array, rate: Number, inner: Number | None) -> Part:
+    """The pair ((1-q) M + q P, (1-q) M + q Q), symmetric: M is the law of the noise halfway between P and Q.
+
+    log_middle: log of M over Q at each loss of the pair, concave in e^loss. inner: 0 where the pair dominates that of
+    the noise, which the result then does; positive where it is dominated; None where it is that of the noise.
+    Proof: notebooks/proofs/sampled_replace.md, section 9.
+    """
+    there = (pair.log_p > -xp.inf) & (pair.log_q > -xp.inf)
+    above, below = (xp.where(there, x, 0.0) for x in (pair.loss - log_middle, -log_middle))
+    with_p, with_q = mixture_log_ratio(above, rate), mixture_log_ratio(below, rate)
+    size = xp.where(there, pair.blur + 2 * ULP * (xp.abs(pair.loss) + xp.abs(log_middle)), 0.0)
+    blur = size + _mixture_blur(above, size, with_p, rate) + _mixture_blur(below, size, with_q, rate)
+    log_m = xp.where(there, pair.log_q + log_middle, -xp.inf)
+    some = xp.where((rate > 0) & (pair.only_p > 0), xp.maximum(rate * pair.only_p * (1 + 4 * ULP), SMALLEST), 0.0)
+    log_weight, rest = log_m + with_p, xp.zeros(())
+    if inner is not None:
+        total, rounded = xp.sum(xp.exp(log_m)), 4 * ULP * (log_m.shape[0] + 16)
+        rest = xp.where(inner > 0, 0.0, (1 - rate) * (xp.maximum(1 - total, 0.0) + rounded))
+        log_weight = log_weight - xp.where(inner > 0, xp.log1p(xp.maximum(total - 1, 0.0) + rounded), 0.0)
+    nothing = xp.zeros(1)
+    return Part(
+        xp.concatenate([xp.where(there, with_p - with_q, 0.0), nothing]),
+        xp.concatenate([log_weight, log_mass(rest)[None]]),
+        xp.concatenate([blur, nothing]),
+        some,
+        some,
+    )
+
+
 def randomized_response_pair(epsilon: Number, categories: Number) -> FinitePair:
     """The three outcomes of k-ary randomized response: one's own value, the other's, any third; exact losses."""
     scale = xp.log1p((categories - 1.0) * xp.exp(-epsilon))

@@ -15,7 +15,7 @@ from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, UnsupportedMech
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import RealField, Relation
+from jaxdp.typing import Array, RealField, Relation
 
 
 @record
@@ -33,6 +33,10 @@ class EnclosingPair(Mechanism):
     def finite_pair(self) -> finite.FinitePair:
         """The chosen pair; outcomes without mass are added to the shorter one."""
         return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
+
+    def log_middle(self, loss: Array) -> Array:
+        """That of the base."""
+        return self.mechanism.log_middle(loss)
 
 
 class Sampled(FiniteLaw):
@@ -140,11 +144,12 @@ class PoissonSampled(Sampled):
 
     Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
     add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
-    replace_one the pair for Gaussian noise is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any
-    dimension (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under
-    replace_one, the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section
-    6 there; noise at twice the norm bound also covers one record more or less, a stated guarantee must hold under
-    both). That is an upper bound without a lower one; at q = 1 it is the mechanism's own.
+    replace_one the pair for Gaussian, Laplace, discrete Gaussian and discrete Laplace noise is that of contributions 1
+    and -1, for one (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and is attained
+    (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under replace_one,
+    the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; the
+    guarantee must hold for one record more or less too). That is an upper bound without a lower one; at q = 1 it is
+    the mechanism's own.
     """
 
     mechanism: Mechanism
@@ -164,11 +169,30 @@ class PoissonSampled(Sampled):
             return self.mechanism.under(relation)
         if relation != "replace_one" or all(isinstance(atom, Gaussian) for atom, _ in flatten(self.mechanism)):
             return self
-        return JointlyConvex(self.mechanism.under(relation), self.sampling_probability)
+        kind = Antipodal if self.mechanism.offers("log_middle") else JointlyConvex
+        return kind(self.mechanism.under(relation), self.sampling_probability)
 
     def unsampled(self, direction: str) -> Mechanism:
         """The base; under replace_one at distance 2, that is N(1) against N(-1)."""
         return self.mechanism.at_distance(2.0) if direction == REPLACE else self.mechanism
+
+
+@record
+class Antipodal(Sampled):
+    """Poisson sampling of additive noise under replace_one: contributions 1 and -1. Made by `PoissonSampled.under`.
+
+    mechanism: the noise at distance 2.
+    """
+
+    mechanism: Mechanism
+    sampling_probability: RealField = field(PROBABILITY)
+
+    def part(self, direction: str) -> finite.Part:
+        """The symmetric pair, the same for every direction."""
+        base = self.mechanism
+        pair = finite.with_losses(base.finite_pair())
+        inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
+        return finite.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
 
 
 @record

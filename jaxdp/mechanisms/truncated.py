@@ -8,9 +8,8 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
-from jaxdp.mechanisms.basic import ApproximateDP, Gaussian
-from jaxdp.mechanisms.composition import compose
+from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, record
+from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
@@ -19,13 +18,6 @@ from jaxdp.typing import Number, Real, RealField
 
 _LARGEST_BATCH = 1e9  # expected records: beyond it the chances are not summed
 _BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leaves out
-
-
-@record
-class CutBatches(ApproximateDP):
-    """The delta that cuts cost at most, beside Poisson batches. The two only dominate batches that are cut."""
-
-    exact: ClassVar[bool] = False
 
 
 @record
@@ -38,8 +30,8 @@ class TruncatedPoisson(FiniteLaw):
 
     With chance 1 - s the step is PoissonSampled(Gaussian(noise_multiplier), sampling_probability), with chance s
     PoissonSampled(Gaussian(noise_multiplier / 2), joins), and which of the two is public. This dominates a batch that
-    is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with
-    `CutBatches`, (0, s j)-DP, which dominates too and is the only one under replace_one.
+    is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with a
+    (0, s j)-DP mechanism, which dominates too.
     """
 
     noise_multiplier: RealField = field(POSITIVE)
@@ -55,18 +47,12 @@ class TruncatedPoisson(FiniteLaw):
         return PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability)
 
     def replace_directions(self) -> tuple[str, ...]:
-        """Those of the Poisson batch."""
-        return self.uncut().directions("replace_one")
+        """The symmetric pair."""
+        return (REPLACE,)
 
     def cut(self) -> Number:
         """The delta s j that a cut costs at most."""
         return xp.minimum(self.full * self.joins * (1 + 2 * self.error + 4 * ULP) + SMALLEST, 1.0)
-
-    def under(self, relation: str) -> Mechanism:
-        """Under replace_one the Poisson batch and a delta."""
-        if relation != "replace_one":
-            return self
-        return compose(self.uncut().under(relation), CutBatches(0.0, self.cut()))
 
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""
@@ -75,8 +61,13 @@ class TruncatedPoisson(FiniteLaw):
             (1.0, self.sampling_probability, self.partial, self.full),
             (2.0, self.joins, self.full, self.partial),
         ):
-            pair = finite.gaussian_pair(distance / self.noise_multiplier)
-            loss, log_weight, blur, infinity, reverse = finite.sampled_part(pair, rate, direction)
+            mu = distance * (2.0 if direction == REPLACE else 1.0) / self.noise_multiplier
+            pair = finite.gaussian_pair(mu)
+            if direction == REPLACE:
+                step = finite.antipodal_part(pair, 0.5 * pair.loss + mu**2 / 8, rate, 0.0)
+            else:
+                step = finite.sampled_part(pair, rate, direction)
+            loss, log_weight, blur, infinity, reverse = step
             log_share = xp.maximum(log_complement(rest, share), -1e4)
             up = share * (1 + 2 * self.error + 8 * ULP)
             blur = blur + 2 * self.error - 4 * ULP * log_share
