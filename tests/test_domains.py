@@ -19,6 +19,7 @@ from jaxdp.mechanisms.gaussian import OfMu
 from jaxdp.mechanisms.sampled import Antipodal, EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.truncated import TruncatedPoisson
+from jaxdp.sources.renyi import _WithTail
 from jaxdp.runtime import precision
 
 NAN, INF = np.nan, np.inf
@@ -109,7 +110,7 @@ EXAMPLES = {
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.
-INTERNAL = {Antipodal, EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu}
+INTERNAL = {Antipodal, EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu, _WithTail}
 # Only inside Shuffled, where it is in MORE_EXAMPLES.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}

@@ -430,6 +430,54 @@ def test_renyi_divergences_of_large_orders_are_at_most_those_without_sampling():
     replaced = jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), order, relation="replace_one")
     assert np.all(found * (1 - 1e-9) <= replaced) and np.all(replaced <= 2 * order * (1 + 1e-9))
 
+    # the second law is at least 1 - q of the middle one, and little more where that decides
+    beside = replaced - found + np.log1p(-0.01)
+    assert np.all(np.abs(beside[:2]) < 1e-9 * found[:2])
+
+
+def log_sum_exp(x):
+    return x.max() + np.log(np.exp(x - x.max()).sum())
+
+
+@pytest.mark.parametrize(
+    ("sigma", "shift", "rate"), [(0.4, 1, 0.1), (1.0, 1, 0.01), (1.0, 7, 1e-3), (30.0, 20, 0.6), (200.0, 30, 0.05)]
+)
+def test_renyi_divergences_of_sampled_discrete_gaussian_noise_count_what_lies_beyond_the_outcomes_listed(
+    sigma, shift, rate
+):
+    order = np.array([1.001, 1.5, 8.0, 40.0, 64.0, 200.0])
+    reach = int(45 * sigma + 2 * shift * order[-1])
+    x = np.arange(-reach, reach + 1.0)
+    total = log_sum_exp(-0.5 * (x / sigma) ** 2)
+    middle, up, down, far = (-0.5 * ((x - at) / sigma) ** 2 - total for at in (0, shift, -shift, 2 * shift))
+
+    def sampled(law):
+        return np.logaddexp(np.log1p(-rate) + middle, np.log(rate) + law)
+
+    def divergence(one, other):
+        return np.array([log_sum_exp(a * one + (1 - a) * other) / (a - 1) for a in order])
+
+    noise = jaxdp.DiscreteGaussian(sigma, shift)
+    exact = {
+        (POISSON, "remove"): divergence(sampled(up), middle),
+        (POISSON, "add"): divergence(middle, sampled(up)),
+        (POISSON, "replace_one"): divergence(sampled(up), sampled(down)),
+        (FIXED, "remove"): divergence(sampled(far), middle),
+    }
+    for (kind, relation), value in exact.items():
+        found = jaxdp.renyi(kind(noise, rate), order, relation=relation)
+        assert np.all(value * (1 - 1e-9) - 1e-13 / (order - 1) <= found), (kind, relation)
+        assert np.all(found <= 1.06 * value + 1e-11 / (order - 1)), (kind, relation)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 2.0])
+def test_no_loss_of_sampled_discrete_gaussian_noise_is_the_largest(sigma):
+    noise = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma), 0.01)
+    for relation in ("remove", "replace_one"):
+        assert jaxdp.epsilon(noise, 0.0, relation=relation) == np.inf
+        assert 0 < jaxdp.delta(noise, 1e5, relation=relation) < 1e-300
+        assert jaxdp.renyi(noise, np.inf, relation=relation) == np.inf
+
 
 def test_one_fixed_size_round_under_replace_one_has_the_closed_form_of_remove():
     batch = jaxdp.FixedSizeSampled(jaxdp.Gaussian(1.0), 0.1)

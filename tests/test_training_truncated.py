@@ -112,6 +112,20 @@ def test_replaced_records_cost_little_more_where_cuts_are_rare_and_stay_finite_w
 
 
 @pytest.mark.parametrize("relation", ["add", "remove", "replace_one"])
+def test_renyi_divergences_of_cut_samples_are_those_of_both_kinds_of_batches(relation):
+    step, order = truncated_poisson(2.0, 0.05, 10_000, 550), np.array([1.5, 3.0, 8.0, 16.0])
+    kinds = (step.partial, 2.0, 0.05), (step.full, 1.0, step.joins)
+    moments = [
+        np.log(share)
+        + (order - 1) * jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), q), order, relation=relation)
+        for share, noise, q in kinds
+    ]
+    exact = np.logaddexp(*moments) / (order - 1)
+    found = jaxdp.renyi(step, order, relation=relation)
+    assert np.all(exact * (1 - 1e-9) <= found) and np.all(found <= exact * (1 + 2e-3))
+
+
+@pytest.mark.parametrize("relation", ["add", "remove", "replace_one"])
 def test_no_lower_bound_is_claimed_of_what_only_dominates(relation):
     rounds_of = jaxdp.repeat(truncated_poisson(1.0, 0.05, 1000, 75), 10)
     bounds = jaxdp.epsilon_bounds(rounds_of, 1e-2, relation=relation)

@@ -186,6 +186,10 @@ class Mechanism:
         """Of additive noise: log of the law halfway between P and Q over Q, by the loss; concave in e^loss."""
         raise self._undefined("log_middle")
 
+    def tail_moment(self, order: Number) -> tuple[Number, Number]:
+        """(log of a bound of sum p^order q^(1-order), least loss) of the outcomes that ``finite_pair`` leaves out."""
+        raise self._undefined("tail_moment")
+
     def offers(self, name: str) -> bool:
         """Whether the record has this optional method."""
         return getattr(type(self), name) is not getattr(Mechanism, name)
@@ -391,6 +395,14 @@ class FiniteLaw(Mechanism):
         """The largest finite loss of a direction, rounded up."""
         loss, log_weight, blur = self.atoms(direction)
         return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
+
+    def tail_is_known(self) -> bool:
+        """Whether all mass at infinity stands for outcomes whose moments `log_tail` bounds."""
+        return False
+
+    def log_tail(self, order: Number, direction: str) -> Number:
+        """log of a bound of what those outcomes add to E_P[e^((order - 1) L)], -inf for none."""
+        raise self._undefined("log_tail")
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the finite losses."""

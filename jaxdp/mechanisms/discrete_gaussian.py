@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.domains import POSITIVE, field, whole
+from jaxdp.domains import POSITIVE, SMALLEST, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, record
 from jaxdp.numerics.rounding import ULP
@@ -105,6 +105,15 @@ class DiscreteGaussian(Mechanism):
         outer, inner = discrete_gaussian_pair, discrete_gaussian_inner_pair
         return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
 
+    def tail_moment(self, order: Number) -> tuple[Number, Number]:
+        """Beyond 37.5 sigma, as of a Gaussian; one integer more, which edges are rounded by."""
+        s, sigma = self.sensitivity, self.sigma
+        height = 0.5 * order * (order - 1) * (s / sigma) ** 2
+        start = xp.floor(_REACH * sigma - 1 - (order - 1) * s)
+        tail = xp.minimum(_log_lattice_tail(xp.maximum(start, 1.0), sigma) - _log_total(sigma), 0.0)
+        log_moment = height + xp.where(start >= 1, tail, 0.0) + np.log(2.0)
+        return log_moment + 1e-12 * (1 + height), s / sigma * xp.maximum(_REACH - 1 / sigma + 0.5 * s / sigma, 0.0)
+
     def log_middle(self, loss: Array) -> Array:
         """Half the loss and a constant; the sensitivity is even."""
         return 0.5 * loss + (self.sensitivity / self.sigma) ** 2 / 8
@@ -120,6 +129,11 @@ def _log_theta_at_zero(sigma: Number) -> Array:
     return xp.log1p(2 * xp.sum(xp.exp(-_decay(sigma) * (1.0 + xp.arange(_TERMS)) ** 2)))
 
 
+def _log_total(sigma: Number) -> Array:
+    return _log_theta_at_zero(sigma) + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
+
+
+_REACH = 37.5  # sigma; what is beyond is split
 _CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12
 _RULE_ERROR = 3e-14  # relative error of the interpolated rule; 1.2e-14 was measured
@@ -182,8 +196,7 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     mu = s / sigma
     offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
     distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
-    log_total = _log_theta_at_zero(sigma)
-    log_total = log_total + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
+    log_total = _log_total(sigma)
 
     def log_mass(d: Array) -> Array:
         return -0.5 * ((d + s / 2) / sigma) ** 2 - log_total
@@ -220,7 +233,9 @@ def discrete_gaussian_pair(sigma: Number, sensitivity: Number, fine: bool = Fals
     right, left = finite.log_sum(cells.log_inside + cells.log_share), finite.log_sum(cells.log_inside + cells.log_rest)
     log_q, nothing = finite.at_edges(left, right, cells.log_edge), xp.zeros(1)
     blur = xp.maximum(xp.concatenate([cells.blur, nothing]), xp.concatenate([nothing, cells.blur]))
-    outside = xp.where(_usable(sigma, sensitivity), xp.exp(xp.minimum(cells.log_outside + 1e-12, 0.0)), 1.0)
+    # some, if too little for a number
+    outside = xp.maximum(xp.exp(xp.minimum(cells.log_outside + 1e-12, 0.0)), SMALLEST)
+    outside = xp.where(_usable(sigma, sensitivity), outside, 1.0)
     return finite.with_leftover(finite.mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
 
 

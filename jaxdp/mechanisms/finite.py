@@ -141,6 +141,28 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     )
 
 
+def log_sampled_tail(moment: Number, least_loss: Number, order: Number, rate: Number) -> Array:
+    """log of a bound of sum ((1-q) + q p/r)^order r over unlikely outcomes; moment: its logarithm at q = 1.
+
+    With y = p/r, (1 - q + q y)^order is at most 1 - q + q y^order, and at most y^order times the power of the largest
+    quotient (1 - q + q y)/y.
+    """
+    share = order * (mixture_log_ratio(xp.asarray(least_loss), rate) - least_loss) * (1 - 1e-12)
+    tail = xp.logaddexp(moment + xp.minimum(share, log_mass(rate)) + 1e-9, np.log(SMALLEST))
+    return xp.where(rate > 0, tail, -xp.inf)
+
+
+def log_antipodal_tail(
+    at_one: tuple[Number, Number], at_two: tuple[Number, Number], order: Number, rate: Number
+) -> Array:
+    """The same of the pair of `antipodal_part`, from the noise at distance 1 and at distance 2.
+
+    The second law is at least (1-q) M; and sum p^order r^(1-order) is jointly convex.
+    """
+    by_middle = log_sampled_tail(*at_one, order, rate) - (order - 1) * log_mass(1 - rate)
+    return xp.minimum(by_middle, xp.logaddexp(at_two[0] + log_mass(rate), np.log(SMALLEST)))
+
+
 def antipodal_part(pair: FinitePair, log_middle: Array, rate: Number, inner: Number | None) -> Part:
     """The pair ((1-q) M + q P, (1-q) M + q Q), symmetric: M is the law of the noise halfway between P and Q.
 
@@ -334,6 +356,13 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
     return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))
+
+
+def gaussian_tail_moment(mu: Number, order: Number) -> tuple[Number, Number]:
+    """`tail_moment` of `gaussian_pair`: p^a q^(1-a) is e^{a (a-1) mu^2/2} times the density of N(a mu, 1)."""
+    height = 0.5 * order * (order - 1) * mu**2
+    log_moment = height + log_normal_tail(xp.asarray(_FAR - (order - 1) * mu)) + np.log(2.0)
+    return log_moment + 1e-12 * (1 + height), mu * (_FAR + mu / 2)
 
 
 def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:

@@ -46,6 +46,10 @@ class GaussianMechanism(Mechanism):
         mu = self.gaussian_mu()
         return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
 
+    def tail_moment(self, order: Number) -> tuple[Number, Number]:
+        """Beyond 37.5 standard deviations."""
+        return finite.gaussian_tail_moment(self.gaussian_mu(), order)
+
     def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2."""
         return gaussian_renyi(order, self.gaussian_mu())

@@ -11,11 +11,19 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.mechanisms.base import (
+    REPLACE,
+    REVERSE,
+    FiniteLaw,
+    Mechanism,
+    UnsupportedMechanismError,
+    record,
+    static_field,
+)
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Array, RealField, Relation
+from jaxdp.typing import Array, Number, RealField, Relation
 
 
 @record
@@ -110,6 +118,16 @@ class Sampled(FiniteLaw):
         """The finite law of the loss in one direction, with its masses at infinity."""
         return finite.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
+    def tail_is_known(self) -> bool:
+        """Whether that of the base is."""
+        return self.mechanism.offers("tail_moment")
+
+    def log_tail(self, order: Number, direction: str) -> Number:
+        """As of the forward pair; the swapped one has none below a rate of 1."""
+        rate = xp.asarray(self.sampling_probability)
+        tail = finite.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
+        return xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail)
+
     def check_structure(self) -> None:
         """Raise unless the base is Gaussian noise or has a finite pair, and holds under the relation that is needed."""
         if not isinstance(self.mechanism, Mechanism):
@@ -193,6 +211,13 @@ class Antipodal(Sampled):
         pair = finite.with_losses(base.finite_pair())
         inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
         return finite.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
+
+    def log_tail(self, order: Number, direction: str) -> Number:
+        """The same for every direction."""
+        apart, rate = self.mechanism, xp.asarray(self.sampling_probability)
+        return finite.log_antipodal_tail(
+            apart.at_distance(0.5).tail_moment(order), apart.tail_moment(order), order, rate
+        )
 
 
 @record

@@ -8,7 +8,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, record
+from jaxdp.mechanisms.base import REPLACE, REVERSE, FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.numerics.rounding import ULP
@@ -54,14 +54,32 @@ class TruncatedPoisson(FiniteLaw):
         """The delta s j that a cut costs at most."""
         return xp.minimum(self.full * self.joins * (1 + 2 * self.error + 4 * ULP) + SMALLEST, 1.0)
 
+    def tail_is_known(self) -> bool:
+        """True."""
+        return True
+
+    def log_tail(self, order: Number, direction: str) -> Number:
+        """Those of both kinds of batches, weighted."""
+        tails = []
+        for mu, rate, share, _ in self._kinds():
+            at_one, at_two = (finite.gaussian_tail_moment(m, order) for m in (mu, 2 * mu))
+            if direction == REPLACE:
+                tail = finite.log_antipodal_tail(at_one, at_two, order, rate)
+            else:
+                tail = finite.log_sampled_tail(*at_one, order, rate)
+            tails.append(xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail) + finite.log_mass(share))
+        return xp.logaddexp(*tails) + 2 * self.error + 1e-12
+
+    def _kinds(self) -> tuple[tuple[Number, Number, Number, Number], ...]:
+        """(mu, rate, share, share of the other kind) of batches that are not full, and of those that are."""
+        mu, rate = 1 / self.noise_multiplier, xp.asarray(self.sampling_probability)
+        return (mu, rate, self.partial, self.full), (2 * mu, xp.asarray(self.joins), self.full, self.partial)
+
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""
         made = []
-        for distance, rate, share, rest in (
-            (1.0, self.sampling_probability, self.partial, self.full),
-            (2.0, self.joins, self.full, self.partial),
-        ):
-            mu = distance * (2.0 if direction == REPLACE else 1.0) / self.noise_multiplier
+        for at_one, rate, share, rest in self._kinds():
+            mu = 2 * at_one if direction == REPLACE else at_one
             pair = finite.gaussian_pair(mu)
             if direction == REPLACE:
                 step = finite.antipodal_part(pair, 0.5 * pair.loss + mu**2 / 8, rate, 0.0)

@@ -5,17 +5,45 @@ from typing import Any
 import numpy as np
 
 from jaxdp.contour.spectrum import SWAPPED, Spectrum, counted
+from jaxdp.domains import FINITE, field
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.composition import Stack
+from jaxdp.mechanisms.finite import Part, log_mass
 from jaxdp.mechanisms.gaussian import gaussian_mus, gaussian_renyi
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.sampled_gaussian.moment import tilted_line
+from jaxdp.typing import Number, RealField
 
 _SIZE = 1024
 # R is nondecreasing in the order: close to 1, where K(c)/c cancels, a slightly larger order bounds it better.
 _NUDGES = (1.0, 1.0 + 1e-6, 1.0 + 1e-3)
 _SMALLEST = 1e-5
+
+
+@record
+class _WithTail(FiniteLaw):
+    """A record for one order: in place of mass at infinity an outcome that bounds the moment of what it stands for."""
+
+    law: FiniteLaw
+    log_moment: RealField = field(FINITE)
+
+    def part(self, direction: str) -> Part:
+        """The law, and one more outcome of loss 0."""
+        made, nothing = self.law.part(direction), xp.zeros(1)
+        log_weight = xp.concatenate([made.log_weight, xp.asarray(self.log_moment)[None]])
+        return Part(xp.concatenate([made.loss, nothing]), log_weight, xp.concatenate([made.blur, nothing]), 0.0, 0.0)
+
+    def top_loss(self, direction: str) -> Number:
+        """No bound of the outcomes that are not listed."""
+        return xp.where(self.log_moment > -xp.inf, xp.inf, self.law.top_loss(direction))
+
+
+def _with_tail(law: Mechanism, order: Any, direction: str) -> Mechanism:
+    if not (isinstance(law, FiniteLaw) and law.tail_is_known()) or is_sampled_gaussian(law, direction):
+        return law
+    return _WithTail(law, xp.vmap(lambda one: one.log_tail(order, direction))(law))
 
 
 def _blur(stacks: tuple[Stack, ...], *_: Any) -> float:
@@ -33,35 +61,44 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     finite = xp.isfinite(order) & (order > 1)
     alpha = xp.where(finite, order, 2.0)
     direct = [(r, t) for r, t in stacks if r.offers("renyi_divergence")]
-    rest = tuple((r, t) for r, t in stacks if not r.offers("renyi_divergence"))
+    c = xp.maximum(alpha - 1, _SMALLEST) * xp.asarray(_NUDGES)
+    rest = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not r.offers("renyi_divergence"))
     total = xp.zeros(())
-    for record, times in direct:
-        values = xp.vmap(lambda r: r.renyi_divergence(alpha))(record)
+    for mechanism, times in direct:
+        values = xp.vmap(lambda r: r.renyi_divergence(alpha))(mechanism)
         total = total + xp.sum(xp.where(times > 0, times * values, 0.0))
     total = total * (1 + 1e-12)
-    made = spectrum(stacks, direction)
+    made = spectrum((*direct, *rest), direction)
     if rest:
-        other = spectrum(rest, direction)
-        c = xp.maximum(alpha - 1, _SMALLEST) * xp.asarray(_NUDGES)
-        total = total + xp.minimum(
-            xp.min(other.real(c, xp.asarray(xp.inf), _SIZE) / c), _unsampled(rest, alpha, direction)
-        )
+        total = total + _of_sums(rest, c, alpha, direction)
     total = xp.minimum(total, xp.maximum(made.top, 0.0))
     total = xp.where(made.infinity > 0, xp.inf, total)
     answer = xp.where(finite, total, xp.where(made.infinity > 0, xp.inf, xp.maximum(made.top, 0.0)))
     return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
 
 
-def _unsampled(stacks: tuple[Stack, ...], order: Any, direction: str) -> Any:
-    """What sampled Gaussian noise would have without sampling, no less: where the quadrature cannot tell."""
-    if not all(is_sampled_gaussian(record, direction) for record, _ in stacks):
+def _of_sampled_gaussian(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
+    """Other bounds for sampled Gaussian noise, where the quadrature cannot tell: without sampling, and by remove.
+
+    Under replace_one the second law is at least 1 - q of the middle: the pair's moment is at most (1-q)^(1-order) times
+    that for remove.
+    """
+    if not all(is_sampled_gaussian(mechanism, direction) for mechanism, _ in stacks):
         return xp.inf
-    total = xp.zeros(())
-    for record, times in stacks:
-        sampled: Any = record
-        each = gaussian_renyi(order, gaussian_mus(sampled.unsampled(direction)))
+    total = by_middle = xp.zeros(())
+    for mechanism, times in stacks:
+        sampled: Any = mechanism
+        each, q = gaussian_renyi(order, gaussian_mus(sampled.unsampled(direction))), sampled.sampling_probability
         total = total + xp.sum(xp.where(times > 0, times * each, 0.0))
+        by_middle = by_middle - xp.sum(xp.where(times > 0, times * log_mass(1 - q), 0.0))
+    if direction == "replace":
+        total = xp.minimum(total, _of_sums(stacks, c, order, "forward") + by_middle)
     return total * (1 + 1e-12)
+
+
+def _of_sums(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
+    own = xp.min(spectrum(stacks, direction).real(c, xp.asarray(xp.inf), _SIZE) / c)
+    return xp.minimum(own, _of_sampled_gaussian(stacks, c, order, direction))
 
 
 @kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur)
