@@ -19,8 +19,8 @@ from jaxdp.mechanisms.gaussian import OfMu
 from jaxdp.mechanisms.sampled import Antipodal, EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.truncated import TruncatedPoisson
-from jaxdp.sources.renyi import _WithTail
 from jaxdp.runtime import precision
+from jaxdp.sources.renyi import _WithTail
 
 NAN, INF = np.nan, np.inf
 # For every field, whatever its domain. 1e-310 is subnormal and 1e308 has a subnormal reciprocal: compiled arithmetic
