@@ -69,7 +69,7 @@ def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
         mechanism = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE)
         ((record, _),) = normal_form(mechanism, eps.shape)
         above, below = (
-            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(fine)
+            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records("forward", fine)
         )
         upper, lower = law_delta(above, eps, direction="forward")[1], law_delta(below, eps, direction="forward")[0]
         assert np.all(lower <= exact * (1 + 2e-13)), sigma
@@ -108,7 +108,7 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
     for shift in (1, 2, 10**9):
         ((record, _),) = normal_form(jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma, shift), RATE), eps.shape)
         above, below = (
-            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(False)
+            jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records("forward", False)
         )
         for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
             assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift

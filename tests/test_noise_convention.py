@@ -270,7 +270,7 @@ def test_many_replaced_rounds_of_discrete_gaussian_noise_cost_about_what_those_o
 @pytest.mark.parametrize("noise", [jaxdp.Laplace(0.7), jaxdp.DiscreteGaussian(150.0, 90)])
 @pytest.mark.parametrize("rate", [1e-4, 0.3])
 def test_cells_of_noise_keep_all_mass_in_the_pair_that_dominates_and_no_more_in_the_dominated_one(noise, rate):
-    outer, inner = jaxdp.PoissonSampled(noise, rate).under("replace_one").enclosing_records(False)
+    outer, inner = jaxdp.PoissonSampled(noise, rate).under("replace_one").enclosing_records("replace", False)
     with on_host():
         parts = [each.part("replace") for each in (outer, inner)]
     totals = [np.sum(np.exp(part.log_weight)) for part in parts]

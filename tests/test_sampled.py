@@ -157,7 +157,9 @@ def test_both_bounds_of_a_sampled_grid_are_around_its_profile_and_close(name, fi
     eps = np.array([0.01, 0.04, 0.1, 0.2])
     exact = removed(profile, eps)
     ((record, _),) = normal_form(mechanism, eps.shape)
-    above, below = (jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(fine))
+    above, below = (
+        jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(direction, fine)
+    )
     _, upper = law_delta(above, eps, direction=direction)
     lower, _ = law_delta(below, eps, direction=direction)
     assert np.all(lower <= exact * (1 + 1e-12)) and np.all(upper >= exact * (1 - 1e-12))
@@ -312,6 +314,26 @@ def test_the_moments_of_a_finite_pair_accept_any_shape_of_z():
     exact = np.log(np.sum(P[1][both] ** 2 / Q[1][both]))
     assert np.real(grid)[0, 1] == pytest.approx(exact, rel=1e-12)
     assert np.real(single) == pytest.approx(exact, rel=1e-12)
+
+
+def test_many_batches_of_a_noisy_iteration_are_those_of_gaussian_noise_at_the_distance_it_states():
+    iteration = jaxdp.NoisyIteration([0.9, 0.9], [1.0, 1.0], [1.0, 0.0])
+    noise = 1 / jaxdp.iteration.gdp_mu([0.9, 0.9], [1.0, 1.0], [1.0, 0.0])
+    for relation in ("remove", "add"):  # both in one batch, and contours for bands of the largest loss
+        found = jaxdp.epsilon_bounds(jaxdp.repeat(FIXED(iteration, 0.01), 1000), 1e-6, relation=relation)
+        exact = jaxdp.epsilon(jaxdp.repeat(FIXED(jaxdp.Gaussian(2 * noise), 0.01), 1000), 1e-6, relation=relation)
+        assert found.upper == pytest.approx(exact, rel=2e-6) and found.lower == pytest.approx(exact, rel=2e-6)
+    replaced = jaxdp.epsilon_bounds(jaxdp.repeat(POISSON(iteration, 0.01), 1000), 1e-6, relation="replace_one")
+    assert replaced.lower == pytest.approx(exact_remove := 1.06500014, rel=1e-6)
+    assert exact_remove < replaced.upper < 1.26
+
+
+def test_a_poisson_batch_of_a_guarantee_leaks_under_replace_one_what_one_record_less_does():
+    one, many = (jaxdp.repeat(POISSON(jaxdp.PureDP(1.0), 0.01), times) for times in (1, 1000))
+    for rounds_of, most in ((one, 1 + 1e-9), (many, 1.21)):
+        least = jaxdp.epsilon(rounds_of, 1e-6)
+        replaced = jaxdp.epsilon_bounds(rounds_of, 1e-6, relation="replace_one")
+        assert least * (1 - 1e-6) <= replaced.lower <= replaced.upper <= least * most
 
 
 def test_only_pairs_that_are_the_mechanisms_own_claim_a_lower_bound():

@@ -245,7 +245,7 @@ class Mechanism:
         """False when ``finite_pair`` only dominates the mechanism's pair, as where there are ``enclosing_pairs``."""
         return self.exact and not self.offers("enclosing_pairs")
 
-    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+    def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
 
         Both have the same pytree structure and keep the batch axes of the fields. fine: closer ones, at a higher cost.

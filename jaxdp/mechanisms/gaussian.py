@@ -31,7 +31,7 @@ class GaussianMechanism(Mechanism):
         """False for a record with a ``mu_excess`` of its own."""
         return type(self).mu_excess is GaussianMechanism.mu_excess
 
-    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism]:
+    def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism]:
         """Records of the mu computed, and of one that is not above the truth."""
         with on_host():
             mu, excess = xp.vmap(xp.vmap(_mu_and_excess))(self)

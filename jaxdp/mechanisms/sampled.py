@@ -98,14 +98,14 @@ class Sampled(FiniteLaw):
             return base.is_exact(direction)
         return not is_gaussian(base) and base.finite_pair_is_exact()
 
-    def enclosing_records(self, fine: bool) -> tuple[Mechanism, Mechanism] | None:
+    def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
         outer = inner = self.mechanism
         if not outer.offers("enclosing_pairs"):
             return None
         if is_gaussian(outer) and not outer.is_exact("forward"):
-            outer, inner = outer.enclosing_records(fine) or (outer, outer)
-        if not self.needs_quadrature(REPLACE):
+            outer, inner = outer.enclosing_records(direction, fine) or (outer, outer)
+        if not self.needs_quadrature(direction):
             none = np.zeros(np.shape(self.sampling_probability))
             outer, inner = EnclosingPair(outer, none, fine), EnclosingPair(inner, none + 1.0, fine)
         return dataclasses.replace(self, mechanism=outer), dataclasses.replace(self, mechanism=inner)
@@ -166,8 +166,8 @@ class PoissonSampled(Sampled):
     and -1, for one (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and is attained
     (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under replace_one,
     the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; the
-    guarantee must hold for one record more or less too). That is an upper bound without a lower one; at q = 1 it is
-    the mechanism's own.
+    guarantee must hold for one record more or less too). Of a stated guarantee that is what `FixedSizeSampled` has;
+    of noise of a class of your own it is an upper bound without a lower one.
     """
 
     mechanism: Mechanism
@@ -187,7 +187,9 @@ class PoissonSampled(Sampled):
             return self.mechanism.under(relation)
         if relation != "replace_one" or all(isinstance(atom, Gaussian) for atom, _ in flatten(self.mechanism)):
             return self
-        kind = Antipodal if self.mechanism.offers("log_middle") else JointlyConvex
+        noise, known = self.mechanism.offers("at_distance"), self.mechanism.offers("log_middle")
+        # a guarantee, whatever the distance, is attained where the other record does as if it were not there
+        kind = Antipodal if known else JointlyConvex if noise else FixedSizeSampled
         return kind(self.mechanism.under(relation), self.sampling_probability)
 
     def unsampled(self, direction: str) -> Mechanism:
@@ -281,6 +283,6 @@ class JointlyConvex(FixedSizeSampled):
         """False."""
         return False
 
-    def enclosing_records(self, fine: bool) -> None:
+    def enclosing_records(self, direction: str, fine: bool) -> None:
         """None: no pair that the mechanism's own dominates."""
         return None

@@ -337,7 +337,7 @@ def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[S
     """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
     made = []
     for record, times in stacks:
-        both = (record, record) if record.is_exact(direction) else record.enclosing_records(fine)
+        both = (record, record) if record.is_exact(direction) else record.enclosing_records(direction, fine)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
