@@ -118,9 +118,9 @@ def renyi(mechanism: Mechanism, order: Real, *, relation: Relation | None = None
     array([0.25, 1.  ])
 
     Returns NumPy float64 in nats, rounded outward. It is infinite when the pair that bounds the mechanism has mass at
-    infinity, as that of sampled discrete Gaussian noise, and in a traced row with a number outside its domain. Sampled
-    Gaussian noise at orders of hundreds is bounded by what it would be without sampling. Close to order 1 the value of
-    a slightly larger order is used where cancellation would cost more (R is nondecreasing in the order).
+    infinity, and in a traced row with a number outside its domain. Sampled Gaussian noise at orders of hundreds is
+    bounded by what it would be without sampling. Close to order 1 the value of a slightly larger order is used where
+    cancellation would cost more (R is nondecreasing in the order).
     """
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 
@@ -233,7 +233,8 @@ def _corners(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
         slope = np.diff(value, axis=-1) / np.diff(at, axis=-1)
         rise, fall = slope[..., :2], slope[..., 2:]
         meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
-    inside = (meet >= low) & (meet <= high)
+    beside = 1e-6 * (high - low)  # an end of the cell is known already: its middle
+    inside = (meet > low + beside) & (meet < high - beside)
     return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high)))
 
 

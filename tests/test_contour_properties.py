@@ -321,3 +321,11 @@ def test_the_trade_off_of_add_is_followed_as_far_down_as_its_losses_reach(sigma,
     sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate)
     found = jaxdp.tradeoff(sampled, false_positive_rate, relation="add")
     assert exact * (1 - 1e-5) <= found <= exact
+
+
+def test_the_trade_off_of_sampled_laplace_noise_is_sought_at_the_kink_of_its_least_loss():
+    """Beyond it no loss is: the best test rejects all but a share of the outcomes of the least one."""
+    rate, least = 0.1, np.log(0.9 + 0.1 * np.exp(-2.0))
+    found = jaxdp.tradeoff(jaxdp.PoissonSampled(jaxdp.Laplace(0.5), rate), [0.7, 0.9], relation="remove")
+    exact = np.exp(least) * np.array([0.3, 0.1])
+    assert np.all(exact * (1 - 1e-6) <= found) and np.all(found <= exact * (1 + 1e-12))

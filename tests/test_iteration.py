@@ -307,6 +307,16 @@ def test_traced_and_batched_values_agree_and_bad_traced_values_are_infinite():
         jax.jit(iteration.gdp_mu)(*rows)
 
 
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_derivative_where_a_number_is_no_schedule_is_zero(bad, place):
+    schedule = [np.array([0.9, 0.8]), np.array([1.0, 1.0]), np.array([1.0, 0.5])]
+    schedule[place][1] = bad
+    with jax.enable_x64(True):
+        value, slopes = jax.value_and_grad(iteration.gdp_mu, argnums=(0, 1, 2))(*schedule)
+    assert np.isinf(value) and not np.any(slopes)
+
+
 def test_no_step_loses_nothing_also_between_projections():
     assert iteration.gdp_mu([], [], []) == 0
     assert iteration.gdp_mu([], [], [], diameter=1.0) == 0

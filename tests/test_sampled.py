@@ -492,6 +492,18 @@ def test_renyi_divergences_of_sampled_discrete_gaussian_noise_count_what_lies_be
         assert np.all(found <= 1.06 * value + 1e-11 / (order - 1)), (kind, relation)
 
 
+def test_renyi_divergences_next_to_order_one_do_not_exceed_those_of_larger_orders_by_much():
+    order = 1 + np.array([1e-12, 1e-5, 1e-3, 0.1])
+    gaussian = jaxdp.repeat(POISSON(jaxdp.Gaussian(17.6555), 6.2278e-4), 4)
+    for noise in (
+        gaussian,
+        POISSON(jaxdp.RandomizedResponse(0.016224, 8), 6.2278e-4),
+        POISSON(jaxdp.Laplace(1.0), 0.01),
+    ):
+        found = jaxdp.renyi(noise, order)
+        assert np.all(found[:-1] <= 1.01 * found[1:])  # divergences rise with the order
+
+
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 2.0])
 def test_no_loss_of_sampled_discrete_gaussian_noise_is_the_largest(sigma):
     noise = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma), 0.01)

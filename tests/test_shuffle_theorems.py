@@ -149,6 +149,16 @@ def test_bad_input_names_the_argument(arguments, name):
             function(*arguments)
 
 
+@pytest.mark.parametrize("bad", [(-1.0, 1e4, 1e-6, 16.0), (1.0, np.nan, 1e-6, 16.0), (1.0, 1e4, 1e-6, 2.5)])
+def test_a_traced_closed_form_of_a_bad_number_promises_nothing_and_has_no_slope(bad):
+    def krr(eps0, n, delta, k):
+        return shuffle.krr_epsilon_closed_form(eps0, k, n, delta)
+
+    with jax.enable_x64(True):
+        value, slopes = jax.jit(jax.value_and_grad(krr, argnums=(0, 1, 2, 3)))(*bad)
+    assert np.isinf(value) and not np.any(slopes)
+
+
 def test_closed_form_traces_with_x64_and_refuses_without():
     with jax.enable_x64(True):
         traced = jax.jit(shuffle.clones_epsilon_closed_form)(1.0, 1e5, 1e-6)

@@ -201,6 +201,8 @@ def _mu2_jvp(primals, tangents):
     mu2, blocks = _solve(*primals)
     price, last = _prices(*primals, blocks)
     before = _distances(*primals, price, last)
+    known = _is_valid(*primals) & (mu2 < xp.inf)
+    price, before, noise_std = (xp.where(known, x, 0.0) for x in (price, before, noise_std))
     k_dot, s_dot, d_dot = tangents
     change = price * d_dot - price**2 * noise_std * s_dot + price * before * k_dot
     return mu2, 2 * xp.sum(xp.where(price > 0, change, 0.0))

@@ -131,5 +131,15 @@ def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **stat
         return batched(functools.partial(kernel, **static), *(np.asarray(a, np.float64) for a in arguments), own=own)
     require_x64()
     with jax.numpy_rank_promotion("allow"):
-        point = jax.vmap(functools.partial(kernel.point, **static))
+        point = jax.vmap(_flat_outside(functools.partial(kernel.point, **static)))
         return _batched(point, *(jnp.asarray(a, jnp.float64) for a in arguments), own=own)
+
+
+def _flat_outside(point: Callable) -> Callable:
+    """The function with derivatives 0 where an argument is NaN, as one outside its domain is."""
+
+    def flat(*numbers: Any) -> Any:
+        bad = jnp.stack([jnp.isnan(number).any() for number in numbers]).any()
+        return point(*(jnp.where(bad, jax.lax.stop_gradient(number), number) for number in numbers))
+
+    return flat

@@ -59,11 +59,11 @@ def krr_closed_form_point(eps0, num_categories, num_users, delta):
     odds = xp.exp(xp.minimum(eps0, 700.0))
     total = odds + num_categories - 1.0
     share = num_categories / ((num_categories + 1.0) * total)
-    condition = (share >= 8.0 * xp.log(2.0 / positive) / num_users) & (num_categories >= 2)
+    condition = share >= 8.0 * xp.log(2.0 / positive) / num_users
     scale = 1.0 / (share * num_users)
     gap = xp.expm1(xp.minimum(eps0, 700.0)) / total
     value = xp.log1p(gap * (4.0 * xp.sqrt(2.0 * xp.log(4.0 / positive) * scale) + 4.0 * scale))
-    return _guarded(value, condition, eps0, num_users, delta)
+    return xp.where(num_categories >= 2, _guarded(value, condition, eps0, num_users, delta), xp.inf)
 
 
 def clones_epsilon_closed_form(eps0: Real, n: Real, delta: Real) -> Array:
