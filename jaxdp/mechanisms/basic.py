@@ -12,7 +12,7 @@ from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import laplace_renyi
 from jaxdp.domains import NOISE, NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, Domain, field, whole
 from jaxdp.iteration.isotonic import allocation, allocation_excess, shift_allocation_mu2
-from jaxdp.mechanisms import finite
+from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, lists_to_arrays, record
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
@@ -262,7 +262,7 @@ class DiscretePair(FiniteLaw):
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss of the pair, or of its swap."""
-        return finite.sampled_part(self.finite_pair(), xp.ones(()), direction)
+        return sampled_laws.sampled_part(self.finite_pair(), xp.ones(()), direction)
 
     def check_structure(self) -> None:
         """p and q have a last axis of the same length."""

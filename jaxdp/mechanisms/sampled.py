@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
-from jaxdp.mechanisms import finite
+from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import (
     REPLACE,
     REVERSE,
@@ -116,7 +116,7 @@ class Sampled(FiniteLaw):
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
-        return finite.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
+        return sampled_laws.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
     def tail_is_known(self) -> bool:
         """Whether that of the base is."""
@@ -125,7 +125,7 @@ class Sampled(FiniteLaw):
     def log_tail(self, order: Number, direction: str) -> Number:
         """As of the forward pair; the swapped one has none below a rate of 1."""
         rate = xp.asarray(self.sampling_probability)
-        tail = finite.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
+        tail = sampled_laws.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
         return xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail)
 
     def check_structure(self) -> None:
@@ -212,12 +212,12 @@ class Antipodal(Sampled):
         base = self.mechanism
         pair = finite.with_losses(base.finite_pair())
         inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
-        return finite.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
+        return sampled_laws.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
 
     def log_tail(self, order: Number, direction: str) -> Number:
         """The same for every direction."""
         apart, rate = self.mechanism, xp.asarray(self.sampling_probability)
-        return finite.log_antipodal_tail(
+        return sampled_laws.log_antipodal_tail(
             apart.at_distance(0.5).tail_moment(order), apart.tail_moment(order), order, rate
         )
 

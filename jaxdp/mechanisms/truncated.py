@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
-from jaxdp.mechanisms import finite
+from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import REPLACE, REVERSE, FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.sampled import PoissonSampled
@@ -64,9 +64,9 @@ class TruncatedPoisson(FiniteLaw):
         for mu, rate, share, _ in self._kinds():
             at_one, at_two = (finite.gaussian_tail_moment(m, order) for m in (mu, 2 * mu))
             if direction == REPLACE:
-                tail = finite.log_antipodal_tail(at_one, at_two, order, rate)
+                tail = sampled_laws.log_antipodal_tail(at_one, at_two, order, rate)
             else:
-                tail = finite.log_sampled_tail(*at_one, order, rate)
+                tail = sampled_laws.log_sampled_tail(*at_one, order, rate)
             tails.append(xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail) + finite.log_mass(share))
         return xp.logaddexp(*tails) + 2 * self.error + 1e-12
 
@@ -82,9 +82,9 @@ class TruncatedPoisson(FiniteLaw):
             mu = 2 * at_one if direction == REPLACE else at_one
             pair = finite.gaussian_pair(mu)
             if direction == REPLACE:
-                step = finite.antipodal_part(pair, 0.5 * pair.loss + mu**2 / 8, rate, 0.0)
+                step = sampled_laws.antipodal_part(pair, 0.5 * pair.loss + mu**2 / 8, rate, 0.0)
             else:
-                step = finite.sampled_part(pair, rate, direction)
+                step = sampled_laws.sampled_part(pair, rate, direction)
             loss, log_weight, blur, infinity, reverse = step
             log_share = xp.maximum(log_complement(rest, share), -1e4)
             up = share * (1 + 2 * self.error + 8 * ULP)

@@ -13,10 +13,10 @@ from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.basic import DiscreteLaplace, DiscretePair, Laplace, WorstCase
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.finite import sampled_part
 from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
+from jaxdp.mechanisms.sampled_laws import sampled_part
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
