@@ -393,8 +393,11 @@ class FiniteLaw(Mechanism):
 
     def top_loss(self, direction: str) -> Number:
         """The largest finite loss of a direction, rounded up."""
-        loss, log_weight, blur = self.atoms(direction)
-        return xp.max(xp.where(log_weight > -xp.inf, loss + blur, -xp.inf))
+        return self.top_of(self.part(direction))
+
+    def top_of(self, part: finite.Part) -> Number:
+        """The same, of a law that is known."""
+        return xp.max(xp.where(part.log_weight > -xp.inf, part.loss + part.blur, -xp.inf))
 
     def tail_is_known(self) -> bool:
         """Whether all mass at infinity stands for outcomes whose moments `log_tail` bounds."""

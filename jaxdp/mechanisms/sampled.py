@@ -39,7 +39,9 @@ class EnclosingPair(Mechanism):
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
-        """The chosen pair; outcomes without mass are added to the shorter one."""
+        """The chosen pair; in a program outcomes without mass are added to the shorter one."""
+        if xp.eager:
+            return self.mechanism.enclosing_pairs(self.fine)[int(self.inner > 0)]
         return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
 
     def log_middle(self, loss: Array) -> Array:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxdp.contour.spectrum import MASS_ROUNDING, Discrete, Sampled, Spectrum
-from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.mechanisms.sampled import Sampled as SampledRecord
@@ -30,25 +30,38 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     others = [(r, t) for r, t in stacks if not is_sampled_gaussian(r, direction)]
     closed = [(r, t) for r, t in others if not r.offers("atoms")]
     finite = [(r, t) for r, t in others if r.offers("atoms")]
-    masses = [_infinity(record, times, direction) for record, times in closed + finite]
+    laws = [xp.vmap(lambda one: _law(one, direction))(record) for record, _ in finite]
+    masses = [_infinity(_masses(record, direction), times) for record, times in closed]
+    masses += [_infinity(both, times) for (_, both, _), (_, times) in zip(laws, finite, strict=True)]
+    tops = [_top(record, times, direction) for record, times in sampled + closed]
+    tops += [_sum_of_tops(top, times) for (*_, top), (_, times) in zip(laws, finite, strict=True)]
     return Spectrum(
         closed=_closed_sum(closed, direction),
         closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
         sampled=tuple(Sampled(gaussian_mus(r.mechanism), r.sampling_probability, t) for r, t in sampled),
-        discrete=tuple(Discrete(*_atoms(r, direction), t) for r, t in finite),
+        discrete=tuple(Discrete(*_live(atoms), t) for (atoms, *_), (_, t) in zip(laws, finite, strict=True)),
         direction=direction,
         infinity=_composed_mass([m[0] for m in masses]),
         reverse_infinity=_composed_mass([m[1] for m in masses]),
-        top=sum((_top(r, t, direction) for r, t in stacks), xp.zeros(())),
+        top=sum(tops, xp.zeros(())),
         lattice=_lattice(stacks),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
     )
 
 
-def _atoms(record: Any, direction: str) -> tuple[Array, Array, Array]:
-    """Losses, log weights and errors of finite laws; of concrete ones without atoms that have no mass in any law."""
-    atoms = xp.vmap(lambda r: r.atoms(direction))(record)
+def _law(record: Any, direction: str) -> tuple[Any, Any, Any]:
+    """Atoms, masses at infinity and largest loss of a finite law, which is made once."""
+    if not isinstance(record, FiniteLaw):
+        made = record.atoms(direction), record.masses_at_infinity(direction), record.top_loss(direction)
+    else:
+        part = record.part(direction)
+        made = part[:3], part[3:], record.top_of(part)
+    return jax.tree_util.tree_map(lambda x: xp.asarray(x, xp.float64), made)
+
+
+def _live(atoms: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """The laws; concrete ones without atoms that have no mass in any law."""
     if is_traced(atoms):
         return atoms
     live = np.any(np.asarray(atoms[1]) > -np.inf, axis=0)
@@ -89,9 +102,12 @@ def _mu2(closed: list[Stack]) -> Array:
     return total * (1 - 1e-14)
 
 
-def _infinity(record: Mechanism, times: Array, direction: str) -> tuple[_Masses, _Masses]:
+def _masses(record: Mechanism, direction: str) -> tuple[Array, Array]:
+    return xp.vmap(lambda r: tuple(xp.asarray(mass, xp.float64) for mass in r.masses_at_infinity(direction)))(record)
+
+
+def _infinity(both: tuple[Array, Array], times: Array) -> tuple[_Masses, _Masses]:
     """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
-    both = xp.vmap(lambda r: tuple(xp.asarray(mass, xp.float64) for mass in r.masses_at_infinity(direction)))(record)
     forward, backward = (_rounds(xp.broadcast_to(mass, times.shape), times) for mass in both)
     return forward, backward
 
@@ -119,6 +135,10 @@ def _top(record: Any, times: Array, direction: str) -> Array:
         # XLA's log1p is up to 129 ulp off (jax-ml/jax 39707)
         return xp.sum(xp.where(nothing, 0.0, times * bounded)) * (1 + 1e-13)
     largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
+    return _sum_of_tops(largest, times)
+
+
+def _sum_of_tops(largest: Array, times: Array) -> Array:
     return xp.sum(xp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
 
 

@@ -35,9 +35,9 @@ class _WithTail(FiniteLaw):
         log_weight = xp.concatenate([made.log_weight, xp.asarray(self.log_moment)[None]])
         return Part(xp.concatenate([made.loss, nothing]), log_weight, xp.concatenate([made.blur, nothing]), 0.0, 0.0)
 
-    def top_loss(self, direction: str) -> Number:
+    def top_of(self, part: Part) -> Number:
         """No bound of the outcomes that are not listed."""
-        return xp.where(self.log_moment > -xp.inf, xp.inf, self.law.top_loss(direction))
+        return xp.where(self.log_moment > -xp.inf, xp.inf, super().top_of(part))
 
 
 def _with_tail(law: Mechanism, order: Any, direction: str) -> Mechanism:
