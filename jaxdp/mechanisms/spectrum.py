@@ -130,16 +130,19 @@ def _composed_mass(masses: list[_Masses]) -> Array:
 def _top(record: Any, times: Array, direction: str) -> Array:
     if is_sampled_gaussian(record, direction):
         rate = record.sampling_probability
-        nothing = (rate == 0) | (times == 0)
-        bounded = -xp.log1p(-rate) if direction == "reverse" else xp.full_like(rate, xp.inf)
+        if direction != "reverse":
+            return xp.sum(xp.where((rate == 0) | (times == 0), 0.0, xp.inf))
+        bounded = xp.where(rate < 1, -xp.log1p(-xp.where(rate < 1, rate, 0.0)), xp.inf)
         # XLA's log1p is up to 129 ulp off (jax-ml/jax 39707)
-        return xp.sum(xp.where(nothing, 0.0, times * bounded)) * (1 + 1e-13)
+        return _sum_of_tops(xp.where(rate == 0, 0.0, bounded), times) * (1 + 1e-13)
     largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
     return _sum_of_tops(largest, times)
 
 
 def _sum_of_tops(largest: Array, times: Array) -> Array:
-    return xp.sum(xp.where(times > 0, times * largest, 0.0)) * (1 + 1e-15 * times.shape[-1])
+    bounded = largest < xp.inf  # times an infinite number has no derivative
+    total = xp.where(bounded, times * xp.where(bounded, largest, 0.0), xp.inf)
+    return xp.sum(xp.where(times > 0, total, 0.0)) * (1 + 1e-15 * times.shape[-1])
 
 
 def on_lattice(stacks: tuple[Stack, ...]) -> bool:

@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
-from jaxdp.mechanisms import finite, sampled_laws
-from jaxdp.mechanisms.base import REPLACE, REVERSE, FiniteLaw, Mechanism, record
+from jaxdp.mechanisms import finite
+from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.sampled import PoissonSampled
+from jaxdp.mechanisms.sampled import Antipodal, PoissonSampled, Sampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
@@ -60,32 +60,21 @@ class TruncatedPoisson(FiniteLaw):
 
     def log_tail(self, order: Number, direction: str) -> Number:
         """Those of both kinds of batches, weighted."""
-        tails = []
-        for mu, rate, share, _ in self._kinds():
-            at_one, at_two = (finite.gaussian_tail_moment(m, order) for m in (mu, 2 * mu))
-            if direction == REPLACE:
-                tail = sampled_laws.log_antipodal_tail(at_one, at_two, order, rate)
-            else:
-                tail = sampled_laws.log_sampled_tail(*at_one, order, rate)
-            tails.append(xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail) + finite.log_mass(share))
+        tails = [step.log_tail(order, direction) + finite.log_mass(share) for step, share, _ in self._kinds(direction)]
         return xp.logaddexp(*tails) + 2 * self.error + 1e-12
 
-    def _kinds(self) -> tuple[tuple[Number, Number, Number, Number], ...]:
-        """(mu, rate, share, share of the other kind) of batches that are not full, and of those that are."""
-        mu, rate = 1 / self.noise_multiplier, xp.asarray(self.sampling_probability)
-        return (mu, rate, self.partial, self.full), (2 * mu, xp.asarray(self.joins), self.full, self.partial)
+    def _kinds(self, direction: str) -> list[tuple[Sampled, Number, Number]]:
+        """(step, share, share of the other kind) of batches that are not full, and of those that are."""
+        kind = Antipodal if direction == REPLACE else PoissonSampled
+        sigma = self.noise_multiplier * (0.5 if direction == REPLACE else 1.0)  # Antipodal takes noise at distance 2
+        one, other = kind(Gaussian(sigma), self.sampling_probability), kind(Gaussian(0.5 * sigma), self.joins)
+        return [(one, self.partial, self.full), (other, self.full, self.partial)]
 
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""
         made = []
-        for at_one, rate, share, rest in self._kinds():
-            mu = 2 * at_one if direction == REPLACE else at_one
-            pair = finite.gaussian_pair(mu)
-            if direction == REPLACE:
-                step = sampled_laws.antipodal_part(pair, 0.5 * pair.loss + mu**2 / 8, rate, 0.0)
-            else:
-                step = sampled_laws.sampled_part(pair, rate, direction)
-            loss, log_weight, blur, infinity, reverse = step
+        for step, share, rest in self._kinds(direction):
+            loss, log_weight, blur, infinity, reverse = step.part(direction)
             log_share = xp.maximum(log_complement(rest, share), -1e4)
             up = share * (1 + 2 * self.error + 8 * ULP)
             blur = blur + 2 * self.error - 4 * ULP * log_share

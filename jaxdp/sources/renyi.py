@@ -90,7 +90,8 @@ def _of_sampled_gaussian(stacks: tuple[Stack, ...], c: Any, order: Any, directio
         sampled: Any = mechanism
         each, q = gaussian_renyi(order, gaussian_mus(sampled.unsampled(direction))), sampled.sampling_probability
         total = total + xp.sum(xp.where(times > 0, times * each, 0.0))
-        by_middle = by_middle - xp.sum(xp.where(times > 0, times * log_mass(1 - q), 0.0))
+        known = xp.where(q < 1, -times * log_mass(xp.where(q < 1, 1 - q, 1.0)), xp.inf)
+        by_middle = by_middle + xp.sum(xp.where(times > 0, known, 0.0))
     if direction == "replace":
         total = xp.minimum(total, _of_sums(stacks, c, order, "forward") + by_middle)
     return total * (1 + 1e-12)
