@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet
+PIP := $(BIN)/python -m pip install --quiet --no-compile  # of what is installed much is never imported
 # A stamp per extra, newer than pyproject.toml, says that the extra is installed.
 STAMPS := $(VENV)/stamps
 

@@ -224,7 +224,7 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
     Reference: Equation (4).
     """
     bias = -xp.expm1(-theta * time) * norm
-    return bias**2 + dimension * rho**2 / theta * -xp.expm1(-2 * theta * time)
+    return xp.square(bias) + xp.square(rho) * dimension / theta * -xp.expm1(-2 * theta * time)
 
 
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:

@@ -157,7 +157,7 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     # 1 - e^{eps'-eps} (1 - delta) with e^{eps'-eps} = 1 - (1-g)(1 - e^{-eps}) keeps the digits of a small delta.
     shrink = (1 - gamma) * -xp.expm1(-epsilon)
-    positive = (gamma > 0) & ((delta > 0) | ((epsilon > 0) & (gamma < 1)))
+    positive = (gamma > 0) & xp.where(gamma < 1, (epsilon > 0) | (delta > 0), delta > 0)
     mixed = xp.minimum(_rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
@@ -400,7 +400,7 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
 
     part = 0.5 * sum(bisect(steeper, xp.zeros_like(shift), shift, _HALVINGS))
     value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
-    limit = first_scale**2 / (first_scale**2 + second_scale**2)
+    limit = 1 / (1 + xp.square(second_scale / first_scale))
     share = xp.where(shift > SMALLEST, part / xp.maximum(shift, SMALLEST), limit)
     return IteratedLaplace(_rounded_up(value, shift > 0), share)
 

@@ -191,7 +191,7 @@ def noisy_sgd_rdp_at_index(
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
     last = 2 * (lipschitz / noise_std) ** 2
-    fall = 2 * step_size * smoothness * strong_convexity / (smoothness + strong_convexity)
+    fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
     kept = xp.exp(xp.log1p(-xp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
     earlier = last / xp.maximum(num_steps - index, 1.0) * xp.where(fall < 1, kept, 0.0)
     return order * xp.where(index == num_steps, last, earlier)
@@ -213,7 +213,7 @@ def feldman_rdp_at_index(
 
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
-    return order * 2 * (lipschitz / noise_std) ** 2 / (num_steps + 1 - index)
+    return 2 * xp.square(lipschitz / noise_std) * order / (num_steps + 1 - index)
 
 
 def contractive_iteration_rdp(
@@ -290,7 +290,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Theorem 4, equation (3), of the same paper.
     """
-    return order * (distance / noise_std) ** 2 / (2 * num_steps) * xp.exp((num_steps + 1) * xp.log(contraction))
+    return xp.square(distance / noise_std) * order / (2 * num_steps) * xp.exp((num_steps + 1) * xp.log(contraction))
 
 
 def _log_geometric(x, count):
@@ -315,7 +315,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     0.1436
     """
     log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
-    return order * (distance / noise_std) ** 2 / 2 * xp.exp(-log_sum)
+    return xp.square(distance / noise_std) * order / 2 * xp.exp(-log_sum)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
@@ -334,7 +334,7 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     """
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
     log_sum = _log_geometric(xp.log(contraction), num_steps)
-    return shift / noise_std * xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + contraction**num_steps))
+    return shift / noise_std * xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + xp.power(contraction, num_steps)))
 
 
 _BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")
@@ -360,5 +360,5 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
     epoch = _log_geometric(x, num_batches)
     rounds = xp.exp(_log_geometric(num_batches * x, xp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
-    earlier = xp.exp((2 * num_batches - 2) * x) * rounds / (1 + xp.exp(num_batches * (num_epochs - 1) * x))
+    earlier = xp.exp(2 * x * (num_batches - 1)) * rounds / (1 + xp.exp(x * num_batches * (num_epochs - 1)))
     return shift / noise_std * xp.sqrt(1 + xp.where(num_epochs > 1, earlier, 0.0))

@@ -107,7 +107,7 @@ class DiscreteGaussian(Mechanism):
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
         """Beyond 37.5 sigma, as of a Gaussian; one integer more, which edges are rounded by."""
-        s, sigma = self.sensitivity, self.sigma
+        s, sigma = xp.asarray(self.sensitivity), xp.asarray(self.sigma)
         height = 0.5 * order * (order - 1) * (s / sigma) ** 2
         start = xp.floor(_REACH * sigma - 1 - (order - 1) * s)
         tail = xp.minimum(_log_lattice_tail(xp.maximum(start, 1.0), sigma) - _log_total(sigma), 0.0)

@@ -239,7 +239,8 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     log_q = at_edges(*(xp.logsumexp(log_density + share, axis=1) for share in (to_left, to_right)))
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
-    return with_leftover(mirrored(log_q + mu * edges, log_q, mu * edges), xp.exp(tail), xp.exp(tail))
+    loss = xp.asarray(mu * edges)
+    return with_leftover(mirrored(log_q + loss, log_q, loss), xp.exp(tail), xp.exp(tail))
 
 
 def gaussian_tail_moment(mu: Number, order: Number) -> tuple[Number, Number]:

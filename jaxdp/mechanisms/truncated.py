@@ -72,12 +72,12 @@ class TruncatedPoisson(FiniteLaw):
 
     def part(self, direction: str) -> finite.Part:
         """The finite laws of both kinds of batches, side by side."""
-        made = []
+        made, error = [], xp.asarray(self.error)
         for step, share, rest in self._kinds(direction):
             loss, log_weight, blur, infinity, reverse = step.part(direction)
             log_share = xp.maximum(log_complement(rest, share), -1e4)
-            up = share * (1 + 2 * self.error + 8 * ULP)
-            blur = blur + 2 * self.error - 4 * ULP * log_share
+            up = share * (1 + 2 * error + 8 * ULP)
+            blur = blur + 2 * error - 4 * ULP * log_share
             made.append(finite.Part(loss, log_weight + log_share, blur, infinity * up, reverse * up))
         one, other = made
         loss, log_weight, blur = (xp.concatenate(each) for each in zip(one[:3], other[:3], strict=True))
