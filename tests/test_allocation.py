@@ -439,8 +439,58 @@ def test_the_same_bins_in_every_epoch_are_one_epoch_with_less_noise():
     )
 
 
-def test_renyi_is_that_of_known_steps():
-    assert jaxdp.renyi(allocation(100, 2.0, 3), 4.0) == pytest.approx(4 * 3 / 4 / 2, rel=1e-9)
+def mean_ratio_moment(steps, noise, power, nodes):
+    """log E[X^power], X the mean of `steps` ratios Y, by a product of Gauss-Hermite rules."""
+    x, weight = np.polynomial.hermite_e.hermegauss(nodes)
+    ratio, weight = np.exp(x / noise - 0.5 / noise**2), weight / weight.sum()
+    mean, product = np.zeros(()), np.ones(())
+    for _ in range(steps):
+        mean, product = mean[..., None] + ratio / steps, product[..., None] * weight
+    return np.log(np.sum(product * mean**power))
+
+
+@pytest.mark.parametrize("steps, nodes", [(1, 160), (2, 160), (3, 80)])
+@pytest.mark.parametrize("noise", [0.8, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("order", [1.01, 1.3, 1.9, 2.0, 2.5, 3.0, 6.0, 7.75])
+def test_renyi_divergences_of_one_epoch_are_those_of_the_pair(steps, nodes, noise, order):
+    one = allocation(steps, noise)
+    for relation, power in (("remove", order), ("add", 1 - order)):
+        exact = mean_ratio_moment(steps, noise, power, nodes) / (order - 1)
+        found = jaxdp.renyi(one, order, relation=relation)
+        close = relation == "add" or order < 1.95 or order == int(order)
+        assert exact * (1 - 1e-9) <= found <= exact * (1 + (1e-6 if close else 0.12))
+
+
+def test_renyi_divergences_of_many_steps_follow_their_variance():
+    """With T steps X is next to 1: order (order-1) Var/2, Var = (e^(1/sigma^2) - 1)/T, up to 1/T^2."""
+    found = jaxdp.renyi(allocation(1e9, 1.0), [2.0, 3.0, 20.0], relation="add")
+    np.testing.assert_allclose(found, np.array([2.0, 3.0, 20.0]) * np.expm1(1.0) / 2e9, rtol=1e-7)
+    found = jaxdp.renyi(allocation(1e9, 1.0), [1.25, 2.0, 3.0], relation="remove")
+    np.testing.assert_allclose(found, np.array([1.25, 2.0, 3.0]) * np.expm1(1.0) / 2e9, rtol=1e-7)
+
+
+def test_renyi_divergences_of_several_steps_are_those_of_blocks_and_at_most_those_of_known_steps():
+    blocks = jaxdp.renyi(allocation(3, 1.0), 3.0) + jaxdp.renyi(allocation(4, 1.0), 3.0)
+    assert jaxdp.renyi(allocation(7, 1.0, 2), 3.0) == pytest.approx(blocks, rel=1e-12)
+    assert jaxdp.renyi(jaxdp.repeat(allocation(7, 1.0, 2), 5), 3.0) == pytest.approx(5 * blocks, rel=1e-12)
+    found = jaxdp.renyi(allocation(10, [1.0, 1e-3, 1e-8], 3), [[1e3], [1e12]])
+    np.testing.assert_allclose(found, 1.5 * np.array([[1e3], [1e12]]) / np.array([1.0, 1e-6, 1e-16]), rtol=1e-9)
+    assert np.all(np.isinf(jaxdp.renyi(allocation([1, 10], 1.0), np.inf)))
+
+
+def test_renyi_divergences_of_an_epoch_differentiate():
+    def renyi(noise, order):
+        return jaxdp.renyi(allocation(100, noise), order)
+
+    with jax.enable_x64(True):
+        for order in (1.3, 3.3):
+            slopes = jax.grad(renyi, argnums=(0, 1))(1.0, order)
+            numbers = [
+                (renyi(1.001, order) - renyi(0.999, order)) / 0.002,
+                (renyi(1.0, order + 1e-3) - renyi(1.0, order - 1e-3)) / 0.002,
+            ]
+            np.testing.assert_allclose(slopes, numbers, rtol=1e-4)
+            assert jax.jit(renyi)(1.0, order) == pytest.approx(renyi(1.0, order), rel=1e-10)
 
 
 def test_everybody_in_every_step_is_plain_composition():

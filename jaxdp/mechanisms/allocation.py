@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import PROBABILITY, Domain, field, whole
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
+from jaxdp.allocation.renyi import log_moment
+from jaxdp.domains import PROBABILITY, SMALLEST, Domain, field, whole
+from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.gaussian import gaussian_renyi
@@ -57,8 +58,9 @@ class RandomAllocation(Mechanism):
     are those of ``times`` independent blocks of steps, one step drawn in each, which is what the adversary sees who
     is told a random partition; lower bounds are those of the sum of all outputs.
 
-    Renyi divergences, K(z), and compositions under a trace are those of a person whose steps are known, without
-    amplification: compositions should be computed outside the trace.
+    K(z) and compositions under a trace are those of a person whose steps are known, without amplification:
+    compositions should be computed outside the trace. Renyi divergences are amplified up to order 256 (remove; whole
+    orders and those below 2 to 1e-6, others up to an eighth above), those of add at noise above 0.2.
 
     Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
     noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.
@@ -69,7 +71,7 @@ class RandomAllocation(Mechanism):
     epochs within 2e-5 to 3e-4, seconds a point. docs/limits.md has the measured figures.
 
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
-    of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 9.
+    of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 11.
     """
 
     mechanism: Mechanism
@@ -129,6 +131,17 @@ class RandomAllocation(Mechanism):
         """K(z) of the Gaussian pair of a person whose steps are known, which dominates; no amplification."""
         return z * (z + 1) * (self.times / self.noise_multiplier() ** 2 / 2)
 
-    def renyi_divergence(self, order: Number) -> Number:
-        """The divergence of the pair of `log_mgf`."""
-        return gaussian_renyi(order, xp.sqrt(self.times) / self.noise_multiplier())
+    def renyi_divergence(self, order: Number, direction: str = FORWARD) -> Number:
+        """The sum of those of the blocks of steps, at most that of a person whose steps are known."""
+        size = xp.floor(self.num_steps / self.times)
+        larger = self.num_steps - size * self.times
+        known, scale = gaussian_renyi(order, xp.sqrt(self.times) / self.noise_multiplier()), 1 / self.noise_multiplier()
+
+        def moment(steps: Number) -> Number:
+            return log_moment(steps, scale, order, direction)
+
+        total = (self.times - larger) * moment(size) + xp.cond(
+            larger > 0, lambda steps: larger * moment(steps), lambda steps: 0.0 * steps, size + 1
+        )
+        found = xp.maximum(total / (order - 1), SMALLEST)
+        return xp.where(found < known, found, known)

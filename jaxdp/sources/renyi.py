@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxdp.contour.spectrum import SWAPPED, Spectrum, counted
 from jaxdp.domains import FINITE, field
+from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.finite import Part, log_mass
@@ -65,7 +66,8 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     rest = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not r.offers("renyi_divergence"))
     total = xp.zeros(())
     for mechanism, times in direct:
-        values = xp.vmap(lambda r: r.renyi_divergence(alpha))(mechanism)
+        directed = {"direction": direction} if isinstance(mechanism, RandomAllocation) else {}
+        values = xp.vmap(lambda r, given=directed: r.renyi_divergence(alpha, **given))(mechanism)
         total = total + xp.sum(xp.where(times > 0, times * values, 0.0))
     total = total * (1 + 1e-12)
     made = spectrum((*direct, *rest), direction)

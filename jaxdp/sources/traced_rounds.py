@@ -174,6 +174,16 @@ def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...]
     def point(stacks: tuple[Stack, ...], order: Any) -> Any:
         return moment.point(stacks, order, direction=direction)
 
-    of_rounds = of_traced_laws(point, place)
+    def with_gradient(stacks: tuple[Stack, ...], order: Any) -> tuple[Any, Any, Any]:
+        found, gradient = jax.value_and_grad(point, argnums=(0, 1))(*_as_floats((stacks, order)))
+        return found, *gradient
 
-    return lambda stacks, order: (of_rounds if has_rounds(stacks) else jax.vmap(point))(stacks, order)
+    of_rounds = of_traced_laws(point, place)
+    of_others = differentiated(batched(point, 2**20), batched(with_gradient, 2**20))
+
+    def answer(stacks: tuple[Stack, ...], order: Any) -> Any:
+        if has_rounds(stacks):
+            return of_rounds(stacks, order)
+        return jax.vmap(point)(stacks, order) if jnp.iscomplexobj(order) else of_others(stacks, order)
+
+    return answer
