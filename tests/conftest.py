@@ -2,9 +2,6 @@
 
 import os
 
-# The threads of NumPy's matrix products wait busily: contours of finite laws took seven times the CPU seconds.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import collections
 import gc
 import json

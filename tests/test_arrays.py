@@ -35,6 +35,26 @@ def test_special_functions_of_numpys_side_are_exact(name):
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
+@pytest.mark.parametrize(
+    "shape", [(0, 5, 3), (1, 1, 300_000), (1, 300_000, 1), (193, 79, 256), (65, 4097, 64), (600, 1, 600), (3, 2, 2)]
+)
+def test_no_product_of_matrices_is_large_enough_for_several_threads(shape, monkeypatch):
+    rows, depth, columns = shape
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(rows, depth)), rng.normal(size=(depth, columns))
+    expected, plain, sizes = left @ right, np.matmul, []
+
+    def counted(left, right):
+        sizes.append(left.size * right.shape[1])
+        return plain(left, right)
+
+    monkeypatch.setattr(np, "matmul", counted)
+    with on_host():
+        product = xp.exact_matmul(left, right)
+    np.testing.assert_allclose(product, expected, rtol=1e-9, atol=1e-9)
+    assert max(sizes) <= max(2**18, columns)
+
+
 def _sums(xs):
     def body(carry, x):
         return carry + x, carry * x
