@@ -79,16 +79,26 @@ def check_budget(epsilon: Any, delta: Any) -> None:
 def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
     """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count.
 
-    after: takes an array of counts; eight are asked for at once.
+    after: takes an array of counts; two neighbours are asked for at once, where epsilon would be the budget if it were
+    a power of the count: the root at first, then that of the last two answers. Every third time the middle.
     """
     check_budget(epsilon, delta)
     low, high = 0, max_steps + 1
+    guess, turn, last, power = 1.0, 0, np.full(2, np.nan), 0.5
     while high - low > 1:
-        counts = np.unique(np.linspace(low, high, 10).astype(np.int64)[1:-1])
-        counts = counts[(counts > low) & (counts < high)]
-        good = certified_epsilon(after(counts), delta) <= epsilon
-        first_bad = int(np.argmin([*np.asarray(good), False]))
+        first = int(np.clip(guess, low + 1, high - 1))
+        counts = np.arange(first, min(first + 2, high))
+        found = np.asarray(certified_epsilon(after(counts), delta))
+        first_bad = int(np.argmin([*(found <= epsilon), False]))
         low, high = [low, *map(int, counts), high][first_bad : first_bad + 2]
+        with np.errstate(all="ignore"):
+            place = np.log(np.array([first, found[0]]))
+            slope = np.divide(*(place - last)[::-1])
+            power = slope if 0.1 <= slope <= 2 else power
+            guess = np.exp(place[0] + (np.log(epsilon) - place[1]) / power)
+        last, turn = place, turn + 1
+        if turn % 3 == 0 or not 0 < guess < np.inf:
+            guess = np.sqrt(max(low, 1) * high)
     return low
 
 
