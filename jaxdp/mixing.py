@@ -16,7 +16,7 @@ from jaxdp.closed_forms.laplace_renyi import laplace_log_g_slope, laplace_renyi_
 from jaxdp.domains import NONNEGATIVE, NONNEGATIVE_OR_INFINITE, POSITIVE, PROBABILITY, SMALLEST
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import raised
+from jaxdp.numerics.special import raised, rounded_up
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, checked, theorem, unless
 from jaxdp.typing import Array, Real
@@ -50,18 +50,13 @@ _ARGUMENTS = {"epsilon": NONNEGATIVE, "delta": PROBABILITY, "gamma": PROBABILITY
 _VACUOUS = Guarantee(np.inf, 1.0)
 
 
-def _rounded_up(value, positive):
-    """The value rounded up; where the exact value is positive, never 0."""
-    return xp.where(positive, xp.maximum(value * _UP, SMALLEST), 0.0)
-
-
 def _raised(*numbers):
     """Positive numbers are at least the smallest normal one, as every bound here increases in them."""
     return (raised(number)[0] for number in numbers)
 
 
 def _times(delta, gamma):
-    return xp.minimum(_rounded_up(gamma * delta, (gamma > 0) & (delta > 0)), 1.0)
+    return xp.minimum(rounded_up(gamma * delta, (gamma > 0) & (delta > 0)), 1.0)
 
 
 def _mixed_epsilon(epsilon, gamma):
@@ -70,7 +65,7 @@ def _mixed_epsilon(epsilon, gamma):
     log_gamma = xp.log(xp.where(gamma > 0, gamma, 1.0))
     grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)  # charge for rounding at the size of the two terms
     large = xp.where(grown < 30.0, xp.log1p(xp.exp(xp.minimum(grown, 30.0))), grown + xp.exp(-grown))
-    return _rounded_up(xp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
+    return rounded_up(xp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
 
 
 @theorem(**_ARGUMENTS, vacuous=_VACUOUS)
@@ -158,7 +153,7 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     # 1 - e^{eps'-eps} (1 - delta) with e^{eps'-eps} = 1 - (1-g)(1 - e^{-eps}) keeps the digits of a small delta.
     shrink = (1 - gamma) * -xp.expm1(-epsilon)
     positive = (gamma > 0) & xp.where(gamma < 1, (epsilon > 0) | (delta > 0), delta > 0)
-    mixed = xp.minimum(_rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
+    mixed = xp.minimum(rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
 
@@ -176,7 +171,7 @@ def ultra_mixing_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guara
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     # e^{eps'-eps} = g + (1-g) e^{-eps} as a sum: 1 - (1-g)(1 - e^{-eps}) loses all digits where both are small.
     kept = gamma + (1 - gamma) * xp.exp(-epsilon)
-    mixed = xp.minimum(_rounded_up(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
+    mixed = xp.minimum(rounded_up(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
 
@@ -354,7 +349,7 @@ def iterated_gaussian_rdp(
     shift, lipschitz = raised(shift)[0], raised(lipschitz)[0]
     # an infinite deviation, or a ratio that underflows, would claim a divergence of 0
     ratio = shift / xp.minimum(xp.hypot(first_std, second_std / lipschitz), np.finfo(float).max)
-    return _rounded_up(order * ratio * ratio / 2, shift > 0)
+    return rounded_up(order * ratio * ratio / 2, shift > 0)
 
 
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
@@ -402,7 +397,7 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
     value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
     limit = 1 / (1 + xp.square(second_scale / first_scale))
     share = xp.where(shift > SMALLEST, part / xp.maximum(shift, SMALLEST), limit)
-    return IteratedLaplace(_rounded_up(value, shift > 0), share)
+    return IteratedLaplace(rounded_up(value, shift > 0), share)
 
 
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:

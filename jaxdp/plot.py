@@ -94,7 +94,7 @@ def band(
     1
     """
     (_, low, _), (_, high, fixed) = _variable(dataset, lower, x), _variable(dataset, upper, x)
-    key, given = _key(ax), {"alpha": 0.3, "linewidth": 0.0} | _plain(style, "patches.Patch")
+    key, given = _key(ax), {"alpha": 0.3, "linewidth": 1.0} | _plain(style, "patches.Patch")
     key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
         look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
@@ -110,8 +110,8 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
 
     value: default the only variable, or "upper". style: keywords of ``Axes.pcolormesh`` (``cmap``, ``norm``, ...).
 
-    The remaining dimensions must have length 1 (choose with ``dataset.sel``); they go into the title, unless the axes
-    have one. The colour scale is logarithmic; points that are 0, infinite or NaN stay white.
+    The remaining dimensions must have length 1 (choose with ``dataset.sel``); they, and what was chosen, go into the
+    title, unless the axes have one. The colour scale is logarithmic; points that are 0, infinite or NaN stay white.
     Returns ax. Raises ValueError for unknown names, further dimensions, or nothing positive to show, ImportError
     (naming the extra) without matplotlib.
 
@@ -205,7 +205,7 @@ def _levels(low: float, high: float) -> list[float]:
 
 
 def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, DataArray, dict[str, Any]]:
-    """A variable's name, its values without other dimensions of length 1 than those kept, and the values of these."""
+    """A variable's name, its values without other dimensions of length 1 than those kept, and what is common."""
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
@@ -213,8 +213,8 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
     values = dataset[found]
     for axis in kept:
         validate.choice("axis", axis, values.dims)
-    single = [str(d) for d in values.dims if values.sizes[d] == 1 and d not in kept]
-    return found, values.squeeze(single), {d: values[d].values[0] for d in single}
+    values = values.squeeze([d for d in values.dims if values.sizes[d] == 1 and d not in kept])
+    return found, values, {str(c): values[c].values[()] for c in values.coords if values[c].ndim == 0}
 
 
 def _lines(values: DataArray, x: str) -> Iterator[tuple[dict[str, Any], DataArray]]:
@@ -244,8 +244,12 @@ def _describe(dataset: Dataset, choice: dict[str, Any]) -> str:
     parts = []
     for name, value in choice.items():
         long_name = dataset[name].attrs.get("long_name", name) if name in dataset.coords else name
-        parts.append(value if isinstance(value, str) else f"{long_name.split(' (')[0]} = {float(value):.4g}")
+        parts.append(value if isinstance(value, str) else f"{long_name.split(' (')[0]} = {_number(float(value))}")
     return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == np.round(value) and 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _title(dataset: Dataset, name: str) -> str:

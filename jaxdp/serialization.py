@@ -135,7 +135,8 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
     kind = content.get("class")
     cls = records_by_name().get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(sorted(records_by_name()))}.")
+        known = sorted(each for each in records_by_name() if each[0] != "_")
+        raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(known)}.")
     fields = {each.name: each for each in dataclasses.fields(cls)}
     given = {key: value for key, value in content.items() if key != "class"}
     unknown, missing = sorted(set(given) - set(fields)), sorted(set(fields) - set(given))

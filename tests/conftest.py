@@ -1,10 +1,9 @@
 """Settings of every test: strict promotion, the x64 flag untouched, the same hypothesis examples on every run."""
 
-import os
-
 import collections
 import gc
 import json
+import os
 import pathlib
 import weakref
 

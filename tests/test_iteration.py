@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 from exact import stored
@@ -435,3 +436,13 @@ def test_closed_forms_have_their_derivatives_where_nothing_contracts():
     below = [float(iteration.cyclic_mu(1 - h, 1.0, 1.0, 2, 10)) for h in (1e-5, 2e-5)]
     at = float(iteration.cyclic_mu(1.0, 1.0, 1.0, 2, 10))
     assert float(cyclic) == pytest.approx((3 * at - 4 * below[0] + below[1]) / 2e-5, rel=1e-5)
+
+
+def test_published_bounds_are_not_rounded_to_nothing():
+    assert iteration.shifted_rdp_optimum(2.0, contraction=0.5, noise_std=1.0, distance=1.0, num_steps=600) > 0
+    assert iteration.shifted_rdp_path(2.0, contraction=0.999, noise_std=1.0, distance=1.0, num_steps=10**6) > 0
+    assert iteration.shifted_rdp(2.0, contraction=0.1, noise_std=1.0, distances=[1e-200, 0.0]) > 0
+    assert iteration.full_batch_mu(0.9, 1.0, 0.0, 5) == 0
+    exact = 5 * mpmath.mpf(0.3) ** 2 / 2 / sum(mpmath.mpf(0.9) ** (-2 * k) for k in range(1, 8))
+    found = iteration.shifted_rdp_optimum(5.0, contraction=0.9, noise_std=1.0, distance=0.3, num_steps=7)
+    assert exact <= found <= exact * (1 + mpmath.mpf("1e-12"))

@@ -113,6 +113,19 @@ def test_the_title_says_only_what_holds_for_every_call(dataset):
     assert legend_texts(ax) == ["clones", "stronger"]
 
 
+def test_the_title_names_what_was_chosen(dataset):
+    chosen = dataset.isel(eps0=3, bound=0)
+    title = plot.curves(axes(), chosen, "num_users", y="epsilon").get_title()
+    assert title.startswith("local epsilon = ") and "clones" in title
+    assert "clones" in plot.heat_map(axes(), dataset.isel(bound=0), "eps0", "num_users", value="epsilon").get_title()
+
+
+def test_the_band_of_bounds_that_meet_is_seen(dataset):
+    ax = axes()
+    plot.band(ax, dataset.isel(eps0=[3], bound=[0]), "num_users", upper="epsilon")
+    assert ax.collections[0].get_linewidth() > 0
+
+
 def test_a_title_of_the_callers_stays(dataset):
     ax = axes()
     ax.set_title("mine")

@@ -151,7 +151,11 @@ def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
     low, high = validate.inside("bracket", low, FINITE), validate.inside("bracket", high, FINITE)
     validate.broadcast(low=low, high=high)
     low, high = np.broadcast_arrays(low, high)
-    validate.reject("bracket", low, ~(low < high), "a pair with low < high")
+    bad = np.ravel(~(low < high))
+    if bad.any():
+        first = np.argmax(bad)
+        pair = float(low.flat[first]), float(high.flat[first])
+        raise ValueError(f"bracket must be a pair (low, high) with low < high, got {pair}.")
     return low, high
 
 

@@ -1,7 +1,6 @@
 """The published theorems on amplification by iteration, as stated, and the constants of a problem that they need.
 
-The theorems are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Rounding is not charged
-in them: values have a relative error of some ulp times the number of steps. `gdp_mu` is certified.
+The theorems are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
-from jaxdp.runtime.arrays import xp
+from jaxdp.numerics.special import rounded_up
+from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
 from jaxdp.typing import Array, Real
 
@@ -194,7 +194,7 @@ def noisy_sgd_rdp_at_index(
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
     kept = xp.exp(xp.log1p(-xp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
     earlier = last / xp.maximum(num_steps - index, 1.0) * xp.where(fall < 1, kept, 0.0)
-    return order * xp.where(index == num_steps, last, earlier)
+    return rounded_up(order * xp.where(index == num_steps, last, earlier), (fall < 1) | (index == num_steps))
 
 
 @theorem(_INDEX, _STEP, **_AT_INDEX)
@@ -213,7 +213,7 @@ def feldman_rdp_at_index(
 
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
-    return 2 * xp.square(lipschitz / noise_std) * order / (num_steps + 1 - index)
+    return rounded_up(2 * xp.square(lipschitz / noise_std) * order / (num_steps + 1 - index), lipschitz > 0)
 
 
 def contractive_iteration_rdp(
@@ -248,7 +248,8 @@ def contractive_iteration_rdp(
         distance = np.maximum(before - spent[..., t], 0.0)
         distance = np.where(distance <= slack, 0.0, distance)
     validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
-    return (alpha * np.sum((spent / noise) ** 2, axis=-1) / 2)[()]
+    with on_host():
+        return rounded_up(alpha * np.sum((spent / noise) ** 2, axis=-1) / 2, np.any(spent > 0, axis=-1))[()]
 
 
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
@@ -271,7 +272,8 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     powers = np.arange(steps.shape[-1], 0, -1)
     with np.errstate(divide="ignore", over="ignore"):  # a distance of 0 costs nothing, however far back
         terms = np.exp(2 * (powers * np.log(lip[..., None]) + np.log(steps) - np.log(sigma[..., None])))
-    return (alpha * np.sum(terms, axis=-1) / 2)[()]
+    with on_host():
+        return rounded_up(alpha * np.sum(terms, axis=-1) / 2, np.any(steps > 0, axis=-1))[()]
 
 
 _SHRINKS = _CONTRACTS._replace(allowed="at most 1 in equation (3)", remedy="Use shifted_rdp_optimum.")
@@ -290,7 +292,8 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Theorem 4, equation (3), of the same paper.
     """
-    return xp.square(distance / noise_std) * order / (2 * num_steps) * xp.exp((num_steps + 1) * xp.log(contraction))
+    kept = xp.exp((num_steps + 1) * xp.log(contraction))
+    return rounded_up(xp.square(distance / noise_std) * order / (2 * num_steps) * kept, distance > 0)
 
 
 def _log_geometric(x, count):
@@ -315,7 +318,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     0.1436
     """
     log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
-    return xp.square(distance / noise_std) * order / 2 * xp.exp(-log_sum)
+    return rounded_up(xp.square(distance / noise_std) * order / 2 * xp.exp(-log_sum), distance > 0)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
@@ -334,7 +337,8 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     """
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
     log_sum = _log_geometric(xp.log(contraction), num_steps)
-    return shift / noise_std * xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + xp.power(contraction, num_steps)))
+    share = xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + xp.power(contraction, num_steps)))
+    return rounded_up(shift / noise_std * share, shift > 0)
 
 
 _BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")
@@ -361,4 +365,4 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     epoch = _log_geometric(x, num_batches)
     rounds = xp.exp(_log_geometric(num_batches * x, xp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
     earlier = xp.exp(2 * x * (num_batches - 1)) * rounds / (1 + xp.exp(x * num_batches * (num_epochs - 1)))
-    return shift / noise_std * xp.sqrt(1 + xp.where(num_epochs > 1, earlier, 0.0))
+    return rounded_up(shift / noise_std * xp.sqrt(1 + xp.where(num_epochs > 1, earlier, 0.0)), shift > 0)

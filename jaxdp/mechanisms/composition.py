@@ -27,7 +27,7 @@ class Repeated(Mechanism):
     """A mechanism run ``times`` times, adaptively. Made by `repeat`."""
 
     mechanism: Mechanism
-    times: RealField = field(whole(0), remedy="K(z) times a fraction is not a mechanism.")
+    times: RealField = field(whole(0), remedy="A mechanism runs a whole number of times.")
 
     def at_distance(self, distance: Number) -> Mechanism:
         """The mechanism at that distance, as often."""
@@ -86,9 +86,11 @@ def natural_relation(mechanism: Mechanism) -> Relation:
         return mechanism.relations[0]
     naturals = {natural_relation(part) for part in mechanism.parts}
     if len(naturals) > 1:
+        atoms = [atom for atom, _ in flatten(mechanism)]
+        common = [repr(each) for each in RELATIONS if each and all(each in atom.relations for atom in atoms)]
+        remedy = f"relation= can be {' or '.join(common)}" if common else "there is no relation that all of them have"
         raise UnsupportedMechanismError(
-            f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}); "
-            "say which one you mean with relation=..."
+            f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}): {remedy}."
         )
     return naturals.pop() if naturals else "add_or_remove"
 

@@ -137,8 +137,8 @@ class Sampled(FiniteLaw):
         kind, base = type(self).__name__, type(self.mechanism).__name__
         if not (is_gaussian(self.mechanism) or self.mechanism.offers("finite_pair")):
             raise UnsupportedMechanismError(
-                f"{kind} of {base} is not available: sampling needs the law of the loss itself, not only K(z). "
-                "Give the mechanism as a DiscretePair."
+                f"{kind} of {base} is not available: sampling needs the probabilities of the outcomes, which {base} "
+                "does not give. A DiscretePair that dominates it does."
             )
         if self.base_relation not in self.mechanism.relations:
             raise UnsupportedMechanismError(

@@ -45,6 +45,11 @@ def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return xp.where(subnormal, SMALLEST, x), subnormal
 
 
+def rounded_up(value: Array, positive: Array) -> Array:
+    """The value of a short formula rounded up, by 4e-13; never 0 where the exact value is ``positive``."""
+    return xp.where(positive, xp.maximum(value * (1 + 4e-13), SMALLEST), 0.0)
+
+
 def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
     """Sum of coefficients[i] x^i, two or more, by Horner's rule."""
     value = coefficients[-1] * x + coefficients[-2]

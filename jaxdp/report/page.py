@@ -139,7 +139,7 @@ def _guarantee(facts: Facts) -> str:
     reading = (
         f"The smallest {name} for which the statement is true lies between the two bounds, all errors of arithmetic "
         "counted. The upper bound is the guarantee. The lower bound limits what a better analysis could still gain, in "
-        "the worst case that the description of the mechanism allows; 0 says that no better one is known. Printed "
+        "the worst case that the description of the mechanism allows; 0 says that no positive one is known. Printed "
         "bounds are rounded outward."
     )
     return (

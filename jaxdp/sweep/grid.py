@@ -34,7 +34,10 @@ class Grid:
     def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Self:
         """Checked axes; ValueError for an axis that is neither of real numbers nor of plain values."""
         if not axes:
-            raise ValueError("axes must name at least one axis, such as eps0=[1, 2, 4], got none.")
+            raise ValueError(
+                "axes must name at least one axis, such as eps0=[1, 2, 4], got none (batch_size, devices, executor, "
+                "progress and path are options of sweep)."
+            )
         checked = {name: _axis(name, values) for name, values in axes.items()}
         room = _DEFAULT_BATCH if batch_size is None else int(validate.integer("batch_size", batch_size, 1))
         steps: list[int] = []

@@ -271,6 +271,8 @@ class DPSGD:
         state: that of `optimizer` or `privatize`, or of a chain with one of them; not traced. A new count compiles
         nothing that another count has not.
         """
+        if np.ndim(delta):
+            raise ValueError(f"delta must be one number, got shape {np.shape(delta)}. Ask jaxdp.epsilon of `after`.")
         return float(certified_epsilon(self.after(noise.the_state(state).count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
