@@ -201,18 +201,19 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
     swapped: dict[Relation, Relation] = {"add": "remove", "remove": "add"}
     eps = np.linspace(-end(swapped.get(relation, relation)), end(relation), _FIRST_TRIED, axis=-1)
     eps = _around_the_best(eps, certified(eps, 1e-2))[0]
-    value, stalled = certified(eps, 1e-6), 0
-    for _ in range(_TRADEOFF_ROUNDS):
+    value = certified(eps, 1e-6)
+    for turn in range(_TRADEOFF_ROUNDS):
+        kinks, most = _corners(eps, value)
+        best = np.max(value, axis=-1)
+        if np.all(most <= best + np.maximum(_TRADEOFF_GAP * np.minimum(best, 1 - best), 1e-12)):
+            break
         # the parabola for a smooth curve, the chords for a kink; from far away the chords are too steep
-        three, best = eps[..., 1:4], np.max(value, axis=-1)
-        wide = np.ptp(three, axis=-1, keepdims=True) > 1.0
-        kinks = np.where(wide, 0.5 * (three[..., 1:] + three[..., :-1]), _corners(eps, value))
+        three = eps[..., 1:4]
+        space = np.diff(three, axis=-1) * (0.5 if turn == 0 else 0.1 if turn % 2 else 0.0)
+        kinks = np.clip(kinks, three[..., :-1] + space, three[..., 1:] - space)
         more = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
         value = np.concatenate([value, certified(more, 1e-6)], axis=-1)
         eps, value = _around_the_best(np.concatenate([eps, more], axis=-1), value)
-        stalled = stalled + 1 if np.all(np.max(value, axis=-1) <= (1 + 1e-7) * best) else 0
-        if stalled == _STALLED:
-            break
     return np.maximum(np.max(value, axis=-1) - 1e-15, 0.0)
 
 
@@ -225,8 +226,11 @@ def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np
     return np.take_along_axis(eps, five, axis=-1), np.take_along_axis(value, five, axis=-1)
 
 
-def _corners(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Of five points of a concave function of e^eps: where the chords on either side of the middle one meet."""
+def _corners(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of five points of a concave function of e^eps: where the chords on either side of the middle one meet.
+
+    And the larger of the values there, which the function does not exceed.
+    """
     at = np.expm1(eps - eps[..., 2:3])
     low, high = at[..., 1:3], at[..., 2:4]
     with np.errstate(all="ignore"):
@@ -235,7 +239,8 @@ def _corners(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
         meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
     beside = 1e-6 * (high - low)  # an end of the cell is known already: its middle
     inside = (meet > low + beside) & (meet < high - beside)
-    return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high)))
+    most = np.where(inside, value[..., 1:3] + rise * (meet - low), np.maximum(value[..., 1:3], value[..., 2:4]))
+    return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high))), np.max(most, axis=-1)
 
 
 def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -293,7 +298,7 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
 _MARGIN = 0.9  # of the gap asked for, at which no more is asked
 _FARTHEST = 100.0  # epsilon that is tried for a trade-off function
 # Epsilons per rate of a trade-off function, rounds of four more at most, and rounds without a gain after which it ends.
-_FIRST_TRIED, _TRADEOFF_ROUNDS, _STALLED = 33, 12, 2
+_FIRST_TRIED, _TRADEOFF_ROUNDS, _TRADEOFF_GAP = 33, 16, 1e-6
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 

@@ -557,3 +557,22 @@ def test_rounds_of_fixed_size_batches_under_replace_one_leak_no_less_than_one_da
     both = jaxdp.epsilon_bounds(jaxdp.compose(rounds_of, beside), 1e-6, relation="replace_one")
     assert one.lower * (1 - 1e-4) <= both.lower <= one.upper * (1 + 1e-6)
     assert one.upper * 1.02 < both.upper < one.upper * 1.4
+
+
+@pytest.mark.parametrize(
+    "sigma, q, x", [(3.405083588576935, 0.00956069866238651, 0.0032677167952102977), (1.3, 0.2, 0.01)]
+)
+def test_the_trade_off_of_sampled_discrete_noise_is_found_between_dense_kinks(sigma, q, x):
+    """Against the most powerful test, which takes outcomes in the order of their likelihood ratio."""
+    k = np.arange(-int(14 * sigma), int(14 * sigma) + 2)
+    base = np.exp(-(k**2) / (2 * sigma**2))
+    shifted = np.exp(-((k - 1) ** 2) / (2 * sigma**2))
+    without = base / base.sum()
+    mixed = (1 - q) * without + q * shifted / shifted.sum()
+    for relation, first, second in (("remove", mixed, without), ("add", without, mixed)):
+        order = np.argsort(-first / second)
+        taken = np.minimum(np.cumsum(second[order]), x) - np.minimum(np.cumsum(second[order]) - second[order], x)
+        exact = 1 - np.sum(taken * (first / second)[order])
+        noise = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma), q)
+        found = jaxdp.tradeoff(noise, x, relation=relation)
+        assert exact - 1e-7 <= found <= exact * (1 + 1e-12)
