@@ -576,3 +576,29 @@ def test_the_trade_off_of_sampled_discrete_noise_is_found_between_dense_kinks(si
         noise = jaxdp.PoissonSampled(jaxdp.DiscreteGaussian(sigma), q)
         found = jaxdp.tradeoff(noise, x, relation=relation)
         assert exact - 1e-7 <= found <= exact * (1 + 1e-12)
+
+
+def discrete_laplace_masses(scale, s, centre):
+    """Of noise around ``centre`` on the outcomes up to 0, 1 to s - 1, and from s on."""
+    between = np.tanh(0.5 / scale) * np.exp(-np.abs(np.arange(1, s) - centre) / scale)
+    ends = np.exp(-np.array([centre, s - centre]) / scale) / (1 + np.exp(-1 / scale))
+    return np.r_[ends[0], between, ends[1]]
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+@pytest.mark.parametrize("scale, sensitivity, q", [(700.0, 514, 0.3), (1500.0, 1800, 0.01), (400.0, 1000, 0.9)])
+def test_sampled_discrete_laplace_noise_of_large_sensitivity_is_followed_in_cells(scale, sensitivity, q, relation):
+    """Against the sum over all outcomes."""
+    s = 2 * sensitivity if relation == "replace_one" else sensitivity
+    far, near = (discrete_laplace_masses(scale, s, centre) for centre in (s, 0))
+    middle = discrete_laplace_masses(scale, s, s // 2) if relation == "replace_one" else near
+    first, second = (1 - q) * middle + q * far, (1 - q) * middle + q * near
+    if relation == "add":
+        first, second = second, first
+    noise = jaxdp.PoissonSampled(jaxdp.DiscreteLaplace(scale, sensitivity), q)
+    for share in (0.1, 0.5, 0.9):
+        epsilon = share * np.log(np.max(first / second))
+        exact = np.sum(np.maximum(first - np.exp(epsilon) * second, 0.0))
+        found = jaxdp.delta_bounds(noise, epsilon, relation=relation)
+        assert exact * (1 - 1e-4) <= found.lower <= exact * (1 + 1e-11)
+        assert exact * (1 - 1e-11) <= found.upper <= exact * (1 + 1e-4)

@@ -345,12 +345,15 @@ class DiscreteLaplace(Mechanism):
         return self.sensitivity / self.scale, 2.0 / self.scale
 
     def finite_pair(self) -> finite.FinitePair:
-        """Exact for a shift of at most 513; beyond, the outcomes between the two modes are given up."""
+        """Exact for a shift of at most 513; beyond, those between the two modes are put into cells."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity)
 
     def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """The pair, and its outcomes without those given up."""
-        return self.finite_pair(), finite.without_leftover(self.finite_pair())
+        """Pairs on the same cells."""
+        outer, inner = (
+            finite.discrete_laplace_pair(self.scale, self.sensitivity, fine, side) for side in (False, True)
+        )
+        return outer, inner
 
     def finite_pair_is_exact(self) -> bool:
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""

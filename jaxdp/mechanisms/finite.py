@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_complement, log_expm1, log_normal_tail, normal_quantiles
+from jaxdp.numerics.special import log1mexp, log_complement, log_expm1, log_normal_tail, normal_quantiles
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
@@ -117,14 +117,6 @@ def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np
         filled = (xp.concatenate([side, xp.full(size - side.shape[-1], filler)]) for side in both)
         sides.append(xp.where(take_second, *filled))
     return FinitePair(*sides, *(xp.where(take_second, b, a) for a, b in zip(first[4:], second[4:], strict=True)))
-
-
-def without_leftover(pair: FinitePair) -> FinitePair:
-    """The pair restricted to the outcomes that both laws have. The whole pair dominates it."""
-    both = (pair.log_p > -xp.inf) & (pair.log_q > -xp.inf)
-    nothing = xp.zeros(())
-    log_p, log_q = (xp.where(both, side, -xp.inf) for side in (pair.log_p, pair.log_q))
-    return pair._replace(log_p=log_p, log_q=log_q, only_p=nothing, only_q=nothing)
 
 
 def scaled(pair: FinitePair, lost: Number) -> FinitePair:
@@ -301,21 +293,30 @@ def laplace_inner_pair(scale: Number, fine: bool = False) -> FinitePair:
     return _rounded(log_q + loss, log_q, loss)
 
 
-def discrete_laplace_pair(scale: Number, sensitivity: Number) -> FinitePair:
+def discrete_laplace_pair(scale: Number, sensitivity: Number, fine: bool = False, inner: bool = False) -> FinitePair:
     """Discrete Laplace noise, exactly: the outcomes up to 0, from the shift on, and each one between.
 
-    More than `LAPLACE_MIDDLE` between: all of those are split into (p, 0) and (0, q).
+    More than `LAPLACE_MIDDLE` between are put into cells, as in `laplace_pair`: a pair that dominates, or one that is
+    dominated (``inner``). The edges are half a number away from the outcomes.
     """
-    a, s, zero = 1.0 / scale, sensitivity, xp.zeros(())
+    a, s = 1.0 / scale, xp.asarray(sensitivity)
     x = 1.0 + xp.arange(LAPLACE_MIDDLE)
-    fits = s - 1 <= LAPLACE_MIDDLE
-    log_peak = xp.log(xp.tanh(a / 2))
-    inside = (x < s) & fits
-    middle_q = xp.where(inside, log_peak - a * x, -xp.inf)
-    middle_p = xp.where(inside, log_peak - a * (s - x), -xp.inf)
-    end = -xp.log1p(xp.exp(-a))
-    between = xp.where(fits, 0.0, 1.0)  # at most all of it
-    log_q = xp.concatenate([xp.stack([end, end - a * s]), middle_q])
-    log_p = xp.concatenate([xp.stack([end - a * s, end]), middle_p])
-    loss = a * xp.concatenate([xp.stack([-s + zero, s + zero]), 2 * x - s])
-    return with_leftover(_rounded(log_p, log_q, loss), between, between)
+    end, log_peak = -xp.log1p(xp.exp(-a)), xp.log(xp.tanh(a / 2))
+    ends = xp.stack([end, end - a * s])
+
+    def made(log_q: Array, loss: Array) -> FinitePair:
+        log_q, loss = xp.concatenate([ends, log_q]), xp.concatenate([a * xp.stack([-s, s]), a * loss])
+        return _rounded(log_q + loss, log_q, loss)
+
+    single = made(xp.where(x < s, log_peak - a * x, -xp.inf), 2 * x - s)
+    count = _LAPLACE_CELLS if fine else LAPLACE_MIDDLE
+    start = xp.floor(xp.arange(count + 1.0) * (xp.maximum(s - 1, 1.0) / count))  # a cell may have no outcome
+    half = a * xp.diff(start)  # of a cell's width in L
+    log_cell = xp.where(half > 0, end - a * (start[:-1] + 1) + log1mexp(-xp.where(half > 0, half, 1.0)), -xp.inf)
+    if inner:
+        cells = made(log_cell, start[:-1] + start[1:] + 1 - s)
+    else:
+        cells = made(
+            at_edges(log_cell - xp.logaddexp(0.0, -half), log_cell - xp.logaddexp(0.0, half)), 2 * start + 1 - s
+        )
+    return either(single, cells, s - 1 > LAPLACE_MIDDLE)
