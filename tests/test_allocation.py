@@ -450,8 +450,8 @@ def mean_ratio_moment(steps, noise, power, nodes):
 
 
 @pytest.mark.parametrize("steps, nodes", [(1, 160), (2, 160), (3, 80)])
-@pytest.mark.parametrize("noise", [0.8, 1.0, 3.0, 10.0])
-@pytest.mark.parametrize("order", [1.01, 1.3, 1.9, 2.0, 2.5, 3.0, 6.0, 7.75])
+@pytest.mark.parametrize("noise", [0.8, 5.0])
+@pytest.mark.parametrize("order", [1.01, 1.9, 2.0, 2.5, 6.0])
 def test_renyi_divergences_of_one_epoch_are_those_of_the_pair(steps, nodes, noise, order):
     one = allocation(steps, noise)
     for relation, power in (("remove", order), ("add", 1 - order)):
@@ -632,3 +632,28 @@ def test_amplification_is_not_lost_where_the_noise_is_large():
     # a thousand epochs are many small losses: nearly those of Poisson sampling at the same rate, 0.39694
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(10, 100.0), 1000), 1e-6)
     assert lower < 0.39687 and upper < 0.3969
+
+
+@pytest.mark.parametrize("relation, most", [("remove", 1.25), pytest.param("add", 1.12, marks=pytest.mark.thorough)])
+def test_traced_epochs_are_amplified_and_a_bare_gradient_has_the_number_of_the_verb(relation, most):
+    def epsilon(noise):
+        return jaxdp.epsilon(jaxdp.repeat(allocation(100, noise), 10), 1e-6, relation=relation)
+
+    def delta(noise):
+        return jaxdp.delta(jaxdp.repeat(allocation(100, noise), 10), 2.0, relation=relation)
+
+    found, smaller = jaxdp.epsilon(jaxdp.repeat(allocation(100, np.array([1.0, 1.01])), 10), 1e-6, relation=relation)
+    with jax.enable_x64(True):
+        value, slope = jax.value_and_grad(epsilon)(1.0)
+        assert value == pytest.approx(found, rel=1e-4)
+        assert slope == pytest.approx((smaller - found) / 0.01, rel=0.1)
+        assert found <= jax.jit(epsilon)(1.0) <= most * found
+        assert delta(1.0) <= jax.jit(delta)(1.0) <= 20 * delta(1.0)
+
+
+@pytest.mark.thorough
+def test_traced_allocation_of_several_times_is_amplified():
+    with jax.enable_x64(True):
+        traced = float(jax.jit(lambda noise: jaxdp.epsilon(allocation(1000, noise, 2), 1e-6))(1.0))
+    found = jaxdp.epsilon(allocation(1000, 1.0, 2), 1e-6)
+    assert found * (1 - 1e-4) <= traced <= 3 * found

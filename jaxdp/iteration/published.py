@@ -225,8 +225,9 @@ def contractive_iteration_rdp(
     contraction, noise_std, shift: kappa_t >= 0 (1 in the paper), s_t > 0 and d_t >= 0.
 
     >>> spent = [0.5, 0.5]
-    >>> print(jaxdp.iteration.contractive_iteration_rdp(2.0, spent, contraction=1.0, noise_std=1.0, shift=[1.0, 0.0]))
-    0.5
+    >>> constants = dict(contraction=1.0, noise_std=1.0, shift=[1.0, 0.0])
+    >>> print(f"{jaxdp.iteration.contractive_iteration_rdp(2.0, spent, **constants):.4f}")
+    0.5000
 
     Returns the divergence in nats of the leading shape, float64. The square of `gdp_mu` is the minimum over all
     allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a step (z_t < 0), or
@@ -259,8 +260,8 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
     distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
-    >>> print(jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]))
-    0.5
+    >>> print(f"{jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]):.4f}")
+    0.5000
 
     Returns a bound in nats, broadcast leading shape, float64. Raises ValueError, also without an axis of distances.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (2).

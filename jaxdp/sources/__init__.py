@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.composition import flatten, is_gaussian, normal_form
+from jaxdp.mechanisms.composition import Stack, flatten, is_gaussian, normal_form
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.sources.allocation import epoch_route, epochs_route
@@ -31,7 +31,7 @@ def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[
         return [gaussian_route(stacks) for _ in directions]
     if any(isinstance(record, RandomAllocation) for record, _ in stacks):
         return [epochs_route(stacks, direction) for direction in directions]
-    route = contour_route
+    route: Callable[[tuple[Stack, ...], str], Route] = contour_route
     for kind, other in ((TruncatedPoisson, truncated_route), (Shuffled, rounds_route)):
         route = other if any(isinstance(record, kind) for record, _ in stacks) else route
     return [route(stacks, direction) for direction in directions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -240,9 +240,14 @@ def _enclosed(grid: np.ndarray, sides: list[Bounds], block: _Block) -> tuple[Dir
     return next(made), next(made)
 
 
+@functools.cache
+def _again(direction: str) -> Callable[[Any], Route]:
+    return functools.partial(epochs_route, direction=direction)
+
+
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
-    traced = contour_route(stacks, direction) if is_traced(stacks) else None
+    traced = contour_route(stacks, direction, _again(direction)) if is_traced(stacks) else None
     points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
     epsilon, delta = (tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in ("epsilon", "delta"))
     return Route(stacks, epsilon, delta, *points)

@@ -36,6 +36,7 @@ from jaxdp.sources.base import (
     nothing,
     wide,
 )
+from jaxdp.sources.renyi import optimal_order
 
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
 SAMPLED_LADDER = (
@@ -154,8 +155,11 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     return PLAIN_LADDER
 
 
-def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
-    """The route of one dominating pair."""
+def contour_route(stacks: tuple[Stack, ...], direction: str, concrete: Callable[[Any], Route] | None = None) -> Route:
+    """The route of one dominating pair.
+
+    concrete: a closer route, of concrete numbers only; traced ones have the bounds of `optimal_order` besides.
+    """
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
@@ -164,7 +168,7 @@ def contour_route(stacks: tuple[Stack, ...], direction: str) -> Route:
         stacks,
         _sources("epsilon", stacks, direction, ladder, exact),
         _sources("delta", stacks, direction, ladder, exact),
-        *_traced_points(direction, traced, exact),
+        *_traced_points(direction, traced, exact, concrete),
     )
 
 
@@ -346,11 +350,17 @@ def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[S
 
 
 @functools.cache
-def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Points, Points]:
+def _traced_points(
+    direction: str, effort: Effort, exact: bool, concrete: Callable[[Any], Route] | None
+) -> tuple[Points, Points]:
     """The differentiable solvers; cached, so that equal configurations compile once."""
 
     def log_delta(params: Any, eps: Any) -> Any:
-        return derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)
+        made = derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)
+        return xp.minimum(made, by_renyi(params, eps, "delta")) if concrete else made
+
+    def by_renyi(params: Any, target: Any, verb: str) -> Any:
+        return optimal_order(params, target, verb=verb, direction=direction)
 
     def epsilon(params: Any, delta: Any) -> tuple[Any, Any]:
         made = spectrum(params, direction)
@@ -359,17 +369,19 @@ def _traced_points(direction: str, effort: Effort, exact: bool) -> tuple[Points,
             lower, upper = contour.epsilon_bounds(made, delta, found[1], effort)
             return xp.maximum(found[0], lower), xp.minimum(found[1], upper)
 
-        lower, upper = xp.fori_loop(0, 2, again, (xp.zeros(()), xp.asarray(xp.inf)))
+        most = by_renyi(params, delta, "epsilon") if concrete else xp.asarray(xp.inf)
+        lower, upper = xp.fori_loop(0, 2, again, (xp.zeros(()), most))
         return attained(params, lower), upper
 
     def delta(params: Any, eps: Any) -> tuple[Any, Any]:
-        lower, upper = contour.delta_bounds(spectrum(params, direction), eps, xp.ones(()), effort)
-        return attained(params, lower), upper
+        most = xp.exp(xp.minimum(by_renyi(params, eps, "delta"), 0.0)) if concrete else xp.ones(())
+        lower, upper = contour.delta_bounds(spectrum(params, direction), eps, most, effort)
+        return attained(params, lower), xp.minimum(upper, most)
 
     def attained(params: Any, lower: Any) -> Any:
         return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
 
-    route, size = functools.partial(contour_route, direction=direction), 256 * effort.nodes
+    route, size = concrete or functools.partial(contour_route, direction=direction), 256 * effort.nodes
     return implicit_epsilon(epsilon, log_delta, route, size), explicit_delta(delta, log_delta, route, size)
 
 

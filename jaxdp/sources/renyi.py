@@ -21,6 +21,7 @@ _SIZE = 1024
 # R is nondecreasing in the order: close to 1, where K(c)/c cancels, a slightly larger order bounds it better.
 _NUDGES = (0.0, 1e-4, 1e-2)
 _SMALLEST = 1e-5
+_ORDERS = np.array([*range(2, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256], float)
 
 
 @record
@@ -77,6 +78,19 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     total = xp.where(made.infinity > 0, xp.inf, total)
     answer = xp.where(finite, total, xp.where(made.infinity > 0, xp.inf, xp.maximum(made.top, 0.0)))
     return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
+
+
+def optimal_order(stacks: tuple[Stack, ...], target: Any, *, verb: str, direction: str) -> Any:
+    """Upper bound of epsilon, or of log delta, from the Renyi divergences of 24 orders (Canonne, Kamath, Steinke 2020).
+
+    delta <= exp((order - 1) (R - epsilon)) (1 - 1/order)^(order - 1)/order.
+    """
+    divergence = xp.vmap(lambda order: renyi_kernel.point(stacks, order, direction=direction))(xp.asarray(_ORDERS))
+    log_share = (_ORDERS - 1) * np.log1p(-1 / _ORDERS) - np.log(_ORDERS)
+    if verb == "delta":
+        return xp.min((_ORDERS - 1) * (divergence - target) + log_share) + 1e-12 * (1 + xp.abs(target))
+    found = divergence + (log_share - xp.log(target)) / (_ORDERS - 1)
+    return xp.maximum(xp.min(found * (1 + 1e-12) + 1e-12), 0.0)
 
 
 def _of_sampled_gaussian(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
