@@ -25,6 +25,7 @@ _NODES, _PLACES, _PEAK = 512, 64, 136  # nodes in x, places to look for the larg
 _AROUND = np.arange(256) - float(_PEAK)
 _LOG_TAIL = -88.0  # log P[x > 13]
 _LARGEST_SCALE = 5.0  # beyond it the rule in x has errors too large, and steps that are known cost little more
+_ROUNDING = 1e-12  # of a transform's logarithm: of exponents of up to 80, and of what they are multiplied by
 _SMALL = 0.5  # u/T up to which the excess of the transform over e^{-u/T} is summed
 
 
@@ -75,11 +76,11 @@ def _log_transform(steps: Any, scale: Any, u: Any) -> tuple[Any, Any]:
     excess = xp.sum(xp.exp(log_weight) * _excess(near[:, None] * xp.expm1(log_y)), axis=-1)
     # errors of the sum and of its ends, in squares of v; what large Y leave out is linear in v
     squares = xp.exp(log_error + near) * (xp.exp(scale**2) + 1) + xp.exp(_LOG_TAIL)
-    by_excess = steps * xp.log1p(excess * (1 + 1e-13) + near * (near * squares + math.exp(_LOG_TAIL)))
+    by_excess = steps * xp.log1p(excess * (1 + _ROUNDING) + near * (near * squares + math.exp(_LOG_TAIL)))
     far = xp.where(small, _SMALL, v)
     direct = xp.logsumexp(log_weight - far[:, None] * xp.exp(log_y), axis=-1)
     direct = xp.logaddexp(direct, xp.logaddexp(log_error, _LOG_TAIL + 1))
-    direct = steps * (direct + 1e-13)
+    direct = steps * (direct + _ROUNDING)
     rise = xp.where(small, by_excess, xp.maximum(direct + steps * far * (1 + 4 * ULP), SMALLEST))
     return xp.where(small, by_excess - u, direct), rise
 
@@ -115,7 +116,8 @@ def _log_power(steps: Any, scale: Any, c: Any) -> Any:
     # the ends are geometric sums: below of Var[X] u^(c+2)/2, above from the node from which it is least
     below = (c + 2) * w[0] + xp.log(0.5 * xp.expm1(scale**2) / steps) - log_expm1((c + 2) * step)
     top = xp.maximum(whole[_PEAK], below)
-    fall = whole[:-1] - whole[1:] - 1e-10  # of the bounds; their roundings are far smaller
+    rounded = 1e-10 + 4 * _ROUNDING * xp.minimum(steps, xp.exp(w[1:]))
+    fall = whole[:-1] - whole[1:] - rounded
     above = xp.exp(whole[1:] - top) / xp.expm1(xp.where(fall > 1e-9, fall, 1e-9))
     sums = xp.exp(below - top) + xp.cumsum(xp.exp(terms - top))[1:] + above
     total = top + xp.log(step) + xp.log(xp.min(xp.where(fall > 1e-9, sums, xp.inf)))
