@@ -61,7 +61,8 @@ class RandomAllocation(Mechanism):
     K(z) is that of a person whose steps are known, without amplification. Renyi divergences are amplified up to order
     256 (remove; whole orders and those below 2 to 1e-6, others up to an eighth above), those of add at noise above 0.2.
     Compositions, and several times, have bounds from these divergences under a trace: 5% to twice the verb's epsilon,
-    several times its delta. Their derivatives are those of the Renyi bound, within a few percent.
+    several times its delta. Their derivatives are those of the Renyi bound: a few percent off, a third where one rare
+    large loss decides.
 
     Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
     noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.
