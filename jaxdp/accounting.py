@@ -297,7 +297,7 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
 
 _MARGIN = 0.9  # of the gap asked for, at which no more is asked
 _FARTHEST = 100.0  # epsilon that is tried for a trade-off function
-# Epsilons per rate of a trade-off function, rounds of four more at most, and rounds without a gain after which it ends.
+# Epsilons per rate of a trade-off function, rounds of four more at most, and the relative gap at which it ends.
 _FIRST_TRIED, _TRADEOFF_ROUNDS, _TRADEOFF_GAP = 33, 16, 1e-6
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 

@@ -647,13 +647,15 @@ def test_traced_epochs_are_amplified_and_a_bare_gradient_has_the_number_of_the_v
         assert found <= jax.jit(epsilon)(1.0) <= most * found
 
 
-@pytest.mark.thorough
-def test_deltas_of_traced_epochs_are_amplified():
-    def delta(noise):
-        return jaxdp.delta(jaxdp.repeat(allocation(100, noise), 10), 2.0)
+def test_deltas_of_epochs_at_a_traced_epsilon_are_amplified_and_never_nothing():
+    def delta(epsilon):
+        return jaxdp.delta(jaxdp.repeat(allocation(100, 1.0), 10), epsilon, relation="remove")
 
     with jax.enable_x64(True):
-        assert delta(1.0) <= float(jax.jit(delta)(1.0)) <= 20 * delta(1.0)
+        traced = jax.jit(delta)
+        found = [float(traced(epsilon)) for epsilon in (2.0, 700.0, np.inf, np.nan)]
+    assert delta(2.0) <= found[0] <= 20 * delta(2.0)
+    assert 0 < found[1] < 1e-300 and found[2] == 0 and found[3] == 1
 
 
 @pytest.mark.thorough

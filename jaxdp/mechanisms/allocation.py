@@ -58,11 +58,12 @@ class RandomAllocation(Mechanism):
     are those of ``times`` independent blocks of steps, one step drawn in each, which is what the adversary sees who
     is told a random partition; lower bounds are those of the sum of all outputs.
 
-    K(z) is that of a person whose steps are known, without amplification. Renyi divergences are amplified up to order
-    256 (remove; whole orders and those below 2 to 1e-6, others up to an eighth above), those of add at noise above 0.2.
-    Compositions, and several times, have bounds from these divergences under a trace: 5% to twice the verb's epsilon,
-    several times its delta. Their derivatives are those of the Renyi bound: a few percent off, a third where one rare
-    large loss decides.
+    K(z) is that of a person whose steps are known, without amplification. Renyi divergences are amplified: for remove
+    up to order 256 (whole orders to 1e-9, others above 2 up to an eighth above), for add and orders below 2 at noise
+    above 0.2 (to 2e-6, at noise of 1e4 to 3e-4).
+    Compositions, and several times, have bounds from these divergences under a trace: 1.04 to 2.8 times the verb's
+    epsilon, delta three to thousands of times. Their derivatives are those of the Renyi bound: a few percent off, a
+    third where one rare large loss decides.
 
     Assumes: one allocation a person, uniform, independent of the others and secret; every step adds fresh isotropic
     noise, independent across steps; contributions of norm at most 1 for every history; num_steps fixed and public.

@@ -31,7 +31,6 @@ from jaxdp.sources.base import (
 )
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
-from jaxdp.validate import is_traced
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
 _NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no share in the composed one
@@ -247,7 +246,6 @@ def _again(direction: str) -> Callable[[Any], Route]:
 
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
-    traced = contour_route(stacks, direction, _again(direction)) if is_traced(stacks) else None
-    points = (traced.traced_epsilon, traced.traced_delta) if traced else (None, None)
+    traced = contour_route(stacks, direction, _again(direction))
     epsilon, delta = (tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in ("epsilon", "delta"))
-    return Route(stacks, epsilon, delta, *points)
+    return dataclasses.replace(traced, epsilon=epsilon, delta=delta)

@@ -14,6 +14,7 @@ from jaxdp.contour import derivative
 from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.largest_loss import bands
 from jaxdp.contour.trapezoid import Effort
+from jaxdp.domains import LEAST_DELTA
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
@@ -374,9 +375,9 @@ def _traced_points(
         return attained(params, lower), upper
 
     def delta(params: Any, eps: Any) -> tuple[Any, Any]:
-        most = xp.exp(xp.minimum(by_renyi(params, eps, "delta"), 0.0)) if concrete else xp.ones(())
+        most = xp.maximum(xp.exp(by_renyi(params, eps, "delta")), LEAST_DELTA) if concrete else xp.ones(())
         lower, upper = contour.delta_bounds(spectrum(params, direction), eps, most, effort)
-        return attained(params, lower), xp.minimum(upper, most)
+        return attained(params, lower), xp.where(most < upper, most, upper)
 
     def attained(params: Any, lower: Any) -> Any:
         return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
