@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile  # of what is installed much is never imported
-# A stamp per extra, newer than pyproject.toml, says that the extra is installed.
+# A stamp per extra, newer than pyproject.toml, says that the extra is installed. The package itself is built once.
 STAMPS := $(VENV)/stamps
 
 .PHONY: help demo test test-all lint types readme notebooks docs build bench stress clean
@@ -20,12 +20,16 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-$(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
-	$(PIP) --editable ".[$*]"
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/venv
+	$(PIP) --editable .
 	touch $@
 
-$(STAMPS)/demo: pyproject.toml | $(STAMPS)/venv
-	$(PIP) --editable ".[sweep,plot]"
+$(STAMPS)/%: $(STAMPS)/package
+	$(PIP) "jaxdp-accounting[$*]"
+	touch $@
+
+$(STAMPS)/demo: $(STAMPS)/package
+	$(PIP) "jaxdp-accounting[sweep,plot]"
 	touch $@
 
 demo: $(STAMPS)/demo

@@ -53,12 +53,14 @@ def function(name: str, value: Any, returns: str) -> None:
         raise TypeError(f"{name} must be a function that returns {returns}, got {value!r}.")
 
 
-def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str = "") -> None:
-    """ValueError naming the first bad value, unless there is none."""
-    bad = np.asarray(bad)
-    if bad.any():
-        value = np.asarray(array)[bad].ravel()[0] if np.ndim(array) else np.asarray(array)[()]
-        raise ValueError(f"{name} must be {allowed}, got {value!s}.{' ' + remedy if remedy else ''}")
+def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str = "", first: int = 0) -> None:
+    """ValueError naming the first bad value, unless there is none; first: where in the argument a list begins."""
+    if np.any(bad):
+        place = tuple(map(int, np.argwhere(np.broadcast_to(bad, np.shape(array)))[0]))
+        where = f" at index {[*place[:-1], place[-1] + first]}" if np.size(array) + first > 1 else ""
+        raise ValueError(
+            f"{name} must be {allowed}, got {np.asarray(array)[place]!s}{where}.{' ' + remedy if remedy else ''}"
+        )
 
 
 def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> tuple[Any, Any]:

@@ -45,6 +45,27 @@ def test_delta_prints_the_verb_and_steps_compose(capsys):
     assert row["delta"] == pytest.approx(jaxdp.delta(jaxdp.Gaussian(1.0), 1.0), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("given", "mechanism"),
+    [
+        (
+            "fixed-size --sigma 2 --q 0.1 --steps 3",
+            jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(2.0), 0.1), 3),
+        ),
+        ("allocation --sigma 2 --num-steps 5", jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), 5)),
+        (
+            "allocation --sigma 9 --num-steps 5 --participations 5 --epochs 2",
+            jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(9.0), 5, 5), 2),
+        ),
+        ("discrete-gaussian --sigma 6 --sensitivity 2", jaxdp.DiscreteGaussian(6.0, 2)),
+        ("discrete-laplace --scale 6 --sensitivity 2 --steps 2", jaxdp.repeat(jaxdp.DiscreteLaplace(6.0, 2), 2)),
+    ],
+)
+def test_every_sampling_and_discrete_noise_has_a_name(capsys, given, mechanism):
+    (row,) = records(capsys, "epsilon", *given.split(), "--delta", "1e-6")
+    assert (row["lower"], row["epsilon"]) == pytest.approx(jaxdp.epsilon_bounds(mechanism, 1e-6), rel=1e-9)
+
+
 def test_a_printed_bound_is_rounded_outward(capsys):
     for sigma in np.linspace(0.7, 3, 40):
         _, out, _ = run(capsys, "epsilon", "gaussian", "--sigma", repr(float(sigma)), "--delta", "1e-6")

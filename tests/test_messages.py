@@ -163,11 +163,18 @@ def test_an_argument_of_another_kind_is_one_sentence(call, error, message):
         call()
 
 
+def test_a_bad_value_of_an_array_is_named_with_its_place():
+    with pytest.raises(ValueError, match=r"noise_multiplier must be .*, got nan at index \[1, 0\]\."):
+        jaxdp.epsilon(jaxdp.Gaussian([[1.0], [np.nan]]), 1e-6)
+    with pytest.raises(ValueError, match=r"epsilons must be increasing.*, got 0\.5 at index \[2\]\."):
+        jaxdp.conversions.gdp_mu_from_profile([0.0, 1.0, 0.5], [0.1, 0.01, 0.001])
+
+
 def test_fractions_are_to_be_rounded_and_other_values_are_not():
-    with pytest.raises(ValueError, match=r"num_users must be a whole number >= 1, got 31\.6227\d*\. Round it\.$"):
+    with pytest.raises(ValueError, match=r"num_users must be a whole number >= 1, got 31\.6227\d* at index \[1\]\. Round it\.$"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.logspace(1, 2, 3)), 1e-6)
     for bad in (0.5, np.nan, np.inf, -3.0, [2.5, -1.0]):
-        with pytest.raises(ValueError, match=r"n must be a whole number >= 1, got [^ ]*\.$"):
+        with pytest.raises(ValueError, match=r"n must be a whole number >= 1, got [^ ]*( at index \[0\])?\.$"):
             shuffle.clones_epsilon_closed_form(1.0, bad, 1e-6)
 
 

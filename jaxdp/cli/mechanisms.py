@@ -38,17 +38,21 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
 
+_STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
+
+
 class Maker(NamedTuple):
     """A record, made of the values of its parameters in the order of its fields."""
 
     help: str
     record: Callable[..., Any]
     parameters: tuple[Option, ...]
+    compositions: Option = _STEPS
 
     @property
     def options(self) -> tuple[Option, ...]:
         """The parameters and the number of compositions."""
-        return (*self.parameters, _STEPS)
+        return (*self.parameters, self.compositions)
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """The record from values by option; None for those that were not given."""
@@ -62,7 +66,8 @@ _NOISE = Option("noise_multiplier", "standard deviation over the L2 norm of one 
 _SCALE = Option("noise_multiplier", "scale over the L1 norm of one record, > 0", aliases=("--b",))
 _USERS = Option("num_users", "number of users n >= 1", whole=True, aliases=("--n",))
 _RATE = Option("sampling_probability", "Poisson sampling probability, in [0, 1]", aliases=("--q",))
-_STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
+_BATCH = dataclasses.replace(_RATE, help="batch size over the size of the larger data set, in [0, 1]")
+_SENSITIVITY = Option("sensitivity", "bound of one record's contribution, whole, >= 1", whole=True, default="1")
 _SUBSET = Option("subset_size", "subset size w, 1 <= w <= k - 1 (default: that of least variance)", True, "", ("--w",))
 _BUCKETS = Option("num_buckets", "number of buckets g >= 2 (default: round(e^eps0) + 1)", True, "", ("--g",))
 _COLLISION = Option(
@@ -97,6 +102,37 @@ MECHANISMS = {
         jaxdp.Shuffled,
         (_EPS0, _USERS, _DELTA0, _CATEGORIES, _SUBSET, _BUCKETS, _COLLISION),
     ),
+    "fixed-size": Maker(
+        "Gaussian noise on batches of fixed size, composed over steps",
+        lambda noise, rate: jaxdp.FixedSizeSampled(jaxdp.Gaussian(noise), rate),
+        (_NOISE, _BATCH),
+    ),
+    "allocation": Maker(
+        "random allocation (balls and bins): Gaussian noise, everyone in some of num-steps steps, composed over epochs",
+        lambda noise, steps, parts: jaxdp.RandomAllocation(jaxdp.Gaussian(noise), steps, parts),
+        (
+            _NOISE,
+            Option("num_steps", "steps T >= 1 of an epoch", whole=True),
+            Option(
+                "participations",
+                "steps of an epoch in which a person takes part, 1..T",
+                whole=True,
+                default="1",
+                aliases=("--times",),
+            ),
+        ),
+        dataclasses.replace(_STEPS, name="epochs", help="number of epochs, >= 0", aliases=()),
+    ),
+    "discrete-gaussian": Maker(
+        "discrete Gaussian noise on a whole number",
+        jaxdp.DiscreteGaussian,
+        (Option("scale", "sigma of the noise, > 0", aliases=("--sigma",)), _SENSITIVITY),
+    ),
+    "discrete-laplace": Maker(
+        "discrete Laplace (geometric) noise on a whole number",
+        jaxdp.DiscreteLaplace,
+        (Option("scale", "scale of the noise, > 0", aliases=("--b",)), _SENSITIVITY),
+    ),
     "rr": Maker("k-ary randomized response, not shuffled", jaxdp.RandomizedResponse, (_EPS0, _CATEGORIES)),
     "pure": Maker("any eps0-DP mechanism", jaxdp.PureDP, (_EPS0,)),
     "approximate": Maker(
@@ -120,7 +156,7 @@ def build(name: str, values: Mapping[str, Any]) -> Any:
         mechanism = jaxdp.Shuffled(randomizer, values["num_users"], values["bound"])
     else:
         mechanism = entry.build(values)
-    steps = values["steps"]
+    steps = values[entry.compositions.name]
     return mechanism if np.all(np.asarray(steps) == 1) else jaxdp.repeat(mechanism, steps)
 
 

@@ -88,7 +88,7 @@ def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, 
     validate.reject("epsilons", eps, ~(np.abs(eps) < _FAR), f"between -{_FAR} and {_FAR}")
     order = np.argsort(eps)
     eps, delta = eps[order], delta[order]
-    validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct")
+    validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct", first=1)
     least = np.maximum(-np.expm1(eps), 0.0)
     validate.reject("deltas", delta, delta < least * (1 - 1e-9), "at least 1 - e^epsilon")
     excess = np.maximum(delta - least, 0.0) * (1 + _MARGIN) + 8 * ULP * least
@@ -184,11 +184,11 @@ def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> 
     y = validate.probability("false_negative_rate", false_negative_rate)
     if x.ndim != 1 or x.shape != y.shape or x.size < 2 or x[0] != 0 or x[-1] != 1 or y[-1] != 0:
         raise ValueError("the points must go from false_positive_rate 0 to 1, where false_negative_rate is 0.")
-    validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing")
+    validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing", first=1)
     steps = -np.diff(y)
     slopes = steps / np.diff(x)
     convex = (steps[1:] >= 0) & (slopes[1:] <= slopes[:-1] * (1 + 1e-9))
-    validate.reject("false_negative_rate", y[2:], ~convex, "decreasing and convex")
+    validate.reject("false_negative_rate", y[2:], ~convex, "decreasing and convex", first=2)
     return DiscretePair(np.concatenate([steps, [1 - y[0]]]), np.concatenate([np.diff(x), [0.0]]))
 
 
@@ -228,7 +228,7 @@ def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
     if p.ndim != 1 or p.shape != q.shape or edges.shape != (p.size + 1,):
         shapes = f"{p.shape}, {q.shape}, {edges.shape}"
         raise ValueError(f"p_mass, q_mass and edge_losses must have shapes (n,), (n,), (n + 1,), got {shapes}.")
-    validate.reject("edge_losses", edges[1:], ~(np.diff(edges) > 0), "increasing")
+    validate.reject("edge_losses", edges[1:], ~(np.diff(edges) > 0), "increasing", first=1)
     low, high = np.exp(edges[:-1]) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
     inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))
     validate.reject("p_mass", p, ~inside, "between the cell's edge ratios times q_mass")

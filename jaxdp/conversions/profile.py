@@ -113,7 +113,7 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     eps, low = validate.real_array("epsilons", epsilons), validate.probability("lower", lower)
     high = validate.probability("upper", upper)
     validate.equal_lists(epsilons=eps, lower=low, upper=high)
-    validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing")
+    validate.reject("epsilons", eps[1:], ~(np.diff(eps) > 0), "increasing", first=1)
     validate.reject("lower", low, low > high, "<= upper")
     gap = -np.diff(eps)  # log of a_i / a_{i+1}
     # minus a_i times the slope of the chord left of point i, and of that right of it
@@ -202,8 +202,8 @@ def delta_from_tradeoff(
     y = validate.probability("false_negative_rate", false_negative_rate)
     if x.ndim != 1 or x.shape != y.shape or x.size < 2 or x[0] != 0 or x[-1] != 1:
         raise ValueError("false_positive_rate must be a list from 0 to 1, as long as false_negative_rate.")
-    validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing")
-    validate.reject("false_negative_rate", y[1:], np.diff(y) > 0, "decreasing")
+    validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing", first=1)
+    validate.reject("false_negative_rate", y[1:], np.diff(y) > 0, "decreasing", first=1)
     eps = validate.inside("epsilon", epsilon, FINITE)
     low, high = at_points(_best_test, eps, x, y, own=(0, 1, 1), exact=bool(exact))
     least = -np.expm1(np.minimum(eps, 0.0)) * (1 + 8 * ULP)
@@ -253,7 +253,7 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     shape = validate.broadcast(epsilons=eps, deltas=delta)
     if not eps.ndim or shape[-1] == 0:
         raise ValueError(f"epsilons must have a last axis of at least one point, got shape {eps.shape}.")
-    validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis")
+    validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis", first=1)
     eps, delta = np.broadcast_to(eps, shape), np.broadcast_to(delta, shape)
     if cover == "intervals" and shape[-1] > 1:
         eps, delta = eps[..., [*range(1, shape[-1]), shape[-1] - 1]], np.minimum.accumulate(delta, axis=-1)

@@ -16,8 +16,8 @@ from jaxdp.sweep.grid import Grid
 
 _PLAIN = (
     "batch_size", "collision_probability", "delta", "false_positive_rate", "learning_rate", "num_categories",
-    "num_examples", "num_steps", "num_users", "radius", "sampling_probability", "smoothness", "strong_convexity",
-    "subset_size",
+    "num_examples", "num_steps", "num_users", "radius", "sampling_probability", "sensitivity", "smoothness",
+    "strong_convexity", "subset_size",
 )  # fmt: skip
 # name: (long name, units)
 LABELS = {name: (name.replace("num_", "number of ").replace("_", " "), "1") for name in _PLAIN} | {
@@ -27,6 +27,8 @@ LABELS = {name: (name.replace("num_", "number of ").replace("_", " "), "1") for 
     "noise_multiplier": ("noise multiplier (over the norm bound of one record)", "1"),
     "sigma": ("noise multiplier (over the norm bound of one record)", "1"),
     "steps": ("number of steps", "1"),
+    "epochs": ("number of epochs", "1"),
+    "participations": ("participations of a person in an epoch", "1"),
     "num_buckets": ("number of hash buckets", "1"),
     "scale": ("scale of the noise", "1"),
     "noise_std": ("standard deviation of the noise", "1"),
