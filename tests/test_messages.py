@@ -171,7 +171,7 @@ def test_a_bad_value_of_an_array_is_named_with_its_place():
 
 
 def test_fractions_are_to_be_rounded_and_other_values_are_not():
-    with pytest.raises(ValueError, match=r"num_users must be a whole number >= 1, got 31\.6227\d* at index \[1\]\. Round it\.$"):
+    with pytest.raises(ValueError, match=r"whole number >= 1, got 31\.6227\d* at index \[1\]\. Round it\.$"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.logspace(1, 2, 3)), 1e-6)
     for bad in (0.5, np.nan, np.inf, -3.0, [2.5, -1.0]):
         with pytest.raises(ValueError, match=r"n must be a whole number >= 1, got [^ ]*( at index \[0\])?\.$"):
