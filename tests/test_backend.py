@@ -5,6 +5,7 @@ This file also runs on a jaxlib that is known to miscompile (.ci/run), where it 
 
 import functools
 import math
+import os
 import pathlib
 import threading
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from jaxdp.sources import contour
 
 pytestmark = pytest.mark.as_users_compile
 
-ROWS = (1, 8, 100, 200, 600)  # jaxlib 0.10.2 is right at 128 rows and wrong beyond
+ROWS = (1, 8, 100, 200, 600)  # jaxlib from 0.10.2 on is right at 128 rows and wrong beyond
 ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more
 GAP = 2e-6  # relative width that the shuffle kernels promise
 SAMPLED_EPSILON = 27.81331522523486904152  # Poisson q 0.1, noise multiplier 2, 5000 steps, delta 1e-8, removal
@@ -122,7 +123,16 @@ def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
 
 
-@pytest.mark.parametrize("flag", ["xla_backend_optimization_level=0", "xla_cpu_use_fusion_emitters=true"])
+HAS_OLDER_GENERATOR = pytest.mark.skipif(jax.lib.__version__ >= "0.11", reason="jaxlib 0.11 has one code generator")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "xla_backend_optimization_level=0",
+        pytest.param("xla_cpu_use_fusion_emitters=true", marks=HAS_OLDER_GENERATOR),
+    ],
+)
 def test_a_way_to_compile_that_the_user_asks_for_is_kept(monkeypatch, flag):
     name = flag.partition("=")[0]
     monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -131,6 +141,7 @@ def test_a_way_to_compile_that_the_user_asks_for_is_kept(monkeypatch, flag):
     assert name not in compiler_options.__wrapped__("cpu")
 
 
+@HAS_OLDER_GENERATOR
 def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
@@ -151,7 +162,7 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
         sums = np.asarray(jax.jit(lambda s: jnp.sum(jnp.log1p(-s) + jnp.log1p(s), -1))(s))
     right = np.allclose(sums, np.sum(np.log1p(-s) + np.log1p(s), -1), rtol=ROUNDING)
     assert precision.plain_compilation_is_sound(platform()) == right
-    assert right == (jax.lib.__version__ != "0.10.2")
+    assert right == (jax.lib.__version__ == "0.10.1" or precision.CURE in os.environ.get("XLA_FLAGS", ""))
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -174,6 +185,16 @@ def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
     monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
     with x64(), pytest.raises(BackendError, match="under your own jit"):
         jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
+
+
+def test_a_bare_gradient_is_compiled_by_us_alone_and_answers_where_a_users_jit_does_not(monkeypatch):
+    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
+    delta = lambda noise: jaxdp.delta(jaxdp.Gaussian(noise), 1.0)  # noqa: E731
+    with x64():
+        value, slope = jax.value_and_grad(delta)(1.0)
+        assert value == delta(1.0) and slope == pytest.approx((delta(1 + 1e-5) - delta(1 - 1e-5)) / 2e-5, rel=1e-6)
+        with pytest.raises(BackendError, match="XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type="):
+            jax.vmap(jax.grad(delta))(jnp.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -563,8 +584,10 @@ NAMES = [pytest.param(name, marks=pytest.mark.thorough) if name == LARGEST else 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
-    most = PROGRAMS[name][1]
-    assert 0.9 * most < _equations(_traced(name)) <= most
+    most, found = PROGRAMS[name][1], _equations(_traced(name))
+    if jax.__version__ == "0.10.1":
+        assert 0.9 * most < found <= most
+    assert found <= 1.25 * most  # the library functions of later releases have more of them
 
 
 @pytest.mark.parametrize("name", [*NAMES, "clones"])

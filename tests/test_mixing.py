@@ -225,7 +225,7 @@ def test_a_subnormal_number_counts_as_a_normal_one_traced_and_concrete(small):
         shifted = float(jax.jit(mixing.iterated_laplace_rdp)(2.0, small, 1.0, 1.0).rdp)
     assert limit == mixing.required_level(1.0, small) < np.inf
     assert delta == mixing.dobrushin_amplification(1.0, small, 0.5).delta > 0
-    assert 0 < shifted <= mixing.iterated_laplace_rdp(2.0, small, 1.0, 1.0).rdp <= 2 * shifted
+    assert 0 < shifted <= mixing.iterated_laplace_rdp(2.0, small, 1.0, 1.0).rdp <= 2.001 * shifted
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,12 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
             step = -sign * (_STEP * x + 1e-9 * cap)
             tested = xp.concatenate([xp.zeros(2), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
             tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
-            searches = i < _NEWTON_STEPS
+            searches, proves = i < _NEWTON_STEPS, i >= _NEWTON_STEPS
             pair = tested[2 * xp.maximum(i - _NEWTON_STEPS, 0) + np.arange(2)]
             seen = contour.evaluate(made, xp.where(searches, xp.stack([x, x + step]), pair), effort)
             below, above = seen.lower - _SLACK >= log_delta, seen.upper + _SLACK <= log_delta
-            low = xp.maximum(low, xp.max(xp.where(below & ~searches, pair, 0.0)))
-            high = xp.minimum(high, xp.min(xp.where(above & ~searches, pair, cap)))
+            low = xp.maximum(low, xp.max(xp.where(below & proves, pair, 0.0)))
+            high = xp.minimum(high, xp.min(xp.where(above & proves, pair, cap)))
             estimate, lower, upper = (each[0] for each in (seen.estimate, seen.lower, seen.upper))
             slope = xp.abs((seen.estimate[1] - estimate) / step)
             move = (estimate - log_delta) / slope

@@ -49,7 +49,7 @@ def extremes(step: Step, c: Any) -> tuple[Any, Any]:
     far = bottom + 4 / s
     far = xp.maximum(far, (0.5 * s * s + xp.log((xp.abs(far) + 40 + s) / (c * s))) / s + 1 / s)
     antimode = 0.5 * sum(bisect(lambda x: ~(slope(x) < 0), bottom, far, _HALVINGS))
-    two = ~adds & (slope(bottom) < 0)
+    two = (step.sign > 0) & (slope(bottom) < 0)
     return xp.where(adds | two, mode, xp.inf), xp.where(two, antimode, xp.inf)
 
 

@@ -23,7 +23,7 @@ def mixture_log_ratio(w: Array, q: Number) -> Array:
     safe = xp.where(rate > 0, rate, 1.0)
     far = xp.log(safe) + xp.log1p((1 - rate) / safe * xp.exp(-xp.maximum(x, 30.0)))
     # log A(x) is far + x: under a flip that x goes with the w outside
-    big_form = far + xp.where(large & ~flip, x, 0.0)
+    big_form = far + xp.where(large & (q <= 0.5), x, 0.0)
     return xp.where(rate > 0, xp.where(large, big_form, small_form), xp.where(flip, w, 0.0))
 
 

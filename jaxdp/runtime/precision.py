@@ -41,10 +41,12 @@ def whole_number(variable: str, otherwise: int) -> int:
     return int(text or otherwise)
 
 
-# Compiler options. jaxlib 0.10.2 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412); the empty list
-# of fusion types avoids that. The other two options only save compile time. The older code generator of fusions saves a
-# third for the contours, which run as fast with it, but slows sums over users by up to 1.8, so that only large kernels
-# get it. An option that the user sets in XLA_FLAGS is left alone. Where a release refuses the options, each is probed.
+# Compiler options. jaxlib from 0.10.2 to 0.12.0.1 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257,
+# 40412); the empty list of fusion types avoids that. The other two options only save compile time. The older code
+# generator of fusions, which 0.11 no longer has, saves a third for the contours, which run as fast with it, but slows
+# sums over users by up to 1.8, so that only large kernels get it. An option that the user sets in XLA_FLAGS is left
+# alone. Where a release refuses the options, each is probed.
+CURE = "--xla_cpu_experimental_ynn_fusion_type="
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
@@ -407,8 +409,8 @@ def _refuse(name: str, where: str, computed: Any, but: str, exact: Any) -> NoRet
     )
 
 
-# Reductions that jaxlib 0.10.2 gets wrong under jit, by factors of 2 to 200, at 512 rows (it is right at 200). Each is
-# compiled alone: in one computation they share their operands, are fused otherwise and come out right.
+# Reductions that jaxlib from 0.10.2 on gets wrong under jit, by factors of 2 to 200, at 512 rows (at 200 it is right).
+# Each is compiled alone: in one computation they share their operands, are fused otherwise and come out right.
 _REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda xp, s: xp.sum(xp.log1p(-s) + xp.log1p(s), -1),
     lambda xp, s: xp.max(xp.log1p(-s) + xp.log1p(s), -1),
@@ -433,16 +435,20 @@ def plain_compilation_is_sound(where: str) -> bool:
     return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
 
 
-def require_x64() -> None:
-    """For use under a user's trace: RuntimeError where x64 is off, BackendError where the backend miscompiles sums."""
+def require_x64(compiles: bool = True) -> None:
+    """For use under a user's trace: RuntimeError where x64 is off, BackendError where the backend miscompiles sums.
+
+    compiles: whether all of it becomes part of a program that the user compiles, without our options.
+    """
     if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
         raise RuntimeError(
             "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
             "jax.enable_x64(True):`), or call it on concrete numbers outside the transformation."
         )
     where = platform()
-    if not plain_compilation_is_sound(where):
+    if compiles and not plain_compilation_is_sound(where):
         raise BackendError(
-            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly; call it "
-            "outside the transformation, where it is compiled safely, or install another jaxlib release."
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly. Start "
+            f"Python with the environment variable XLA_FLAGS={CURE}, or install jaxlib 0.10.1; outside of jit and vmap "
+            "the same call is compiled safely."
         )

@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import queue
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -219,7 +220,7 @@ def _on_executor(executor: Executor) -> Iterator[_Submit]:
     try:
         yield submit
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
+        if not re.search("pickle|local object", str(error)):
             raise
         raise TypeError(
             "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
