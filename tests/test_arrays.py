@@ -126,10 +126,13 @@ MECHANISMS = {
     "one finite pair": jaxdp.DiscretePair([[0.7, 0.3], [0.5, 0.5], [0.6, 0.4]], [0.3, 0.7]),
     "discrete Gaussian": jaxdp.repeat(jaxdp.DiscreteGaussian(np.array([1.0, 2.0, 5.0])), 10),
     "shuffled k-RR": jaxdp.Shuffled(jaxdp.RandomizedResponse(np.array([0.5, 1.0, 2.0]), 4), 10**5),
+    "shuffled Laplace": jaxdp.Shuffled(jaxdp.LocalLaplace(np.array([1.1, 2.2])), np.array([20, 2000])),
 }
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n == "shuffled Laplace")) for n in MECHANISMS]
+)
 def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
     ran, by_programs = [], precision.Kernel._by_programs
     monkeypatch.setattr(precision.Kernel, "_by_programs", lambda *args: ran.append(args[0]) or by_programs(*args))

@@ -175,6 +175,14 @@ def test_single_participation_equals_the_general_allocation_at_every_index():
     assert iteration.per_index_mu(kappa, noise, shift) == pytest.approx(general, rel=EXACT, abs=1e-140)
 
 
+@pytest.mark.parametrize("kappa", [1e-100, 1e-200, 1e-300])
+def test_steps_without_noise_after_a_tiny_contraction_hide_nothing(kappa):
+    schedule = np.full(3, kappa), np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0])
+    with jax.enable_x64(True):
+        for mu in (iteration.per_index_mu(*schedule), jax.jit(iteration.per_index_mu)(*schedule)):
+            np.testing.assert_allclose(mu, [1.0, 0.0, 0.0], rtol=EXACT)
+
+
 def test_long_schedules_neither_overflow_nor_underflow():
     for kappa in (1e-3, 0.9, 1.0, 1.1, 1e3):
         mu = iteration.gdp_mu(np.full(3000, kappa), 1.0, np.full(3000, 0.1))

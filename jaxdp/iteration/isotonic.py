@@ -306,7 +306,8 @@ def single_participation_mu2(contraction, noise_std, shift):
     def step(hidden, x):
         kappa, noise = x
         here = xp.minimum(noise**2 + hidden, huge)
-        before = xp.where(kappa > 0, here / xp.where(kappa > 0, kappa, 1.0) ** 2, huge)
+        square = xp.where((kappa > 0) & (here > 0), kappa, 1.0) ** 2  # which may underflow
+        before = xp.where(kappa > 0, here / square, huge)
         return xp.minimum(before, huge), here
 
     _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)

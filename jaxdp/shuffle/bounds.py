@@ -29,7 +29,7 @@ from jaxdp.validate import is_traced
 FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
-_LONG_OUTCOMES = 64  # laws of more outcomes get FEWEST_NODES only
+_LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws of more outcomes get one sum, of that share of the most nodes
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
@@ -296,9 +296,10 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
     two = _two_outcomes(made)
     ask("two", np.flatnonzero(two), _outcomes(made, lambda side: side[:, :2]))
     ask("13 nodes", np.flatnonzero(~two), made)
-    most = min(most, FEWEST_NODES) if outcomes > _LONG_OUTCOMES else most
+    long = outcomes > _LONG_OUTCOMES
+    most = min(most, max(FEWEST_NODES, int(_LONG_SHARE * most))) if long else most
     terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)
-    nodes = min(FEWEST_NODES, most)
+    nodes = most if long else min(FEWEST_NODES, most)
     rows = ~two & (nodes > 0) & ~np.isnan(np.column_stack([side.reshape(two.size, -1) for side in made])).any(axis=1)
     for few, of in _few_users(made, users, rows & np.isinf(terms) & wide()):
         ask("every count", few, made, of=of)
