@@ -175,6 +175,17 @@ def test_single_participation_equals_the_general_allocation_at_every_index():
     assert iteration.per_index_mu(kappa, noise, shift) == pytest.approx(general, rel=EXACT, abs=1e-140)
 
 
+def test_steps_that_nearly_reach_the_optimum_are_not_contracted_too_much():
+    step, beta = 7.099387123153666, 0.1408572293147163  # their product is 1 - 5.2e-17
+    assert iteration.contraction(step, beta, beta) >= 5.2e-17
+    given = dict(lipschitz=0.3574465939482433, step_size=0.22366000059106192, noise_std=73187.85654920127)
+    beta = 4.471072151289097
+    found = iteration.noisy_sgd_rdp_at_index(
+        2.0, **given, smoothness=beta, strong_convexity=beta, num_steps=1e6, index=999999.0
+    )
+    assert found >= 3.47e-27
+
+
 @pytest.mark.parametrize("kappa", [1e-100, 1e-200, 1e-300])
 def test_steps_without_noise_after_a_tiny_contraction_hide_nothing(kappa):
     schedule = np.full(3, kappa), np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0])

@@ -71,8 +71,8 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
     >>> print(f"{jaxdp.iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
     0.9500
 
-    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp; the published one by 2^-51 under the
-    root); exactly 1 for rho = 0. Under a trace an invalid argument gives inf. Raises ValueError.
+    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp and 2^-52; the published one by 2^-51
+    under the root); exactly 1 for rho = 0. Under a trace an invalid argument gives inf. Raises ValueError.
     Assumes: f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
     """
     return (_published if published else _contraction)(step_size, smoothness, strong_convexity)
@@ -82,7 +82,7 @@ def _sharp(step_size, smoothness, strong_convexity):
     # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
     flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
     steepest = xp.maximum(xp.abs(1 - step_size * strong_convexity), xp.abs(1 - step_size * smoothness))
-    return xp.where(flat, 1.0, steepest * _UP)
+    return xp.where(flat, 1.0, steepest * _UP + 2.0**-52)  # the products, of size 2 at most, are rounded
 
 
 _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
@@ -192,6 +192,7 @@ def noisy_sgd_rdp_at_index(
     """
     last = 2 * (lipschitz / noise_std) ** 2
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
+    fall = fall * (1 - 2.0**-50)  # rounded down: where it is next to 1 nothing but its rounding is kept
     kept = xp.exp(xp.log1p(-xp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
     earlier = last / xp.maximum(num_steps - index, 1.0) * xp.where(fall < 1, kept, 0.0)
     return rounded_up(order * xp.where(index == num_steps, last, earlier), (fall < 1) | (index == num_steps))
