@@ -186,6 +186,14 @@ def test_steps_that_nearly_reach_the_optimum_are_not_contracted_too_much():
     assert found >= 3.47e-27
 
 
+def test_published_bounds_are_not_below_by_a_slack_or_an_underflow():
+    given = dict(contraction=1.0, noise_std=1.0)
+    assert iteration.contractive_iteration_rdp(2.0, [1 - 9.9e-13, 0.0], shift=[1.0, 0.0], **given) >= 1
+    assert iteration.shifted_rdp_optimum(1e300, distance=1e-200, num_steps=1, **given) >= 5e-101
+    with pytest.raises(ValueError, match="allocation must have a last axis"):
+        iteration.contractive_iteration_rdp(2.0, 1.0, shift=1.0, **given)
+
+
 @pytest.mark.parametrize("kappa", [1e-100, 1e-200, 1e-300])
 def test_steps_without_noise_after_a_tiny_contraction_hide_nothing(kappa):
     schedule = np.full(3, kappa), np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0])

@@ -240,7 +240,9 @@ def contractive_iteration_rdp(
     kappa, noise = validate.nonnegative("contraction", contraction), validate.positive("noise_std", noise_std)
     moved = validate.nonnegative("shift", shift)
     shape = validate.broadcast(allocation=spent, contraction=kappa, noise_std=noise, shift=moved)
-    spent, kappa, noise, moved = (np.broadcast_to(a, shape) for a in (spent, kappa, noise, moved))
+    if not shape:
+        raise ValueError("allocation must have a last axis with one entry per step, got none.")
+    spent, kappa, noise, moved = (np.broadcast_to(a, shape).copy() for a in (spent, kappa, noise, moved))
     distance = np.zeros(shape[:-1])
     for t in range(shape[-1]):
         before = kappa[..., t] * distance + moved[..., t]
@@ -248,6 +250,7 @@ def contractive_iteration_rdp(
         over = spent[..., t] > before + slack
         validate.reject("allocation", spent[..., t], over, "at most the distance left at its step")
         distance = np.maximum(before - spent[..., t], 0.0)
+        spent[..., t] = np.where(distance <= slack, np.maximum(spent[..., t], before), spent[..., t])
         distance = np.where(distance <= slack, 0.0, distance)
     validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
     with on_host():
@@ -295,7 +298,7 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Reference: Theorem 4, equation (3), of the same paper.
     """
     kept = xp.exp((num_steps + 1) * xp.log(contraction))
-    return rounded_up(xp.square(distance / noise_std) * order / (2 * num_steps) * kept, distance > 0)
+    return rounded_up(xp.square(distance / noise_std * xp.sqrt(order)) / (2 * num_steps) * kept, distance > 0)
 
 
 def _log_geometric(x, count):
@@ -320,7 +323,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     0.1436
     """
     log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
-    return rounded_up(xp.square(distance / noise_std) * order / 2 * xp.exp(-log_sum), distance > 0)
+    return rounded_up(xp.square(distance / noise_std * xp.sqrt(order)) / 2 * xp.exp(-log_sum), distance > 0)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
