@@ -315,7 +315,8 @@ def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Q
 
     Returns Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is
     not a certificate, because kappa is known at the nodes only: check that it is small, and add it to the value. Where
-    kappa is hardly integrable it is far too small (s^-1.1: 5e-4, where 0.02 of 10 are missing). Raises ValueError where kappa returns a negative or non-finite value or a wrong shape.
+    kappa is hardly integrable it is far too small (s^-1.1: 5e-4, where 0.02 of 10 are missing). Raises ValueError where
+    kappa returns a negative or non-finite value or a wrong shape.
     Reference: Theorem 6.
     """
     start = validate.positive("time", time)
