@@ -308,8 +308,8 @@ def _admitted(mechanism: Any, name: str, target: Any) -> tuple[Mechanism, Any, t
     The rows: True when nothing is traced, for then a number outside its domain is a ValueError.
     """
     if validate.is_traced(mechanism, target):
-        # the numbers of a bare jax.grad are those of the verb, and our own programs give the slopes
-        require_x64(compiles=validate.is_traced(jax.lax.stop_gradient((mechanism, target))))
+        # the bounds of a bare jax.grad are those of the verb, and our own programs give the slopes
+        require_x64(compiles=name == "z" or validate.is_traced(jax.lax.stop_gradient((mechanism, target))))
     mechanism, tests = check_mechanism(mechanism)
     dtype = np.complex128 if name == "z" else np.float64
     target, test = validate.confined(name, target, _TARGETS[name], dtype)

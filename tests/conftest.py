@@ -132,10 +132,8 @@ PLAIN = compiler.get_compile_options
 
 def _quick_plain(*args, env_options_overrides=None, **rest):
     """For programs that are not ours: half the time of compiling."""
-    quick = {
-        "xla_cpu_parallel_codegen_split_count": 1,
-        **(FOR_LARGE if RELEASE < (0, 11) else {}),
-    }  # later ones have no other generator
+    generator = FOR_LARGE if RELEASE < (0, 11) else {}  # later releases have one alone
+    quick = {"xla_cpu_parallel_codegen_split_count": 1, **generator}
     return PLAIN(*args, env_options_overrides={**quick, **(env_options_overrides or {})}, **rest)
 
 

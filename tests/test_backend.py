@@ -195,6 +195,8 @@ def test_a_bare_gradient_is_compiled_by_us_alone_and_answers_where_a_users_jit_d
         assert value == delta(1.0) and slope == pytest.approx((delta(1 + 1e-5) - delta(1 - 1e-5)) / 2e-5, rel=1e-6)
         with pytest.raises(BackendError, match="XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type="):
             jax.vmap(jax.grad(delta))(jnp.ones(2))
+        with pytest.raises(BackendError, match="under your own jit"):
+            jax.grad(jax.grad(delta))(1.0)
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,10 @@ def noisy_sgd_rdp_at_index(
     """
     last = 2 * (lipschitz / noise_std) ** 2
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
-    fall = fall * (1 - 2.0**-50)  # rounded down: where it is next to 1 nothing but its rounding is kept
-    kept = xp.exp(xp.log1p(-xp.where(fall < 1, fall, 0.5)) * (num_steps - index + 1) / 2)
-    earlier = last / xp.maximum(num_steps - index, 1.0) * xp.where(fall < 1, kept, 0.0)
-    return rounded_up(order * xp.where(index == num_steps, last, earlier), (fall < 1) | (index == num_steps))
+    # at most 1, but for what the rule and roundings add: rounded down to below 1
+    kept = xp.exp(xp.log1p(-fall * (1 - 2.0**-48)) * (num_steps - index + 1) / 2)
+    earlier = last / xp.maximum(num_steps - index, 1.0) * kept
+    return rounded_up(order * xp.where(index == num_steps, last, earlier), lipschitz > 0)
 
 
 @theorem(_INDEX, _STEP, **_AT_INDEX)

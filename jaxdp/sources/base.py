@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
-from jaxdp.runtime.precision import Kernel, by_rows
+from jaxdp.runtime.precision import Kernel, by_rows, require_x64
 from jaxdp.validate import is_traced
 
 Point = Callable[[Any, Any], tuple[Any, Any]]
@@ -179,7 +179,14 @@ def batched(point: Callable[..., Any], working_set: int) -> Callable[..., Any]:
             return by_rows(point)(*args)
 
     inside, alone = jax.jit(batch), Kernel(point, working_set=working_set, large=True)
-    return lambda *args: (inside if is_traced(args) else alone)(*args)
+
+    def either(*args: Any) -> Any:
+        if not is_traced(args):
+            return alone(*args)
+        require_x64()  # a derivative of a bare jax.grad comes here first
+        return inside(*args)
+
+    return either
 
 
 def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> Points:
