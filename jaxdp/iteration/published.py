@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
+from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import rounded_up
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
@@ -82,7 +83,7 @@ def _sharp(step_size, smoothness, strong_convexity):
     # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
     flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
     steepest = xp.maximum(xp.abs(1 - step_size * strong_convexity), xp.abs(1 - step_size * smoothness))
-    return xp.where(flat, 1.0, steepest * _UP + 2.0**-52)  # the products, of size 2 at most, are rounded
+    return xp.where(flat, 1.0, steepest * _UP + 2 * ULP)  # the products, of size 2 at most, are rounded
 
 
 _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
@@ -92,7 +93,7 @@ _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
 def _published(step_size, smoothness, strong_convexity):
     total = smoothness + strong_convexity
     # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
-    square = xp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 2.0**-51
+    square = xp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 4 * ULP
     sharp = _sharp(step_size, smoothness, strong_convexity)
     return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * _UP, sharp))
 
