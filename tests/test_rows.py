@@ -99,7 +99,7 @@ def other_law(kind, eps0):
     if kind == "two":
         return Law(*(np.asarray(part)[1] for part in law.two_point(eps0)))
     table = NUMBERS.dirichlet(np.ones(5), 3)
-    return law.finite_law(table, 0, 1, True)
+    return law.finite_law(table, 0, 1)
 
 
 CLOSE = ("13 nodes", "clones"), ("13 nodes", "any"), ("counts", "clones"), ("two", "two")

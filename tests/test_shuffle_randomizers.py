@@ -13,7 +13,8 @@ import pytest
 import jaxdp
 from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.shuffle import bounds
-from jaxdp.sources.shuffling import lower_laws, upper_laws
+from jaxdp.shuffle.law import distinct
+from jaxdp.sources.shuffling import lower_laws, upper_laws, worst
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "randomizers.json").read_text())
 EXACT_SUM = 1e-12  # rounding of an enumeration in double arithmetic
@@ -233,6 +234,47 @@ def test_few_users_are_counted_in_full(n):
             slack = 1e-12 * exact + 1e-15  # of the direct sum, where the outcomes nearly cancel
             assert (lower <= exact + slack).all() and (exact <= upper + slack).all()
             assert (upper - lower <= 1e-8 * upper + 1e-15).all()
+
+
+@pytest.mark.parametrize(("eps0", "k", "n"), [(4.0, 10, 200), (1.0, 5, 1000), (2.0, 3, 30)])
+def test_a_table_has_the_bounds_of_the_randomizer_that_it_is(eps0, k, n):
+    """Also where a report is split in halves, and for a row of a batch that needs more laws than the other one."""
+    halves = np.repeat(krr_table(eps0, k) / 2, 2, axis=1)
+    laws = upper_laws(flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(halves), n), (1,)))
+    one = distinct(laws)
+    assert laws.first.shape == (1, k * (k - 1), 2 * k) and one.first.shape[:2] == (1, 1)
+    assert (one.first > 0).sum() == 3 and np.allclose([one.first.sum(), one.second.sum()], 1, atol=1e-14)
+    tables = np.array([halves, 0.5 * krr_table(1.0, 2 * k)[:k] + 0.5 * halves])
+    known = jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, k), n), 1e-6)
+    found = jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.FiniteRandomizer(tables), n), 1e-6)
+    assert np.allclose([known.lower, known.upper], [found.lower[0], found.upper[0]], rtol=1e-9)
+    alone = jaxdp.epsilon_bounds(jaxdp.Shuffled(jaxdp.FiniteRandomizer(tables[1]), n), 1e-6)
+    assert np.allclose([alone.lower, alone.upper], [found.lower[1], found.upper[1]], rtol=1e-6)
+
+
+def test_of_a_table_the_worst_pair_of_inputs_counts():
+    """The bounds of one law are those of the largest, whatever work the others were spared."""
+    tables, n, gap = np.array([random_table(seed, 3, 4, False) for seed in range(4)]), np.repeat(3000.0, 4), 1e-4
+    laws = upper_laws(flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(tables), n), (4,)))
+    each = jax.tree_util.tree_map(lambda a: a.reshape(-1, *a.shape[2:]), laws)
+    alone = bounds.bounds("epsilon", each, np.repeat(n, 6), np.full(24, 1e-6), gap)
+    together = worst("epsilon", laws, n, np.full(4, 1e-6), gap)
+    for one, all_of_them in zip(alone, together, strict=True):
+        assert np.allclose(one.reshape(4, 6).max(axis=1), all_of_them, rtol=2 * gap)
+
+
+@pytest.mark.parametrize(
+    ("randomizer", "n", "delta"),
+    [
+        (jaxdp.RandomizedResponse(4.0, 10), 200, 1e-6),
+        (jaxdp.RandomizedResponse(8.0, 10), 2000, 1e-6),
+        (jaxdp.SubsetSelection(8.0, 16), 20_000, 1e-6),
+        (jaxdp.SubsetSelection(6.04, 5), 7616, 3.6e-9),
+    ],
+)
+def test_lower_bounds_are_close_where_a_report_is_rare(randomizer, n, delta):
+    lower, upper = jaxdp.epsilon_bounds(jaxdp.Shuffled(randomizer, n), delta)
+    assert 0.96 * upper <= lower <= upper
 
 
 def _five(made, row):

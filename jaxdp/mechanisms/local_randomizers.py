@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -335,18 +336,20 @@ class FiniteRandomizer(KnownRandomizer):
             "person's report give the two worst rows as a jaxdp.DiscretePair."
         )
 
-    def _laws(self, blanket: bool) -> Law:
+    def _laws(self, make: Callable[[Array, Array, Array], Law]) -> Law:
         table = xp.asarray(self.probabilities)
         pairs = np.nonzero(~np.eye(table.shape[0], dtype=bool))
-        return xp.vmap(lambda person, other: law.finite_law(table, person, other, blanket))(*pairs)
+        return xp.vmap(lambda person, other: make(table, person, other))(*pairs)
 
     def upper_laws(self) -> Law:
         """All ordered pairs of inputs, with the least probability of each report as the blanket."""
-        return self._laws(True)
+        return self._laws(law.finite_law)
 
     def lower_laws(self) -> Law:
-        """All ordered pairs of inputs; all others hold the input that tells these two apart the most."""
-        return self._laws(False)
+        """All ordered pairs of inputs; all others hold one of the two, or the input that tells them apart the most."""
+        told = self._laws(lambda table, x, other: law.finite_law(table, x, other, law.most_telling(table, x, other)))
+        same = self._laws(lambda table, x, other: law.finite_law(table, x, other, other))
+        return Law(*(xp.concatenate(sides) for sides in zip(told, same, same.swapped(), strict=True)))
 
     def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""

@@ -269,14 +269,17 @@ def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
     return Law(change(made.first), change(made.second), change(made.base), change(made.loss), made.rest)
 
 
-def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = MOST_NODES) -> Bounds:
+def bounds(
+    verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = MOST_NODES, group: Any = None
+) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
     gap: relative distance of the bounds (of log_delta: distance) at which work stops, for all rows or for each. most:
-    largest number of nodes of a sum; 0: the 13 nodes only.
+    largest number of nodes of a sum; 0: the 13 nodes only. group: numbers from 0 on, sorted; of the rows of one number
+    only the largest bounds count. None: each row counts.
     """
     if verb == "delta":
-        return from_logs(bounds("log_delta", made, users, target, gap, most))
+        return from_logs(bounds("log_delta", made, users, target, gap, most, group))
     made = _live_outcomes(made)
     kernels, outcomes = _KERNELS[verb], made.first.shape[-1]
     lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
@@ -291,7 +294,7 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
             lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
     def wide() -> np.ndarray:
-        return _gaps(verb, lower, upper) > gap
+        return _gaps(verb, lower if group is None else largest(lower, group)[group], upper) > gap
 
     two = _two_outcomes(made)
     ask("two", np.flatnonzero(two), _outcomes(made, lambda side: side[:, :2]))
@@ -317,6 +320,11 @@ def bounds(verb: str, made: Law, users: Any, target: Any, gap: Any, most: int = 
         following = _GROWTH * nodes if 2 * _GROWTH * nodes < most else most
         nodes = following if nodes < most and rows.any() else 0
     return Bounds(lower, upper)
+
+
+def largest(side: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The largest number of each group; group: the numbers from 0 on, sorted."""
+    return np.maximum.reduceat(side, np.searchsorted(group, np.arange(group[-1] + 1))) if group.size else side
 
 
 def _gaps(verb: str, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:

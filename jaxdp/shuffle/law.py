@@ -9,6 +9,7 @@ Every function here is for one parameter point and runs in a float64 scope.
 
 from typing import Any, NamedTuple, Self
 
+import jax
 import numpy as np
 
 from jaxdp.runtime.arrays import xp
@@ -161,23 +162,57 @@ def laplace_homogeneous(eps0: Any, cells: int) -> Law:
     return Law(first, second, second, loss, xp.zeros_like(eps0))
 
 
-def finite_law(table: Any, person: Any, other: Any, blanket: bool) -> Law:
+def finite_law(table: Any, person: Any, other: Any, held: Any = None) -> Law:
     """The law of a matrix of report probabilities (inputs, outputs) for the inputs person and other.
 
-    blanket: of the least probability of each report over all inputs; else of the data set in which all others hold the
-    input that tells these two apart the most.
+    held: None for the blanket, the least probability of each report over all inputs; else what all others hold.
     """
-    table = table / xp.sum(table, axis=-1, keepdims=True)
-    first, second = table[person], table[other]
-    apart = xp.sum((first - second) ** 2 / xp.maximum(table, 1e-12), axis=-1)
-    base = xp.min(table, axis=0) if blanket else table[xp.argmax(apart)]
+    table = _normalised(table)
+    blanket = held is None
+    first, second, base = table[person], table[other], xp.min(table, axis=0) if blanket else table[held]
     live = (first > 0) & (second > 0)
     logs = [xp.log(xp.where(live, side, 1.0)) for side in (first, second)]
-    # the logarithms' rounding, up for upper bounds: from the largest loss on delta is 0
+    # the logarithms' rounding, outward for upper bounds: from the largest loss on delta is 0
     blur = (4e-16 if blanket else -4e-16) * (1 + xp.abs(logs[0]) + xp.abs(logs[1]))
     loss = logs[0] - logs[1]
-    loss = xp.where(loss > 0, loss + blur, loss)
+    loss = loss + xp.sign(loss) * blur
     loss = xp.where(live, loss, xp.where(first > 0, xp.inf, -xp.inf))
     # a difference: up by its rounding
     rest = xp.maximum(1 - xp.sum(base) + 4e-16 * base.size, 0.0) if blanket else xp.zeros(())
     return Law(first, second, base, loss, rest)
+
+
+def _normalised(table: Any) -> Any:
+    """The table, rows of the same entries alike to the last bit."""
+    return table / xp.sum(xp.sort(table, axis=-1), axis=-1, keepdims=True)
+
+
+def most_telling(table: Any, person: Any, other: Any) -> Any:
+    """The input that tells these two apart the most where all others hold it."""
+    apart = (table[person] - table[other]) ** 2 / xp.maximum(table, 1e-12)
+    return xp.argmax(xp.sum(apart, axis=-1))
+
+
+def distinct(laws: Law) -> Law:
+    """The laws of a batch (rows, pairs of inputs, outcomes) without repetitions, NumPy in and out.
+
+    Outcomes of equal probabilities are joined, those that mirror each other side by side, and of equal laws of a row
+    one is left; a row with fewer laws than others repeats one.
+    """
+    order = np.lexsort((laws.base, laws.first, -laws.loss, -np.abs(laws.loss)), axis=-1)
+    first, second, base, loss = (np.take_along_axis(side, order, axis=-1) for side in laws[:4])
+    rows, pairs, size = first.shape
+    other = np.ones(first.shape, bool)
+    other[..., 1:] = (np.diff(first) != 0) | (np.diff(second) != 0) | (np.diff(base) != 0)
+    place = np.arange(size)
+    after = np.minimum.accumulate(np.where(other, place, size)[..., ::-1], axis=-1)[..., ::-1]  # the next one from here
+    times = np.where(other, np.append(after[..., 1:], np.full_like(after[..., :1], size), axis=-1) - place, 0)
+    joined = [side * times for side in (first, second, base)]
+    key = np.concatenate([np.repeat(np.arange(rows), pairs)[:, None], *(x.reshape(-1, size) for x in joined)], axis=1)
+    index = np.unique(key, axis=0, return_index=True)[1]
+    many = np.bincount(index // pairs, minlength=rows)
+    chosen = index[np.minimum(np.arange(many.max(initial=0)), many[:, None] - 1) + (np.cumsum(many) - many)[:, None]]
+    first, second, base = joined
+    return jax.tree_util.tree_map(
+        lambda a: a.reshape(-1, *a.shape[2:])[chosen], Law(first, second, base, loss, laws.rest)
+    )

@@ -13,7 +13,7 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, lower_laws, upper_laws, worst
+from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
 from jaxdp.validate import is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
@@ -102,7 +102,7 @@ def _snapped(grid: np.ndarray) -> np.ndarray:
 
 def _widest_law(flat: Shuffled) -> Law:
     """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
-    laws = upper_laws(flat)
+    laws = batch_of_laws(upper_laws, flat)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
@@ -146,7 +146,7 @@ def _log_profile(
     _, first, back = np.unique(key.ravel(), return_index=True, return_inverse=True)
     row, epsilon = first // size, grid.ravel()[first]
     users = users[row]
-    laws = jax.tree_util.tree_map(lambda a: a[row], upper_laws(flat))
+    laws = jax.tree_util.tree_map(lambda a: a[row], batch_of_laws(upper_laws, flat))
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
@@ -180,7 +180,7 @@ def leaks(record: Shuffled, array: Any) -> Any:
 
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
     """A finite law that the round of every row dominates."""
-    laws, size = lower_laws(flat), grid.shape[1]
+    laws, size = batch_of_laws(lower_laws, flat), grid.shape[1]
     one = _chosen(laws, chi_square(laws))
     one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
     forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))

@@ -11,17 +11,17 @@ import numpy as np
 
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import flat_rows
-from jaxdp.mechanisms.local_randomizers import KnownRandomizer
+from jaxdp.mechanisms.local_randomizers import FiniteRandomizer, KnownRandomizer
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import kernel
+from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
 from jaxdp.sources.base import Answer, Asked, Points, Route, explicit_delta, implicit_epsilon
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
-LOWER_NODES = bounds.FEWEST_NODES
+LOWER_NODES = 2048  # fewer leave a third or less of epsilon at large local epsilons
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
@@ -42,13 +42,21 @@ def lower_laws(mechanism: Shuffled) -> Law:
     return randomizer.lower_laws() if isinstance(randomizer, KnownRandomizer) else law.two_point(mechanism.max_loss())
 
 
+def batch_of_laws(kernel: Kernel, mechanism: Shuffled) -> Law:
+    """`upper_laws` or `lower_laws` of concrete rows; of tables without repetitions."""
+    laws = kernel(mechanism)
+    return law.distinct(laws) if isinstance(mechanism.randomizer, FiniteRandomizer) else laws
+
+
 def worst(verb: str, laws: Law, users: Any, target: Any, gap: Any, most: int = bounds.MOST_NODES) -> Bounds:
     """The largest bounds over the laws of each row; gap and most: as for `bounds.bounds`."""
-    pairs = laws.first.shape[1]
-    flat = jax.tree_util.tree_map(lambda a: a.reshape((-1, *a.shape[2:])), laws)
-    gaps = np.repeat(np.broadcast_to(gap, users.shape), pairs)
-    found = bounds.bounds(verb, flat, np.repeat(users, pairs), np.repeat(target, pairs), gaps, most)
-    return Bounds(*(side.reshape(-1, pairs).max(axis=1) for side in found))
+    rows, pairs = laws.first.shape[:2]
+    new = np.ones((rows, pairs), bool)  # laws that do not repeat the one before them
+    new[:, 1:] = np.any([np.any(a[:, 1:] != a[:, :-1], axis=2) for a in (laws.first, laws.second, laws.base)], axis=0)
+    row = np.repeat(np.arange(rows), pairs)[new.ravel()]
+    flat = jax.tree_util.tree_map(lambda a: a[new], laws)
+    found = bounds.bounds(verb, flat, users[row], target[row], np.broadcast_to(gap, users.shape)[row], most, row)
+    return Bounds(*(bounds.largest(side, row) for side in found))
 
 
 def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> Bounds:
@@ -86,12 +94,12 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, asked: Asked) 
     users = np.asarray(mechanism.num_users)
     lower = np.zeros(target.shape)
     if not asked.upper_only:
-        lower = worst(verb, lower_laws(mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
+        lower = worst(verb, batch_of_laws(lower_laws, mechanism), users, target, LOWER_GAP, LOWER_NODES).lower
 
     def clean(mechanism: Shuffled, aim: np.ndarray) -> np.ndarray:
         if mechanism.chosen_bound() == "closed_form":
             return _CLOSED_FORM[verb](np.asarray(mechanism.max_loss()), users, aim)
-        return worst(verb, upper_laws(mechanism), users, aim, asked.gap).upper
+        return worst(verb, batch_of_laws(upper_laws, mechanism), users, aim, asked.gap).upper
 
     upper = _upper(verb, mechanism, target, clean, bool(np.any(np.asarray(mechanism.local_delta()) > 0)))
     return Bounds(np.fmin(lower, upper), upper)
