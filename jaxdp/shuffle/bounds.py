@@ -91,7 +91,8 @@ def _epsilon(
     target, _ = raised(delta)
     largest = made.largest_loss()
     inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0)
-    inside = inside & ((largest <= LARGEST_EPS0) | (largest == xp.inf))
+    endless = xp.sum(xp.where((made.base == 0) & (made.loss == xp.inf), made.first, 0.0)) * (1 - 1e-14) > target
+    inside = inside & ((largest <= LARGEST_EPS0) | ((largest == xp.inf) & ~endless))
     cap = xp.where(inside, xp.minimum(largest, LARGEST_EPS0), 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
     start = _guess(made, users, xp.where(inside, target, 0.5), cap)
@@ -109,7 +110,7 @@ def _epsilon(
     low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside, anywhere=True, most_tries=tries)
     high = xp.where(inside & (high < cap), high, largest)
     high = xp.where(target >= 1, 0.0, high)
-    low = xp.where(inside, low, xp.where(target == 0, largest, 0.0))
+    low = xp.where(inside, low, xp.where((target == 0) | (endless & (target > 0)), largest, 0.0))
     good = (target >= 0) & (target <= 1) & (users >= 1) & ~xp.isnan(high)
     return Bounds(xp.where(good, xp.minimum(low, high), 0.0), xp.where(good, high, xp.inf))
 
