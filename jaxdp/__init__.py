@@ -32,7 +32,7 @@ from jaxdp.mechanisms.local_randomizers import (
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.report import report
-from jaxdp.runtime.precision import BackendError
+from jaxdp.runtime.backend import BackendError
 from jaxdp.serialization import from_json, to_json
 from jaxdp.sweep import sweep
 

@@ -18,7 +18,7 @@ from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.precision import require_x64
+from jaxdp.runtime.backend import require_x64
 from jaxdp.sources import choose_routes
 from jaxdp.sources.base import BESIDE_GRADIENT, VACUOUS, Asked, Route, intersect
 from jaxdp.sources.gaussian import gaussian_tradeoff

@@ -12,12 +12,12 @@ import jax
 import pytest
 from jax._src import compiler  # programs that are not ours: no public name sets the options of all of them
 
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend, precision
 
 # What the tests compile under their own jit is refused otherwise. (An empty XLA_FLAGS leaves it so.)
 RELEASE = tuple(map(int, jax.lib.__version__.split(".")[:3]))
 if RELEASE > (0, 10, 1):
-    os.environ.setdefault("XLA_FLAGS", precision.CURE)
+    os.environ.setdefault("XLA_FLAGS", backend.CURE)
 
 # Silent promotion hides float32 in a float64 sum. Only jaxdp's own code is strict about types: jax's library functions
 # promote internally, and are not ours to fix.
@@ -30,7 +30,7 @@ gc.set_threshold(100_000, 50, 100)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
 
-OPTIONS = precision.CPU_OPTIONS
+OPTIONS = backend.CPU_OPTIONS
 # To split a program for threads to compile takes a sixth longer in all.
 QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 
@@ -111,7 +111,7 @@ def kernels_are_compiled_quickly(request):
 @pytest.fixture
 def compiled_as_for_users():
     """The options that users get for one test of a file whose other tests are compiled quickly."""
-    before = precision.CPU_OPTIONS
+    before = backend.CPU_OPTIONS
     _compile_with(OPTIONS)
     yield
     _compile_with(before)
@@ -120,13 +120,13 @@ def compiled_as_for_users():
 @pytest.fixture
 def compiled_quickly():
     """Without optimisation for one test of a file whose other tests are compiled as for users."""
-    before = precision.CPU_OPTIONS
+    before = backend.CPU_OPTIONS
     _compile_with(QUICK_OPTIONS)
     yield
     _compile_with(before)
 
 
-FOR_LARGE = precision._FOR_LARGE
+FOR_LARGE = backend._FOR_LARGE
 PLAIN = compiler.get_compile_options
 
 
@@ -141,12 +141,12 @@ SET_ASIDE = weakref.WeakKeyDictionary()  # of each kernel: what it has compiled 
 
 
 def _compile_with(options):
-    if precision.CPU_OPTIONS != options:
-        precision.CPU_OPTIONS = options
+    if backend.CPU_OPTIONS != options:
+        backend.CPU_OPTIONS = options
         jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of what is not ours
         compiler.get_compile_options = _quick_plain if options is QUICK_OPTIONS else PLAIN
-        precision._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # quickly: small kernels too
-        precision.compiler_options.cache_clear()
+        backend._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # quickly: small kernels too
+        backend.compiler_options.cache_clear()
         for one in list(precision.all_kernels):
             one._jitted, SET_ASIDE[one] = SET_ASIDE.get(one, {}), one._jitted
 

@@ -16,7 +16,7 @@ from jaxdp.allocation.law import Step
 from jaxdp.interval import Bounds
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources.allocation import enclosing
 
 SMALL = bounds.EFFORTS[0]

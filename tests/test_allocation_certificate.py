@@ -10,7 +10,7 @@ from jaxdp.allocation import bounds, contour, finite, jumps, two_steps
 from jaxdp.allocation.law import Step
 from jaxdp.interval import Bounds
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.shuffle import rounds
 
 LARGE = bounds.EFFORTS[1]

@@ -11,7 +11,7 @@ import pytest
 import jaxdp
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host, xp
-from jaxdp.runtime.precision import x64
+from jaxdp.runtime.backend import x64
 from jaxdp.sources import contour
 
 EXACT = {

@@ -25,9 +25,10 @@ from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.numerics.special import deviance, log1mexp, log_binomial_pmf, stirling_error
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend, precision
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import BackendError, canary, compiler_options, kernel, platform, x64
+from jaxdp.runtime.backend import BackendError, canary, compiler_options, platform, x64
+from jaxdp.runtime.precision import kernel
 from jaxdp.shuffle import bounds as shuffle_bounds
 from jaxdp.shuffle import law
 from jaxdp.sources import contour
@@ -55,14 +56,14 @@ def by_numpy(monkeypatch):
 def canaries_by_numpy():
     """As in a person's process, whose first points NumPy answers; the programs are compared with exact values below."""
     for module in ("jaxdp.sources.gaussian", "jaxdp.sources.contour", "jaxdp.shuffle.bounds"):
-        precision.ensure_canary(module)
+        backend.ensure_canary(module)
 
 
 @pytest.fixture
 def fresh_canaries(monkeypatch):
     """Every canary still to be run, and nothing registered by a test left behind."""
-    monkeypatch.setattr(precision, "_passed", set())
-    monkeypatch.setattr(precision, "CANARIES", list(precision.CANARIES))
+    monkeypatch.setattr(backend, "_passed", set())
+    monkeypatch.setattr(backend, "CANARIES", list(backend.CANARIES))
     return monkeypatch
 
 
@@ -98,28 +99,28 @@ def test_a_kernel_that_misses_the_exact_value_returns_no_number(fresh_canaries, 
 
 
 def test_a_backend_that_returns_nan_is_refused(fresh_canaries):
-    fresh_canaries.setattr(precision, "_REDUCTIONS", (lambda xp, s: xp.where(xp is jnp, xp.nan, s[:, 0]),))
+    fresh_canaries.setattr(backend, "_REDUCTIONS", (lambda xp, s: xp.where(xp is jnp, xp.nan, s[:, 0]),))
     with pytest.raises(BackendError, match="reductions of log1p and expm1"):
         _double(np.array([4.0]))
 
 
 @pytest.mark.parametrize("module", ["jaxdp.sources.gaussian", "jaxdp.shuffle.bounds"])
 def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, by_numpy, module):
-    precision.ensure_canary(module)
+    backend.ensure_canary(module)
     honest = precision.Kernel.run_unchecked
 
     def sabotaged(self, *args, **static):
         return jax.tree_util.tree_map(lambda a: a * (1 - 1e-4), honest(self, *args, **static))
 
-    fresh_canaries.setattr(precision, "_passed", set())
+    fresh_canaries.setattr(backend, "_passed", set())
     fresh_canaries.setattr(precision.Kernel, "run_unchecked", sabotaged)
     with pytest.raises(BackendError):
-        precision.ensure_canary(module)
+        backend.ensure_canary(module)
 
 
 def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(precision, "CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
+    monkeypatch.setattr(backend, "CPU_OPTIONS", {"xla_no_such_option": 1, "xla_backend_optimization_level": 1})
     assert compiler_options.__wrapped__("cpu") == {"xla_backend_optimization_level": 1}
 
 
@@ -161,20 +162,20 @@ def test_the_verdict_on_plain_compilation_is_that_of_a_comparison_with_numpy():
     with x64():
         sums = np.asarray(jax.jit(lambda s: jnp.sum(jnp.log1p(-s) + jnp.log1p(s), -1))(s))
     right = np.allclose(sums, np.sum(np.log1p(-s) + np.log1p(s), -1), rtol=ROUNDING)
-    assert precision.plain_compilation_is_sound(platform()) == right
-    assert right == (jax.lib.__version__ == "0.10.1" or precision.CURE in os.environ.get("XLA_FLAGS", ""))
+    assert backend.plain_compilation_is_sound(platform()) == right
+    assert right == (jax.lib.__version__ == "0.10.1" or backend.CURE in os.environ.get("XLA_FLAGS", ""))
 
 
 @pytest.mark.parametrize("large", [False, True])
 def test_our_compilation_passes_also_where_the_plain_one_does_not(large):
-    computed, exact, tolerance = precision.check_reductions(compiler_options(platform(), large))
+    computed, exact, tolerance = backend.check_reductions(compiler_options(platform(), large))
     np.testing.assert_allclose(computed, exact, rtol=tolerance)
 
 
 def test_a_traced_verb_answers_where_plain_compilation_is_sound_and_refuses_elsewhere():
     traced = jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))
     with x64():
-        if precision.plain_compilation_is_sound(platform()):
+        if backend.plain_compilation_is_sound(platform()):
             assert math.isclose(traced(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-10)
         else:
             with pytest.raises(BackendError, match="under your own jit"):
@@ -182,13 +183,13 @@ def test_a_traced_verb_answers_where_plain_compilation_is_sound_and_refuses_else
 
 
 def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
-    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
+    monkeypatch.setattr(backend, "plain_compilation_is_sound", lambda where: False)
     with x64(), pytest.raises(BackendError, match="under your own jit"):
         jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
 
 
 def test_a_bare_gradient_is_compiled_by_us_alone_and_answers_where_a_users_jit_does_not(monkeypatch):
-    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
+    monkeypatch.setattr(backend, "plain_compilation_is_sound", lambda where: False)
     delta = lambda noise: jaxdp.delta(jaxdp.Gaussian(noise), 1.0)  # noqa: E731
     with x64():
         value, slope = jax.value_and_grad(delta)(1.0)
@@ -216,7 +217,7 @@ def test_a_traced_theorem_refuses_an_unsound_backend_and_float32(monkeypatch, th
     if not jax.config.jax_enable_x64:
         with pytest.raises(RuntimeError, match="float64"):
             jax.jit(theorem)(0.5)
-    monkeypatch.setattr(precision, "plain_compilation_is_sound", lambda where: False)
+    monkeypatch.setattr(backend, "plain_compilation_is_sound", lambda where: False)
     with x64(), pytest.raises(BackendError, match="under your own jit"):
         jax.jit(theorem)(0.5)
 

@@ -26,7 +26,7 @@ from jaxdp.mechanisms.composition import normal_form
 from jaxdp.mechanisms.spectrum import spectrum as record_spectrum
 from jaxdp.numerics.exponential_sums import discrete_line, log_ratios, mean_loss, ratio_error, ratios_less_one
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sampled_gaussian import moment as sampled_gaussian
 from jaxdp.sampled_gaussian.decay import log_decay
 

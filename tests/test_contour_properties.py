@@ -16,7 +16,7 @@ from jaxdp import accounting
 from jaxdp.contour import derivative
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import normal_form
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
 from jaxdp.sources.base import Route
 

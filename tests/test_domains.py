@@ -19,7 +19,7 @@ from jaxdp.mechanisms.gaussian import OfMu
 from jaxdp.mechanisms.sampled import Antipodal, EnclosingPair, JointlyConvex
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.truncated import TruncatedPoisson
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend
 from jaxdp.sources.renyi import _WithTail
 
 NAN, INF = np.nan, np.inf
@@ -343,7 +343,7 @@ EXACT = {"epsilon of Laplace": lambda x: 1 / x + 2 * np.log1p(-1e-5)}  # else wh
 @pytest.mark.thorough
 def test_real_kernels_answer_the_neighbours_and_every_derivative_is_finite(kind):
     numbers, answer = REAL[kind]
-    options = {**(precision.compiler_options("cpu") or {}), "xla_backend_optimization_level": 0}
+    options = {**(backend.compiler_options("cpu") or {}), "xla_backend_optimization_level": 0}
     with jax.enable_x64(True):
         traced = jax.jit(jax.vmap(jax.value_and_grad(answer))).lower(np.array(numbers))
         values, slopes = map(np.asarray, traced.compile(compiler_options=options)(np.array(numbers)))
@@ -360,7 +360,7 @@ def test_real_laws_of_shuffled_rounds_answer_the_neighbours():
 
     numbers = np.array([1.0, NAN, 2.0, -INF, 3.0, -0.5, 4.0, INF, 0.5, 1e-310])
     with jax.enable_x64(True):
-        traced = jax.jit(jax.vmap(renyi), compiler_options=precision.compiler_options("cpu"))(numbers)
+        traced = jax.jit(jax.vmap(renyi), compiler_options=backend.compiler_options("cpu"))(numbers)
     np.testing.assert_array_equal(traced[1::2], INF)
     for got, number in zip(traced[::2], numbers[::2], strict=True):
         assert got == pytest.approx(renyi(number), rel=1e-2)  # the traced law has fewer points

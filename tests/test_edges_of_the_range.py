@@ -7,7 +7,7 @@ import pytest
 
 import jaxdp
 from jaxdp.domains import SMALLEST
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 
 # exact epsilon at delta 1e-310
 BELOW_NORMAL = [

@@ -12,7 +12,7 @@ from hypothesis import given
 
 import jaxdp
 from jaxdp.numerics import special
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import gaussian as route
 
 CASES = stored("accounting")

@@ -12,7 +12,7 @@ from two_ways import compiled
 
 from jaxdp import iteration
 from jaxdp.iteration import isotonic
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 
 CASES = stored("iteration")
 GOLDEN = 1e-10  # asked of every stored value; the stored digits go further

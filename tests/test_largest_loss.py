@@ -23,7 +23,7 @@ from jaxdp.contour.trapezoid import Effort
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.numerics.exponential_sums import log_ratios
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sampled_gaussian.decay import log_decay
 from jaxdp.sampled_gaussian.label import MODULUS, NEVER, STEEPEST, WIDTH, Label
 from jaxdp.sampled_gaussian.likelihood_ratio import exact_nodes, integrand_and_mixture

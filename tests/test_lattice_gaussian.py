@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp.mechanisms import discrete_gaussian
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta
 

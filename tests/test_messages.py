@@ -10,7 +10,7 @@ import pytest
 
 import jaxdp
 from jaxdp import conversions, convolution, diffusion, iteration, mixing, shuffle, training
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 
 MODULES = (shuffle, iteration, mixing, diffusion, convolution, conversions, training)
 STATE = training.NoisyState(jnp.int32(5), jnp.zeros(2, jnp.uint32), jnp.int32(0))

@@ -12,7 +12,7 @@ from exact import gaussian_delta, hockey_stick, laplace_delta
 
 import jaxdp
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
 
 RELATIONS = ("add", "remove", "add_or_remove", "replace_one")

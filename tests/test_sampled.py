@@ -15,7 +15,7 @@ from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.composition import normal_form
 from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.runtime.arrays import on_host, xp
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta, law_epsilon
 

@@ -15,9 +15,9 @@ from scipy import stats
 from two_ways import row_by_row
 
 from jaxdp.interval import Bounds
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend, precision
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.shuffle import bounds, contour, counts, law, rounds
 
 SIZE = 64
@@ -25,7 +25,7 @@ SIZE = 64
 
 @pytest.fixture(autouse=True, scope="module")
 def _canary_before_sabotage():
-    precision.ensure_canary("jaxdp.shuffle.bounds")
+    backend.ensure_canary("jaxdp.shuffle.bounds")
 
 
 def without(module, name, *changes):

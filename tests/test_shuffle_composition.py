@@ -16,7 +16,7 @@ from jaxdp.interval import Bounds
 from jaxdp.mechanisms.composition import flat_rows
 from jaxdp.runtime import precision
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.shuffle import bounds, law, rounds
 from jaxdp.sources import round_laws, shuffling, traced_rounds
 

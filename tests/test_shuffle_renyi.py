@@ -7,7 +7,7 @@ from exact import column, stored
 from mpmath import mp
 
 import jaxdp
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 from jaxdp.shuffle import bounds, krr_epsilon_closed_form, rounds
 from jaxdp.sources import shuffling as route
 

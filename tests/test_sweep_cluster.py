@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend
 from jaxdp.sweep import sweep, work
 
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
@@ -35,13 +35,13 @@ def gaussian(sigma, epsilon):
 
 def compile_with(options):
     """In another process, with the options of this one: with others the last bit may be another."""
-    precision.CPU_OPTIONS, precision._FOR_LARGE = options, {}
+    backend.CPU_OPTIONS, backend._FOR_LARGE = options, {}
 
 
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("spawn")
-    given = dict(initializer=compile_with, initargs=(precision.CPU_OPTIONS,))
+    given = dict(initializer=compile_with, initargs=(backend.CPU_OPTIONS,))
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context, **given) as pool:
         yield pool
 
@@ -56,7 +56,7 @@ def cluster():
         ) as local,
         distributed.Client(local) as client,
     ):
-        client.register_worker_callbacks(functools.partial(compile_with, precision.CPU_OPTIONS))
+        client.register_worker_callbacks(functools.partial(compile_with, backend.CPU_OPTIONS))
         yield client
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.precision import compiler_options
+from jaxdp.runtime.backend import compiler_options
 
 
 def plainly(run, *numbers):

@@ -15,7 +15,8 @@ from jaxdp.interval import Bounds
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.backend import canary
+from jaxdp.runtime.precision import kernel
 
 EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow

@@ -25,8 +25,9 @@ from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.backend import x64
 from jaxdp.runtime.formulas import at_points, checked, theorem
-from jaxdp.runtime.precision import kernel, x64
+from jaxdp.runtime.precision import kernel
 from jaxdp.typing import Array, Complex, Real
 
 _LARGEST_EXPONENT = 700.0  # e^eps would overflow beyond; it is cut there, which can only raise delta

@@ -20,7 +20,8 @@ import numpy as np
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel, many
+from jaxdp.runtime.backend import canary
+from jaxdp.runtime.precision import kernel, many
 
 _AT_ONCE, _STEPS_OF_COMPILING = 256, 8000
 

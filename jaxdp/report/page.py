@@ -22,7 +22,7 @@ from jaxdp.report.facts import Facts
 from jaxdp.report.figures import Curve, figure
 from jaxdp.report.style import STYLE
 from jaxdp.report.text import factor, number, outward, percent
-from jaxdp.runtime import precision
+from jaxdp.runtime import backend
 
 _RATES = {"0.1 %": 1e-3, "1 %": 1e-2, "10 %": 0.1}
 _NEIGHBOURS = {
@@ -307,7 +307,7 @@ def _reproduction(facts: Facts) -> str:
     )
     versions = (
         f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, jaxlib {jax.lib.__version__}, numpy {np.__version__}, "
-        f"Python {platform.python_version()}, backend {precision.platform()}, "
+        f"Python {platform.python_version()}, backend {backend.platform()}, "
         f"machine {sys.platform} {platform.machine()}"
     )
     return (

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import Domain
-from jaxdp.runtime.precision import Kernel, patience, require_x64
+from jaxdp.runtime.backend import require_x64
+from jaxdp.runtime.precision import Kernel, patience
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -19,7 +19,8 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import Kernel, canary, kernel, long_arrays_pay, many, patience, platform
+from jaxdp.runtime.backend import canary, long_arrays_pay, platform
+from jaxdp.runtime.precision import Kernel, kernel, many, patience
 from jaxdp.shuffle import contour, counts, every_count, law, two_point
 from jaxdp.shuffle.every_count import Reports
 from jaxdp.shuffle.law import LARGEST_EPS0, Law

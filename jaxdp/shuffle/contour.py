@@ -18,7 +18,7 @@ from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.special import polynomial
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import long_arrays_pay
+from jaxdp.runtime.backend import long_arrays_pay
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
 

@@ -19,7 +19,7 @@ from jaxdp.numerics.roots import Evaluation
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import deviance, log_binomial_pmf
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import long_arrays_pay
+from jaxdp.runtime.backend import long_arrays_pay
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, saddle, sum_at
 from jaxdp.shuffle.two_point import tail_ratio

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
-from jaxdp.runtime.precision import Kernel, by_rows, require_x64
+from jaxdp.runtime.backend import require_x64
+from jaxdp.runtime.precision import Kernel, by_rows
 from jaxdp.validate import is_traced
 
 Point = Callable[[Any, Any], tuple[Any, Any]]

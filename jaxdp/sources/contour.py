@@ -22,7 +22,8 @@ from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel
+from jaxdp.runtime.backend import canary
+from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
 from jaxdp.sources.base import (
     Answer,

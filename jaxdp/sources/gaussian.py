@@ -11,7 +11,8 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, norm
 from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel, patience
+from jaxdp.runtime.backend import canary
+from jaxdp.runtime.precision import kernel, patience
 from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
 
 

@@ -20,7 +20,8 @@ from jaxdp.mechanisms.sampled_laws import sampled_part
 from jaxdp.mechanisms.spectrum import is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.precision import canary, kernel, patience
+from jaxdp.runtime.backend import canary
+from jaxdp.runtime.precision import kernel, patience
 from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon

@@ -1,0 +1,173 @@
+"""The backend: float64 scope, compiler options, and the checks that stand before the first number.
+
+A canary, a computation with a known answer, is run once per process. Reductions that some releases of jaxlib miscompile
+are computed once with our compiler options, and without them where a user compiles. Either failing is a `BackendError`.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.runtime.arrays import xp
+
+# Compiler options. jaxlib from 0.10.2 to 0.12.0.1 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257,
+# 40412); the empty list of fusion types avoids that. The other two options only save compile time. The older code
+# generator of fusions, which 0.11 no longer has, saves a third for the contours, which run as fast with it, but slows
+# sums over users by up to 1.8, so that only large kernels get it. An option that the user sets in XLA_FLAGS is left
+# alone. Where a release refuses the options, each is probed.
+CURE = "--xla_cpu_experimental_ynn_fusion_type="
+_FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
+CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "", **_SAVE_TIME}
+
+
+class BackendError(RuntimeError):
+    """The backend returned wrong numbers for a computation with a known answer."""
+
+
+def x64():
+    """Context manager: float64 inside, the caller's flag restored outside, this thread only."""
+    return jax.enable_x64(True)
+
+
+@functools.cache
+def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
+    """Options for our own jit calls on this platform, or None where none exists.
+
+    large: with those of large kernels.
+    """
+    if platform != "cpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    skipped = {name for name in _SAVE_TIME if name in flags or (name in _FOR_LARGE and not large)}
+    wanted = {name: value for name, value in CPU_OPTIONS.items() if name not in skipped}
+    if not _is_known(wanted):
+        wanted = {name: value for name, value in wanted.items() if _is_known({name: value})}
+    return wanted or None
+
+
+def _is_known(options: dict[str, Any]) -> bool:
+    try:
+        # Run for real even under a user's trace: a probe that only traces would fail and stay cached as "unknown".
+        with jax.core.eval_context():
+            jax.jit(lambda x: x + 1, compiler_options=options)(np.float32(0)).block_until_ready()
+    except Exception:  # the option's absence surfaces as different exception types across releases
+        return False
+    return True
+
+
+def platform() -> str:
+    """Platform of the device that computations go to now (honours `jax.default_device`)."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def long_arrays_pay() -> bool:
+    """Whether each operation costs a call of its own, by NumPy and on an accelerator: then a loop takes long steps."""
+    return xp.eager or platform() != "cpu"
+
+
+CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
+_passed: set[tuple[Any, ...]] = set()
+_checking = threading.RLock()  # one thread checks while the others wait
+
+
+def canary(name: str) -> Callable[[Callable], Callable]:
+    """Register a check: a function returning (computed, exact, relative tolerance).
+
+    It runs once per process and backend, before the first number of any kernel of its own module leaves.
+    """
+
+    def register(check: Callable) -> Callable:
+        CANARIES.append((name, check))
+        return check
+
+    return register
+
+
+def ensure_canary(module: str) -> None:
+    """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
+    _pass_once(module, platform(), [(name, check) for name, check in CANARIES if check.__module__ == module])
+
+
+def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:
+    if (where, key) in _passed:
+        return
+    with _checking:
+        for name, check in checks if (where, key) not in _passed else []:
+            _require(name, where, *check())
+        _passed.add((where, key))
+
+
+def require_reductions(where: str, large: bool) -> None:
+    """BackendError, checked once, if reductions that some release miscompiles are wrong with the kernel's options."""
+    check = ("reductions of log1p and expm1", lambda: check_reductions(compiler_options(where, large)))
+    _pass_once(large, where, [check])
+
+
+def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:
+    computed, exact = np.broadcast_arrays(np.asarray(computed), np.asarray(exact))
+    good = np.abs(computed - exact) <= tolerance * np.abs(exact)
+    if not good.all():
+        refuse(name, where, computed[~good][0], "the exact value is", exact[~good][0])
+
+
+def refuse(name: str, where: str, computed: Any, but: str, exact: Any) -> NoReturn:
+    """Raise BackendError: ``name`` computed one number there, and another is right."""
+    raise BackendError(
+        f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed {computed!r} where {but} {exact!r}. "
+        "No number was returned. Install another jaxlib release (0.10.1 is good)."
+    )
+
+
+# Reductions that jaxlib from 0.10.2 on gets wrong under jit, by factors of 2 to 200, at 512 rows (at 200 it is right).
+# Each is compiled alone: in one computation they share their operands, are fused otherwise and come out right.
+_REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda xp, s: xp.sum(xp.log1p(-s) + xp.log1p(s), -1),
+    lambda xp, s: xp.max(xp.log1p(-s) + xp.log1p(s), -1),
+    lambda xp, s: xp.sum(xp.expm1(-s) * xp.expm1(s), -1),
+    lambda xp, s: xp.ravel(xp.log(s) @ xp.exp(s).T),
+)
+
+
+def check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
+    """(computed, exact, tolerance) of sums that known releases miscompile."""
+    s = np.linspace(0.01, 0.9, 512 * 16).reshape(512, 16)
+    with x64(), jax.core.eval_context():
+        compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
+        computed = np.concatenate([np.asarray(reduction(s)) for reduction in compiled])
+    return computed, np.concatenate([reduction(np, s) for reduction in _REDUCTIONS]), 1e-11
+
+
+@functools.cache
+def plain_compilation_is_sound(where: str) -> bool:
+    """Whether the reductions are right without our options too, as in a program that a user compiles."""
+    computed, exact, tolerance = check_reductions(None)
+    return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
+
+
+def require_x64(compiles: bool = True) -> None:
+    """For use under a user's trace: RuntimeError where x64 is off, BackendError where the backend miscompiles sums.
+
+    compiles: whether all of it becomes part of a program that the user compiles, without our options.
+    """
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
+        raise RuntimeError(
+            "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
+            "jax.enable_x64(True):`), or call it on concrete numbers outside the transformation."
+        )
+    where = platform()
+    if compiles and not plain_compilation_is_sound(where):
+        raise BackendError(
+            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly. Start "
+            f"Python with the environment variable XLA_FLAGS={CURE}, or install jaxlib 0.10.1; outside of jit and vmap "
+            "the same call is compiled safely."
+        )
