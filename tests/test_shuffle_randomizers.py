@@ -105,6 +105,15 @@ def random_table(seed, inputs, outputs, zeros):
     return table / table.sum(1, keepdims=True)
 
 
+# The first two inputs mirror each other; each other one lacks a pair of reports.
+MIRRORED = [
+    [0.5, 0.14, 0.08, 0.04, 0.15, 0.09],
+    [0.14, 0.5, 0.04, 0.08, 0.09, 0.15],
+    [0.38, 0.38, 0, 0, 0.12, 0.12],
+    [0.44, 0.44, 0.06, 0.06, 0, 0],
+]
+HARDLY_EVER = [[0.01, 0.63, 0.16, 0.2], [0.12, 0.38, 0, 0.5], [0.57, 0.43, 0, 1e-301], [0.06, 0.39, 0.54, 0.01]]
+
 TABLES = {
     "k-RR of 2": (lambda e: krr_table(e, 2), lambda e: jaxdp.RandomizedResponse(e, 2)),
     "k-RR of 4": (lambda e: krr_table(e, 4), lambda e: jaxdp.RandomizedResponse(e, 4)),
@@ -118,6 +127,8 @@ TABLES = {
     "Hadamard, 3 inputs": (lambda e: hadamard_table(e, 3), jaxdp.HadamardResponse),
     "Hadamard, 2 of 8": (lambda e: hadamard_table(e, 6)[[1, 4]], jaxdp.HadamardResponse),
     "a table": (lambda e: random_table(1, 3, 4, False), lambda e: random_table(1, 3, 4, False)),
+    "a mirrored table": (lambda e: np.array(MIRRORED), lambda e: MIRRORED),
+    "a table with a tiny entry": (lambda e: np.array(HARDLY_EVER), lambda e: HARDLY_EVER),
     "a table with zeros": (lambda e: random_table(2, 3, 4, True), lambda e: random_table(2, 3, 4, True)),
 }
 LEVELS = (0.3, 1.0, 2.5)
@@ -343,7 +354,13 @@ def test_a_report_that_gives_a_person_away_has_an_infinite_epsilon_below_its_pro
     table = [[0.9, 0.1, 0.0], [0.1, 0.9 - 1e-3, 1e-3]]
     mechanism = jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 50)
     assert jaxdp.epsilon_bounds(mechanism, 5e-4) == (np.inf, np.inf)
-    assert jaxdp.delta_bounds(mechanism, 40.0).lower >= 1e-3 * (1 - 1e-9)
+    for epsilon in (40.0, 800.0, np.inf):
+        lower, upper = jaxdp.delta_bounds(mechanism, epsilon)
+        assert 1e-3 * (1 - 1e-9) <= lower <= 1e-3 <= upper
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda p: jaxdp.delta_bounds(jaxdp.Shuffled(jaxdp.FiniteRandomizer(p), 50), 3.0))
+        lower, upper = map(float, traced(np.array(table)))
+    assert 1e-3 * (1 - 1e-9) <= lower <= 1e-3 <= upper
 
 
 def test_a_table_bounded_by_its_epsilon_alone_is_not_rounded_to_single_precision():

@@ -37,6 +37,7 @@ _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over coun
 # Steps of NumPy's sum over counts that take as long as compiling, and as all else: alone, many in a call.
 _STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0), (30.0, 2.0)
 _SLACK = 2e-13  # rounding of log(delta)
+_FAR = 700.0  # e^epsilon is finite there, and the delta of one user beyond is no larger
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
@@ -45,12 +46,13 @@ def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, eps
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
-    single = xp.log(sum_at(made, users, epsilon).single)
+    single = xp.log(sum_at(made, users, xp.minimum(epsilon, _FAR)).single)
     seen = evaluate(safe)
     upper = xp.where(inside, xp.minimum(seen.upper, single), single)
-    upper = xp.where(epsilon >= largest, -xp.inf, xp.minimum(upper, 0.0))
+    upper = xp.where((epsilon >= largest) & (largest < xp.inf), -xp.inf, xp.minimum(upper, 0.0))
     good = (epsilon >= 0) & ~xp.isnan(upper) & ~xp.isnan(largest) & (users >= 1)
-    lower = xp.where(inside & good & ~xp.isnan(seen.lower), seen.lower, -xp.inf)
+    least = xp.log(made.given_away() * (1 - 8 * ULP))
+    lower = xp.where(good, xp.where(inside & (seen.lower > least), seen.lower, least), -xp.inf)
     upper = xp.where(good, upper, 0.0)
     return seen._replace(lower=xp.minimum(lower, upper), upper=upper)
 
@@ -92,7 +94,7 @@ def _epsilon(
     target, _ = raised(delta)
     largest = made.largest_loss()
     inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0)
-    endless = xp.sum(xp.where((made.base == 0) & (made.loss == xp.inf), made.first, 0.0)) * (1 - 1e-14) > target
+    endless = made.given_away() * (1 - 1e-14) > target
     inside = inside & ((largest <= LARGEST_EPS0) | ((largest == xp.inf) & ~endless))
     cap = xp.where(inside, xp.minimum(largest, LARGEST_EPS0), 1.0)
     log_delta = xp.log(xp.where(inside, target, 0.5))
@@ -222,7 +224,8 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     """
     first, second, base, loss = (side[:, :2] for side in made[:4])
     mirror = (first == second[:, ::-1]).all(1) & (loss[:, 0] == -loss[:, 1]) & (base[:, 0] == base[:, 1])
-    plain = ((made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)).all(1) & (made.base[:, 4:] == 0).all(1)
+    others = (made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)
+    plain = others.all(1) & (made.first + made.second + made.base == 0)[:, 4:].all(1)
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
     deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))

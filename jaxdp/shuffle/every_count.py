@@ -55,7 +55,8 @@ def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
     s = sum_at(law, users, epsilon)
     places = np.array(of.places)
     x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))
-    log_mass = xp.log(xp.maximum(xp.append(s.mass, s.rest)[places], NEXT_TO_ZERO))
+    mass = xp.append(s.mass, s.rest)[places]
+    log_mass = xp.log(xp.where(mass > 0, mass, NEXT_TO_ZERO))
     halves = [_counts(of.users // 2, len(places)), _counts(of.users - of.users // 2, len(places))]
     sizes = [counts.shape[0] for counts, _ in halves]
     chances = [xp.exp(log_orders + xp.exact_matmul(counts, log_mass)) for counts, log_orders in halves]

@@ -36,6 +36,10 @@ class Law(NamedTuple):
         unknown = sum((xp.any(xp.isnan(part)) for part in self), xp.zeros(()))
         return xp.where(unknown > 0, xp.nan, xp.max(xp.where(self.first > 0, self.loss, -xp.inf)))
 
+    def given_away(self) -> Any:
+        """The probability of the reports that nobody else can send, which delta is at every epsilon."""
+        return xp.sum(xp.where((self.base == 0) & (self.loss == xp.inf), self.first, 0.0))
+
     def swapped(self) -> Self:
         """The law of the inputs in the other order."""
         return self._replace(first=self.second, second=self.first, loss=-self.loss)
