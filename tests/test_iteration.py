@@ -10,8 +10,10 @@ from exact import stored
 from scipy import optimize
 from two_ways import compiled
 
+import jaxdp
 from jaxdp import iteration
 from jaxdp.iteration import isotonic
+from jaxdp.runtime import precision
 from jaxdp.runtime.backend import compiler_options
 
 CASES = stored("iteration")
@@ -345,7 +347,16 @@ def test_the_derivative_where_a_number_is_no_schedule_is_zero(bad, place):
     assert np.isinf(value) and not np.any(slopes)
 
 
+def test_a_record_of_steps_is_answered_by_a_program_too(monkeypatch):
+    noisy = jaxdp.NoisyIteration([0.9] * 3, [1.0] * 3, [0.1] * 3)
+    by_numpy = jaxdp.epsilon(noisy, 1e-6)
+    monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
+    assert abs(jaxdp.epsilon(noisy, 1e-6) / by_numpy - 1) < 1e-12
+
+
 def test_no_step_loses_nothing_also_between_projections():
+    assert iteration.per_index_mu([], 1.0, 1.0).shape == (0,)
+    assert (iteration.participation_mu([], 1.0, 1.0, [[0, 0]]) == [0.0]).all()
     assert iteration.gdp_mu([], [], []) == 0
     assert iteration.gdp_mu([], [], [], diameter=1.0) == 0
     assert iteration.gdp_mu(np.ones((3, 0)), 1.0, 0.0, diameter=np.ones(3)).tolist() == [0, 0, 0]

@@ -506,3 +506,11 @@ def test_a_row_without_local_delta_has_its_number_beside_one_that_has_none_at_de
     local = jaxdp.LocalRandomizer(1.0, np.array([0.0, 1e-12]))
     found = jaxdp.epsilon(jaxdp.compose(jaxdp.Shuffled(local, 1000), jaxdp.Laplace(2.0)), 0.0, relation="replace_one")
     assert found[0] == pytest.approx(2.0, rel=1e-9) and found[0] >= 2.0 and found[1] == np.inf
+
+
+def test_a_round_whose_law_has_hardly_an_outcome_without_loss_composes():
+    """Its upper law has more than all mass, which cannot stand beside mass at infinity."""
+    rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, [2, 3]), 300), 5)
+    _, upper = jaxdp.epsilon_bounds(rounds, 1e-6)
+    assert 0.669 < upper[0] < 0.670 and 0.588 < upper[1] < 0.589  # 5, the sum of the local epsilons, before
+    assert (jaxdp.delta(rounds, upper * (1 - 1e-3)) < 1.02e-6).all()

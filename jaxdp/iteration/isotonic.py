@@ -300,6 +300,8 @@ def single_participation_mu2(contraction, noise_std, shift):
     mu_i^2 = d_i^2 / S_i with S_i = s_i^2 + S_{i+1} / kappa_{i+1}^2: all terms positive, one backward scan.
     Relative excess at most 4 ulp (T + 8).
     """
+    if shift.shape[0] == 0:
+        return shift
     valid = _is_valid(contraction, noise_std, shift)
     unit = _unit(noise_std)
     huge = 1e300  # less noise than there is: still an upper bound

@@ -122,6 +122,8 @@ def participation_mu(contraction: Real, noise_std: Real, shift: Real, steps: Rea
     validate.reject("steps", rows, rows > shape[0], f"zero-based and at most the number of steps {shape[0]}")
     ordered = (np.diff(rows, axis=1) > 0) | (rows[:, 1:] == shape[0])
     validate.reject("steps", rows[:, 1:], ~ordered, "strictly increasing in each row")
+    if shape[0] == 0:
+        return np.zeros(rows.shape[0])
     with np.errstate(divide="ignore"):
         kappa, noise, moved = map(np.log, schedule)
     logs = isotonic.participation_steps(kappa, noise, moved, rows.astype(np.int64))

@@ -23,18 +23,27 @@ from jaxdp.validate import is_traced
 
 
 @contextlib.contextmanager
-def on_host(many: bool = False) -> Iterator[None]:
-    """Inside, ``xp`` is NumPy, in this thread only. many: of `Rows` too."""
+def _using(table: dict[str, Any]) -> Iterator[None]:
     functions = vars(xp)
     before = dict(functions)
     functions.clear()
-    functions.update(_HOST_ROWS if many else _HOST)
+    functions.update(table)
     try:
         with np.errstate(all="ignore"):
             yield
     finally:
         functions.clear()
         functions.update(before)
+
+
+def on_host(many: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Inside, ``xp`` is NumPy, in this thread only. many: of `Rows` too."""
+    return _using(_HOST_ROWS if many else _HOST)
+
+
+def in_programs() -> contextlib.AbstractContextManager[None]:
+    """Inside, ``xp`` is `jax.numpy`, within `on_host` too."""
+    return _using(_TRACED)
 
 
 def in_float64(method: Callable[[Any], Any]) -> Callable[[Any], Any]:

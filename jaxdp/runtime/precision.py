@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.runtime.arrays import on_host
+from jaxdp.runtime.arrays import in_programs, on_host
 from jaxdp.runtime.backend import compiler_options, ensure_canary, platform, refuse, require_reductions, x64
 from jaxdp.runtime.rows import Rows
 
@@ -193,7 +193,7 @@ class Kernel:
         def call(piece: tuple[int, int, int]) -> Any:
             start, stop, padded = piece
             rows = np.minimum(np.arange(start, start + padded), stop - 1)
-            with x64(), jax.core.eval_context():
+            with in_programs(), x64(), jax.core.eval_context():
                 made = run(program[0], structure, *(leaf[rows] for leaf in leaves))
             made = jax.tree.map(lambda a: np.asarray(a)[: stop - start], made)
             if checked and (where, padded, program) not in self._agreed:

@@ -141,6 +141,17 @@ def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
     return joined(grid[1:], mass, mass, infinity, 1.0)
 
 
+def bounded_pair(grid: Any, logs: Any, largest: Any) -> tuple[Any, Any, Any]:
+    """`upper_pair` of concrete numbers; where it gives up, the last point is moved to the largest loss of the round.
+
+    Delta is 0 there, so that there is no mass at infinity, and more finite mass than 1 does no harm.
+    """
+    made = upper_pair(grid, logs)
+    if made[2] < 1 or not np.isfinite(largest):
+        return made
+    return upper_pair(np.append(grid[:-1], largest), np.append(logs[:-1], -np.inf))
+
+
 def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
     """(losses, log masses under P, mass at infinity) of a pair; what is missing of 1 has loss 0.
 

@@ -169,7 +169,8 @@ def upper_law(
 ) -> Any:
     """A finite law that dominates the round of every row."""
     logs = _log_profile(flat, grid, close, weights=weights)
-    losses, masses, infinity = rounds.by_rows(rounds.upper_pair, grid, logs)
+    largest = np.broadcast_to(np.asarray(flat.max_loss()), grid.shape[:1])
+    losses, masses, infinity = rounds.by_rows(rounds.bounded_pair, grid, logs, largest)
     return losses, masses, np.where(leaks(flat, np), 1.0, infinity)
 
 
