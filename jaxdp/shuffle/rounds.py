@@ -147,9 +147,8 @@ def bounded_pair(grid: Any, logs: Any, largest: Any) -> tuple[Any, Any, Any]:
     Delta is 0 there, so that there is no mass at infinity, and more finite mass than 1 does no harm.
     """
     made = upper_pair(grid, logs)
-    if made[2] < 1 or not np.isfinite(largest):
-        return made
-    return upper_pair(np.append(grid[:-1], largest), np.append(logs[:-1], -np.inf))
+    gave_up = made[2] == 1 and logs[-1] < 0 and np.isfinite(largest)
+    return made if not gave_up else upper_pair(np.append(grid[:-1], largest), np.append(logs[:-1], -np.inf))
 
 
 def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
