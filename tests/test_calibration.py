@@ -228,6 +228,12 @@ def test_without_a_bracket_nothing_to_find_ends_with_an_error_after_few_calls():
     assert np.isnan(calibrate(flat, epsilon=0.5, delta=0.0, unreachable="nan"))
 
 
+@pytest.mark.parametrize(("delta", "advice"), [(0.0, "Take a larger delta"), (1e-6, "Widen the bracket")])
+def test_the_advice_is_one_that_can_help(delta, advice):
+    with pytest.raises(ValueError, match=advice):
+        calibrate(jaxdp.Gaussian, epsilon=0.4, delta=delta, bracket=(1.0, 2.0))
+
+
 def test_a_bracket_that_is_safe_throughout_gives_its_end_nearest_the_target():
     assert calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(10.0, 20.0)) == 10.0
     assert calibrate(lambda n: jaxdp.repeat(jaxdp.Gaussian(1e3), n), epsilon=1.0, delta=1e-6, bracket=(1, 9)) == 9.0
