@@ -104,7 +104,7 @@ def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
         at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
-        advice = "Widen the bracket." if np.isfinite(epsilons[:, i]).any() else "Take a larger delta."
+        advice = "Widen the bracket." if np.isfinite(epsilons[:, i]).any() else "Take a larger delta, or widen it."
         raise ValueError(
             f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
             f"at the low end {at[0]}, at the high end {at[-1]}. {advice}"

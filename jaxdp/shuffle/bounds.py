@@ -299,7 +299,8 @@ def bounds(
             lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
     def wide() -> np.ndarray:
-        return _gaps(verb, lower if group is None else largest(lower, group)[group], upper) > gap
+        best = lower if group is None else largest_of_group(lower, group)[group]
+        return (_gaps(verb, best, upper) > gap) & (upper > best)
 
     two = _two_outcomes(made)
     ask("two", np.flatnonzero(two), _outcomes(made, lambda side: side[:, :2]))
@@ -327,7 +328,7 @@ def bounds(
     return Bounds(lower, upper)
 
 
-def largest(side: np.ndarray, group: np.ndarray) -> np.ndarray:
+def largest_of_group(side: np.ndarray, group: np.ndarray) -> np.ndarray:
     """The largest number of each group; group: the numbers from 0 on, sorted."""
     return np.maximum.reduceat(side, np.searchsorted(group, np.arange(group[-1] + 1))) if group.size else side
 
