@@ -217,6 +217,22 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
     assert wrong(sabotaged, *where)[0] == SIZE
 
 
+def test_a_rare_report_that_tells_much_leaves_close_bounds():
+    """Such a sum is far from normal: a period of a few of its deviations would repeat it over itself."""
+    table = np.array([[0.2, 0.3, 0.5], [1e-4, 0.4, 0.5999], [1e-4, 0.5, 0.4999]])
+    users = 400
+    with on_host():
+        for person, other, epsilon in ((0, 1, 0.0), (0, 1, 2.0), (1, 0, 0.1)):
+            made = law.finite_law(table, person, other, 2)
+            s = contour.sum_at(made, np.float64(users), np.float64(epsilon))
+            counts_of_all = np.array([(a, b, users - a - b) for a in range(users + 1) for b in range(users + 1 - a)])
+            mass = stats.multinomial(users, made.base).pmf(counts_of_all)
+            exact = np.log(mass @ np.maximum(counts_of_all @ s.x, 0)) + s.log_factor
+            found = contour.evaluate_long(made, s.users, np.float64(epsilon), 2048.0)
+            assert found.lower <= exact <= found.upper
+            assert found.upper - found.lower < 0.01
+
+
 @pytest.mark.parametrize("pairs_of_atoms", [True, False])
 def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms, monkeypatch):
     """Two people: |phi| comes back to 1; the smoothing that the recurrences ask for is what makes the bound hold."""

@@ -508,6 +508,14 @@ def test_a_row_without_local_delta_has_its_number_beside_one_that_has_none_at_de
     assert found[0] == pytest.approx(2.0, rel=1e-9) and found[0] >= 2.0 and found[1] == np.inf
 
 
+def test_rounds_of_a_table_with_rare_reports_have_close_bounds():
+    """The lower bounds were 0 from two rounds on, and the upper one of twenty 18.5."""
+    table = [[0.395, 0.592, 0.0117, 0.0013], [0.152, 0.452, 0.187, 0.209], [0.232, 0.498, 0.2699, 1e-4]]
+    one = jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 1000)
+    found = jaxdp.epsilon_bounds(jaxdp.repeat(one, np.array([2, 20])), 1e-6)
+    assert np.all(found.lower > 0.9 * found.upper) and np.all(found.upper < [3.7, 17.5])
+
+
 def test_a_round_whose_law_has_hardly_an_outcome_without_loss_composes():
     """Its upper law has more than all mass, which cannot stand beside mass at infinity."""
     rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, [2, 3]), 300), 5)

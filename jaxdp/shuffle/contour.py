@@ -30,7 +30,10 @@ _X0 = 0.125  # how close to a multiple of pi counts as a peak, see `peak_bounds`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
 _FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
 _BLOCK, _LONG_BLOCK = 64, 512  # nodes of a long sum at a time; the latter where long arrays pay
-_PERIOD = 10.0  # of the long sum, in standard deviations
+_LONGER = 4.0
+_PERIODS = 10.0 * _LONGER ** np.arange(5)  # of long sums, in standard deviations
+_NODES_A_PERIOD = 1.5  # nodes for each of these deviations, for a period longer than the first
+_ALIAS = 2e4  # relative size of the aliases, times nodes^3, at which no longer period is worth while
 _NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
 _WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
@@ -115,26 +118,34 @@ class _Alias(NamedTuple):
     bound: Any
 
 
-_STEPS = np.array([0.5, 1.0])
+_FEW_SHIFTS = np.array([4.6, 9.2])
+_SHIFTS = 10 * 0.25 ** np.arange(8)  # of sums that need not be nearly normal
 
 
-def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any) -> _Alias:
-    """What the terms j = 1, 2, ... of Poisson summation may amount to, on both sides."""
-    deviation = xp.sqrt(t.deviation**2 + variance)
-    n, c = s.users, t.c
-    log_total = n * t.log_moment + 0.5 * variance * c * c
-    shift = period / deviation**2 * _STEPS
-    left = c - shift
-    left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left)
-    points = xp.concatenate([c + shift, left])
-    growth = n * log_moment(s, points) + 0.5 * variance * points * points - log_total
-    distance = xp.abs(points - c) * period
+def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False) -> tuple[Any, Any, Any]:
+    """For each period: what the terms on the right amount to, and on the left in all and beside the known part.
+
+    few: at as many abscissae as a nearly normal sum needs.
+    """
+    deviation, c = xp.sqrt(t.deviation**2 + variance), t.c
+    shifts = (_FEW_SHIFTS if few else _SHIFTS) / deviation
+    left = c - shifts
+    left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left) if few else xp.append(left, -shifts)
+    points = xp.concatenate([c + shifts, left])
+    growth = s.users * (log_moment(s, points) - t.log_moment) + 0.5 * variance * (points * points - c * c)
+    distance = xp.abs(points - c) * periods[:, None]
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
     bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
-    right = xp.min(bound[:2])
-    right = xp.where((variance == 0) & (period >= n * xp.max(s.x)), 0.0, right)
-    plain = xp.min(xp.where(left > 0, bound[2:], xp.inf))
-    remainder = xp.min(xp.where(left < 0, bound[2:], xp.inf))
+    bounded = (points > c, (points > 0) & (points < c), points < 0)
+    right, plain, remainder = (xp.min(xp.where(some, bound, xp.inf), axis=-1) for some in bounded)
+    return xp.where((variance == 0) & (periods >= s.users * xp.max(s.x)), 0.0, right), plain, remainder
+
+
+def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any, few: bool = False) -> _Alias:
+    """What the terms j = 1, 2, ... of Poisson summation may amount to, on both sides."""
+    right, plain, remainder = (side[0] for side in _alias_parts(s, t, period[None], variance, few))
+    n, c = s.users, t.c
+    log_total = n * t.log_moment + 0.5 * variance * c * c
     q = xp.exp(-c * period)
     parts = xp.stack([period / -xp.expm1(-c * period), n * s.mean]) * q / -xp.expm1(-c * period) * xp.exp(-log_total)
     error = _ROUNDING * (1 + xp.abs(log_total)) * xp.sum(xp.abs(parts))
@@ -287,9 +298,11 @@ def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, sl
     return Evaluation(high, low, middle, rate)
 
 
-def charged_for_rounding(s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any) -> tuple[Any, Any, Any]:
+def charged_for_rounding(
+    s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any, few: bool = False
+) -> tuple[Any, Any, Any]:
     """(upper, lower, estimate) of E[(S + G)_+] e^-K for one variance of G; rounding is charged to the sum of moduli."""
-    alias = alias_bounds(s, t, 2 * math.pi / h, variance)
+    alias = alias_bounds(s, t, 2 * math.pi / h, variance, few)
     value = h / math.pi * sums.value
     size = xp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
     share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + xp.abs(s.log_factor))
@@ -315,8 +328,20 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     sums = nodes_of(s, t, h_or_1, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
     sums = jax.tree_util.tree_map(lambda a: a[0], sums)
     tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
-    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()))
+    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()), few=True)
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
+
+
+def _period(s: Sum, t: Tilt, nodes: Any) -> Any:
+    """Period of a long sum, in standard deviations: longer ones where a rare outcome makes S far from normal."""
+    right, plain, remainder = _alias_parts(s, t, _PERIODS * t.deviation, xp.zeros(()))
+    size = t.c**2 * xp.sqrt(t.deviation**2 + 2 / t.c**2)  # about 1 / (2.5 E[S_+] e^-K)
+    left = xp.where(
+        (_PERIODS <= nodes / _NODES_A_PERIOD) | (_PERIODS == _PERIODS[0]),
+        (right + xp.minimum(plain, remainder)) * size,
+        xp.inf,
+    )
+    return _PERIODS[0] * _LONGER ** xp.argmin(xp.maximum(left, _ALIAS / nodes**3))
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
@@ -330,7 +355,7 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     if moved is not None:
         s = s._replace(velocity=-moved.x, growth=moved.mass, certain_slope=moved.certain)
     t = saddle(s)
-    h = 2 * math.pi / (_PERIOD * t.deviation)
+    h = 2 * math.pi / (_period(s, t, most_nodes) * t.deviation)
     block = _LONG_BLOCK if long_arrays_pay() and not xp.many else _BLOCK
     blocks = xp.ceil(most_nodes / block)
     windows = windows_of(s, t, h, blocks * block)
