@@ -336,12 +336,9 @@ def _period(s: Sum, t: Tilt, nodes: Any) -> Any:
     """Period of a long sum, in standard deviations: longer ones where a rare outcome makes S far from normal."""
     right, plain, remainder = _alias_parts(s, t, _PERIODS * t.deviation, xp.zeros(()))
     size = t.c**2 * xp.sqrt(t.deviation**2 + 2 / t.c**2)  # about 1 / (2.5 E[S_+] e^-K)
-    left = xp.where(
-        (_PERIODS <= nodes / _NODES_A_PERIOD) | (_PERIODS == _PERIODS[0]),
-        (right + xp.minimum(plain, remainder)) * size,
-        xp.inf,
-    )
-    return _PERIODS[0] * _LONGER ** xp.argmin(xp.maximum(left, _ALIAS / nodes**3))
+    relative = (right + xp.minimum(plain, remainder)) * size
+    allowed = (_PERIODS <= nodes / _NODES_A_PERIOD) | (_PERIODS == _PERIODS[0])
+    return _PERIODS[0] * _LONGER ** xp.argmin(xp.where(allowed, xp.maximum(relative, _ALIAS / nodes**3), xp.inf))
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
