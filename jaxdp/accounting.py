@@ -297,6 +297,7 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
 
 _MARGIN = 0.9  # of the gap asked for, at which no more is asked
 _FARTHEST = 100.0  # epsilon that is tried for a trade-off function
+_NEXT_TO_ZERO, _LARGE = 1e-9, 0.01  # upper epsilons, or deltas, at which delta at 0 is asked for too
 # Epsilons per rate of a trade-off function, rounds of four more at most, and the relative gap at which it ends.
 _FIRST_TRIED, _TRADEOFF_ROUNDS, _TRADEOFF_GAP = 33, 16, 1e-6
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
@@ -384,11 +385,25 @@ def _evaluate(
     sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
     found = intersect(verb, sources, params, flat[first], asked.rows(first))
-    for lower, upper in found:
+    for route, (lower, upper) in zip(routes, found, strict=True):
+        if verb == "epsilon":
+            upper = _down_to_zero(route, params, flat[first], lower, upper)
         # + 0.0: no answer is -0.0
         lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))
     return answers
+
+
+def _down_to_zero(route: Route, params: Any, delta: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Upper bounds of epsilon, 0 where delta at 0 says so: a search ends next to 0, or far away at a large delta."""
+    rows = np.flatnonzero((lower == 0) & (upper > 0) & ((upper < _NEXT_TO_ZERO) | (delta >= _LARGE)))
+    if not rows.size:
+        return upper
+    some = jax.tree_util.tree_map(lambda x: x[rows], params)
+    ((_, most),) = intersect("delta", [route.delta], some, np.zeros(rows.size), BESIDE_GRADIENT)
+    upper = upper.copy()
+    upper[rows] = np.where(most <= delta[rows], 0.0, upper[rows])
+    return upper
 
 
 def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]) -> list[Route]:

@@ -1,5 +1,7 @@
 """Calibration: always from the safe side, as near to the target as the numbers allow, for whatever is monotone."""
 
+import functools
+
 import jax
 import mpmath
 import numpy as np
@@ -220,10 +222,10 @@ def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
 
 def test_without_a_bracket_nothing_to_find_ends_with_an_error_after_few_calls():
     flat = lambda s: jaxdp.PureDP(np.ones_like(s))  # noqa: E731
-    with pytest.raises(ValueError, match="Give a bracket"):
+    with pytest.raises(ValueError, match="make no difference.*give a bracket"):
         calibrate(flat, epsilon=0.5, delta=0.0)
     turning = lambda s: jaxdp.PureDP(1.0 + np.abs(np.log(s) - 1.0))  # noqa: E731
-    with pytest.raises(ValueError, match="Give a bracket|monotone"):
+    with pytest.raises(ValueError, match="give a bracket|monotone"):
         calibrate(turning, epsilon=0.5, delta=0.0)
     assert np.isnan(calibrate(flat, epsilon=0.5, delta=0.0, unreachable="nan"))
 
@@ -232,6 +234,20 @@ def test_without_a_bracket_nothing_to_find_ends_with_an_error_after_few_calls():
 def test_the_advice_is_one_that_can_help(delta, advice):
     with pytest.raises(ValueError, match=advice):
         calibrate(jaxdp.Gaussian, epsilon=0.4, delta=delta, bracket=(1.0, 2.0))
+
+
+def test_where_one_step_is_too_much_the_advice_is_a_larger_target():
+    steps = functools.partial(jaxdp.repeat, jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01))
+    with pytest.raises(ValueError, match="Take a larger epsilon or delta, change another parameter"):
+        calibrate(steps, epsilon=0.01, delta=1e-6)
+
+
+def test_epsilon_zero_of_sampled_noise_is_where_delta_at_zero_is_the_target():
+    """The search for epsilon ends next to 0; the noise was half as large again."""
+    steps = lambda s: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.01), 1000)  # noqa: E731
+    noise = calibrate(steps, epsilon=0.0, delta=1e-5)
+    lower, upper = jaxdp.delta_bounds(steps(np.array([noise, 0.99999 * noise])), 0.0)
+    assert upper[0] <= 1e-5 < lower[1]
 
 
 def test_a_bracket_that_is_safe_throughout_gives_its_end_nearest_the_target():

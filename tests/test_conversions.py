@@ -432,6 +432,15 @@ def test_gdp_mu_of_a_gaussian_profile_is_its_own_and_intervals_cost_more_than_po
     assert cv.gdp_mu_from_profile([0.5], [1.0]) == np.inf and cv.gdp_mu_from_profile([0.5], [0.0]) == 0.0
 
 
+def test_gdp_mu_is_finite_where_delta_hardly_depends_on_it():
+    eps = np.linspace(-3, 5, 60)
+    assert cv.gdp_mu_from_profile(eps, jaxdp.delta(jaxdp.Gaussian(1.0), eps), cover="points") == pytest.approx(
+        1, rel=1e-6
+    )
+    for one, delta, mu in ((-2.0, 0.8647, 0.618), (1.5711648036461954, 0.9991577501841555, 7.09036)):
+        assert cv.gdp_mu_from_profile([one], [delta], cover="points") == pytest.approx(mu, rel=1e-4)
+
+
 def test_gdp_mu_covers_every_profile_between_the_points():
     eps, delta = np.array([0.0, 0.5, 1.0]), np.array([0.3, 0.2, 0.1])
     mu = cv.gdp_mu_from_profile(eps, delta)

@@ -268,6 +268,18 @@ def test_rounds_with_a_local_delta_are_above_the_exact_composition(users, times,
     assert (lower <= exact).all() and (exact <= upper).all() and upper[-1] <= times * local_delta * 1.001
 
 
+def test_shuffling_with_a_local_delta_is_never_worse_than_without():
+    local, users = jaxdp.LocalRandomizer([0.5, 1.0, 0.5], [1e-3, 1e-6, 0.3]), np.array([[3], [1000], [100_000]])
+    for verb, at in ((jaxdp.epsilon, [1e-2, 1e-4, 0.4]), (jaxdp.delta, [0.3, 0.9, 0.1])):
+        assert (verb(jaxdp.Shuffled(local, users), at) <= verb(local, at) * (1 + 1e-12)).all()
+    with jax.enable_x64(True):
+        slopes = [
+            jax.grad(lambda e, shuffled: jaxdp.epsilon(shuffled(jaxdp.LocalRandomizer(e, 1e-3)), 1e-2))(0.5, shuffled)
+            for shuffled in (lambda one: jaxdp.Shuffled(one, 100_000), lambda one: one)
+        ]
+    assert float(slopes[0]) == pytest.approx(float(slopes[1]), rel=1e-6)
+
+
 def test_a_local_delta_costs_little_where_it_is_small_and_everything_where_it_is_large():
     local = np.array([0.0, 1e-13, 1e-11, 1e-7, 1.0])
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 10_000), 10)

@@ -104,7 +104,7 @@ def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
         at = [f"{v[i]:.6g} it is {e[i]:.6g}" for v, e in zip(values, epsilons, strict=True)]
-        advice = "Widen the bracket." if np.isfinite(epsilons[:, i]).any() else "Take a larger delta, or widen it."
+        advice = _advice(epsilons[:, i], problem.target[i], outward=False)
         raise ValueError(
             f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
             f"at the low end {at[0]}, at the high end {at[-1]}. {advice}"
@@ -125,6 +125,18 @@ def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
         for tested in zip(candidates, problem.evaluate(candidates), strict=True):
             search.update(*tested)
     return search
+
+
+def _advice(epsilons: np.ndarray, target: float, outward: bool) -> str:
+    """What may help where no value tried meets the target, or every one."""
+    bracket = "give a bracket" if outward else "widen the bracket"
+    if not np.isfinite(epsilons).any():
+        return f"Take a larger delta, or {bracket}."
+    if (epsilons == epsilons[0]).all():
+        return f"The values tried make no difference: make_mechanism must depend on its argument, or {bracket}."
+    if outward and epsilons.min() > target:
+        return f"Take a larger epsilon or delta, change another parameter, or {bracket}."
+    return f"{bracket.capitalize()}, or take a larger epsilon or delta."
 
 
 def _turned(target: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
@@ -161,7 +173,8 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
         i = int(np.argmax(lost))
         raise ValueError(
             f"epsilon must lie between those of two positive numbers, got {problem.target[i]:.6g}{problem.element(i)}: "
-            f"at {low[i]:.6g} it is {epsilons[0, i]:.6g}, at {high[i]:.6g} it is {epsilons[1, i]:.6g}. Give a bracket."
+            f"at {low[i]:.6g} it is {epsilons[0, i]:.6g}, at {high[i]:.6g} it is {epsilons[1, i]:.6g}. "
+            + _advice(epsilons[:, i], problem.target[i], outward=True)
         )
     low, high = (np.where(lost, end, found) for end, found in ((problem.low, low), (problem.high, high)))
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost

@@ -213,6 +213,8 @@ def delta_from_tradeoff(
 
 # log mu is halved from -46 on until its last bit.
 _LEAST_LOG_MU, _HALVINGS = -46.0, 60
+# Factors of that root, tested anew: where delta hardly depends on mu its rounding takes a larger one.
+_OUTWARD = 1 + 10.0 ** -np.arange(14.0)
 
 
 @theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256)
@@ -225,12 +227,15 @@ def _smallest_mu(epsilon, delta):
     # At the largest mu x1 = eps/mu - mu/2 < -10, where delta is 1 to 1e-22. A larger end would lose digits.
     largest = xp.log(20 + 2 * xp.sqrt(2 * xp.abs(epsilon)))
     _, log_mu = bisect(covers, xp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
-    # 1e-13 outward: the compiler may round the same formula differently inside and outside the loop
-    high = xp.exp(log_mu) * (1 + 1e-13)
-    covered = gaussian.delta_bounds(high, epsilon)[0] >= delta
+
+    def outward(i, best):
+        mu = xp.exp(log_mu) * xp.asarray(_OUTWARD)[i]
+        return xp.where(gaussian.delta_bounds(mu, epsilon)[0] >= delta, mu, best)
+
+    high = xp.fori_loop(0, _OUTWARD.size, outward, xp.exp(largest))
     # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
     least = xp.maximum(-xp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
-    return xp.where(delta <= least, 0.0, xp.where(covered & (delta < 1), high, xp.inf))
+    return xp.where(delta <= least, 0.0, xp.where(delta < 1, high, xp.inf))
 
 
 def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["intervals", "points"] = "intervals") -> Array:
@@ -245,8 +250,8 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     >>> print(f"{jaxdp.conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     1.1962
 
-    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up by 1e-12 relative; inf where some
-    delta is 1. Raises ValueError, also without a last axis.
+    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up: by 1e-12 relative, more where delta
+    changes by its last digits only (far below epsilon 0, or next to 1); inf where some delta is 1. Raises ValueError, also without a last axis.
     Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
     """
     validate.choice("cover", cover, ("intervals", "points"))

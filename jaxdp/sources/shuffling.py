@@ -174,8 +174,9 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -
     # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
     best = _log_delta_parts(dataclasses.replace(mechanism, randomizer=fixed).weaker(by), epsilon)
-    level = local.epsilon - epsilon  # where nothing but one report alone bounds epsilon
-    return xp.where(epsilon == local.epsilon, level, xp.logaddexp(*best))
+    alone = xp.log(approximate.alone("delta", local.epsilon, local.delta, epsilon))
+    level = local.epsilon - epsilon  # at which delta no longer falls
+    return xp.where(epsilon == local.epsilon, level, xp.minimum(xp.logaddexp(*best), alone))
 
 
 def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
