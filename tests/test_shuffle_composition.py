@@ -493,7 +493,7 @@ def test_traced_composed_rounds_by_the_closed_form_cost_the_sum_of_their_largest
     with jax.enable_x64(True):
         traced = jax.jit(verb, compiler_options=compiler_options("cpu"))(1.0)
     eager = verb(1.0)
-    assert float(traced.upper) == pytest.approx(3.0, rel=1e-11) and eager.upper < 0.6
+    assert 2.9999 < float(traced.upper) < 3.0 and eager.upper < 0.6
     assert 0.9 * eager.lower <= float(traced.lower) <= eager.upper
 
 

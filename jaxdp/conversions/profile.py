@@ -250,8 +250,9 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     >>> print(f"{jaxdp.conversions.gdp_mu_from_profile([0.0, 0.5, 1.0], [0.3, 0.2, 0.1]):.4f}")
     1.1962
 
-    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up: by 1e-12 relative, more where delta
-    changes by its last digits only (far below epsilon 0, or next to 1); inf where some delta is 1. Raises ValueError, also without a last axis.
+    Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up: by 1e-12 relative, more where
+    delta changes by its last digits only (far below epsilon 0, or next to 1); inf where some delta is 1. Raises
+    ValueError, also without a last axis.
     Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
     """
     validate.choice("cover", cover, ("intervals", "points"))

@@ -203,6 +203,6 @@ def approximate_ldp(
     def total(epsilon, delta, local, extra, users):
         added = additive_term(users, local, extra, epsilon, bound, term == "published")
         both = np.minimum((delta + added) * np.where(added > 0, 1.0 + 2 * ULP, 1.0), 1.0)
-        return epsilon.copy(), np.minimum(both, alone("delta", local, extra, epsilon))
+        return epsilon.copy(), np.where(epsilon >= local, np.minimum(both, extra), both)
 
     return batched(total, epsilon, delta, local, extra, users)
