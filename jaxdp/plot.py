@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from xarray import DataArray, Dataset
 
+__all__ = ["band", "curves", "heat_map"]
+
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
 
@@ -51,7 +53,8 @@ def curves(
     Dimensions of length 1 go into the title, unless the axes have one. Coordinates spaced by factors get a logarithmic
     axis, as do values that span more than a factor of 30. Values that are infinite or NaN are left out. A figure
     without a layout engine gets the constrained one, which keeps subplots and legends apart.
-    Returns ax. Raises ValueError for an unknown x, y or dash, ImportError (naming the extra) without matplotlib.
+    Returns ax. Raises ValueError for an unknown x, y or dash, or nothing finite to show, ImportError (naming the extra)
+    without matplotlib.
 
     >>> from matplotlib.figure import Figure
     >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
@@ -66,7 +69,7 @@ def curves(
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
         look = key.look(*_texts(dataset, choice, dash, label, _title(dataset, name)), given)
-        ax.plot(line[x].values, line.values, **look)
+        ax.plot(line[x].values, line.values, **({"marker": "o"} if line.size == 1 else {}) | look)
     _finish(ax, dataset, x, name, fixed, values)
     key.draw(ax, legend)
     return ax
@@ -192,6 +195,8 @@ _KEYS: weakref.WeakKeyDictionary[Axes, _Key] = weakref.WeakKeyDictionary()
 
 
 def _key(ax: Axes) -> _Key:
+    if not hasattr(ax, "has_data"):
+        raise TypeError(f"ax must be the axes of a figure, such as plt.subplots()[1], got {type(ax).__name__}.")
     key = _KEYS.setdefault(ax, _Key())
     if not ax.has_data():  # new, or cleared since the last call
         key = _KEYS[ax] = _Key()
@@ -206,13 +211,17 @@ def _levels(low: float, high: float) -> list[float]:
 
 def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, DataArray, dict[str, Any]]:
     """A variable's name, its values without other dimensions of length 1 than those kept, and what is common."""
+    if not hasattr(dataset, "data_vars"):
+        raise TypeError(f"dataset must be an xarray.Dataset, such as sweep returns, got {type(dataset).__name__}.")
     names = [str(n) for n in dataset.data_vars]
     if name is None:
         name = next((n for n in names if n == "upper" or n.endswith("_upper")), names[0] if len(names) == 1 else None)
     found: str = validate.choice("variable", name, tuple(names))
     values = dataset[found]
-    for axis in kept:
-        validate.choice("axis", axis, values.dims)
+    for axis, dimension in zip("xy", kept, strict=False):
+        validate.choice(axis, dimension, values.dims)
+    if not np.isfinite(values.values).any():
+        raise ValueError(f"{found} has no finite value to show.")
     values = values.squeeze([d for d in values.dims if values.sizes[d] == 1 and d not in kept])
     return found, values, {str(c): values[c].values[()] for c in values.coords if values[c].ndim == 0}
 

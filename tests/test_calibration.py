@@ -213,10 +213,12 @@ def test_without_a_bracket_a_plateau_around_1_is_left_both_ways():
 
 
 def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"bracket must be given unless .* sampling_probability must be .*, got [24]"):
+    with pytest.raises(
+        ValueError, match=r"bracket .low, high. must be given unless .* sampling_probability must be .*, got [24]"
+    ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p), epsilon=0.1, delta=1e-6)
     # accepted at 1 and 4, refused where the search has to go
-    with pytest.raises(ValueError, match=r"bracket must be given unless .* sampling_prob.*, got 1\.6"):
+    with pytest.raises(ValueError, match=r"bracket .low, high. must be given unless .* sampling_prob.*, got 1\.6"):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p / 10), epsilon=30.0, delta=1e-6)
 
 

@@ -212,9 +212,12 @@ def test_a_heat_map_has_contours_and_a_labelled_colour_bar(dataset):
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda d: plot.curves(axes(), d, "sigma", y="epsilon"), "axis must be one of 'eps0'"),
+        (lambda d: plot.curves(axes(), d, "sigma", y="epsilon"), "x must be one of 'eps0'"),
         (lambda d: plot.curves(axes(), d, "eps0", y="delta"), "one of 'epsilon', 'lower', got 'delta'"),
         (lambda d: plot.curves(axes(), d, "eps0"), "variable must be one of"),
+        (lambda d: plot.curves(axes(), d + np.inf, "eps0", y="epsilon"), "epsilon has no finite value"),
+        (lambda d: plot.curves(axes(), d.epsilon, "eps0"), "dataset must be an xarray.Dataset"),
+        (lambda d: plot.curves(None, d, "eps0", y="epsilon"), "ax must be the axes of a figure"),
         (
             lambda d: plot.curves(axes(), d, "eps0", y="epsilon", dash="eps0"),
             "dash must be one of 'num_users', 'bound'",
@@ -224,5 +227,10 @@ def test_a_heat_map_has_contours_and_a_labelled_colour_bar(dataset):
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(dataset, draw, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         draw(dataset)
+
+
+def test_a_single_point_is_drawn_with_a_marker(dataset):
+    ax = plot.curves(axes(), dataset.isel(eps0=[0], num_users=[0], bound=[0]), "eps0", y="epsilon")
+    assert ax.lines[0].get_marker() == "o"

@@ -109,19 +109,32 @@ def test_the_command_line_accounts_a_file_and_writes_a_table_with_all_digits(tmp
     )
 
 
-@pytest.mark.parametrize("given", [["epsilon"], ["epsilon", "--delta", "1e-5"], ["delta", "--from", "none.json"]])
-def test_the_command_line_says_what_is_missing(given, capsys):
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (["epsilon"], "give a MECHANISM"),
+        (["epsilon", "--delta", "1e-5"], "give a MECHANISM"),
+        (["delta", "--from", "none.json"], "give --from FILE.json and --epsilon"),
+    ],
+)
+def test_the_command_line_says_what_is_missing(given, missing, capsys):
     assert main(given) == 2
-    assert "give a MECHANISM" in capsys.readouterr().err
+    assert missing in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "before",
-    [["--relation", "replace_one"], ["--from", "plan.json"], ["--delta", "1e-6"], ["--json"], ["--out", "x.csv"]],
+    [["--relation", "replace_one"], ["--delta", "1e-6"], ["--json"], ["--out", "x.csv"]],
 )
 def test_an_option_before_the_mechanism_is_refused_and_not_forgotten(before, capsys):
     assert main(["epsilon", *before, "gaussian", "--sigma", "1", "--delta", "1e-5"]) == 2
     assert f"{before[0]} must come after gaussian" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--from plan.json gaussian --sigma 1", "gaussian --sigma 1 --from=plan.json"])
+def test_a_mechanism_and_a_file_exclude_each_other(words, capsys):
+    assert main(["epsilon", *words.split(), "--delta", "1e-5"]) == 2
+    assert "give a MECHANISM or --from FILE.json, got both" in capsys.readouterr().err
 
 
 def test_a_file_is_accounted_under_the_relation_that_was_asked_for(tmp_path, capsys):

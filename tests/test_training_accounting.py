@@ -230,6 +230,8 @@ def test_calibrated_noise_meets_the_target_and_hardly_more(noise_std):
         ({"radius": 0.0}, "radius must be"),
         ({"radius": 1.0, "projection": lambda p: p}, "radius and projection"),
         ({"order": "poisson"}, "order must be one of"),
+        ({"clip": "yes"}, "clip must be one of False, True"),
+        ({"projection": 3}, "projection must be a function"),
         ({"remainder": "pad"}, "remainder must be one of"),
         ({"rounding": -1.0}, "rounding must be"),
         ({"data_steps": -1}, "data_steps must be"),
@@ -237,7 +239,7 @@ def test_calibrated_noise_meets_the_target_and_hardly_more(noise_std):
     ],
 )
 def test_a_setting_outside_its_range_is_named_at_construction(changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make(**changes)
 
 

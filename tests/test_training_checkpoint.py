@@ -100,3 +100,18 @@ def test_the_state_of_a_chain_is_refused_by_name(tmp_path):
     refuse_rewind(state, 0)
     with pytest.raises(RewoundError):
         refuse_rewind(state, 1)
+
+
+@pytest.mark.parametrize("other", [{"w": jnp.zeros((5,)), "b": jnp.zeros(())}, {"w": jnp.zeros((4,))}])
+def test_other_parameters_than_those_saved_are_one_sentence(other, tmp_path):
+    tx = SGD.optimizer(KEY)
+    Checkpoints(tmp_path).save(PARAMS, tx.init(PARAMS))
+    with pytest.raises(ValueError, match="params must have the structure and shapes of those saved at"):
+        Checkpoints(tmp_path).restore(other, tx.init(other))
+
+
+def test_a_place_for_checkpoints_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    for wrong in (None, tmp_path / "file"):
+        with pytest.raises(ValueError, match="directory must be a folder, or one that can be made"):
+            Checkpoints(wrong)

@@ -16,7 +16,7 @@ from jaxdp.typing import Real, Relation
 
 # First bracket of a search without one.
 START = (1.0, 4.0)
-NEEDS_BRACKET = "bracket must be given unless make_mechanism accepts every positive number. Tried without one: {}"
+NEEDS_BRACKET = "bracket (low, high) must be given unless every positive number is accepted. Tried without one: {}"
 # Values tested first, from end to end: they show whether the function is monotone.
 _CANDIDATES = 8
 

@@ -13,9 +13,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
     argv = sys.argv[1:] if argv is None else argv
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
-    if named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's own options would overwrite these
-        option = argv[1].partition("=")[0]
-        print(f"jaxdp: error: {option} must come after {named}, the name of the mechanism.", file=sys.stderr)
+    options = [word.partition("=")[0] for word in argv]
+    wrong = ""
+    if named and "--from" in options:
+        wrong = f"give a MECHANISM or --from FILE.json, got both ({named})."
+    elif named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's options would overwrite these
+        wrong = f"{options[1]} must come after {named}, the name of the mechanism."
+    if wrong:
+        print(f"jaxdp: error: {wrong}", file=sys.stderr)
         return 2
     arguments = make_parser().parse_args(argv)
     try:

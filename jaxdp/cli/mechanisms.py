@@ -299,8 +299,10 @@ def add_target_command(
 
 def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> None:
     """ValueError unless there is a mechanism, by name or in a file, and what the command needs besides."""
-    if not complete or (arguments.source is None and "mechanism" not in arguments):
-        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither in full.")
+    if arguments.source is None and "mechanism" not in arguments:
+        raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither.")
+    if not complete:
+        raise ValueError(f"give --from FILE.json {needed}; got --from alone.")
 
 
 def parsers(

@@ -24,7 +24,7 @@ from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 @record
 class Repeated(Mechanism):
-    """A mechanism run ``times`` times, adaptively. Made by `repeat`."""
+    """A mechanism repeated adaptively; ``times`` counts the runs. Made by `repeat`."""
 
     mechanism: Mechanism
     times: RealField = field(whole(0), remedy="A mechanism runs a whole number of times.")

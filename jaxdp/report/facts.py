@@ -74,4 +74,5 @@ def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
     if not found.size:
         fallback = float(otherwise())
         found = np.array([fallback if 0 < fallback < np.inf else 1.0])
-    return np.unique(np.concatenate([1.25 * found.max() * np.linspace(0.0, 1.0, _POINTS) ** 2, found]))
+    even = [float(f"{point:.3g}") for point in 1.25 * found.max() * np.linspace(0.0, 1.0, _POINTS) ** 2]
+    return np.unique(np.concatenate([even, found]))

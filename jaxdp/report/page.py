@@ -55,7 +55,8 @@ def page_of(facts: Facts) -> str:
     """The HTML text: nothing in it is fetched from elsewhere, and its policy tells the browser so."""
     sections = (_summary, _guarantee, _attack, _curves, _description, _assumptions, _reproduction)
     body = "\n".join(section(facts) for section in sections)
-    title = f"Privacy report: {type(facts.mechanism).__name__}"
+    names = dict.fromkeys(type(each).__name__ for each in everything(facts.mechanism))
+    title = f"Privacy report: {', '.join(name for name in names if name not in ('Repeated', 'Composed'))}"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -109,12 +110,14 @@ def _is_void(facts: Facts) -> bool:
 
 def _summary(facts: Facts) -> str:
     epsilon, delta = map(number, _headline(facts))
-    holds = "no guarantee: every program meets it" if _is_void(facts) else f"for {_NEIGHBOURS[facts.relation][1]}"
+    holds = f"the certified guarantee, for {_NEIGHBOURS[facts.relation][1]}"
+    if _is_void(facts):
+        holds = "no guarantee: every program meets it"
     return (
         "<h1>Privacy report</h1><p>How much can the results of a computation give away about one person whose record "
         "it used? This page says how much at most, with proof, provided that what stands under “What has to be true” "
-        f'is true.</p><div class="cards"><div class="card"><b>ε = {epsilon}, δ = {delta}</b><span>the certified '
-        f'guarantee, {holds}</span></div><div class="card"><b>at most '
+        f'is true.</p><div class="cards"><div class="card"><b>ε = {epsilon}, δ = {delta}</b><span>{holds}'
+        f'</span></div><div class="card"><b>at most '
         f"{percent((1 + Fraction(facts.total.upper)) / 2)}</b><span>how often the best possible attacker guesses right "
         "which of two such data sets was used, where a coin is right 50 % of the time</span></div></div>"
     )
@@ -127,7 +130,7 @@ def _guarantee(facts: Facts) -> str:
         ratio = factor(epsilon) if float(epsilon) <= 20 else f"e<sup>{epsilon}</sup>"
         plain += (
             " In words: whatever one looks for in the results, its probability with D is at most "
-            f"<b>{ratio} times</b> its probability with D′, plus {number(delta)}."
+            f"<b>{ratio} times</b> its probability with D′{f', plus {number(delta)}' * (float(delta) > 0)}."
         )
     order = "D and D′ may be exchanged: the statement holds in both orders." if facts.symmetric else _ONE_ORDER
     meaning = (

@@ -53,12 +53,13 @@ _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected
 
 
 @contextlib.contextmanager
-def expecting(points: int) -> Iterator[None]:
-    """Inside, ``points`` alone decides between NumPy and a program, not what a kernel has answered before.
+def expecting(calls: int) -> Iterator[None]:
+    """Inside, a kernel's points in one call, ``calls`` times, decide between NumPy and a program.
 
-    So all processes that share these points compute in the same way, and their numbers agree to the last bit.
+    What it has answered before does not: all processes that share such calls compute each in the same way, and their
+    numbers agree to the last bit.
     """
-    token = _expected.set(points)
+    token = _expected.set(calls)
     try:
         yield
     finally:
@@ -156,7 +157,7 @@ class Kernel:
             program = items, tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
             self._answered[program] += size
-            points = self._answered[program] if expected is None else max(expected, size)
+            points = self._answered[program] if expected is None else expected * size
             if points <= min(self._patience(args, static), _COMPILE_AFTER):
                 numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
                 most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1)) if size >= _FEW else 1

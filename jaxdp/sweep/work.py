@@ -56,7 +56,7 @@ class Task:
     def _evaluate(self, arguments: dict[str, Any]) -> Values:
         size = self.grid.batch
         try:
-            with expecting(self.grid.size):
+            with expecting(self.grid.tiles):
                 result = self.fn(**arguments)
         except (TypeError, ValueError) as error:
             if _takes_numbers_only(self.fn, arguments):

@@ -67,8 +67,11 @@ class Checkpoints:
 
     def __init__(self, directory: str | pathlib.Path):
         self._orbax = require("orbax.checkpoint", "Checkpoints", "checkpoint")
-        self._directory = pathlib.Path(directory).absolute()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._directory = pathlib.Path(directory).absolute()
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except (OSError, TypeError):
+            raise ValueError(f"directory must be a folder, or one that can be made, got {directory!r}.") from None
 
     def furthest(self) -> int:
         """The newest count saved here, 0 when there is none."""
@@ -87,7 +90,7 @@ class Checkpoints:
 
         state: such as the optimizer's ``init`` gives; RewoundError when its count is beyond that of the checkpoint.
         count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;
-        ValueError when the checkpoint belongs to another key than the given state's.
+        ValueError when the checkpoint belongs to another key than the given state's, or to other parameters.
         """
         _require_bare(state)
         newest = self.furthest()
@@ -95,7 +98,10 @@ class Checkpoints:
         if not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}.")
         with self._orbax.StandardCheckpointer() as reader:
-            found = reader.restore(path, {"params": params, "state": state._asdict()})
+            try:
+                found = reader.restore(path, {"params": params, "state": state._asdict()})
+            except ValueError as error:
+                raise ValueError(f"params must have the structure and shapes of those saved at {path}.") from error
         restored = NoisyState(**found["state"])
         refuse_rewind(restored, max(newest, int(np.asarray(state.count))))
         if not np.array_equal(np.asarray(restored.key), np.asarray(state.key)):

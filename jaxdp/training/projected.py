@@ -145,6 +145,9 @@ class NoisyProjectedSGD:
             validate.positive("radius", self.radius)
             if self.projection is not None:
                 raise ValueError("radius and projection exclude each other: give one of them.")
+        if self.projection is not None:
+            validate.function("projection", self.projection, "the projected parameters")
+        validate.choice("clip", self.clip, (False, True))
         if self.data_steps is not None:
             validate.integer("data_steps", self.data_steps, 0)
         validate.nonnegative("rounding", self.rounding)
