@@ -78,6 +78,7 @@ _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the c
 _LOWER = 0.99
 TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
+_SMALL, _SMALL_GAP = 1e-20, 100.0  # below it so many times the gap asked for is close enough for no further bands
 _COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
 _BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
 _APART = 4.0  # times the gap between two upper bounds: the pairs themselves are too far apart
@@ -236,7 +237,9 @@ class _Contour:
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
-        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | ((upper > _DEEP) & (target > 0)))
+        close = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
+        worth = (upper > _DEEP) & (target > 0) & ~close
+        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth)
         for _ in range(1 + self.twice):
             if not rows.size:
                 break
