@@ -53,7 +53,7 @@ class Domain:
 
 FINITE = Domain(lambda x: abs(x) < np.inf, "finite")
 POSITIVE = Domain(lambda x: (x > 0) & (x < np.inf), "finite and > 0")
-NOISE = dataclasses.replace(POSITIVE, remedy="Without noise there is no guarantee.")
+NOISE = dataclasses.replace(POSITIVE, remedy="Without noise there is no guarantee, and infinite noise is no release.")
 NONNEGATIVE = Domain(lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
 NONNEGATIVE_OR_INFINITE = Domain(lambda x: x >= 0, ">= 0 (inf allowed)")
 PROBABILITY = Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5)

@@ -35,7 +35,9 @@ class LocalRandomizer(ApproximateDP):
     Assumes: the guarantee holds for every two values of a person, whatever was reported before. When shuffled, also
     what `Shuffled` assumes.
 
-    On its own, not shuffled, it accounts as `ApproximateDP`.
+    On its own, not shuffled, it accounts as `ApproximateDP`. Shuffled, its delta is added up over the users: only one
+    far below the round's delta over their number leaves the amplification (1e5 users of local epsilon 1, delta 1e-6:
+    epsilon is 0.0153 with a local delta of 0, 0.0192 with 1e-11, 0.50 with 1e-9).
     """
 
     epsilon: RealField = field(NONNEGATIVE)
