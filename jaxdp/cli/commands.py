@@ -112,7 +112,8 @@ def _calibrate(arguments: argparse.Namespace) -> None:
                 relation=arguments.relation,
             )
             # in full: a value rounded for display might miss the target
-            yield rows | case | {wanted: values if arguments.json else [repr(float(value)) for value in values]}
+            shown = [repr(float(value)).removesuffix(".0") for value in values]
+            yield rows | case | {wanted: values if arguments.json else shown}
 
     text.print_table(_rows(solved()), {}, arguments.json)
 
