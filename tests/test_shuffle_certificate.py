@@ -14,11 +14,12 @@ import pytest
 from scipy import stats
 from two_ways import row_by_row
 
+import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.runtime import backend, precision
 from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.backend import compiler_options
-from jaxdp.shuffle import bounds, contour, counts, law, rounds
+from jaxdp.shuffle import bounds, contour, counts, law, rounds, tilted_sum
 
 SIZE = 64
 
@@ -231,6 +232,46 @@ def test_a_rare_report_that_tells_much_leaves_close_bounds():
             found = contour.evaluate_long(made, s.users, np.float64(epsilon), 2048.0)
             assert found.lower <= exact <= found.upper
             assert found.upper - found.lower < 0.01
+
+
+# inputs that hardly differ: the rounding of the table is more than that of the sum of the outcomes
+ALIKE = np.array(
+    [
+        [4.704598495472298e-06, 0.5772183688410523, 0.24052882307562315, 0.1822481034848292],
+        [4.36748981470381e-05, 0.5771958743624266, 0.24051944955121438, 0.182241001188212],
+        [1.6358489851951216e-05, 0.5772116419692456, 0.24052601996566342, 0.1822459795752391],
+    ]
+)
+
+
+@pytest.mark.parametrize("consistent", [True, False])
+def test_the_mean_of_a_table_is_that_of_its_outcomes(consistent, monkeypatch):
+    """In closed form it is another by 1e-16, from which an upper bound of 0 followed."""
+    monkeypatch.setattr(contour, "wider", lambda s, t: t)  # which does not come so close
+    if not consistent:
+        monkeypatch.setattr(
+            contour, "sum_at", without(tilted_sum, "sum_at", ("xp.where(apart, xp.sum(parts), mean)", "mean"))
+        )
+    with on_host():
+        found = contour.evaluate_long(
+            law.finite_law(ALIKE, 0, 1, 2), np.float64(20), np.float64(3.8971244066488e-11), 1024.0
+        )
+    assert (found.lower <= -10.1530226 <= found.upper) == consistent
+
+
+@pytest.mark.parametrize(
+    ("table", "users", "epsilon", "exact", "close"),
+    [
+        ([[1e-5, 1e-5, 1], [1e-8, 3e-5, 1]], 3000, 0.1, 6.8345e-6, 0.02),  # the first guess of the tilt overflowed
+        ([[1e-7, 0.6, 0.4], [3e-7, 0.6, 0.4], [5e-7, 0.6, 0.4]], 1000, 1e-3, 2.99915e-7, 1e-5),
+        ([[0.9, 0.1, 1e-3], [1e-5, 2e-5, 1]], 2000, 2.0, 0.93481, 1e-3),  # the best one leaves no deviation
+    ],
+)
+def test_tables_of_rare_reports_have_bounds(table, users, epsilon, exact, close):
+    table = np.array(table) / np.sum(table, axis=1, keepdims=True)
+    lower, upper = jaxdp.delta_bounds(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), users), epsilon)
+    assert lower <= exact * (1 + 1e-5) and exact * (1 - 1e-5) <= upper <= exact * (1 + 1e-4)
+    assert upper - lower <= close * upper
 
 
 @pytest.mark.parametrize("pairs_of_atoms", [True, False])

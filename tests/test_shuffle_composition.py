@@ -268,6 +268,15 @@ def test_rounds_with_a_local_delta_are_above_the_exact_composition(users, times,
     assert (lower <= exact).all() and (exact <= upper).all() and upper[-1] <= times * local_delta * 1.001
 
 
+@pytest.mark.parametrize("local_delta", [0.0, 1e-3])
+def test_delta_at_a_negative_epsilon_is_at_least_what_every_pair_has(local_delta):
+    epsilon = -np.geomspace(1e-3, 9, 12)
+    one = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local_delta), 5)
+    rounds_of = jaxdp.repeat(one, np.array([[0], [1], [2], [3], [30]]))
+    assert (jaxdp.delta(rounds_of, epsilon) >= -np.expm1(epsilon)).all()
+    assert (jaxdp.tradeoff(jaxdp.repeat(one, 2), [0.5, 0.95, 0.99]) <= [0.5, 0.05, 0.01]).all()
+
+
 def test_shuffling_with_a_local_delta_is_never_worse_than_without():
     local, users = jaxdp.LocalRandomizer([0.5, 1.0, 0.5], [1e-3, 1e-6, 0.3]), np.array([[3], [1000], [100_000]])
     for verb, at in ((jaxdp.epsilon, [1e-2, 1e-4, 0.4]), (jaxdp.delta, [0.3, 0.9, 0.1])):

@@ -48,7 +48,8 @@ def additive_term(users: Any, eps0: Any, delta0: Any, epsilon: Any, bound: str, 
 def alone(verb: str, eps0: Any, delta0: Any, target: Any) -> Any:
     """Upper bound of "epsilon" or "delta" (verb) of one (eps0, delta0)-DP report whose shuffling is not counted.
 
-    That of the pair which is (eps0, delta0)-DP and no more: delta0 + (1 - delta0) (e^eps0 - e^eps)_+ / (1 + e^eps0).
+    That of the pair which is (eps0, delta0)-DP and no more: delta0 + (1 - delta0) (e^eps0 - e^eps)_+ / (1 + e^eps0) for
+    an epsilon from -eps0 on.
     """
     xp = jnp if validate.is_traced(eps0, delta0, target) else np
     if verb == "epsilon":
@@ -57,9 +58,10 @@ def alone(verb: str, eps0: Any, delta0: Any, target: Any) -> Any:
         found = xp.maximum(eps0 + xp.log(xp.maximum(left, _FLUSHED)) + 8 * ULP * (1 + eps0), 0.0)
         found = xp.where(left > 0.5, xp.minimum(found, eps0), found)
         return xp.where(target >= 1, 0.0, xp.where(target >= delta0, found, np.inf))
-    gap = xp.minimum(target - eps0, 0.0)
-    rest = (1 - delta0) * -xp.expm1(gap) / (1 + xp.exp(-eps0)) * (1 + 16 * ULP)
-    return xp.where(gap < 0, xp.minimum(delta0 * (1 + 4 * ULP) + rest, 1.0), delta0)
+    # below -eps0 no test tells more than that all mass of one side counts
+    least = -xp.expm1(xp.minimum(target, 0.0))
+    share = xp.maximum(-xp.expm1(xp.minimum(target - eps0, 0.0)) / (1 + xp.exp(-eps0)), least)
+    return xp.where(share > 0, xp.minimum(delta0 * (1 + 4 * ULP) + (1 - delta0) * share * (1 + 16 * ULP), 1.0), delta0)
 
 
 def over_weaker(verb: str, central: Callable[..., Any], lost: Callable[..., Any], target: Any) -> Any:

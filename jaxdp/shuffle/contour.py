@@ -20,7 +20,7 @@ from jaxdp.numerics.special import polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import long_arrays_pay
 from jaxdp.shuffle.law import Law
-from jaxdp.shuffle.tilted_sum import Sum, Tilt, log_moment, saddle, sum_at
+from jaxdp.shuffle.tilted_sum import Sum, Tilt, known, log_moment, saddle, sum_at, wider
 
 NODES = 12  # beside the one on the real axis
 LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
@@ -321,7 +321,7 @@ def smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     """Bounds of log delta(epsilon) with 13 nodes; close where users x rest x (1 - rest) is large."""
     s = sum_at(law, users, epsilon)
-    t = saddle(s)
+    t = known(s, saddle(s))
     h = LAST_NODE / (NODES * t.deviation)
     small = NODES * h <= 1  # all angles at the nodes too, as all |x| are at most 1; elsewhere there is no bound
     h_or_1 = xp.where(small, h, 1 / NODES)
@@ -338,6 +338,7 @@ def _period(s: Sum, t: Tilt, nodes: Any) -> Any:
     size = t.c**2 * xp.sqrt(t.deviation**2 + 2 / t.c**2)  # about 1 / (2.5 E[S_+] e^-K)
     relative = (right + xp.minimum(plain, remainder)) * size
     allowed = (_PERIODS <= nodes / _NODES_A_PERIOD) | (_PERIODS == _PERIODS[0])
+    allowed = allowed & (relative >= 0)
     return _PERIODS[0] * _LONGER ** xp.argmin(xp.where(allowed, xp.maximum(relative, _ALIAS / nodes**3), xp.inf))
 
 
@@ -351,7 +352,7 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     s = sum_at(law, users, epsilon)
     if moved is not None:
         s = s._replace(velocity=-moved.x, growth=moved.mass, certain_slope=moved.certain)
-    t = saddle(s)
+    t = known(s, wider(s, saddle(s)))
     h = 2 * math.pi / (_period(s, t, most_nodes) * t.deviation)
     block = _LONG_BLOCK if long_arrays_pay() and not xp.many else _BLOCK
     blocks = xp.ceil(most_nodes / block)

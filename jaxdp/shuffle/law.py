@@ -177,7 +177,7 @@ def finite_law(table: Any, person: Any, other: Any, held: Any = None) -> Law:
     live = (first > 0) & (second > 0)
     logs = [xp.log(xp.where(live, side, 1.0)) for side in (first, second)]
     # the logarithms' rounding, outward for upper bounds: from the largest loss on delta is 0. Alike for both signs, so
-    # that outcomes that mirror each other still do; what it moves in the others is below what every sum is charged.
+    # that outcomes that mirror each other still do; the mean of X is then that of the outcomes (`sum_at`).
     blur = (4e-16 if blanket else -4e-16) * (1 + xp.abs(logs[0]) + xp.abs(logs[1]))
     loss = logs[0] - logs[1]
     loss = loss + xp.sign(loss) * blur

@@ -4,10 +4,15 @@ import math
 from typing import Any, NamedTuple
 
 from jaxdp.domains import NEXT_TO_ZERO
+from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_one_plus, polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
 
+_AGREEING = 64 * ULP  # relative difference of two means that rounding explains
+_LARGEST_EXPONENT = 690.0
+_LEAST_SPREAD = 0.02  # of a tilt: its deviations times c, with which the longest period has small aliases
+_LEAST_DEVIATION = 1e-12  # of a tilted sum, relative to that of the moduli
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
 
 
@@ -53,12 +58,16 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)
     scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
+    # in closed form it keeps its digits for many users; not of a table whose rounding is more than that of the sum
+    mean = -xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))
+    parts = xp.where(live, excess, 0.0)
+    apart = xp.abs(mean - xp.sum(parts)) > _AGREEING * xp.sum(xp.abs(parts))
     return Sum(
         x / scale,
         xp.where(live, law.base, 0.0),
         xp.where(live, odds * law.second / base, 0.0) / scale,
         law.rest,
-        (-xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))) / scale,
+        xp.where(apart, xp.sum(parts), mean) / scale,
         xp.log(scale / users),
         xp.sum(xp.where(gives_away, excess, 0.0)),
         -xp.sum(xp.where(gives_away, odds * law.second, 0.0)),
@@ -98,7 +107,8 @@ def saddle(s: Sum) -> Tilt:
     """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
     square = s.users * xp.sum(s.mass * s.x * s.x)
     drift = -s.users * s.mean
-    start = (drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square)
+    most = _LARGEST_EXPONENT / xp.maximum(xp.max(s.x), NEXT_TO_ZERO)
+    start = xp.minimum((drift + xp.sqrt(drift * drift + 8 * square)) / (2 * square), most)
 
     def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         c, _, count = state
@@ -106,10 +116,29 @@ def saddle(s: Sum) -> Tilt:
         excess = c * t.mean - 2
         rise = excess / xp.maximum(c * t.mean + (c * t.deviation) ** 2, 0.5)
         rise = xp.clip(rise, -1.5, 1.5)
-        return c * xp.exp(-rise), xp.abs(rise), count + 1
+        return xp.minimum(c * xp.exp(-rise), most), xp.abs(rise), count + 1
 
     def unfinished(state: tuple[Any, Any, Any]) -> Any:
         return (state[1] > 1e-3) & (state[2] < 60)
 
     c, _, _ = xp.while_loop(unfinished, step, (start, xp.ones_like(start), xp.zeros((), xp.int32)))
     return _tilt(s, xp.stop_gradient(c))
+
+
+def wider(s: Sum, t: Tilt) -> Tilt:
+    """A tilt that leaves the rare reports that decide: smaller until the deviation is some part of 1/c, or c is 1."""
+
+    def spread(c: Any) -> tuple[Any, Any]:
+        return c, c * _tilt(s, c).deviation
+
+    def narrow(state: tuple[Any, Any]) -> Any:
+        return (state[1] < _LEAST_SPREAD) & (state[0] > 1)
+
+    c, _ = xp.while_loop(narrow, lambda state: spread(0.5 * state[0]), (t.c, t.c * t.deviation))
+    return _tilt(s, xp.stop_gradient(c))
+
+
+def known(s: Sum, t: Tilt) -> Tilt:
+    """The tilt; of no use where rounding alone may be as large as its deviation, which then is NaN."""
+    noise = _LEAST_DEVIATION * s.users * xp.sum(t.weights * xp.abs(s.x))
+    return t._replace(deviation=xp.where(t.deviation > noise, t.deviation, xp.nan))
