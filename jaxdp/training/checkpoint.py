@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxdp import validate
@@ -45,6 +46,10 @@ def _require_bare(state: Any) -> None:
             f"state must be a NoisyState, got {type(state).__name__}. Of the state of a chain give the NoisyState in "
             "it, and the rest together with the parameters."
         )
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return sorted(tuple(getattr(leaf, "shape", np.shape(leaf)) or ()) for leaf in jax.tree.leaves(tree))
 
 
 class Checkpoints:
@@ -97,11 +102,17 @@ class Checkpoints:
         path = self._directory / str(newest if count is None else count)
         if not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}.")
+        wanted = {"params": params, "state": state._asdict()}
+        others = ValueError(f"params must have the structure and shapes of those saved at {path}.")
         with self._orbax.StandardCheckpointer() as reader:
+            saved = reader.metadata(path)  # beforehand: a failed read leaves noise on standard error
+            saved = getattr(saved, "item_metadata", saved)
+            if _shapes(getattr(saved, "tree", saved)) != _shapes(wanted):
+                raise others
             try:
-                found = reader.restore(path, {"params": params, "state": state._asdict()})
+                found = reader.restore(path, wanted)
             except ValueError as error:
-                raise ValueError(f"params must have the structure and shapes of those saved at {path}.") from error
+                raise others from error
         restored = NoisyState(**found["state"])
         refuse_rewind(restored, max(newest, int(np.asarray(state.count))))
         if not np.array_equal(np.asarray(restored.key), np.asarray(state.key)):
