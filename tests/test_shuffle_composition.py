@@ -277,6 +277,12 @@ def test_delta_at_a_negative_epsilon_is_at_least_what_every_pair_has(local_delta
     assert (jaxdp.tradeoff(jaxdp.repeat(one, 2), [0.5, 0.95, 0.99]) <= [0.5, 0.05, 0.01]).all()
 
 
+def test_composed_rounds_that_may_give_a_person_away_do_so_at_an_infinite_epsilon_too():
+    one = jaxdp.Shuffled(jaxdp.FiniteRandomizer([[0.5, 0.5, 0.0], [0.5, 0.3, 0.2]]), 5)
+    assert (jaxdp.delta(jaxdp.repeat(one, 2), [50.0, np.inf]) >= 0.36).all()
+    assert jaxdp.delta(jaxdp.compose(one, jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0), 5)), np.inf) >= 0.2
+
+
 def test_shuffling_with_a_local_delta_is_never_worse_than_without():
     local, users = jaxdp.LocalRandomizer([0.5, 1.0, 0.5], [1e-3, 1e-6, 0.3]), np.array([[3], [1000], [100_000]])
     for verb, at in ((jaxdp.epsilon, [1e-2, 1e-4, 0.4]), (jaxdp.delta, [0.3, 0.9, 0.1])):

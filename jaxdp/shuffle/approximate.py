@@ -60,7 +60,8 @@ def alone(verb: str, eps0: Any, delta0: Any, target: Any) -> Any:
         return xp.where(target >= 1, 0.0, xp.where(target >= delta0, found, np.inf))
     # below -eps0 no test tells more than that all mass of one side counts
     least = -xp.expm1(xp.minimum(target, 0.0))
-    share = xp.maximum(-xp.expm1(xp.minimum(target - eps0, 0.0)) / (1 + xp.exp(-eps0)), least)
+    below = xp.where(eps0 == np.inf, -np.inf, xp.minimum(target - xp.where(eps0 == np.inf, 0.0, eps0), 0.0))
+    share = xp.maximum(-xp.expm1(below) / (1 + xp.exp(-eps0)), least)
     return xp.where(share > 0, xp.minimum(delta0 * (1 + 4 * ULP) + (1 - delta0) * share * (1 + 16 * ULP), 1.0), delta0)
 
 
