@@ -237,9 +237,9 @@ def _corners(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray
         slope = np.diff(value, axis=-1) / np.diff(at, axis=-1)
         rise, fall = slope[..., :2], slope[..., 2:]
         meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
-    beside = 1e-6 * (high - low)  # an end of the cell is known already: its middle
-    inside = (meet > low + beside) & (meet < high - beside)
-    most = np.where(inside, value[..., 1:3] + rise * (meet - low), np.maximum(value[..., 1:3], value[..., 2:4]))
+        beside = 1e-6 * (high - low)  # an end of the cell is known already: its middle
+        inside = (meet > low + beside) & (meet < high - beside)
+        most = np.where(inside, value[..., 1:3] + rise * (meet - low), np.maximum(value[..., 1:3], value[..., 2:4]))
     return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high))), np.max(most, axis=-1)
 
 
