@@ -277,6 +277,9 @@ def test_delta_at_a_negative_epsilon_is_at_least_what_every_pair_has():
     for eps0, local in ((0.0, 0.0), (1.0, 0.0), (1.0, 1e-3)):
         least = local + (1 - local) * -np.expm1(epsilon)
         assert (approximate.alone("delta", eps0, local, epsilon) >= least).all()
+    assert np.isnan(approximate.alone("delta", np.nan, 0.0, 1.0)) and np.isnan(
+        approximate.alone("delta", 1.0, 0.0, np.nan)
+    )
 
 
 def test_composed_rounds_that_may_give_a_person_away_do_so_at_an_infinite_epsilon_too():

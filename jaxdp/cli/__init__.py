@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
     options = [word.partition("=")[0] for word in argv]
     wrong = ""
-    if named and "--from" in options:
+    if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # which have no such option
         wrong = f"give a MECHANISM or --from FILE.json, got both ({named})."
     elif named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's options would overwrite these
         wrong = f"{options[1]} must come after {named}, the name of the mechanism."

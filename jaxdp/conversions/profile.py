@@ -232,7 +232,7 @@ def _smallest_mu(epsilon, delta):
         mu = xp.exp(log_mu) * xp.asarray(_OUTWARD)[i]
         return xp.where(gaussian.delta_bounds(mu, epsilon)[0] >= delta, mu, best)
 
-    high = xp.fori_loop(0, _OUTWARD.size, outward, xp.exp(largest))
+    high = xp.fori_loop(0, _OUTWARD.size, outward, xp.exp(largest))  # there no delta below 1 is left uncovered
     # rounded down: a delta that exceeds it by less than its rounding may need a mu > 0
     least = xp.maximum(-xp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
     return xp.where(delta <= least, 0.0, xp.where(delta < 1, high, xp.inf))

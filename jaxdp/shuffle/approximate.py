@@ -62,7 +62,8 @@ def alone(verb: str, eps0: Any, delta0: Any, target: Any) -> Any:
     least = -xp.expm1(xp.minimum(target, 0.0))
     below = xp.where(eps0 == np.inf, -np.inf, xp.minimum(target - xp.where(eps0 == np.inf, 0.0, eps0), 0.0))
     share = xp.maximum(-xp.expm1(below) / (1 + xp.exp(-eps0)), least)
-    return xp.where(share > 0, xp.minimum(delta0 * (1 + 4 * ULP) + (1 - delta0) * share * (1 + 16 * ULP), 1.0), delta0)
+    both = xp.minimum(delta0 * (1 + 4 * ULP) + (1 - delta0) * share * (1 + 16 * ULP), 1.0)
+    return xp.where(share <= 0, delta0, both)  # (NaN stays)
 
 
 def over_weaker(verb: str, central: Callable[..., Any], lost: Callable[..., Any], target: Any) -> Any:
