@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -274,3 +275,34 @@ def test_asking_leaves_the_x64_flag_alone():
     make(learning_rate=decay).after(40)
     assert not jax.config.jax_enable_x64
     assert jnp.asarray(1.0).dtype == jnp.float32
+
+
+def last_iterates_apart(gradients, others, steps, sgd):
+    """Distance of the means of the last iterates of two data sets over their common deviation, of linear losses."""
+    keep = 1 - sgd.learning_rate * sgd.loss.strong_convexity
+    means = [0.0, 0.0]
+    for t in range(steps):
+        means = [
+            keep * mean - sgd.learning_rate * of[t % len(of)]
+            for mean, of in zip(means, (gradients, others), strict=True)
+        ]
+    return abs(means[0] - means[1]) / (
+        sgd.learning_rate * sgd.noise_std * math.sqrt(sum(keep ** (2 * t) for t in range(steps)))
+    )
+
+
+def test_a_removed_example_moves_all_later_ones_so_only_replace_one_is_accounted():
+    loss = StronglyConvexLoss(lipschitz=1.0, smoothness=0.05, strong_convexity=0.05)
+    sgd = NoisyProjectedSGD(loss, learning_rate=1.0, noise_std=2.0, batch_size=1, num_examples=40)
+    signs = np.repeat([1.0, -1.0], 20)
+    steps = 20 * 40
+    mu = float(sgd.after(steps).mu)
+    assert last_iterates_apart(signs, np.append(-1.0, signs[1:]), steps, sgd) <= mu
+    assert last_iterates_apart(signs, signs[1:], steps, sgd) > 2 * mu
+    for relation in ("add", "remove", "add_or_remove"):
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="available: 'replace_one'"):
+            jaxdp.epsilon(sgd.after(steps), DELTA, relation=relation)
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="'add_or_remove'"):
+        jaxdp.epsilon(jaxdp.PoissonSampled(sgd.after(steps), 0.1), DELTA)
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation= can be 'replace_one'"):
+        jaxdp.epsilon(jaxdp.compose(sgd.after(steps), jaxdp.Gaussian(5.0)), DELTA)

@@ -375,7 +375,8 @@ class NoisyIteration(GaussianMechanism):
 
     contraction: Lipschitz constant of psi_j for one of two neighbouring runs, >= 0.
     noise_std: standard deviation of the noise of step j, >= 0.
-    shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0.
+    shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0. (A
+        record that is removed from a fixed order moves all after it: every step from there on has a shift.)
 
     The last axis of each array is the steps; leading axes are a grid. A single number is that of every step.
 

@@ -89,7 +89,8 @@ class NoisyProjectedSGD:
     clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
     rounding: l2 bound on the floating-point error of one update, charged to each step of both runs: `float32_rounding`.
 
-    Guarantee: replacing one example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
+    Guarantee: under replace_one alone (a removed example moves later ones to other places of the order). Replacing one
+    example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
     = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is mu-GDP with mu
     of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance of two runs
     (constant settings only). The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7
@@ -239,7 +240,8 @@ class NoisyProjectedSGD:
     def iteration(self, steps: Step, example: int | None = None) -> NoisyIteration:
         """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
 
-        Without `rounding` and without the bound that a radius gives; order "cyclic" only.
+        Without `rounding` and without the bound that a radius gives; order "cyclic" only. Its shifts are those of
+        replace_one, and so is what it guarantees: a removed example moves all later ones to other places.
         """
         if self.order != "cyclic":
             raise ValueError(f"order must be 'cyclic' for a step-by-step record, got {self.order!r}. Use after().")

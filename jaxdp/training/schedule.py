@@ -29,7 +29,8 @@ class IteratedRelease(GaussianMechanism):
     """Last iterate of a private training run, as a mu-Gaussian-DP mechanism. Made by `NoisyProjectedSGD.after`.
 
     mu: upper bound of the parameter of the optimal shift allocation, >= 0, any shape (one entry per example).
-    Natural relation: replace_one.
+    The only relation is replace_one: without a record those after it move to other places of the order, and the two
+    runs differ in every step.
 
     Assumes: what `NoisyProjectedSGD` assumes; above all, that nothing but the last iterate is released.
 
@@ -40,7 +41,7 @@ class IteratedRelease(GaussianMechanism):
     """
 
     mu: RealField = field(NONNEGATIVE_OR_INFINITE)
-    relations: ClassVar[tuple[Relation, ...]] = ("replace_one", "add_or_remove", "add", "remove")
+    relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
 
     def gaussian_mu(self) -> Number:
         """The field itself."""
