@@ -67,6 +67,8 @@ def grids_of(
     order. close: gap asked for and most nodes of the log deltas that place the grids.
     """
     found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
+    if not found:
+        return [None] * len(stacks)
     first = []
     for flat, t in found:
         orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.domains import SMALLEST
+from jaxdp.mechanisms.basic import ApproximateDP
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.numerics.rounding import ULP
@@ -65,10 +66,10 @@ class _Rounds:
             return _lost(_weaker(params, by), epsilon)
 
         if np.any(_lost(params, np.zeros(target.shape))):
-            upper = over_weaker(self.verb, central, lost, target)
+            alone = solver(_unshuffled(params))(upper_law, _PAIR_GAP)(target)[1]
+            upper = np.fmin(over_weaker(self.verb, central, lost, target), alone)
         else:
             upper = central(np.zeros(target.shape), target)
-        upper = np.fmin(upper, _report_by_report(self.verb, params, target))
         lower = np.zeros(target.shape) if asked.upper_only else own(lower_law_of, LOWER_GAP)(target)[0]
         return np.fmin(lower, upper), upper
 
@@ -92,6 +93,19 @@ def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     return tuple((pure(record), times) for record, times in stacks)
 
 
+def _unshuffled(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """The stacks, rounds with a local delta replaced by what one report alone guarantees."""
+    made: list[Stack] = []
+    for record, times in stacks:
+        if isinstance(record, Shuffled):
+            leaky = np.asarray(record.local_delta()) > 0
+            alone = ApproximateDP(record.max_loss(), record.local_delta())
+            made += [(record, np.where(leaky, 0.0, times)), (alone, np.where(leaky, times, 0.0))]
+        else:
+            made.append((record, times))
+    return tuple(made)
+
+
 def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
     """What the local deltas add to delta: the sum of the rounds' additive terms."""
     array = jnp if is_traced(stacks, epsilon) else np
@@ -104,18 +118,17 @@ def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
 
 
 def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
-    """Upper bound of compositions of rounds alone: each is (eps0, delta0)-DP without its shuffling; both are added."""
-    array = jnp if is_traced(stacks, target) else np
-    largest = lost = array.zeros(np.shape(target))
+    """Upper bound of traced rounds alone: each is (eps0, delta0)-DP without its shuffling; both numbers are added."""
+    largest = lost = jnp.zeros(np.shape(target))
     for record, times in stacks:
         if not isinstance(record, Shuffled):
-            return array.full(np.shape(target), VACUOUS[verb])
-        for_one = record.max_loss(), array.asarray(record.local_delta())
+            return jnp.full(np.shape(target), VACUOUS[verb])
+        for_one = record.max_loss(), jnp.asarray(record.local_delta())
         largest, lost = (
-            total + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
+            total + jnp.sum(times * jnp.where(times > 0, each, 0.0), axis=-1)
             for total, each in zip((largest, lost), for_one, strict=True)
         )
-    return alone(verb, largest * (1 + 1e-12), array.minimum(lost * (1 + 1e-12), 1.0), target)
+    return alone(verb, largest * (1 + 1e-12), jnp.minimum(lost * (1 + 1e-12), 1.0), target)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
