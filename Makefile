@@ -39,7 +39,8 @@ demo: $(STAMPS)/demo
 		--out out/sweep.nc --plot out/sweep.png > out/sweep.txt
 	cat out/sweep.txt
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # a file compiles in one process
+# A file compiles in one process. NumPy multiplies matrices in one thread: several wait busily for one another.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMPS)/test
 	$(PYTEST) -m "not thorough"

@@ -249,6 +249,7 @@ _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _EACH_NUMBER}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
     "stack": np.stack,
+    "where": rows.where,
     "lookup": lambda table, place: table[place] if isinstance(table, Rows) else elementwise(table.__getitem__)(place),
     "while_loop": rows.while_loop,
     "cond": rows.cond,

@@ -87,23 +87,47 @@ def _axis(axis: Any, ndim: int) -> Any:
     return tuple(_axis(each, ndim) for each in axis) if isinstance(axis, tuple) else axis + 1 if axis >= 0 else axis
 
 
+def _axes(value: Any) -> int:
+    """Number of axes of one point's array; `np.ndim` of a number takes longer than most sums of small arrays."""
+    kind = type(value)
+    return value.data.ndim - 1 if kind is Rows else 0 if kind is float or kind is int else np.ndim(value)
+
+
+def _spread(rows: Rows, axes: int) -> np.ndarray:
+    """Of all points, with as many axes of length 1 in front of a point's as it takes."""
+    shape = rows.data.shape
+    return rows.data if len(shape) > axes else rows.data.reshape(shape[0], *(1,) * (axes + 1 - len(shape)), *shape[1:])
+
+
 def _aligned(values: Sequence[Any]) -> list[Any]:
     """Arrays that broadcast as the points' arrays do."""
-    ndim = max(np.ndim(value) for value in values)
+    axes = max(map(_axes, values))
+    return [_spread(value, axes) if type(value) is Rows else value for value in values]
 
-    def spread(value: Any) -> Any:
-        if not isinstance(value, Rows):
-            return value
-        return value.data.reshape(len(value.data), *(1,) * (ndim - value.ndim), *value.shape)
 
-    return [spread(value) for value in values]
+def _operator(ufunc: np.ufunc) -> tuple[Callable[[Rows, Any], Rows], Callable[[Rows, Any], Rows]]:
+    """With the rows on the left and on the right."""
+    return (
+        lambda self, other: Rows(ufunc(*_aligned((self, other)))),
+        lambda self, other: Rows(ufunc(*_aligned((other, self)))),
+    )
+
+
+# Those of the mixin's operators that are used most, without NumPy's search for who computes them: half their time.
+_OFTEN: dict[str, np.ufunc] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide}
+_OFTEN |= {"and": np.bitwise_and, "or": np.bitwise_or}
+for _name, _ufunc in _OFTEN.items():
+    for _side, _method in zip(("__{}__", "__r{}__"), _operator(_ufunc), strict=True):
+        setattr(Rows, _side.format(_name), _method)
+for _name, _ufunc in {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}.items():
+    setattr(Rows, f"__{_name}__", _operator(_ufunc)[0])
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of numbers, of whatever is given: rows, arrays, numbers."""
 
     def each(*values: Any) -> Any:
-        some = any(isinstance(value, Rows) for value in values)
+        some = any(type(value) is Rows for value in values)
         return Rows(function(*_aligned(values))) if some else function(*values)
 
     return each
@@ -129,9 +153,9 @@ def _append(x: Any, more: Any) -> Any:
     return np.concatenate([a.ravel() if isinstance(a, Rows) else np.ravel(a) for a in (x, more)])
 
 
-_where = elementwise(np.where)
+where = elementwise(np.where)
 _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
-    np.where: _where,
+    np.where: where,
     np.round: elementwise(np.round),
     np.concatenate: _joined(np.concatenate, 0),
     np.stack: _joined(np.stack, 1),
@@ -158,14 +182,14 @@ def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], sta
         if not some.any():
             return state
         new = body(state)
-        state = new if some.all() else jax.tree.map(lambda a, b, keep=going: _where(keep, a, b), new, state)
+        state = new if some.all() else jax.tree.map(lambda a, b, keep=going: where(keep, a, b), new, state)
 
 
 def cond(which: Any, yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
     """Both branches, where points differ, and of each point the one that it takes."""
     if not isinstance(which, Rows):
         return yes(*args) if which else no(*args)
-    return jax.tree.map(lambda a, b: _where(which, a, b), yes(*args), no(*args))
+    return jax.tree.map(lambda a, b: where(which, a, b), yes(*args), no(*args))
 
 
 def set_at(x: Any, place: Any, value: Any) -> Rows:
