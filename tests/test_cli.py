@@ -296,11 +296,58 @@ def test_whole_ranges_are_rounded_and_distinct_but_lists_are_left_as_typed():
     np.testing.assert_array_equal(parse_range("n", "3,1.5", whole=True), [3, 1.5])
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "0:1:3:log", "1:2:3:lin", "1:2:3:log:4", "1:2:2.5",
-                                  "1:inf:3", "1:2:99999999999"])  # fmt: skip
-def test_a_malformed_range_is_a_sentence(text):
-    with pytest.raises(ValueError, match="x must be a number, a comma list or START:STOP:COUNT"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "'', which is no number"),
+        ("1%", "'1%', which is no number"),
+        ("1/0", "'1/0', which is no number"),
+        ("1:2", "x must be START:STOP:COUNT or START:STOP:COUNT:log where it is a range, got '1:2'"),
+        ("1:2:3:lin", "x must be START:STOP:COUNT or START:STOP:COUNT:log"),
+        ("1:2:3:log:4", "x must be START:STOP:COUNT or START:STOP:COUNT:log"),
+        ("1:2:0", "x must have a COUNT of 1..10000000, a whole number, got '1:2:0'"),
+        ("1:2:2.5", "x must have a COUNT"),
+        ("1:2:99999999999", "x must have a COUNT"),
+        ("1:inf:3", "x must have finite ends"),
+        ("0:1:3:log", "x must have ends above 0 to be spaced by its logarithm"),
+    ],
+)
+def test_a_malformed_range_is_a_sentence(text, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
         parse_range("x", text)
+
+
+def test_a_quotient_is_a_number():
+    np.testing.assert_array_equal(parse_range("q", "1/235,1/4:1/2:2"), [1 / 235, 0.25, 0.5])
+
+
+def test_a_row_says_the_relation_and_the_number_of_categories_that_nobody_typed(capsys):
+    (row,) = records(capsys, *"epsilon shuffle --randomizer krr --eps0 1 --n 1e5 --delta 1e-8".split())
+    assert (row["relation"], row["num_categories"]) == ("replace_one", 2.0)
+    (row,) = records(capsys, *"delta dpsgd --sigma 1 --q 1/100 --epsilon 2 --relation add".split())
+    assert row["relation"] == "add"
+    (row,) = records(capsys, *"calibrate gaussian --solve-for sigma --epsilon 1 --delta 1e-5".split())
+    assert row["relation"] == "add_or_remove"
+
+
+@pytest.mark.parametrize("name", ["OUE", "unary"])
+def test_a_randomizer_may_have_the_name_that_the_field_gives_it(capsys, name):
+    (row,) = records(capsys, *f"epsilon shuffle --randomizer {name} --eps0 1 --n 1e5 --delta 1e-8".split())
+    assert row["randomizer"] == "unary"
+
+
+def test_an_end_of_the_bracket_is_said_to_be_one(capsys):
+    given = "calibrate gaussian --solve-for sigma --epsilon 1 --delta 1e-5 --bracket".split()
+    status, out, err = run(capsys, *given, "50:100")
+    assert status == 0 and out.split()[-1] == "50" and "every value between its ends meets the target" in err
+    assert run(capsys, *given, "1:100")[2] == ""
+
+
+def test_an_option_is_read_with_underscores_and_an_unknown_one_named(capsys):
+    status, out, err = run(capsys, *"epsilon gaussian --noise_multiplier 1 --delta 1e-5".split())
+    assert status == 0
+    status, out, err = run(capsys, *"epsilon gaussian --sigma 1 --delta 1e-5 --typo 2".split())
+    assert status == 2 and "jaxdp epsilon gaussian has no option --typo: see jaxdp epsilon gaussian --help." in err
 
 
 @pytest.mark.parametrize(
@@ -433,7 +480,7 @@ def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
     status, out, err = run(capsys, *given, "--progress", "--json")
     assert status == 0 and "64/65" in err and "65/65" in err
     for row, quiet in zip(json.loads(out), records(capsys, *given), strict=True):
-        assert row == pytest.approx(quiet, rel=1e-12)
+        assert row.pop("relation") == quiet.pop("relation") and row == pytest.approx(quiet, rel=1e-12)
     given = ["calibrate", "gaussian", "--solve-for", "sigma", "--epsilon", "1:3:3", "--delta", "1e-6"]
     status, out, err = run(capsys, *given, "--progress", "--json")
     assert status == 0 and "3/3" in err

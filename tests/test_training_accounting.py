@@ -304,5 +304,5 @@ def test_a_removed_example_moves_all_later_ones_so_only_replace_one_is_accounted
             jaxdp.epsilon(sgd.after(steps), DELTA, relation=relation)
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="'add_or_remove'"):
         jaxdp.epsilon(jaxdp.PoissonSampled(sgd.after(steps), 0.1), DELTA)
-    with pytest.raises(jaxdp.UnsupportedMechanismError, match="relation= can be 'replace_one'"):
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="give relation 'replace_one'"):
         jaxdp.epsilon(jaxdp.compose(sgd.after(steps), jaxdp.Gaussian(5.0)), DELTA)

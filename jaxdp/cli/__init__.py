@@ -13,6 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
     argv = sys.argv[1:] if argv is None else argv
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
+    argv = [_spelled(word) for word in argv]
     options = [word.partition("=")[0] for word in argv]
     wrong = ""
     if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # which have no such option
@@ -22,7 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong:
         print(f"jaxdp: error: {wrong}", file=sys.stderr)
         return 2
-    arguments = make_parser().parse_args(argv)
+    arguments, unknown = make_parser().parse_known_args(argv)
+    if unknown:
+        of = f"jaxdp {argv[0]} {named}" if named else f"jaxdp {argv[0]}"
+        print(f"jaxdp: error: {of} has no option {unknown[0]}: see {of} --help.", file=sys.stderr)
+        return 2
     try:
         arguments.run(arguments)
         sys.stdout.flush()
@@ -35,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxdp: interrupted. {interrupt}", file=sys.stderr)
         return 130
     return 0
+
+
+def _spelled(word: str) -> str:
+    """An option with hyphens, as it may be typed with underscores."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp.cli import mechanisms, text
-from jaxdp.mechanisms.composition import batch_shape
+from jaxdp.mechanisms.composition import batch_shape, natural_relation
 from jaxdp.runtime.extras import pieces
 
 # verb: (what it is asked at; the columns that it computes, with the side to which each is rounded for display; help)
@@ -69,11 +69,13 @@ def _bounds(arguments: argparse.Namespace) -> None:
 
     def columns(mechanism: Any, at: np.ndarray) -> dict[str, Any]:
         found = verbs[arguments.verb](mechanism, at, relation=arguments.relation, **asked)
-        return {target: at} | dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
+        columns = dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
+        return {"relation": np.array(arguments.relation or natural_relation(mechanism)), target: at} | columns
 
     def of_name() -> Iterator[dict[str, Any]]:
         for rows, case in mechanisms.points_of(arguments, mechanisms.axes_of(arguments) | {target: points}):
-            yield rows | case | columns(mechanisms.build(arguments.mechanism, rows | case), rows[target])
+            others = {name: column for name, column in (rows | case).items() if name != target}
+            yield others | columns(mechanisms.build(arguments.mechanism, rows | case), rows[target])
 
     def of_file() -> Iterator[dict[str, Any]]:
         mechanism = mechanisms.read(arguments.source)
@@ -97,23 +99,35 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     names = {spelled(flag): option.name for option in options for flag in (option.flag, *option.aliases)}
     wanted = names.get(spelled(arguments.solve_for), "")
     if not wanted:
-        raise ValueError(f"solve-for must be one of {', '.join(map(repr, names))}, got {arguments.solve_for!r}.")
+        known = ", ".join(repr(name.replace("_", "-")) for name in names)
+        raise ValueError(f"solve-for must be one of {known}, got {arguments.solve_for!r}.")
     axes = mechanisms.axes_of(arguments, solved_for=wanted)
     axes |= {name: text.parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
     bracket = text.parse_bracket(arguments.bracket)
 
+    def made(fixed: dict[str, Any], value: Any) -> Any:
+        return mechanisms.build(arguments.mechanism, fixed | {wanted: value})
+
     def solved() -> Iterator[dict[str, Any]]:
         for rows, case in mechanisms.points_of(arguments, axes):
+            make = functools.partial(made, rows | case)
             values = jaxdp.calibrate(
-                lambda value, fixed=rows | case: mechanisms.build(arguments.mechanism, fixed | {wanted: value}),
+                make,
                 epsilon=rows["epsilon"],
                 delta=rows["delta"],
                 bracket=bracket,
                 relation=arguments.relation,
             )
+            if bracket and np.any(np.isin(values, bracket)):
+                print(
+                    f"jaxdp: note: where {wanted} is an end of the bracket, every value between its ends meets the target: "
+                    "the best one may lie beyond.",
+                    file=sys.stderr,
+                )
             # in full: a value rounded for display might miss the target
             shown = [repr(float(value)).removesuffix(".0") for value in values]
-            yield rows | case | {wanted: values if arguments.json else shown}
+            relation = np.array(arguments.relation or natural_relation(make(values)))
+            yield rows | case | {"relation": relation, wanted: values if arguments.json else shown}
 
     text.print_table(_rows(solved()), {}, arguments.json)
 

@@ -38,7 +38,7 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
 
-_STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times",))
+_STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1", aliases=("--times", "--rounds"))
 
 
 class Maker(NamedTuple):
@@ -89,6 +89,7 @@ RANDOMIZERS = {
     "hadamard": Maker("Hadamard response", jaxdp.HadamardResponse, (_EPS0,)),
     "laplace": Maker("Laplace noise on a number in [0, 1]", jaxdp.LocalLaplace, (_EPS0,)),
 }
+_ALSO_CALLED = {"oue": "unary", "rappor": "symmetric-unary", "olh": "hashing", "blh": "binary-hashing"}
 MECHANISMS = {
     "gaussian": Maker("Gaussian noise", jaxdp.Gaussian, (_NOISE,)),
     "laplace": Maker("Laplace noise", jaxdp.Laplace, (_SCALE,)),
@@ -126,7 +127,7 @@ MECHANISMS = {
     "discrete-gaussian": Maker(
         "discrete Gaussian noise on a whole number",
         jaxdp.DiscreteGaussian,
-        (Option("scale", "sigma of the noise, > 0", aliases=("--sigma",)), _SENSITIVITY),
+        (Option("sigma", "sigma of the noise, > 0", aliases=("--scale",)), _SENSITIVITY),
     ),
     "discrete-laplace": Maker(
         "discrete Laplace (geometric) noise on a whole number",
@@ -220,7 +221,8 @@ def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
-    return [] if text is None else [validate.choice(name, each, allowed) for each in text.split(",")]
+    names = [] if text is None else [_ALSO_CALLED.get(each.lower(), each) for each in text.split(",")]
+    return [validate.choice(name, each, allowed) for each in names]
 
 
 def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
@@ -237,6 +239,8 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
                 f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
                 f"{' or '.join(users)}."
             )
+        if text is None and option is _CATEGORIES and (not given or set(users) & set(given)):
+            text = option.default  # it decides the answer: shown
         if solved or (text is None and option.default is not None):
             continue
         if text is None:

@@ -12,7 +12,8 @@ from jaxdp.report.text import outward
 from jaxdp.serialization import strict
 
 RANGE_HELP = (
-    "RANGE is a number, a comma list (0.5,1,2), START:STOP:COUNT (linear) or START:STOP:COUNT:log. Whole-number "
+    "RANGE is a number or a quotient (1/235), a comma list (0.5,1,2), START:STOP:COUNT (linear) or "
+    "START:STOP:COUNT:log. Whole-number "
     "options round the values of a range and drop duplicates. Tables, CSV and JSON write infinity and NaN as inf, -inf "
     "and nan (in JSON as strings, because it has no such numbers); options read the same words."
 )
@@ -22,34 +23,41 @@ _LARGEST_COUNT = 10_000_000  # of the values of a range
 
 def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
     """``a:b:count`` (linear), ``a:b:count:log``, or a comma list; whole values are rounded and made distinct."""
-    try:
-        values = np.concatenate([_piece(piece) for piece in text.split(",")])
-    except ValueError:
-        raise ValueError(
-            f"{name} must be a number, a comma list or START:STOP:COUNT[:log] with finite ends and a count of "
-            f"1..{_LARGEST_COUNT}, got {text!r}."
-        ) from None
+    values = np.concatenate([_piece(name, piece) for piece in text.split(",")])
     if whole and ":" in text:
         values = np.unique(np.rint(values))
     return values
 
 
-def _piece(text: str) -> np.ndarray:
+def _number(name: str, text: str) -> float:
+    top, slash, bottom = text.partition("/")
+    try:
+        return float(top) / float(bottom) if slash else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(
+            f"{name} must be a number, a comma list or START:STOP:COUNT[:log], got {text!r}, which is no number."
+        ) from None
+
+
+def _piece(name: str, text: str) -> np.ndarray:
     parts = text.split(":")
     if len(parts) == 1:
-        return np.array([float(text)])
-    if len(parts) not in (3, 4):
-        raise ValueError(text)
-    start, stop, count = float(parts[0]), float(parts[1]), int(parts[2])
-    if not (np.isfinite(stop - start) and 1 <= count <= _LARGEST_COUNT):
-        raise ValueError(text)
+        return np.array([_number(name, text)])
+    if len(parts) not in (3, 4) or parts[3:] not in ([], ["log"]):
+        raise ValueError(f"{name} must be START:STOP:COUNT or START:STOP:COUNT:log where it is a range, got {text!r}.")
+    start, stop = (_number(name, end) for end in parts[:2])
+    count = int(parts[2]) if parts[2].strip().isdecimal() else 0
+    if not 1 <= count <= _LARGEST_COUNT:
+        raise ValueError(f"{name} must have a COUNT of 1..{_LARGEST_COUNT}, a whole number, got {text!r}.")
+    if not np.isfinite(stop - start):
+        raise ValueError(f"{name} must have finite ends, got {text!r}.")
     if len(parts) == 3:
         return np.linspace(start, stop, count)
-    if parts[-1] == "log" and start > 0 and stop > 0:
-        values = np.geomspace(start, stop, count)
-        values[0], values[-1] = start, stop if count > 1 else start
-        return values
-    raise ValueError(text)
+    if not min(start, stop) > 0:
+        raise ValueError(f"{name} must have ends above 0 to be spaced by its logarithm, got {text!r}.")
+    values = np.geomspace(start, stop, count)
+    values[0], values[-1] = start, stop if count > 1 else start
+    return values
 
 
 def parse_bracket(text: str | None) -> tuple[float, float] | None:

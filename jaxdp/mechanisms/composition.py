@@ -88,7 +88,7 @@ def natural_relation(mechanism: Mechanism) -> Relation:
     if len(naturals) > 1:
         atoms = [atom for atom, _ in flatten(mechanism)]
         common = [repr(each) for each in RELATIONS if each and all(each in atom.relations for atom in atoms)]
-        remedy = f"relation= can be {' or '.join(common)}" if common else "there is no relation that all of them have"
+        remedy = f"give relation {' or '.join(common)}" if common else "there is no relation that all of them have"
         raise UnsupportedMechanismError(
             f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}): {remedy}."
         )
