@@ -261,7 +261,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
     mechanism, value, shape, usable = _admitted(mechanism, name, value)
     if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
         relation = "remove"
-    provenance.note(verb, mechanism, relation or natural_relation(mechanism))
+    provenance.note(verb, mechanism, relation or natural_relation(mechanism), name, value)
     resolved, directions = _resolved(mechanism, relation)
     stacks, size = normal_form(resolved, shape), int(np.prod(shape))
     if size == 0:
@@ -347,7 +347,7 @@ def _run(
     if validate.real_array("gap", gap).ndim or not 0 < gap < 1:
         raise ValueError(f"gap must be one number in (0, 1), got {gap!r}.")
     mechanism, target, shape, usable = _admitted(mechanism, name, target)
-    provenance.note(verb, mechanism, relation or natural_relation(mechanism))
+    provenance.note(verb, mechanism, relation or natural_relation(mechanism), name, target)
     routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
     if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]

@@ -8,6 +8,7 @@ colour, there is one legend, and a title that is there stays.
 from __future__ import annotations
 
 import functools
+import math
 import textwrap
 import weakref
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["band", "curves", "heat_map"]
 
+_COLORS = 10
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
 
@@ -44,7 +46,8 @@ def curves(
 
     y: default the only variable, or "upper".
     dash: the dimension whose values are told apart by the dashes of the lines; colours tell apart all others. Default:
-        a dimension of names (such as "bound") where there is another one for the colours.
+        a dimension of names (such as "bound") where there is another one for the colours, or one of at most six values
+        where there are more lines than the ten colours.
     label: what these lines are, for the legend, such as "upper bound"; needed where one axes shows several calls.
     legend: "outside" (right of the axes), a place that ``Axes.legend`` knows ("best", "upper left", ...), or None for
         no legend. A single curve gets none.
@@ -165,7 +168,7 @@ class _Key:
     def look(self, color: str, dash: str, given: dict[str, Any], *, filled: bool = False) -> dict[str, Any]:
         """Style of one line or band: colour and dashes that stand for its texts, and what the caller asked for."""
         lines, patches = _require("matplotlib.lines"), _require("matplotlib.patches")
-        look = {"color": self.colors.setdefault(color, given.get("color", f"C{len(self.colors) % 10}"))} | given
+        look = {"color": self.colors.setdefault(color, given.get("color", f"C{len(self.colors) % _COLORS}"))} | given
         if not filled:
             free = [d for d in _DASHES if d not in self.dashes.values()] or _DASHES
             look["linestyle"] = given.get("linestyle", self.dashes.setdefault(dash, free[0]))
@@ -245,7 +248,10 @@ def _texts(dataset: Dataset, choice: dict[str, Any], dash: str | None, label: st
 
 def _dash_dimension(values: DataArray, x: str) -> str | None:
     others = [str(d) for d in values.dims if d != x]
-    names = [d for d in others if not np.issubdtype(values[d].dtype, np.number) and values.sizes[d] <= len(_DASHES)]
+    few = [d for d in others if values.sizes[d] <= len(_DASHES)]
+    names = [d for d in few if not np.issubdtype(values[d].dtype, np.number)]
+    if not names and math.prod(values.sizes[d] for d in others) > _COLORS:
+        names = sorted(few, key=lambda d: values.sizes[d])
     return names[-1] if names and len(others) > 1 else None
 
 

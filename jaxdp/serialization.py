@@ -37,6 +37,15 @@ def to_json(mechanism: Mechanism) -> str:
     return json.dumps({"jaxdp": SCHEMA, "mechanism": _encoded("mechanism", mechanism)}, allow_nan=False)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the JSON; ValueError for a name that stands in it twice: readers differ in which one counts."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"text must have each name once in an object, got {twice!r} twice.")
+    return made
+
+
 def from_json(text: str) -> Mechanism:
     """The mechanism that `to_json` wrote, of this release or an older one; equal to the one that was written.
 
@@ -51,7 +60,7 @@ def from_json(text: str) -> Mechanism:
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}.")
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_each_once)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"text must be the JSON of a mechanism, as jaxdp.to_json writes it; not JSON: {error}."

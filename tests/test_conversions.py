@@ -556,3 +556,16 @@ def test_a_profile_down_to_tiny_deltas_gives_a_pair_that_every_verb_takes():
         upper = jaxdp.delta(pair, 0.1, relation="remove")
         assert jaxdp.delta(exact, 0.1, relation="remove") <= upper < 1
     assert np.isfinite(cv.renyi_from_profile(2.0, [0.0, 0.5, 1.0], [0.3, 1e-308, 0.0]))
+
+
+@pytest.mark.parametrize("order", [1 + 1e-12, 1 + 1e-6, 1.001, 2.0, 50.0])
+@pytest.mark.parametrize("eps", [128.99539789718372, 584.5818773666397])
+def test_a_loss_that_is_certain_has_that_renyi_divergence_at_every_order(order, eps):
+    """log q + a (log p - log q) cancels to a number that does not tell its rounding."""
+    assert eps <= cv.renyi_from_profile(order, [eps], [0.0], symmetric=False) <= eps * (1 + 1e-12)
+
+
+def test_a_profile_that_hardly_tells_mu_is_no_fault_of_the_backend(compiled):
+    """A program and NumPy have other last digits of delta there, and other mu."""
+    mu = cv.gdp_mu_from_profile([-1.2733710467513586], [0.7201134808602965])
+    assert 0.177 < mu < 0.179

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
@@ -484,3 +485,30 @@ def test_published_bounds_are_not_rounded_to_nothing():
     exact = 5 * mpmath.mpf(0.3) ** 2 / 2 / sum(mpmath.mpf(0.9) ** (-2 * k) for k in range(1, 8))
     found = iteration.shifted_rdp_optimum(5.0, contraction=0.9, noise_std=1.0, distance=0.3, num_steps=7)
     assert exact <= found <= exact * (1 + mpmath.mpf("1e-12"))
+
+
+def test_noise_behind_a_tiny_contraction_is_not_more_than_there_is():
+    """The square of the contraction underflows: mu was 1e-150."""
+    assert iteration.per_index_mu([1.0, 1e-165], [1.0, 1e-160], [1.0, 0.0])[0] >= 1e-5
+    with jax.enable_x64(True):
+        mu = jax.jit(lambda kappa: iteration.per_index_mu(kappa, jnp.array([1.0, 1e-150]), jnp.array([1.0, 0.0])))
+        assert mu(jnp.array([1.0, 1e-156]))[0] >= 1e-6
+    assert iteration.per_index_mu(1.0, [1.0, 1.6e-162], [0.0, 1e-100])[1] >= 6.25e61  # the square of the noise does
+
+
+def test_a_factor_that_underflows_is_not_forgotten():
+    given = dict(contraction=0.5, noise_std=1.0, distance=1e150)
+    assert iteration.shifted_rdp_path(2.0, num_steps=1100, **given) == pytest.approx(3.3464326495e-35, rel=1e-9)
+    assert iteration.shifted_rdp_optimum(2.0, num_steps=550, **given) == pytest.approx(5.5216138717e-32, rel=1e-9)
+    given = dict(lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=1e165, num_steps=1, index=1)
+    for value in (
+        iteration.feldman_rdp_at_index(1e100, **given),
+        iteration.noisy_sgd_rdp_at_index(1e100, strong_convexity=0.5, **given),
+        4 * iteration.contractive_iteration_rdp(1e100, [1.0], contraction=1.0, noise_std=1e165, shift=[1.0]),
+    ):
+        assert 2e-230 <= value <= 2e-230 * (1 + 1e-11)
+    assert 1e-305 <= iteration.full_batch_mu(1.0, noise_std=1e154, shift=1e-154, num_steps=1e6) <= 1e-305 * (1 + 1e-11)
+
+
+def test_runs_that_are_never_apart_cost_next_to_nothing():
+    assert iteration.gdp_mu(0.9, 1.0, [1.0, 0.0], diameter=0.0) < 1e-100

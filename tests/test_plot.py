@@ -234,3 +234,11 @@ def test_what_cannot_be_drawn_is_one_sentence(dataset, draw, message):
 def test_a_single_point_is_drawn_with_a_marker(dataset):
     ax = plot.curves(axes(), dataset.isel(eps0=[0], num_users=[0], bound=[0]), "eps0", y="epsilon")
     assert ax.lines[0].get_marker() == "o"
+
+
+def test_more_lines_than_colours_are_told_apart_by_dashes():
+    axes = dict(n=[1.0, 2.0], rounds=[1.0, 2.0, 3.0, 4.0], eps0=[0.5, 1.0, 2.0])
+    data = xarray.Dataset({"upper": (tuple(axes), np.ones((2, 4, 3)))}, axes)
+    ax = jaxdp.plot.curves(Figure().subplots(), data, "n")
+    looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
+    assert len(looks) == len(ax.get_lines()) == 12

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -230,3 +231,28 @@ def test_a_word_is_no_flag():
 
 def test_an_empty_tuple_is_an_empty_array():
     assert jaxdp.epsilon(jaxdp.Gaussian(()), 1e-5).shape == (0,)
+
+
+@pytest.mark.parametrize(("steps", "shift"), [(1000, 5e-4), (10000, 5e-4), (300, 2e-3)])
+def test_lower_bounds_of_iterations_with_little_loss_are_below_the_exact_delta(steps, shift):
+    """Next to epsilon 0 delta is proportional to mu: what mu may be too large was charged 2 mu times."""
+    runs, mu = jaxdp.NoisyIteration([1.0] * steps, 1.0, [shift] * steps), mp.sqrt(steps) * mp.mpf(shift)
+
+    def exact(eps):
+        return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
+
+    for eps in (0.0, 1e-3, 1e-2):
+        lower, upper = jaxdp.delta_bounds(runs, eps)
+        assert lower <= exact(mp.mpf(eps)) <= upper <= lower * (1 + 1e-8)
+    for delta in (float(exact(mp.mpf("1e-4"))), float(exact(mp.mpf("1e-2")))):
+        lower, upper = jaxdp.epsilon_bounds(runs, delta)
+        assert exact(mp.mpf(float(upper))) <= delta <= exact(mp.mpf(float(lower)))
+
+
+@pytest.mark.parametrize("last", [2e-24, 3e-24, 7e-24])
+def test_noise_that_is_lost_beside_the_largest_is_not_rounded_up(last):
+    """One digit of 3e-24 / 1e300 is left: epsilon was that of another noise."""
+    runs = jaxdp.NoisyIteration([1.0, 1.0], [1e300, last], [0.0, 1e-24])
+    exact = jaxdp.epsilon_bounds(jaxdp.Gaussian(last / 1e-24), 1e-6)
+    found = jaxdp.epsilon_bounds(runs, 1e-6)
+    assert found.lower <= exact.upper and exact.lower <= found.upper

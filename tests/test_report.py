@@ -354,3 +354,15 @@ def test_a_page_that_loads_something_is_noticed(tmp_path):
     )
     _, complaints = screenshot(page, 390, tmp_path)
     assert any("Content Security Policy" in line for line in complaints)
+
+
+def test_the_profile_does_not_contradict_the_guarantee():
+    """Two certified searches differ by their gaps: delta at the epsilon of 1e-8 was 1.00004e-8."""
+    plan = jaxdp.compose(
+        jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(0.5), 100_000), 3),
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.01), 10),
+    )
+    facts = Facts.of(plan, "replace_one", None, 1e-8)
+    ((epsilon, delta),) = facts.pairs
+    place = np.flatnonzero(facts.grid >= epsilon)[0]
+    assert facts.grid[place] <= epsilon * (1 + 1e-8) and facts.profile.upper[place] <= delta

@@ -104,8 +104,8 @@ def test_the_command_line_accounts_a_file_and_writes_a_table_with_all_digits(tmp
     assert [row["epsilon"] for row in rows] == expected.ravel().tolist()
     lines = table.read_text().splitlines()
     assert (
-        lines[0] == "index,delta,lower,epsilon"
-        and [float(line.split(",")[3]) for line in lines[1:]] == expected.ravel().tolist()
+        lines[0] == "index,relation,delta,lower,epsilon"
+        and [float(line.split(",")[4]) for line in lines[1:]] == expected.ravel().tolist()
     )
 
 
@@ -156,3 +156,10 @@ def test_a_file_that_is_not_there_or_no_mechanism_is_one_sentence(tmp_path, caps
     for name in ("bad.json", "none.json"):
         assert main(["epsilon", "--from", str(tmp_path / name), "--delta", "1e-5"]) == 2
         assert capsys.readouterr().err.startswith("jaxdp: error: ")
+
+
+def test_a_name_that_stands_twice_is_refused():
+    with pytest.raises(ValueError, match="each name once in an object, got 'noise_multiplier' twice"):
+        jaxdp.from_json(
+            '{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0, "noise_multiplier": 200.0}}'
+        )

@@ -91,9 +91,10 @@ def test_attributes_name_the_default_bound_and_shuffled_rounds_inside_compositio
     assert (dataset.attrs["bound"], dataset.attrs["randomizer"]) == ("blanket", "RandomizedResponse")
     other = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6, "stronger")
     with provenance.observe() as calls:
-        provenance.note("epsilon", jaxdp.compose(jaxdp.repeat(one(1.0), 3), jaxdp.Gaussian(2.0), other), "replace_one")
-        provenance.note("epsilon", other, "replace_one")
-        provenance.note("epsilon", jaxdp.Gaussian(1.0), "replace_one")
+        mixed = jaxdp.compose(jaxdp.repeat(one(1.0), 3), jaxdp.Gaussian(2.0), other)
+        provenance.note("epsilon", mixed, "replace_one", "delta", np.array(1e-6))
+        provenance.note("epsilon", other, "replace_one", "delta", np.array([1e-6]))
+        provenance.note("epsilon", jaxdp.Gaussian(1.0), "replace_one", "delta", np.array([1e-6]))
     made_by = provenance.summary(calls)
     assert made_by["bound"] == "blanket, stronger"
     assert made_by["randomizer"] == "RandomizedResponse, LocalRandomizer"
@@ -135,14 +136,17 @@ def test_coordinates_carry_units_and_the_dataset_its_provenance():
 
 def test_observed_calls_are_summed_up_as_attributes():
     with provenance.observe() as calls:
-        provenance.note("epsilon", jaxdp.Gaussian(1.0), "add_or_remove")
-        provenance.note("epsilon", jaxdp.Laplace(1.0), "add_or_remove")
+        provenance.note("epsilon", jaxdp.Gaussian(1.0), "add_or_remove", "delta", np.array(1e-6))
+        provenance.note("epsilon", jaxdp.Laplace(1.0), "add_or_remove", "delta", np.array([1e-6, 1e-5]))
     assert provenance.summary(calls) == {
         "verb": "epsilon",
         "mechanism": "Gaussian, Laplace",
         "relation": "add_or_remove",
+        "delta": "1e-06",  # the target that is no axis of a grid
     }
-    provenance.note("epsilon", jaxdp.Gaussian(1.0), "add")
+    many = [{"delta": str(i)} for i in range(30)]
+    assert provenance.summary(many)["delta"].endswith("18, 19, ...")
+    provenance.note("epsilon", jaxdp.Gaussian(1.0), "add", "delta", np.array(1e-6))
     assert len(calls) == 2  # nothing is kept when nobody observes
 
 

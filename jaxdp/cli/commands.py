@@ -120,8 +120,8 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             )
             if bracket and np.any(np.isin(values, bracket)):
                 print(
-                    f"jaxdp: note: where {wanted} is an end of the bracket, every value between its ends meets the target: "
-                    "the best one may lie beyond.",
+                    f"jaxdp: note: where {wanted} is an end of the bracket, every value between its ends meets the "
+                    "target: the best one may lie beyond.",
                     file=sys.stderr,
                 )
             # in full: a value rounded for display might miss the target

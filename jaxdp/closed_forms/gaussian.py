@@ -47,7 +47,8 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     cancel = xp.where(far, 8 / gap_far, near_error)
     hazard = xp.where(far, 1e-4, xp.maximum(x1, 0.0) + 1)  # density(-5) < 2e-6, the value > 0.2
     error = 2 * ULP * (16 + 4 * hazard * scale + cancel + 4 * xp.abs(xp.where(far, eps, 0.0)))
-    factor = 4 * hazard * scale
+    # next to eps = 0 delta is about proportional to mu, with a factor of at most 1
+    factor = 2 + 4 * hazard * scale
     return value, -xp.exp(log_minus_slope - value), error + mu_error * factor, factor
 
 
@@ -70,7 +71,8 @@ def delta_bounds(
     lower = xp.clip(lower, trivial * (1 - 8 * ULP), 1.0)
     known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, trivial, 1.0))
     good = ~(xp.isnan(mu) | xp.isnan(eps) | (mu < 0))
-    lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, known, 0.0))
+    least = xp.where((mu == xp.inf) & (excess == xp.inf), 0.0, known)
+    lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, least, 0.0))
     upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
     crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, trivial)
     # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): what is left where the Mills ratios cancel, mu below 1e-15
@@ -104,7 +106,8 @@ def epsilon_bounds(
     upper = xp.where(nothing, 0.0, upper)
     known = xp.where((mu == 0) | (delta >= 1), 0.0, xp.inf)
     good = ~(xp.isnan(mu) | xp.isnan(delta) | (mu < 0) | (delta < 0))
-    lower = xp.where(inside, lower, xp.where(good, known, 0.0))
+    surely = good & ~((mu == xp.inf) & (excess == xp.inf))
+    lower = xp.where(inside, lower, xp.where(surely, known, 0.0))
     upper = xp.where(inside, upper, xp.where(good, known, xp.inf))
     return lower, upper
 

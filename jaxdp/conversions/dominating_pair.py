@@ -155,11 +155,15 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     if not both.any():
         return np.full(a.shape, np.inf)[()]
     log_q = np.log(pair.q[both])
-    exponents = log_q + a[..., None] * (np.log(pair.p[both]) - log_q)
+    losses = np.log(pair.p[both]) - log_q
+    exponents = log_q + a[..., None] * losses
     top = exponents.max(-1)
     log_moment = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
-    rounding = 1e-14 * (1 + np.abs(log_moment) + np.abs(exponents).max(-1))
+    size = np.max(np.abs(log_q) + a[..., None] * np.abs(losses), axis=-1)  # of what may cancel in an exponent
+    rounding = 1e-14 * (1 + np.abs(log_moment) + size)
     finite = np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
+    if not alone.any():
+        finite = np.minimum(finite, max(np.max(losses + 1e-14 * (1 + np.abs(log_q) + np.abs(losses))), 0.0))
     return np.where((a > 1) & alone.any(), np.inf, finite)[()]
 
 

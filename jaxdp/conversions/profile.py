@@ -217,7 +217,12 @@ _LEAST_LOG_MU, _HALVINGS = -46.0, 60
 _OUTWARD = 1 + 10.0 ** -np.arange(14.0)
 
 
-@theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256)
+def _unknown(epsilon, delta, *_):
+    """How far two computations of mu may be apart: any distance where only the last digits of delta tell it."""
+    return 1e300 if min(delta + np.expm1(epsilon), 1 - delta) < 1e-6 and (epsilon < 0 or delta > 0.5) else 1e-12
+
+
+@theorem(epsilon=FINITE, delta=PROBABILITY, working_set=256, absolute=_unknown)
 def _smallest_mu(epsilon, delta):
     delta = raised(delta)[0]
 

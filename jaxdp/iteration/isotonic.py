@@ -38,6 +38,15 @@ def _patience(schedule, *_):
     return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
+LEAST_SHARE = 1e-307  # below it numbers lose digits
+
+
+def _share(noise, unit):
+    """noise / unit, and 0, less than there is, where the quotient loses digits."""
+    share = noise / unit
+    return xp.where(share > LEAST_SHARE, share, 0.0)
+
+
 def _unit(numbers):
     """The largest number, or 1 where all are 0: divided by it, they are in the range of their logarithms."""
     largest = xp.max(numbers)
@@ -47,7 +56,7 @@ def _unit(numbers):
 def _log_share(distance, unit):
     """log(distance / unit), from above where the quotient may underflow: a distance is not to be forgotten."""
     share = distance / unit
-    lost = (distance > 0) & (share < 1e-290)
+    lost = (distance > 0) & (share < LEAST_SHARE)
     return xp.where(lost, xp.log(distance) - xp.log(unit) + 1e-12, xp.log(share))
 
 
@@ -119,7 +128,8 @@ def _is_valid(contraction, noise_std, shift):
 
 def _outward(log_mu2, some, log_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; inf where a distance is never hidden by noise, and for invalid input."""
-    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * (xp.abs(log_mu2) + xp.abs(log_unit))
+    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * xp.abs(log_unit)
+    slack = slack + 16 * ULP * xp.where(log_mu2 > -xp.inf, xp.abs(log_mu2), 0.0)
     value = xp.maximum(xp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
     value = xp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
     return xp.where((value < xp.inf) & valid, value, xp.inf)
@@ -140,7 +150,7 @@ def _solve(contraction, noise_std, shift):
     """(mu^2 rounded up, the final blocks)."""
     s_unit, d_unit = _unit(noise_std), _unit(shift)
     log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
-    logs = xp.log(contraction), 2 * xp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit)
+    logs = xp.log(contraction), 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit)
     return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
@@ -186,7 +196,8 @@ def allocation_excess(contraction, noise_std, shift, mu):
     largest = math.log(steps + 1) + 2 * xp.sum(size(contraction, 1.0)) + 2 * xp.max(size(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
-    return xp.where(mu > 1.01 * math.sqrt(NEXT_TO_ZERO), excess, xp.where(mu == 0, 0.0, xp.inf))
+    exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
+    return xp.where(exact, excess, xp.where(mu == 0, 0.0, xp.inf))
 
 
 @jax.custom_jvp
@@ -304,16 +315,18 @@ def single_participation_mu2(contraction, noise_std, shift):
         return shift
     valid = _is_valid(contraction, noise_std, shift)
     unit = _unit(noise_std)
-    huge = 1e300  # less noise than there is: still an upper bound
+    huge = 1e300  # less noise than there is, as are squares and quotients that lose digits: still an upper bound
 
     def step(hidden, x):
         kappa, noise = x
-        here = xp.minimum(noise**2 + hidden, huge)
-        square = xp.where((kappa > 0) & (here > 0), kappa, 1.0) ** 2  # which may underflow
-        before = xp.where(kappa > 0, here / square, huge)
+        here = xp.minimum(_share(noise**2, 1.0) + hidden, huge)
+        square = kappa**2
+        counts = square > LEAST_SHARE
+        before = xp.where(counts, _share(here, xp.where(counts, square, 1.0)), 0.0)
+        before = xp.where(kappa > 0, before, huge)
         return xp.minimum(before, huge), here
 
-    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
+    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, _share(noise_std, unit)), reverse=True)
     moved = xp.where(shift > 0, xp.maximum(shift / unit, 1e-290), 0.0)
     mu2 = (moved / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
     mu2 = xp.where(moved > 0, xp.maximum(mu2, NEXT_TO_ZERO), 0.0)
@@ -384,7 +397,7 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     d_unit = _unit(xp.append(shift, xp.where(xp.isfinite(diameter), diameter, 0.0)))
     log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
     first = xp.arange(count) == 0
-    xs = (xp.log(contraction), 2 * xp.log(noise_std / s_unit), 2 * _log_share(shift, d_unit), first)
+    xs = (xp.log(contraction), 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit), first)
     zero = xp.zeros((), shift.dtype)
     stack = xp.zeros((count + 1, 5), shift.dtype)
     start = (xp.zeros((), xp.int32), stack, zero + xp.inf, zero - xp.inf, xp.asarray(True), zero)

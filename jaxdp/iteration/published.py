@@ -21,6 +21,17 @@ from jaxdp.typing import Array, Real
 _UP = 1.0 + 2.0**-50
 
 
+def _product(positive, *logs):
+    """The exponential of a sum of logarithms, rounded up; 0 unless positive. No factor of it underflows."""
+    size = sum(xp.abs(xp.where(positive, log, 0.0)) for log in logs)
+    total = sum(xp.where(positive, log, 0.0) for log in logs)
+    return rounded_up(xp.exp(total) * (1 + 8 * ULP * (4 + size)), positive)
+
+
+def _log(x):
+    return xp.log(xp.where(x > 0, x, 1.0))
+
+
 class LossConstants(NamedTuple):
     """Constants of the loss of one example.
 
@@ -191,12 +202,12 @@ def noisy_sgd_rdp_at_index(
     Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
-    last = 2 * (lipschitz / noise_std) ** 2
+    last = 2 * (xp.log(lipschitz) - xp.log(noise_std))
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
     # at most 1, but for what the rule and roundings add: rounded down to below 1
-    kept = xp.exp(xp.log1p(-fall * (1 - 2.0**-48)) * (num_steps - index + 1) / 2)
-    earlier = last / xp.maximum(num_steps - index, 1.0) * kept
-    return rounded_up(order * xp.where(index == num_steps, last, earlier), lipschitz > 0)
+    kept = xp.log1p(-fall * (1 - 2.0**-48)) * (num_steps - index + 1) / 2
+    later = xp.log(xp.maximum(num_steps - index, 1.0))
+    return _product(lipschitz > 0, xp.log(2 * order), last, -later, xp.where(index == num_steps, 0.0, kept))
 
 
 @theorem(_INDEX, _STEP, **_AT_INDEX)
@@ -215,7 +226,8 @@ def feldman_rdp_at_index(
 
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
-    return rounded_up(2 * xp.square(lipschitz / noise_std) * order / (num_steps + 1 - index), lipschitz > 0)
+    ratio = 2 * (xp.log(lipschitz) - xp.log(noise_std))
+    return _product(lipschitz > 0, xp.log(2 * order), ratio, -xp.log(num_steps + 1 - index))
 
 
 def contractive_iteration_rdp(
@@ -255,7 +267,8 @@ def contractive_iteration_rdp(
         distance = np.where(distance <= slack, 0.0, distance)
     validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
     with on_host():
-        return rounded_up(alpha * np.sum((spent / noise) ** 2, axis=-1) / 2, np.any(spent > 0, axis=-1))[()]
+        logs = np.log(alpha / 2)[..., None], 2 * _log(spent), -2 * np.log(noise)
+        return rounded_up(np.sum(_product(spent > 0, *logs), axis=-1), np.any(spent > 0, axis=-1))[()]
 
 
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
@@ -298,8 +311,9 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Theorem 4, equation (3), of the same paper.
     """
-    kept = xp.exp((num_steps + 1) * xp.log(contraction))
-    return rounded_up(xp.square(distance / noise_std * xp.sqrt(order)) / (2 * num_steps) * kept, distance > 0)
+    ratio = 2 * (_log(distance) - xp.log(noise_std))
+    kept = (num_steps + 1) * xp.log(contraction)
+    return _product(distance > 0, xp.log(order / 2), ratio, -xp.log(num_steps), kept)
 
 
 def _log_geometric(x, count):
@@ -324,7 +338,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     0.1436
     """
     log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
-    return rounded_up(xp.square(distance / noise_std * xp.sqrt(order)) / 2 * xp.exp(-log_sum), distance > 0)
+    return _product(distance > 0, xp.log(order / 2), 2 * (_log(distance) - xp.log(noise_std)), -log_sum)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
@@ -343,8 +357,8 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     """
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
     log_sum = _log_geometric(xp.log(contraction), num_steps)
-    share = xp.sqrt(xp.exp(log_sum) * (1 + contraction) / (1 + xp.power(contraction, num_steps)))
-    return rounded_up(shift / noise_std * share, shift > 0)
+    share = 0.5 * (log_sum + xp.log1p(contraction) - xp.log1p(xp.power(contraction, num_steps)))
+    return _product(shift > 0, _log(shift) - xp.log(noise_std), share)
 
 
 _BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")

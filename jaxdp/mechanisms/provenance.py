@@ -3,21 +3,29 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import everything
 from jaxdp.mechanisms.shuffled import Shuffled
 
+_MOST = 20  # distinct values of an attribute
 _OBSERVED: contextvars.ContextVar[list[dict[str, str]] | None] = contextvars.ContextVar("observed", default=None)
 
 
-def note(verb: str, mechanism: Mechanism, relation: str) -> None:
-    """Add one call of a verb to the list of `observe`; does nothing outside of it."""
+def note(verb: str, mechanism: Mechanism, relation: str, name: str, target: Any) -> None:
+    """Add one call of a verb, at a target of this name, to the list of `observe`; does nothing outside of it."""
     calls = _OBSERVED.get()
     if calls is None:
         return
-    call = {"verb": verb, "mechanism": type(mechanism).__name__, "relation": relation}
-    rounds = [each for each in everything(mechanism) if isinstance(each, Shuffled)]
+    parts = list(everything(mechanism))
+    names = dict.fromkeys(type(each).__name__ for each in parts)
+    call = {"verb": verb, "mechanism": ", ".join(names), "relation": relation}
+    if isinstance(target, (np.generic, np.ndarray)) and target.ndim == 0:  # no axis of a grid
+        call[name] = repr(target.item())
+    rounds = [each for each in parts if isinstance(each, Shuffled)]
     if rounds:
         call["bound"] = ", ".join(dict.fromkeys(each.chosen_bound() for each in rounds))
         call["randomizer"] = ", ".join(dict.fromkeys(type(each.randomizer).__name__ for each in rounds))
@@ -36,7 +44,8 @@ def observe() -> Iterator[list[dict[str, str]]]:
 
 
 def summary(calls: list[dict[str, str]]) -> dict[str, str]:
-    """One attribute per key, the distinct values joined by commas in the order of first use."""
+    """One attribute per key, the first distinct values joined by commas in the order of first use."""
     keys = dict.fromkeys(key for call in calls for key in call)
     parts = {key: [part for call in calls for part in call.get(key, "").split(", ") if part] for key in keys}
-    return {key: ", ".join(dict.fromkeys(values)) for key, values in parts.items()}
+    distinct = {key: list(dict.fromkeys(values)) for key, values in parts.items()}
+    return {key: ", ".join([*each[:_MOST], *["..."] * (len(each) > _MOST)]) for key, each in distinct.items()}

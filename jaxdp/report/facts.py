@@ -11,6 +11,7 @@ from jaxdp.conversions.profile import tradeoff_from_delta
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import Mechanism
+from jaxdp.report.text import outward
 from jaxdp.runtime.extras import pieces
 
 _POINTS = 33  # of the privacy profile
@@ -39,13 +40,18 @@ class Facts:
             raise ValueError(f"{target} must be one number or a list of them, got shape {targets.shape}.")
         with provenance.observe() as calls:
             bounds = (epsilon_bounds if epsilon is None else delta_bounds)(mechanism, targets, relation=relation)
-        shown = np.ravel(bounds.upper) if epsilon is None else targets
+        upper = np.ravel(bounds.upper)
+        shown = targets if epsilon is not None else np.array([float(outward(each, True, 9)) for each in upper])
         grid = _grid(shown, lambda: epsilon_bounds(mechanism, 1e-6, relation=relation).upper)
         if relation in ("add", "remove"):
             grid = np.concatenate([-grid[:0:-1], grid])
         rows = pieces(grid.size, progress, rows=1)
         parts = [delta_bounds(mechanism, grid[piece], relation=relation) for piece in rows]
-        profile = Bounds(*(np.concatenate(side) for side in zip(*parts, strict=True)))
+        lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
+        if epsilon is None:  # what is certified at these points already: two searches differ by their gaps
+            for place, most in zip(shown, targets, strict=True):
+                upper[grid == place] = np.fmin(upper[grid == place], most)
+        profile = Bounds(np.fmin(lower, upper), upper)
         at_zero = int(np.flatnonzero(grid == 0)[0])
         total = Bounds(*(float(side[at_zero]) for side in profile))
         theorem = provenance.summary(calls).get("bound", "")

@@ -32,13 +32,16 @@ class Rule(NamedTuple):
     remedy: str = ""
 
 
-def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domains: Domain) -> Callable[[F], F]:
+def theorem(
+    *rules: Rule, vacuous: Any = np.inf, working_set: int = 64, absolute: Any = 1e-12, **domains: Domain
+) -> Callable[[F], F]:
     """Decorator: the formula of one point, written for scalars with ``xp``, becomes a public function.
 
     Its arguments are numbers in the given domains. Concrete ones are checked and broadcast, the formula is computed at
     all points as one float64 batch, and NumPy comes out. Where one is traced, the formula is traced, and a point
     outside a domain or against a rule gives ``vacuous`` (one number, or one for each number of the result). So does
-    NaN. working_set: float64 numbers alive per point.
+    NaN. working_set: float64 numbers alive per point. absolute: as of `Kernel`; a difference of numbers of size 1 may
+    be next to 0.
     """
 
     def decorate(point: F) -> F:
@@ -54,8 +57,7 @@ def theorem(*rules: Rule, vacuous: Any = np.inf, working_set: int = 64, **domain
 
         by_numpy = patience(max(2**15 // working_set, 1), max(2**22 // working_set, 1))
         at_once = min(4096, 2**18 // working_set)
-        # absolute: a difference of numbers of size 1 may be next to 0
-        kernel = Kernel(one_point, working_set=working_set, by_numpy=by_numpy, at_once=at_once, absolute=1e-12)
+        kernel = Kernel(one_point, working_set=working_set, by_numpy=by_numpy, at_once=at_once, absolute=absolute)
 
         @functools.wraps(point)
         def public(*args: Any, **kwargs: Any) -> Any:
