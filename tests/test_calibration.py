@@ -218,7 +218,9 @@ def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
     ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p), epsilon=0.1, delta=1e-6)
     # accepted at 1 and 4, refused where the search has to go
-    with pytest.raises(ValueError, match=r"bracket .low, high. must be given unless .* sampling_prob.*, got 1\.6"):
+    with pytest.raises(
+        ValueError, match=r"meets the target.* give a bracket\. Beyond, .* refused: sampling_prob.*, got 1\.6"
+    ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p / 10), epsilon=30.0, delta=1e-6)
 
 
@@ -401,3 +403,16 @@ def test_a_fraction_refused_for_another_reason_is_named_where_only_whole_values_
         ValueError, match=r"Only whole values were tried, because 0\.37\d* was refused: times must be a whole number"
     ):
         calibrate(lambda q: jaxdp.repeat(jaxdp.Gaussian(4.0), 20 / q), epsilon=3.0, delta=1e-5, bracket=(1e-4, 1.0))
+
+
+def test_what_every_value_meets_and_what_is_refused_beyond_is_said():
+    with pytest.raises(ValueError, match=r"Every value tried meets the target: take a smaller epsilon or delta"):
+        jaxdp.calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1.0)
+
+    def make(steps):
+        if np.any(np.asarray(steps) > 1000):
+            raise ValueError("steps must be below 1000.")
+        return jaxdp.compose(jaxdp.Gaussian(0.1), jaxdp.repeat(jaxdp.Gaussian(100.0), steps))
+
+    with pytest.raises(ValueError, match=r"at 1 it is .*, at 256 it is .*Beyond, a value is refused: steps must be"):
+        jaxdp.calibrate(make, epsilon=1.0, delta=1e-5)

@@ -196,7 +196,7 @@ def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
     [
         (lambda: cv.epsilon_from_rdp([1.0], [1.0], 1e-5), "orders must be finite and > 1, got 1.0"),
         (lambda: cv.epsilon_from_rdp([2.0], [np.nan], 1e-5), "renyi must be >= 0"),
-        (lambda: cv.epsilon_from_rdp([2.0, 3.0], [1.0], 1e-5), "same last axis"),
+        (lambda: cv.epsilon_from_rdp([2.0, 3.0], [1.0], 1e-5), "a last axis of orders, the same"),
         (lambda: cv.epsilon_from_rdp([2.0], [1.0], 1.5), "delta must be in"),
         (lambda: cv.epsilon_from_rdp([2.0], [1.0], 0.1, method="best"), "method must be one of"),
         (lambda: cv.delta_from_rdp([2.0], [1.0], np.nan), "epsilon must be a real number"),

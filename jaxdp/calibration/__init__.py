@@ -132,6 +132,8 @@ def _advice(epsilons: np.ndarray, target: float, outward: bool) -> str:
     bracket = "give a bracket" if outward else "widen the bracket"
     if not np.isfinite(epsilons).any():
         return f"Take a larger delta, or {bracket}."
+    if outward and epsilons.max() <= target:
+        return f"Every value tried meets the target: take a smaller epsilon or delta, or {bracket}."
     if (epsilons == epsilons[0]).all():
         return f"The values tried make no difference: make_mechanism must depend on its argument, or {bracket}."
     if outward and epsilons.min() > target:
@@ -152,7 +154,7 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
     """The problem with brackets found by going outward from its own, and the rows in which none was found."""
     low, high = problem.low, problem.high
     epsilons = problem.evaluate_new(low, high)
-    largest = _LARGEST_WHOLE if problem.whole else _LARGEST
+    largest, beyond = _LARGEST_WHOLE if problem.whole else _LARGEST, ""
     for _ in range(_OUTWARD_CALLS):
         small, large = epsilons.min(axis=0), epsilons.max(axis=0)
         lost = ~((small <= problem.target) & (problem.target < large))
@@ -168,13 +170,19 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
         # where the two epsilons tell the direction, the next bracket begins at the end of this one
         starts = np.where(down, below, np.where(up & ~flat, high, low))
         ends = np.where(up, above, np.where(down & ~flat, low, high))
-        low, high, epsilons = starts, ends, problem.evaluate_new(starts, ends)
+        try:
+            found = problem.evaluate_new(starts, ends)
+        except ValueError as error:
+            beyond = f" Beyond, a value is refused: {error.__cause__}"
+            break
+        low, high, epsilons = starts, ends, found
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
         raise ValueError(
             f"epsilon must lie between those of two positive numbers, got {problem.target[i]:.6g}{problem.element(i)}: "
             f"at {low[i]:.6g} it is {epsilons[0, i]:.6g}, at {high[i]:.6g} it is {epsilons[1, i]:.6g}. "
             + _advice(epsilons[:, i], problem.target[i], outward=True)
+            + beyond
         )
     low, high = (np.where(lost, end, found) for end, found in ((problem.low, low), (problem.high, high)))
     return dataclasses.replace(problem.without(lost), low=low, high=high), lost

@@ -185,7 +185,7 @@ def _refusal_of_fractions(make: Callable[..., Mechanism], low: float, high: floa
         _shape_of(make(float(fraction)))
     except (ValueError, TypeError) as error:
         _shape_of(make(_number(whole)))
-        return f"{fraction:.6g} was refused: {error}"
+        return f"{float(fraction)!r} was refused: {error}"
     return ""
 
 

@@ -146,6 +146,8 @@ def _smallest(
 
     if callable(renyi) and orders is None:
         return _search(bounds, renyi, shape)
+    if orders is None:
+        raise TypeError(f"orders must be given unless renyi is a function of the order, got {type(renyi).__name__}.")
     at, values = renyi_curve(orders, renyi(np.asarray(orders, np.float64)) if callable(renyi) else renyi)
     lead = {name: np.empty(np.shape(a)[:-1]) for name, a in (("orders", at), ("renyi", values))}
     validate.broadcast(**lead, **scalars)
@@ -160,7 +162,9 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
         validate.reject(name, renyi, ~(renyi >= 0), ">= 0 or inf")
     first, second = np.shape(orders), np.shape(renyi)
     if not first or not second or first[-1] != second[-1]:
-        raise ValueError(f"orders and {name} must have the same last axis, got shapes {first} and {second}.")
+        raise ValueError(
+            f"orders and {name} must have a last axis of orders, the same, got shapes {first} and {second}."
+        )
     if first[-1] == 0:
         raise ValueError("orders must not be empty.")
     return orders, renyi

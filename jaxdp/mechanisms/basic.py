@@ -426,5 +426,9 @@ class NoisyIteration(GaussianMechanism):
         """contraction, noise_std and shift have equal numbers of steps."""
         shapes = {name: np.shape(getattr(self, name)) for name in ("contraction", "noise_std", "shift")}
         lengths = {name: shape[-1] if shape else None for name, shape in shapes.items()}
+        if not any(shapes.values()):
+            raise ValueError(
+                "contraction, noise_std or shift must be an array with one entry per step, got three numbers."
+            )
         if len(set(lengths.values())) != 1 or None in lengths.values():
             raise ValueError(f"contraction, noise_std and shift must have the same number of steps, got {lengths}.")
