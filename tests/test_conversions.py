@@ -569,3 +569,8 @@ def test_a_profile_that_hardly_tells_mu_is_no_fault_of_the_backend(compiled):
     """A program and NumPy have other last digits of delta there, and other mu."""
     mu = cv.gdp_mu_from_profile([-1.2733710467513586], [0.7201134808602965])
     assert 0.177 < mu < 0.179
+
+
+def test_cells_beyond_the_range_of_an_exponential_are_accepted():
+    lower, upper = cv.grid_pairs([0.5, 0.5], [1.0, 0.0], [-1.0, 800.0, np.inf])
+    assert jaxdp.delta(lower, 1.0) == pytest.approx(0.5) and jaxdp.delta(upper, 1.0) >= 0.5

@@ -233,8 +233,9 @@ def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
         shapes = f"{p.shape}, {q.shape}, {edges.shape}"
         raise ValueError(f"p_mass, q_mass and edge_losses must have shapes (n,), (n,), (n + 1,), got {shapes}.")
     validate.reject("edge_losses", edges[1:], ~(np.diff(edges) > 0), "increasing", first=1)
-    low, high = np.exp(edges[:-1]) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
-    inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))
+    with np.errstate(over="ignore", invalid="ignore"):  # a ratio that overflows is infinite, as a lower end finite
+        low, high = np.exp(np.minimum(edges[:-1], 709.0)) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
+        inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))
     validate.reject("p_mass", p, ~inside, "between the cell's edge ratios times q_mass")
     return GridPairs(DiscretePair(p, q), _spread(p, q, low, high))
 

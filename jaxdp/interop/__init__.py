@@ -60,7 +60,7 @@ def from_dp_event(
     * NoOp, NonPrivate, Composed, SelfComposed.
     * Gaussian; Laplace and DiscreteLaplace, also of vectors of bounded L1 norm: the scalar pair dominates those
       (notebooks/proofs/vector_laplace.md). DiscreteGaussian, scalar (dimension=1) only. EpsilonDelta: the guarantee is
-      that of the relation.
+      that of the relation. (Both where the release of dp_accounting has them.)
     * PoissonSampled and SampledWithoutReplacement of Gaussian events, or of a single Laplace or DiscreteLaplace event.
       A batch drawn without replacement uses the safe rate sample_size / source_dataset_size; a batch of all records is
       accepted under REPLACE_ONE only.
