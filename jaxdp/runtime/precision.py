@@ -156,9 +156,10 @@ class Kernel:
             items = tuple(sorted(static.items()))
             program = items, tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
-            self._answered[program] += size
-            points = self._answered[program] if expected is None else expected * size
-            if points <= min(self._patience(args, static), _COMPILE_AFTER):
+            patience = min(self._patience(args, static), _COMPILE_AFTER)
+            used = size / patience if patience > 0 else math.inf
+            self._answered[program] += used  # of what compiling takes
+            if (self._answered[program] if expected is None else expected * used) <= 1 + 1e-9:
                 numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
                 most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1)) if size >= _FEW else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]

@@ -164,15 +164,16 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
 
 
-def _patience_of_nodes(most_together: float) -> Callable[..., int]:
-    """The same for a long sum, whose number of nodes comes last; a program of the longest ones is no faster."""
+def _patience_at_nodes(made: Law, *rest: Any) -> int:
+    """As many points as take NumPy 3 s, as compiling does; many at once 10, because a program is no faster."""
+    together = many(made)
+    each = (1e-4 if together else 1.6e-3) + np.max(rest[-1]) * (4e-7 + 4e-8 * made.first.shape[-1])
+    return int(np.clip((10.0 if together and platform() == "cpu" else 3.0) / each, 1, 2**16))
 
-    def points(*arguments: Any) -> int:
-        nodes = np.max(arguments[-1])
-        alone = np.clip(2**19 / nodes, 64, 384)
-        return _patience(alone, max(alone, min(2**21 / nodes, most_together)))(*arguments)
 
-    return points
+def _patience_of_search(made: Law, *rest: Any) -> int:
+    """The same for an epsilon: 4 s."""
+    return max(int(4.0 / ((1 + np.max(rest[-1]) / 1800) * (3e-3 + 6e-4 * made.first.shape[-1]))), 1)
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -199,7 +200,7 @@ _SOURCES = {
     "nodes": _pair(
         contour.evaluate_long,
         _alive_in_long_sum,
-        (_patience_of_nodes(2**14), _patience_of_nodes(0)),
+        (_patience_at_nodes, _patience_of_search),
         at_once=(256, 1),
         of_search=10_000,
     ),
