@@ -122,7 +122,7 @@ class Kernel:
         functools.update_wrapper(self, self.point)
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
-        self._answered: collections.Counter[Any] = collections.Counter()
+        self._answered: dict[Any, float] = collections.defaultdict(float)  # by program: of its patience
         all_kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
