@@ -164,6 +164,13 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
 
 
+def _patience_at_13(made: Law, *_: Any) -> int:
+    """As many points as take NumPy 2.5 s."""
+    together = many(made)
+    each = (2e-5 if together else 1.5e-3) + 6e-7 * made.first.shape[-1]
+    return int(min(2.5 / each, 2**14 if together else 2**10))
+
+
 def _patience_at_nodes(made: Law, *rest: Any) -> int:
     """As many points as take NumPy 3 s, as compiling does; many at once 10, because a program is no faster."""
     together = many(made)
@@ -192,7 +199,7 @@ def _alive_at_counts(made: Law, *_: Any) -> int:
 
 
 contour_log_delta, contour_epsilon = _pair(
-    contour.evaluate, _alive_at_nodes, (_patience(1024, 16384), _patience(512, 4096)), (512, 512), tries=12
+    contour.evaluate, _alive_at_nodes, (_patience_at_13, _patience(512, 4096)), (512, 512), tries=12
 )
 counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, (_patience_of_counts,) * 2, (256, 256))
 _SOURCES = {
