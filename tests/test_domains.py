@@ -107,6 +107,10 @@ EXAMPLES = {
         diffusion.OrnsteinUhlenbeck(1.0, 2.0, 0.5, 1.0),
         {name: (0.0, INF) for name in ("theta", "rho", "time", "sensitivity")},
     ),
+    training.CyclicIteration: (
+        training.CyclicIteration([0.9], [1.0], [1.0]),
+        {name: (JUST_BELOW_0, INF) for name in ("contraction", "noise_std", "shift")},
+    ),
     training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
 }
 # Made by the accountant for itself, from numbers that were checked.

@@ -1,6 +1,7 @@
 """Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
 
 import functools
+import math
 
 import jax
 import mpmath as mp
@@ -602,3 +603,38 @@ def test_sampled_discrete_laplace_noise_of_large_sensitivity_is_followed_in_cell
         found = jaxdp.delta_bounds(noise, epsilon, relation=relation)
         assert exact * (1 - 1e-4) <= found.lower <= exact * (1 + 1e-11)
         assert exact * (1 - 1e-11) <= found.upper <= exact * (1 + 1e-4)
+
+
+def test_a_batch_of_fixed_size_needs_a_pair_that_is_the_same_in_both_orders():
+    """One `a` among 99 `b`: the batch that loses `a` gains a `b`, and either may have the wider law."""
+    p, q = [0.5, 0.5], [0.01, 0.99]
+    for first, second in ((p, q), (q, p)):
+        base = jaxdp.DiscretePair(first, second)
+        for relation in ("add", "remove", "add_or_remove"):
+            with pytest.raises(jaxdp.UnsupportedMechanismError, match="same profile in both orders"):
+                jaxdp.epsilon(FIXED(base, 0.01), 1e-5, relation=relation)
+        assert jaxdp.epsilon(FIXED(base, 1.0), 1e-5) > 0
+    eps = np.linspace(0.0, 5.0, 101)
+    either = np.maximum(*(jaxdp.delta(base, eps, relation=relation) for relation in ("add", "remove")))
+    wider = jaxdp.conversions.pair_from_profile(eps, either)
+    lost = np.arange(101)  # of 100 batches of one record, those with `a`; exact by binomials
+    with_a, without = stats.binom.pmf(lost, 100, 0.01 * 0.5 + 0.99 * 0.01), stats.binom.pmf(lost, 100, 0.01)
+    exact = np.maximum(with_a - math.exp(2.0) * without, 0).sum()
+    assert exact > 1e-6 and jaxdp.delta(jaxdp.repeat(FIXED(wider, 0.01), 100), 2.0) >= exact
+
+
+def test_several_releases_under_replace_one_need_a_pair_that_is_the_same_in_both_orders():
+    """A value changes from a to b in one and from b to a in another: epsilon was 2.06 at delta 1e-3 for 2.756."""
+    p, q = np.array([0.81321, 0.00466, 0.18213]), np.array([0.89828, 0.03312, 0.0686])
+    pair, given = jaxdp.DiscretePair(p, q), {"relation": "replace_one"}
+    crossed = np.outer(p, q), np.outer(q, p)
+    assert np.maximum(crossed[0] - math.exp(2.75) * crossed[1], 0).sum() > 1e-3
+    for several in (jaxdp.repeat(pair, 2), jaxdp.compose(pair, jaxdp.DiscretePair(q, p)), jaxdp.repeat(pair, [1, 3])):
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="several releases under replace_one"):
+            jaxdp.epsilon(several, 1e-3, **given)
+    once = jaxdp.compose(pair, jaxdp.repeat(jaxdp.Gaussian(3.0), 5), jaxdp.DiscretePair([0.3, 0.7], [0.7, 0.3]))
+    assert jaxdp.epsilon(once, 1e-3, **given) > jaxdp.epsilon(pair, 1e-3, **given)
+    eps = np.linspace(0.0, 3.0, 201)
+    either = np.maximum(*(jaxdp.delta(pair, eps, relation=relation) for relation in ("add", "remove")))
+    wider = jaxdp.repeat(jaxdp.conversions.pair_from_profile(eps, either), 2)
+    assert 2.756 <= jaxdp.epsilon(wider, 1e-3, **given) < 2.8

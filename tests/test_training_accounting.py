@@ -299,10 +299,13 @@ def test_a_removed_example_moves_all_later_ones_so_only_replace_one_is_accounted
     mu = float(sgd.after(steps).mu)
     assert last_iterates_apart(signs, np.append(-1.0, signs[1:]), steps, sgd) <= mu
     assert last_iterates_apart(signs, signs[1:], steps, sgd) > 2 * mu
-    for relation in ("add", "remove", "add_or_remove"):
-        with pytest.raises(jaxdp.UnsupportedMechanismError, match="available: 'replace_one'"):
-            jaxdp.epsilon(sgd.after(steps), DELTA, relation=relation)
-    with pytest.raises(jaxdp.UnsupportedMechanismError, match="'add_or_remove'"):
-        jaxdp.epsilon(jaxdp.PoissonSampled(sgd.after(steps), 0.1), DELTA)
+    for release in (sgd.after(steps), sgd.iteration(steps)):
+        for relation in ("add", "remove", "add_or_remove"):
+            with pytest.raises(jaxdp.UnsupportedMechanismError, match="available: 'replace_one'"):
+                jaxdp.epsilon(release, DELTA, relation=relation)
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="its records stand in a fixed order"):
+            jaxdp.epsilon(jaxdp.FixedSizeSampled(release, 0.9), DELTA)
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="its records stand in a fixed order"):
+            jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(release, jaxdp.Gaussian(1.0)), 0.1), DELTA)
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="give relation 'replace_one'"):
         jaxdp.epsilon(jaxdp.compose(sgd.after(steps), jaxdp.Gaussian(5.0)), DELTA)

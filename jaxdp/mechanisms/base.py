@@ -135,6 +135,7 @@ class Mechanism:
         event_ndim: by field, how many trailing axes belong to one mechanism (default 0); all other axes are a batch.
         relations: accepted neighbouring relations, the natural one first.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
+        fixed_order: True when the guarantee is for records in a fixed order, which a random batch does not have.
         exact: False when K belongs to a pair that only dominates: a lower bound needs ``enclosing_records``.
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
@@ -143,6 +144,7 @@ class Mechanism:
     event_ndim: ClassVar[Mapping[str, int]] = {}
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove", "replace_one")
     symmetric: ClassVar[bool] = False
+    fixed_order: ClassVar[bool] = False
     unit_errors: ClassVar[float] = 64.0
     exact: ClassVar[bool] = True
 
@@ -282,6 +284,10 @@ class Mechanism:
         if relation == "replace_one":
             return self.replace_directions()
         return {"remove": (FORWARD,), "add": (REVERSE,), "add_or_remove": (FORWARD, REVERSE)}[relation]
+
+    def same_in_both_orders(self) -> bool:
+        """Whether (P, Q) and (Q, P) are known to have the same privacy profile."""
+        return self.symmetric
 
     def replace_directions(self) -> tuple[str, ...]:
         """Pairs that cover replace-one; by default the record's pair is stated for the caller's relation."""

@@ -185,7 +185,8 @@ class PureDP(WorstCase):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
     4.7746
 
-    Assumes: the guarantee holds under the relation that you account for, in every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one), in
+    every run whatever was released before.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -213,7 +214,8 @@ class ApproximateDP(WorstCase):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
     4.7877
 
-    Assumes: the guarantee holds under the relation that you account for, in every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one), in
+    every run whatever was released before.
 
     Both numbers are read as the guarantee under whichever relation is asked for. The worst case has mass delta at
     infinity, and 1 - delta times the worst eps-DP pair.
@@ -246,8 +248,11 @@ class DiscretePair(FiniteLaw):
     >>> print(f"{jaxdp.delta(pair, epsilon=1.0):.4f}")
     0.3282
 
-    The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders.
-    Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
+    The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders. Of
+    several releases that is too little: a value may change from a to b in one and from b to a in another. They need,
+    and so does a batch of fixed size, a pair with the same profile in both orders, such as `pair_from_profile` makes.
+    Assumes: the pair dominates your mechanism under the relation that you account for (in `FixedSizeSampled`: under
+    replace_one), whatever the other records are.
 
     An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
     misses of 1 is charged as mass at infinity, but for what may be rounding: 1e-15 times 8 + log2 of the number of
@@ -274,11 +279,26 @@ class DiscretePair(FiniteLaw):
         if not p or not q or p[-1] != q[-1]:
             raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
 
+    def same_in_both_orders(self) -> bool:
+        """Of concrete masses, at most 2048, to 1e-9: sum max((1-a) p - a q, 0) at every kink, and that of the swap."""
+        if validate.is_traced(self.p, self.q) or np.shape(self.p)[-1] > _COMPARED:
+            return False
+        p, q = np.broadcast_arrays(np.asarray(self.p, np.float64), np.asarray(self.q, np.float64))
+        for one, other in zip(p.reshape(-1, p.shape[-1]), q.reshape(-1, p.shape[-1]), strict=True):
+            live = one + other > 0
+            one, other = one[live], other[live]
+            kinks = np.concatenate([one / (one + other), other / (one + other)])[:, None]
+            sides = [np.maximum((1 - kinks) * a - kinks * b, 0.0).sum(1) for a, b in ((one, other), (other, one))]
+            if np.any(np.abs(sides[0] - sides[1]) > 1e-9):
+                return False
+        return True
+
     def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""
         return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
 
 
+_COMPARED = 2048
 _ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Normalise it.")
 
 

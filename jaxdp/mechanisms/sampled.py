@@ -140,6 +140,8 @@ class Sampled(FiniteLaw):
                 f"{kind} of {base} is not available: sampling needs the probabilities of the outcomes, which {base} "
                 "does not give. A DiscretePair that dominates it does."
             )
+        if any(atom.fixed_order for atom, _ in flatten(self.mechanism)):
+            raise UnsupportedMechanismError(f"{kind} of {base} is not available: its records stand in a fixed order.")
         if self.base_relation not in self.mechanism.relations:
             raise UnsupportedMechanismError(
                 f"{kind} needs a base whose guarantee holds under {self.base_relation!r}; {base} is stated for "
@@ -254,6 +256,20 @@ class FixedSizeSampled(Sampled):
     mechanism: Mechanism
     sampling_probability: RealField = field(PROBABILITY)
     base_relation: ClassVar[Relation] = "replace_one"
+
+    def directions(self, relation: str | None) -> tuple[str, ...]:
+        """Those of sampling; UnsupportedMechanismError where the base has another pair in the other order.
+
+        The batch with the record and that with another in its place may be either of the two.
+        """
+        found = super().directions(relation)
+        if not (self.samples_everyone() or is_gaussian(self.mechanism) or self.mechanism.same_in_both_orders()):
+            raise UnsupportedMechanismError(
+                f"{type(self).__name__} needs a base whose pair has the same profile in both orders, under every "
+                f"relation (another record is in place of the one removed); got {type(self.mechanism).__name__}. The "
+                "pair of the larger profile has: jaxdp.conversions.pair_from_profile(..., symmetric=True)."
+            )
+        return found
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
         """True for Gaussian noise, except for the replace_one pair, which is computed on a grid of losses."""

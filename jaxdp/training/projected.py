@@ -14,7 +14,6 @@ import optax
 from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.mechanisms.basic import NoisyIteration
 from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
@@ -237,11 +236,10 @@ class NoisyProjectedSGD:
         mu = np.stack([np.append(self._mu_of_slots(int(count)), 0.0) for count in different])
         return schedule.IteratedRelease(mu.max(axis=1)[which] if slots is None else mu[which, slots])
 
-    def iteration(self, steps: Step, example: int | None = None) -> NoisyIteration:
-        """The step-by-step NoisyIteration of one example (None: the worst), the slow twin of `after`.
+    def iteration(self, steps: Step, example: int | None = None) -> schedule.CyclicIteration:
+        """The step-by-step iteration of one example (None: the worst), the slow twin of `after`.
 
-        Without `rounding` and without the bound that a radius gives; order "cyclic" only. Its shifts are those of
-        replace_one, and so is what it guarantees: a removed example moves all later ones to other places.
+        Without `rounding` and without the bound that a radius gives; order "cyclic" only.
         """
         if self.order != "cyclic":
             raise ValueError(f"order must be 'cyclic' for a step-by-step record, got {self.order!r}. Use after().")
@@ -250,7 +248,9 @@ class NoisyProjectedSGD:
         rows = self._steps(count)
         step = np.arange(count)
         takes_part = (step % self.num_batches == slot) & (step < self._limit(count))
-        return NoisyIteration(np.exp(rows.log_contraction), rows.noise_std, np.where(takes_part, rows.shift, 0.0))
+        return schedule.CyclicIteration(
+            np.exp(rows.log_contraction), rows.noise_std, np.where(takes_part, rows.shift, 0.0)
+        )
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
         """Largest number of steps for which epsilon of the last iterate stays within the budget; inf: unlimited.
