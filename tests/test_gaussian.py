@@ -188,3 +188,10 @@ def test_noise_so_large_that_the_square_of_mu_underflows_still_has_a_loss():
     bounds = jaxdp.delta_bounds(jaxdp.Gaussian(np.array([1e17, 1e50, 1e155])), -1.0)
     np.testing.assert_allclose(bounds.upper, -np.expm1(-1.0), rtol=1e-15)
     assert (bounds.lower <= -np.expm1(-1.0)).all()
+
+
+def test_delta_without_a_release_is_rounded_outward():
+    eps = np.array([-0.1, -0.2, -0.5, -1.0])
+    lower, upper = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.Gaussian(1.0), 0), eps)
+    exact = [-mp.expm1(mp.mpf(float(e))) for e in eps]
+    assert all(low < true < high for low, true, high in zip(lower, exact, upper, strict=True))

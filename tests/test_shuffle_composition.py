@@ -576,3 +576,8 @@ def test_a_round_whose_law_has_hardly_an_outcome_without_loss_composes():
     _, upper = jaxdp.epsilon_bounds(rounds, 1e-6)
     assert 0.669 < upper[0] < 0.670 and 0.588 < upper[1] < 0.589  # 5, the sum of the local epsilons, before
     assert (jaxdp.delta(rounds, upper * (1 - 1e-3)) < 1.02e-6).all()
+
+
+def test_rounds_that_do_not_happen_lose_nothing_at_an_infinite_epsilon():
+    rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, 0.5), 10), [0, 2])
+    assert jaxdp.delta(rounds_of, np.inf) == pytest.approx([0.0, 0.75])  # a warning is an error

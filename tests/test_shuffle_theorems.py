@@ -5,6 +5,7 @@ import mpmath
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import shuffle
 from jaxdp.shuffle.approximate import additive_term
 from jaxdp.shuffle.bounds import clones_bounds
@@ -165,3 +166,11 @@ def test_closed_form_traces_with_x64_and_refuses_without():
     assert float(traced) == pytest.approx(float(shuffle.clones_epsilon_closed_form(1.0, 1e5, 1e-6)), rel=1e-14)
     with pytest.raises(RuntimeError, match="x64"):
         jax.jit(shuffle.clones_epsilon_closed_form)(1.0, 1e5, 1e-6)
+
+
+def test_a_report_alone_bounds_a_closed_form_whatever_stands_in_other_rows():
+    """delta was 1 without a local delta, 0.62 with one of 1e-300 or beside a row that had one."""
+    one = lambda local: jaxdp.Shuffled(jaxdp.LocalRandomizer(1.465, local), 763_585_922, "closed_form")  # noqa: E731
+    alone = jaxdp.delta(jaxdp.PureDP(1.465), 1.1e-4)
+    found = [jaxdp.delta(one(0.0), 1.1e-4), *jaxdp.delta(one(np.array([0.0, 1e-300])), 1.1e-4)]
+    np.testing.assert_allclose(found, alone, rtol=1e-12)

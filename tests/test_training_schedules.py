@@ -124,7 +124,7 @@ def test_the_learning_rate_may_be_a_schedule_too():
     state = tx.init(PARAMS)._replace(count=jnp.int32(3))
     updates, _ = jax.jit(tx.update)(NOTHING, state, PARAMS)
     mean, _ = sgd.privatize(KEY).update(NOTHING, state, PARAMS)
-    np.testing.assert_allclose(updates, -0.25 * mean, rtol=1e-6)
+    np.testing.assert_allclose(updates, -0.25 * mean, rtol=1e-6, atol=1e-6)  # sums of four draws
 
 
 @pytest.mark.parametrize(
@@ -226,3 +226,20 @@ def test_a_scheduled_projected_step_leaves_room_for_what_its_schedules_are_off_b
     assert worst[1] >= accounted.noise_std[0]
     assert 1 - worst[0] * 0.5 <= accounted.contraction[0] * (1 + 1e-7)
     assert accounted.contraction[0] < 1 - 0.3 * 0.5 + 1e-5 and noise < 0.3 * 0.7 * (1 + 1e-5)
+
+
+def test_noise_reaches_as_far_as_deltas_do_and_is_none_that_a_user_draws(monkeypatch):
+    """One float32 normal ends at 5.42 standard deviations: beyond, outputs would tell that a person took part."""
+    key = jax.random.key(3)
+    drawn = noise.normal_like(key, jnp.zeros(200_000))
+    assert abs(drawn.std() - 1) < 0.01 and abs(drawn.mean()) < 0.01
+    assert abs((drawn**4).mean() - 3) < 0.06
+    few = noise.normal_like(key, jnp.zeros(4))
+    for one in (
+        jax.random.fold_in(key, 0),
+        *jax.random.split(key, 4),
+        *jax.random.split(jax.random.fold_in(key, 0), 4),
+    ):
+        assert not np.allclose(few, jax.random.normal(one, (4,)), atol=1e-3)
+    monkeypatch.setattr(jax.random, "normal", lambda key, shape, dtype: jnp.full(shape, 5.22, dtype))
+    assert noise.normal_like(key, jnp.zeros(2))[0] > 10

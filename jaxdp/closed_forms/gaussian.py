@@ -69,9 +69,9 @@ def delta_bounds(
     # XLA flushes subnormal numbers to zero: what underflows is charged the smallest normal one
     upper = xp.minimum(xp.maximum(upper + SMALLEST, trivial), 1.0)
     lower = xp.clip(lower, trivial * (1 - 8 * ULP), 1.0)
-    known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, trivial, 1.0))
+    known = xp.where(eps == xp.inf, xp.where(mu == xp.inf, 1.0, 0.0), xp.where(mu == 0, trivial * (1 + 4 * ULP), 1.0))
     good = ~(xp.isnan(mu) | xp.isnan(eps) | (mu < 0))
-    least = xp.where((mu == xp.inf) & (excess == xp.inf), 0.0, known)
+    least = xp.where((mu == xp.inf) & (excess == xp.inf), 0.0, xp.where(mu == 0, known * (1 - 8 * ULP), known))
     lower = xp.where(inside & (error < 1), lower, xp.where(good & ~inside, least, 0.0))
     upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
     crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, trivial)

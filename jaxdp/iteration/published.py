@@ -289,10 +289,10 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     if steps.ndim == 0 or steps.shape[-1] == 0:
         raise ValueError("distances must have a last axis with one entry per step, got none.")
     powers = np.arange(steps.shape[-1], 0, -1)
-    with np.errstate(divide="ignore", over="ignore"):  # a distance of 0 costs nothing, however far back
-        terms = np.exp(2 * (powers * np.log(lip[..., None]) + np.log(steps) - np.log(sigma[..., None])))
     with on_host():
-        return rounded_up(alpha * np.sum(terms, axis=-1) / 2, np.any(steps > 0, axis=-1))[()]
+        logs = 2 * powers * np.log(lip[..., None]), 2 * _log(steps), -2 * np.log(sigma[..., None])
+        terms = _product(steps > 0, np.log(alpha / 2)[..., None], *logs)
+        return rounded_up(np.sum(terms, axis=-1), np.any(steps > 0, axis=-1))[()]
 
 
 _SHRINKS = _CONTRACTS._replace(allowed="at most 1 in equation (3)", remedy="Use shifted_rdp_optimum.")

@@ -113,7 +113,7 @@ def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
     for record, times in stacks:
         if isinstance(record, Shuffled):
             each = additive_term(record, epsilon[..., None])
-            total = total + array.sum(array.where(times > 0, times * each, 0.0), axis=-1)
+            total = total + array.sum(times * array.where(times > 0, each, 0.0), axis=-1)
     return total * (1 + 1e-12)
 
 

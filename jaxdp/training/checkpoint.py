@@ -57,8 +57,9 @@ class Checkpoints:
 
     Saving a count below, or restoring a checkpoint before, the newest one raises RewoundError. A run restored
     from the newest checkpoint continues with its count and key, hence with noise not drawn before that
-    checkpoint. Steps made after it and lost are made again with the same noise: with the batches of the same
-    step numbers that gives the same iterates and no new release. Needs the extra "checkpoint" (orbax-checkpoint).
+    checkpoint. Steps made after it and lost are made again with the same noise: with the same data, settings and
+    batches of the same step numbers that gives the same iterates and no new release. The folder is as secret as the
+    data: the noise can be computed from the key in it. Needs the extra "checkpoint" (orbax-checkpoint).
 
     >>> import jax.numpy as jnp
     >>> from jaxdp import training

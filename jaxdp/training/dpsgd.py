@@ -82,7 +82,8 @@ class DPSGD:
     draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count: shuffled or
     cyclic batches are not covered; normalisation, schedules and the number of steps independent of the data; a
     schedule's value in the compiled step is within a relative 2^-21 of the one on the host; no statistic across
-    examples in the model (batch normalisation); floating point noise as good as real noise.
+    examples in the model (batch normalisation); floating point noise as good as real noise (docs/limits.md); a key of
+    64 random bits, unseen, as are the state and checkpoints.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11; notebooks/proofs/truncated_sampling.md.
 
     >>> import jaxdp

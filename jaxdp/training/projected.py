@@ -105,7 +105,8 @@ class NoisyProjectedSGD:
     included (`gradient` does both); batches as `batch` gives them; finite gradients (see `NoisyState.nonfinite`: one
     non-finite mean gradient voids the guarantee, so clean the data or use `gradient`, which leaves out the example
     alone); x_0 and all settings independent of the data; a schedule's value in the compiled step within a relative
-    2^-21 of that on the host; a projection that is convex and public; floating point noise as good as real noise.
+    2^-21 of that on the host; a projection that is convex and public; floating point noise as good as real noise
+    (docs/limits.md); a key of 64 random bits, unseen, as are the state and checkpoints.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,
     Theorem 22; the allocation in notebooks/proofs/heterogeneous_gdp_iteration.md.
 
