@@ -633,3 +633,16 @@ def test_a_data_set_that_sweep_did_not_write_is_one_sentence(capsys, tmp_path, n
     status, out, err = run(capsys, "plot", tmp_path / name, "--out", tmp_path / "x.png")
     assert (status, out) == (2, "")
     assert "dataset must be " in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("typed", ["-1,0", "-1/2", "-inf,1", "-1:1:3"])
+def test_a_value_may_begin_with_a_minus_sign(capsys, typed):
+    rows = records(capsys, *"delta rr --eps0 1 --epsilon".split(), typed)
+    assert float(rows[0]["epsilon"]) < 0 and 0 < rows[0]["lower"] <= 1
+
+
+def test_the_ends_of_a_bracket_may_be_quotients(capsys):
+    given = "calibrate dpsgd --solve-for q --sigma 1 --steps 100 --epsilon 1 --delta 1e-5 --bracket"
+    (row,) = records(capsys, *given.split(), "0:1/2")
+    assert 0.01 < row["sampling_probability"] < 0.1
+    assert run(capsys, *given.split(), "0:x")[2] == "jaxdp: error: bracket must be LOW:HIGH, got 'x' for an end.\n"

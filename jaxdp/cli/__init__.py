@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
     argv = sys.argv[1:] if argv is None else argv
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
-    argv = [_spelled(word) for word in argv]
+    argv = _with_negative_values([_spelled(word) for word in argv])
     options = [word.partition("=")[0] for word in argv]
     wrong = ""
     if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # which have no such option
@@ -40,6 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxdp: interrupted. {interrupt}", file=sys.stderr)
         return 130
     return 0
+
+
+def _with_negative_values(argv: list[str]) -> list[str]:
+    """Joins an option and a value such as -1,0 or -inf, which would be taken for an option."""
+    made: list[str] = []
+    for word in argv:
+        negative = re.match(r"-(\d|\.|inf)", word) and made and made[-1].startswith("--") and "=" not in made[-1]
+        made = [*made[:-1], f"{made[-1]}={word}"] if negative else [*made, word]
+    return made
 
 
 def _spelled(word: str) -> str:

@@ -36,6 +36,8 @@ def _number(name: str, text: str) -> float:
     except (ValueError, ZeroDivisionError):
         raise ValueError(
             f"{name} must be a number, a comma list or START:STOP:COUNT[:log], got {text!r}, which is no number."
+            if name != "bracket"
+            else f"bracket must be LOW:HIGH, got {text!r} for an end."
         ) from None
 
 
@@ -64,10 +66,10 @@ def parse_bracket(text: str | None) -> tuple[float, float] | None:
     """``LOW:HIGH`` as two numbers."""
     if text is None:
         return None
-    try:
-        low, high = map(float, text.split(":"))
-    except ValueError:
-        raise ValueError(f"bracket must be LOW:HIGH, got {text!r}.") from None
+    ends = text.split(":")
+    if len(ends) != 2:
+        raise ValueError(f"bracket must be LOW:HIGH, got {text!r}.")
+    low, high = (_number("bracket", end) for end in ends)
     return low, high
 
 

@@ -245,8 +245,9 @@ class FixedSizeSampled(Sampled):
 
     Below 1 a batch of fixed size holds another record in place of the one that was added or removed. All relations
     therefore use the mechanism under **replace_one**: noise_multiplier is over the norm bound of one record's
-    contribution, and the two contributions differ by twice that. Relations: add_or_remove (natural), add, remove (Zhu,
-    Dong, Wang 2022, Theorem 11(2)), and replace_one for a symmetric mechanism. Under replace_one the profile of one
+    contribution, and the two contributions differ by twice that. The mechanism's pair has to have the same profile in
+    both orders. Relations: add_or_remove (natural), add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and replace_one
+    for a symmetric mechanism. Under replace_one the profile of one
     round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
     symmetric pair (Corollary 31). That pair only dominates more than one round: their lower bounds are those of one
     data set (sampled_replace.md, section 7), 0 under a trace. For Gaussian noise it is put on a grid of losses that
