@@ -308,8 +308,8 @@ class FiniteRandomizer(KnownRandomizer):
     shuffled, also what `Shuffled` assumes.
 
     All ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is
-    then infinite below its probability. The record is for `Shuffled` only: not shuffled, give the two worst rows as a
-    `DiscretePair`.
+    then infinite below its probability. The record is for `Shuffled` only: a report that is not shuffled is
+    that of one user.
     """
 
     probabilities: ArrayField = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
@@ -332,8 +332,8 @@ class FiniteRandomizer(KnownRandomizer):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Not defined: no two rows need be the worst in every round."""
         raise UnsupportedMechanismError(
-            "FiniteRandomizer is accounted for when shuffled only, as jaxdp.Shuffled(randomizer, num_users); for one "
-            "person's report give the two worst rows as a jaxdp.DiscretePair."
+            "FiniteRandomizer is accounted for when shuffled only, as jaxdp.Shuffled(randomizer, num_users); a report "
+            "that is not shuffled is that of one user."
         )
 
     def _laws(self, make: Callable[[Array, Array, Array], Law]) -> Law:

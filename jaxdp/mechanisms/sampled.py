@@ -247,11 +247,10 @@ class FixedSizeSampled(Sampled):
     therefore use the mechanism under **replace_one**: noise_multiplier is over the norm bound of one record's
     contribution, and the two contributions differ by twice that. The mechanism's pair has to have the same profile in
     both orders. Relations: add_or_remove (natural), add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and replace_one
-    for a symmetric mechanism. Under replace_one the profile of one
-    round is delta(eps) = q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0 (Proposition 29), composed through its
-    symmetric pair (Corollary 31). That pair only dominates more than one round: their lower bounds are those of one
-    data set (sampled_replace.md, section 7), 0 under a trace. For Gaussian noise it is put on a grid of losses that
-    dominates it (docs/limits.md).
+    for a symmetric mechanism. Under replace_one the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps -
+    1)/q)), eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more
+    than one round: their lower bounds are those of one data set (sampled_replace.md, section 7), 0 under a trace. For
+    Gaussian noise it is put on a grid of losses that dominates it (docs/limits.md).
     """
 
     mechanism: Mechanism
