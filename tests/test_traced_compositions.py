@@ -40,7 +40,14 @@ def _relations(mechanism):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "relation"), [(name, each) for name, make in KINDS.items() for each in _relations(make(TWO))]
+    ("name", "relation"),
+    # several finite pairs that differ in their two orders are refused under replace_one
+    [
+        (name, each)
+        for name, make in KINDS.items()
+        for each in _relations(make(TWO))
+        if (name, each) != ("finite pair", "replace_one")
+    ],
 )
 def test_two_different_mechanisms_of_a_kind_can_be_composed_under_a_trace(name, relation):
     both = jaxdp.compose(KINDS[name](TWO), jaxdp.repeat(KINDS[name](1.3 * TWO), 3))
