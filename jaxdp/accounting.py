@@ -16,7 +16,15 @@ from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
-from jaxdp.mechanisms.composition import batch_shape, flatten, is_gaussian, natural_relation, normal_form, spread_axis
+from jaxdp.mechanisms.composition import (
+    batch_shape,
+    flatten,
+    is_gaussian,
+    natural_relation,
+    normal_form,
+    require_one_order,
+    spread_axis,
+)
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.backend import require_x64
 from jaxdp.sources import choose_routes
@@ -330,27 +338,10 @@ def _resolved(
     if directions is None:
         directions = mechanism.directions(relation)
         if (relation or natural_relation(mechanism)) == "replace_one":
-            _require_one_order(mechanism)
+            require_one_order(mechanism)
     resolved = mechanism.under(relation or natural_relation(mechanism))
     symmetric = all(atom.symmetric for atom, _ in flatten(resolved))
     return resolved, (FORWARD,) if symmetric else directions
-
-
-def _require_one_order(mechanism: Mechanism) -> None:
-    """UnsupportedMechanismError for several releases under replace_one whose pair depends on the order.
-
-    A person's value may change from a to b in one release and from b to a in another.
-    """
-    several = 0
-    for atom, times in flatten(mechanism):
-        if len(atom.directions("replace_one")) > 1 and not atom.same_in_both_orders():
-            several += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
-    if several > 1:
-        raise UnsupportedMechanismError(
-            "several releases under replace_one need pairs with the same profile in both orders: a value may change "
-            "from a to b in one and from b to a in another. Give the pair of the larger profile: "
-            "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
-        )
 
 
 def _run(

@@ -645,4 +645,7 @@ def test_the_ends_of_a_bracket_may_be_quotients(capsys):
     given = "calibrate dpsgd --solve-for q --sigma 1 --steps 100 --epsilon 1 --delta 1e-5 --bracket"
     (row,) = records(capsys, *given.split(), "0:1/2")
     assert 0.01 < row["sampling_probability"] < 0.1
-    assert run(capsys, *given.split(), "0:x")[2] == "jaxdp: error: bracket must be LOW:HIGH, got 'x' for an end.\n"
+    assert (
+        run(capsys, *given.split(), "0:x")[2]
+        == "jaxdp: error: bracket must be LOW:HIGH, got 'x', which is no number.\n"
+    )

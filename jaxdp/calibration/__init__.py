@@ -173,7 +173,9 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
         try:
             found = problem.evaluate_new(starts, ends)
         except ValueError as error:
-            beyond = f" Beyond, a value is refused: {error.__cause__}"
+            if keep_others:  # a row whose search ends here may have a solution
+                raise
+            beyond = f" Beyond, a value is refused: {error.__cause__ or error}"
             break
         low, high, epsilons = starts, ends, found
     if lost.any() and not keep_others:

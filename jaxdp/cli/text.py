@@ -29,16 +29,12 @@ def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
     return values
 
 
-def _number(name: str, text: str) -> float:
+def _number(name: str, text: str, allowed: str = "a number, a comma list or START:STOP:COUNT[:log]") -> float:
     top, slash, bottom = text.partition("/")
     try:
         return float(top) / float(bottom) if slash else float(text)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(
-            f"{name} must be a number, a comma list or START:STOP:COUNT[:log], got {text!r}, which is no number."
-            if name != "bracket"
-            else f"bracket must be LOW:HIGH, got {text!r} for an end."
-        ) from None
+        raise ValueError(f"{name} must be {allowed}, got {text!r}, which is no number.") from None
 
 
 def _piece(name: str, text: str) -> np.ndarray:
@@ -69,7 +65,7 @@ def parse_bracket(text: str | None) -> tuple[float, float] | None:
     ends = text.split(":")
     if len(ends) != 2:
         raise ValueError(f"bracket must be LOW:HIGH, got {text!r}.")
-    low, high = (_number("bracket", end) for end in ends)
+    low, high = (_number("bracket", end, "LOW:HIGH") for end in ends)
     return low, high
 
 

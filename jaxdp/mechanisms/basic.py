@@ -284,18 +284,11 @@ class DiscretePair(FiniteLaw):
         if validate.is_traced(self.p, self.q):
             return False
         p, q = np.broadcast_arrays(np.asarray(self.p, np.float64), np.asarray(self.q, np.float64))
-        if np.array_equal(p, q[..., ::-1]):
-            return True
-        if p.shape[-1] > _COMPARED:
-            return False
-        for one, other in zip(p.reshape(-1, p.shape[-1]), q.reshape(-1, p.shape[-1]), strict=True):
-            live = one + other > 0
-            one, other = one[live], other[live]
-            kinks = np.concatenate([one / (one + other), other / (one + other)])[:, None]
-            sides = [np.maximum((1 - kinks) * a - kinks * b, 0.0).sum(1) for a, b in ((one, other), (other, one))]
-            if np.any(np.abs(sides[0] - sides[1]) > 1e-9):
-                return False
-        return True
+        mirrored = np.array_equal(p, q[..., ::-1])
+        if mirrored or p.shape[-1] > _COMPARED:
+            return mirrored
+        rows = zip(*(x.reshape(-1, x.shape[-1]) for x in (p, q)), strict=True)
+        return all(finite.same_profiles(*row) for row in rows)
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""

@@ -95,6 +95,23 @@ def natural_relation(mechanism: Mechanism) -> Relation:
     return naturals.pop() if naturals else "add_or_remove"
 
 
+def require_one_order(mechanism: Mechanism) -> None:
+    """UnsupportedMechanismError for several releases under replace_one whose pair depends on the order.
+
+    A person's value may change from a to b in one release and from b to a in another.
+    """
+    several = 0
+    for atom, times in flatten(mechanism):
+        if len(atom.directions("replace_one")) > 1 and not atom.same_in_both_orders():
+            several += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
+    if several > 1:
+        raise UnsupportedMechanismError(
+            "several releases under replace_one need pairs with the same profile in both orders: a value may change "
+            "from a to b in one and from b to a in another. Give the pair of the larger profile: "
+            "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
+        )
+
+
 def compose(*mechanisms: Mechanism) -> Mechanism:
     """The adaptive composition of the given mechanisms, in any order; of none, a mechanism that releases nothing.
 

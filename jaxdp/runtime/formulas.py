@@ -33,7 +33,11 @@ class Rule(NamedTuple):
 
 
 def theorem(
-    *rules: Rule, vacuous: Any = np.inf, working_set: int = 64, absolute: Any = 1e-12, **domains: Domain
+    *rules: Rule,
+    vacuous: Any = np.inf,
+    working_set: int = 64,
+    absolute: float | Callable[..., float] = 1e-12,
+    **domains: Domain,
 ) -> Callable[[F], F]:
     """Decorator: the formula of one point, written for scalars with ``xp``, becomes a public function.
 

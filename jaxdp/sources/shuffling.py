@@ -67,11 +67,8 @@ def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> B
 
 def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable[[Shuffled, Any], Any], leaky: bool) -> Any:
     """Upper bound of the round; clean: a round and a target -> that without its local delta; leaky: if any."""
-    alone = approximate.alone(verb, mechanism.max_loss(), mechanism.local_delta(), target)
-    fmin = (jnp if is_traced(alone) else np).fmin
-    if not leaky:
-        made = clean(mechanism, target)
-        return fmin(made, alone) if mechanism.chosen_bound() == "closed_form" else made
+    if not leaky and mechanism.chosen_bound() != "closed_form":
+        return clean(mechanism, target)
 
     def central(by: Any, aim: Any) -> Any:
         return clean(mechanism.weaker(by), aim)
@@ -79,7 +76,9 @@ def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable[[Shuffle
     def lost(by: Any, epsilon: Any) -> Any:
         return additive_term(mechanism.weaker(by), epsilon)
 
-    return fmin(approximate.over_weaker(verb, central, lost, target), alone)
+    found = approximate.over_weaker(verb, central, lost, target) if leaky else clean(mechanism, target)
+    alone = approximate.alone(verb, mechanism.max_loss(), mechanism.local_delta(), target)
+    return (jnp if is_traced(alone, found) else np).fmin(found, alone)
 
 
 def additive_term(mechanism: Shuffled, epsilon: Any) -> Any:
