@@ -22,7 +22,10 @@ _UP = 1.0 + 2.0**-50
 
 
 def _product(positive, *logs):
-    """The exponential of a sum of logarithms, rounded up; 0 unless positive. No factor of it underflows."""
+    """The exponential of a sum of logarithms, rounded up; 0 unless positive. No factor of it underflows.
+
+    logs: each by itself, because the rounding of all that cancels is charged.
+    """
     size = sum(xp.abs(xp.where(positive, log, 0.0)) for log in logs)
     total = sum(xp.where(positive, log, 0.0) for log in logs)
     return rounded_up(xp.exp(total) * (1 + 8 * ULP * (4 + size)), positive)
@@ -202,12 +205,12 @@ def noisy_sgd_rdp_at_index(
     Assumes: batch size one, each record used once in a fixed order, replace-one neighbours; otherwise as `gdp_mu`.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5.
     """
-    last = 2 * (xp.log(lipschitz) - xp.log(noise_std))
+    last = 2 * xp.log(lipschitz), -2 * xp.log(noise_std)
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
     # at most 1, but for what the rule and roundings add: rounded down to below 1
     kept = xp.log1p(-fall * (1 - 2.0**-48)) * (num_steps - index + 1) / 2
     later = xp.log(xp.maximum(num_steps - index, 1.0))
-    return _product(lipschitz > 0, xp.log(2 * order), last, -later, xp.where(index == num_steps, 0.0, kept))
+    return _product(lipschitz > 0, xp.log(2 * order), *last, -later, xp.where(index == num_steps, 0.0, kept))
 
 
 @theorem(_INDEX, _STEP, **_AT_INDEX)
@@ -226,8 +229,8 @@ def feldman_rdp_at_index(
 
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 23.
     """
-    ratio = 2 * (xp.log(lipschitz) - xp.log(noise_std))
-    return _product(lipschitz > 0, xp.log(2 * order), ratio, -xp.log(num_steps + 1 - index))
+    ratio = 2 * xp.log(lipschitz), -2 * xp.log(noise_std)
+    return _product(lipschitz > 0, xp.log(2 * order), *ratio, -xp.log(num_steps + 1 - index))
 
 
 def contractive_iteration_rdp(
@@ -311,9 +314,9 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
     Reference: Theorem 4, equation (3), of the same paper.
     """
-    ratio = 2 * (_log(distance) - xp.log(noise_std))
+    ratio = 2 * _log(distance), -2 * xp.log(noise_std)
     kept = (num_steps + 1) * xp.log(contraction)
-    return _product(distance > 0, xp.log(order / 2), ratio, -xp.log(num_steps), kept)
+    return _product(distance > 0, xp.log(order / 2), *ratio, -xp.log(num_steps), kept)
 
 
 def _log_geometric(x, count):
@@ -338,7 +341,7 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
     0.1436
     """
     log_sum = _log_geometric(-2 * xp.log(contraction), num_steps) - 2 * xp.log(contraction)
-    return _product(distance > 0, xp.log(order / 2), 2 * (_log(distance) - xp.log(noise_std)), -log_sum)
+    return _product(distance > 0, xp.log(order / 2), 2 * _log(distance), -2 * xp.log(noise_std), -log_sum)
 
 
 @theorem(_CONTRACTS, **_CONSTANT, num_steps=whole(1))
@@ -358,7 +361,7 @@ def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Re
     # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
     log_sum = _log_geometric(xp.log(contraction), num_steps)
     share = 0.5 * (log_sum + xp.log1p(contraction) - xp.log1p(xp.power(contraction, num_steps)))
-    return _product(shift > 0, _log(shift) - xp.log(noise_std), share)
+    return _product(shift > 0, _log(shift), -xp.log(noise_std), share)
 
 
 _BATCHES = dataclasses.replace(whole(2), remedy="Use full_batch_mu for one batch.")

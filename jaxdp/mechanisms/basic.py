@@ -287,8 +287,7 @@ class DiscretePair(FiniteLaw):
         mirrored = np.array_equal(p, q[..., ::-1])
         if mirrored or p.shape[-1] > _COMPARED:
             return mirrored
-        rows = zip(*(x.reshape(-1, x.shape[-1]) for x in (p, q)), strict=True)
-        return all(finite.same_profiles(*row) for row in rows)
+        return all(map(finite.same_profiles, *(x.reshape(-1, x.shape[-1]) for x in (p, q))))
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""
