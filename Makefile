@@ -6,12 +6,13 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile  # of what is installed
 # A stamp per extra, newer than pyproject.toml, says that the extra is installed. The package itself is built once.
 STAMPS := $(VENV)/stamps
 
-.PHONY: help demo test test-all lint types readme notebooks docs build bench stress clean
+.PHONY: help demo test test-slow test-all lint types readme notebooks docs build bench stress clean
 
 help:
 	@echo "make demo       install, then sweep epsilon of shuffling over eps0 and n: out/sweep.nc, out/sweep.png, a table"
 	@echo "make test       install, then run the tests"
-	@echo "make test-all   the same and the tests that take longest: before a release"
+	@echo "make test-slow  the tests that take seconds each; .ci/run runs both"
+	@echo "make test-all   these and the tests that take longest: before a release"
 	@echo "make lint types readme notebooks docs build bench stress    the other checks"
 
 $(STAMPS)/venv:
@@ -43,7 +44,10 @@ demo: $(STAMPS)/demo
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMPS)/test
-	$(PYTEST) -m "not thorough"
+	$(PYTEST) -m "not slow and not thorough"
+
+test-slow: $(STAMPS)/test
+	$(PYTEST) -m "slow and not thorough"
 
 test-all: $(STAMPS)/test
 	$(PYTEST)

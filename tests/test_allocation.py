@@ -196,6 +196,7 @@ def test_random_points_lie_in_the_bounds():
         assert seen.upper - seen.lower < 1e-6
 
 
+@pytest.mark.slow
 def test_numpy_and_programs_answer_alike(monkeypatch):
     """What is compiled encloses the same numbers as what NumPy computes."""
     point = [np.array(x) for x in ([100.0, 2.0], [1.0, 3.0], [1.0, -1.0], [0.5, 0.3])]
@@ -478,6 +479,7 @@ def test_renyi_divergences_of_several_steps_are_those_of_blocks_and_at_most_thos
     assert np.all(np.isinf(jaxdp.renyi(allocation([1, 10], 1.0), np.inf)))
 
 
+@pytest.mark.slow
 def test_renyi_divergences_of_an_epoch_differentiate():
     def renyi(noise, order):
         return jaxdp.renyi(allocation(100, noise), order, relation="remove")
@@ -502,6 +504,7 @@ def test_everybody_in_every_step_is_plain_composition():
     assert found.upper <= plain.upper * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation, exact", [("remove", 1.96427), ("add", 1.75162)])
 def test_ten_epochs(relation, exact):
     """Values of two methods, to the digits shown: T 100, sigma 1, delta 1e-6."""
@@ -544,6 +547,7 @@ def test_one_epoch_of_finite_pairs_encloses_the_epoch():
             assert upper - lower < (1e-2 * upper if fine else 0.2 * max(upper, 1e-6))
 
 
+@pytest.mark.slow
 def test_an_epsilon_far_from_the_one_sought_is_enclosed_by_the_first_grids_alone(monkeypatch):
     epochs = jaxdp.repeat(allocation(100, 1.0), 3)
     exact = jaxdp.epsilon_bounds(epochs, 1e-6, relation="remove")
@@ -616,6 +620,7 @@ def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, ex
     assert found.upper - found.lower < 1e-6 * exact
 
 
+@pytest.mark.slow
 def test_noise_whose_square_overflows_is_not_taken_for_perfect_privacy():
     noise = np.array([1e160, 1e200])
     epochs = jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), 10), 3)
@@ -634,6 +639,7 @@ def test_amplification_is_not_lost_where_the_noise_is_large():
     assert lower < 0.39687 and upper < 0.3969
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation, most", [("remove", 1.25), pytest.param("add", 1.12, marks=pytest.mark.thorough)])
 def test_traced_epochs_are_amplified_and_a_bare_gradient_has_the_number_of_the_verb(relation, most):
     def epsilon(noise):
@@ -647,6 +653,7 @@ def test_traced_epochs_are_amplified_and_a_bare_gradient_has_the_number_of_the_v
         assert found <= jax.jit(epsilon)(1.0) <= most * found
 
 
+@pytest.mark.slow
 def test_deltas_of_epochs_at_a_traced_epsilon_are_amplified_and_never_nothing():
     def delta(epsilon):
         return jaxdp.delta(jaxdp.repeat(allocation(100, 1.0), 10), epsilon, relation="remove")

@@ -130,6 +130,7 @@ MECHANISMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n == "shuffled Laplace")) for n in MECHANISMS]
 )

@@ -188,6 +188,7 @@ def test_a_traced_verb_refuses_an_unsound_backend(monkeypatch):
         jax.jit(lambda mu: jaxdp.delta(jaxdp.Gaussian(1 / mu), 1.0))(1.0)
 
 
+@pytest.mark.slow
 def test_a_bare_gradient_is_compiled_by_us_alone_and_answers_where_a_users_jit_does_not(monkeypatch):
     monkeypatch.setattr(backend, "plain_compilation_is_sound", lambda where: False)
     delta = lambda noise: jaxdp.delta(jaxdp.Gaussian(noise), 1.0)  # noqa: E731
@@ -326,6 +327,7 @@ def _golden_clones() -> list[dict]:
 
 # Batches of 1, 64 and 512: what is left of 200 and 600 rows would be compiled for 8, as 8 rows are; of 100 rows the sum
 # over counts gets 65, which would be compiled for 64 and for 1.
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.thorough), 97, 192, 576])
 def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
     cases = _golden_clones()
@@ -347,6 +349,7 @@ def contour_rows():
         return mechanism, deltas, jaxdp.epsilon_bounds(mechanism, deltas, relation="remove", gap=1e-5)
 
 
+@pytest.mark.slow
 def test_contour_kernel_holds_the_exact_value_in_a_large_batch(contour_rows):
     _, _, bounds = contour_rows
     assert bounds.lower[0] <= SAMPLED_EPSILON <= bounds.upper[0] <= SAMPLED_EPSILON * (1 + 1e-6)
@@ -499,6 +502,7 @@ def test_a_batch_is_computed_in_pieces_of_one_size_and_on_an_accelerator_of_few(
             assert one_size or sum(p[2] for p in pieces) <= max(16 * size, 64)
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_in_every_batch(compiled, contour_rows):
     mechanism, deltas, together = contour_rows
     for some in (slice(3, 20), slice(5, 6)):

@@ -35,6 +35,7 @@ def test_the_noise_multiplier_is_the_exact_one_and_not_below_it():
     assert gaussian_delta(sigma * (1 - NEAR), 1) > 1e-6
 
 
+@pytest.mark.slow
 @given(epsilon=st.floats(1e-3, 50.0), log_delta=st.floats(-30, -2))
 def test_the_value_meets_the_target_and_its_neighbour_does_not(epsilon, log_delta):
     delta = 10.0**log_delta
@@ -246,6 +247,7 @@ def test_where_one_step_is_too_much_the_advice_is_a_larger_target():
         calibrate(steps, epsilon=0.01, delta=1e-6)
 
 
+@pytest.mark.slow
 def test_epsilon_zero_of_sampled_noise_is_where_delta_at_zero_is_the_target():
     """The search for epsilon ends next to 0; the noise was half as large again."""
     steps = lambda s: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.01), 1000)  # noqa: E731

@@ -109,6 +109,7 @@ def test_calibrate_finds_a_whole_number_of_steps(capsys):
     assert at[0] <= 1 < at[1]
 
 
+@pytest.mark.slow
 def test_sweep_writes_the_data_set_the_picture_and_a_short_table(capsys, tmp_path, compiled):
     data, picture = tmp_path / "grid.nc", tmp_path / "grid.png"
     status, out, err = run(
@@ -381,6 +382,7 @@ def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, message):
     assert message in err and err.startswith("jaxdp: error: ") and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_python_dash_m_runs_it_and_a_missing_option_is_not_a_traceback():
     done = subprocess.run([sys.executable, "-m", "jaxdp", "epsilon", "gaussian"], capture_output=True, text=True)
     assert done.returncode == 2

@@ -304,6 +304,7 @@ def test_a_coarse_contour_still_encloses_the_exact_delta(name):
 ALIKE = {"truncation, raised line", "truncation, raised line, add", "cancellation, sampled", "tail cut"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in CASES]
 )

@@ -42,6 +42,7 @@ def falls(bounds):
     return certain and np.all(bounds.upper[1:] * (1 - gap) <= bounds.upper[:-1])
 
 
+@pytest.mark.slow
 @settings(**SMALL)
 @given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
@@ -114,6 +115,7 @@ def test_composing_once_grouping_and_order_change_nothing():
     np.testing.assert_array_equal(jaxdp.epsilon(swapped, 1e-6, relation="remove"), alone)
 
 
+@pytest.mark.slow
 def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     """jit, vmap and grad in one compilation; derivatives against finite differences of the eager bounds."""
 
@@ -137,6 +139,7 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     np.testing.assert_allclose([float(g[0]) for g in gradient], numeric, rtol=DERIVATIVE)
 
 
+@pytest.mark.slow
 def test_a_bare_gradient_has_the_value_of_the_verb_and_differentiates_the_larger_pair_alone(monkeypatch):
     """Outside of jit its numbers are concrete: no solver need be compiled, and nothing of the smaller pair.
 
@@ -275,6 +278,7 @@ def test_half_a_million_steps_of_little_noise_have_close_bounds(relation):
     assert 0 < bounds.upper - bounds.lower < GAP * bounds.upper
 
 
+@pytest.mark.slow
 def test_losses_next_to_their_supremum_are_enclosed_closely():
     """Two steps, add: delta by 50-digit quadrature of the closed one-step delta over the other step's outcome.
 

@@ -86,6 +86,7 @@ def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
     assert (back <= np.array([1e-3, 1e-9]) * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_as_for_users")  # without optimisation a row takes half a second
 @pytest.mark.parametrize("convert, room", [(cv.epsilon_from_rdp, 1e-8), (cv.optimal_epsilon_from_rdp, 2e-5)])
 def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert, room):
@@ -95,6 +96,7 @@ def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert, room):
     assert convert(*curve, 1e-5, infinity_mass=1e-5) == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_as_for_users")
 def test_conversions_of_the_finite_part_bound_a_pair_with_mass_at_infinity():
     rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ def mismatches(text):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_prints_what_it_says(page):
     assert mismatches(page.read_text()) == []

@@ -16,6 +16,7 @@ BELOW_NORMAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mechanism", "exact"), BELOW_NORMAL)
 def test_a_subnormal_delta_is_not_taken_for_0(mechanism, exact):
     deltas = np.array([0.0, 5e-324, 1e-310, SMALLEST])
@@ -170,6 +171,7 @@ def test_a_law_of_reports_that_overflows_bounds_nothing(randomizer):
     assert jaxdp.renyi(shuffled, 2.0) == np.inf
 
 
+@pytest.mark.slow
 def test_squares_of_noise_that_overflow_are_not_taken_for_perfect_privacy():
     noise = jaxdp.Gaussian(1e160)
     kept = jaxdp.RandomAllocation.same_in_every_epoch(noise, 10, 3)
@@ -339,6 +341,7 @@ NEXT_TO_LARGEST = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name == "several rounds" else pytest.param(name, marks=pytest.mark.thorough) for name in NEXT_TO_LARGEST],

@@ -227,6 +227,7 @@ def test_the_reasons_hold_where_jaxdp_has_a_theorem_of_its_own(event):
     assert interop.PrivacyAccountant(REPLACE).supports(event)
 
 
+@pytest.mark.slow
 def test_the_reasons_hold_where_jaxdp_has_other_numbers():
     mixtures = composed((MIXTURE(1.0, [0, 1, 2], [0.2, 0.6, 0.2]), 3), (MIXTURE(2.0, [0, 2, 3], [0.33, 0.34, 0.33]), 2))
     assert 1e-6 < mixtures.get_epsilon(1e-6) - 17.193115 < 1e-4

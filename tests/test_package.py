@@ -17,12 +17,14 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_importing_jaxdp_imports_no_optional_package_and_not_optax():
     loaded = run_python("import sys, jaxdp; print(*sys.modules)").split()
     assert "jaxdp" in loaded
     assert not {name for name in loaded if name.split(".")[0] in HEAVY}
 
 
+@pytest.mark.slow
 def test_subject_modules_are_attributes_without_an_import_of_their_own():
     code = f"import jaxdp; print(*(getattr(jaxdp, name).__name__ for name in {SUBJECTS}))"
     assert run_python(code).split() == [f"jaxdp.{name}" for name in SUBJECTS]

@@ -356,6 +356,7 @@ def test_a_page_that_loads_something_is_noticed(tmp_path):
     assert any("Content Security Policy" in line for line in complaints)
 
 
+@pytest.mark.slow
 def test_the_profile_does_not_contradict_the_guarantee():
     """Two certified searches differ by their gaps: delta at the epsilon of 1e-8 was 1.00004e-8."""
     plan = jaxdp.compose(

@@ -266,6 +266,7 @@ def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_conv
     assert np.all(jaxdp.delta_bounds(once, eps, relation="replace_one").lower > 0)
 
 
+@pytest.mark.slow
 def test_fixed_size_runs_under_replace_one_are_traced_with_a_lower_bound_for_one_round_alone():
     def bounds(times):
         return jaxdp.epsilon_bounds(
@@ -504,6 +505,7 @@ def test_renyi_divergences_next_to_order_one_do_not_exceed_those_of_larger_order
         assert np.all(found[:-1] <= 1.01 * found[1:])  # divergences rise with the order
 
 
+@pytest.mark.slow
 def test_renyi_divergences_have_a_derivative_by_the_number_of_rounds():
     """The largest loss has none: an infinite number for each round."""
     with jax.enable_x64(True):
@@ -560,6 +562,7 @@ def test_rounds_of_fixed_size_batches_under_replace_one_leak_no_less_than_one_da
     assert one.upper * 1.02 < both.upper < one.upper * 1.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sigma, q, x", [(3.405083588576935, 0.00956069866238651, 0.0032677167952102977), (1.3, 0.2, 0.01)]
 )

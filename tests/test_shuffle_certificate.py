@@ -274,6 +274,7 @@ def test_tables_of_rare_reports_have_bounds(table, users, epsilon, exact, close)
     assert upper - lower <= close * upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs_of_atoms", [True, False])
 def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms, monkeypatch):
     """Two people: |phi| comes back to 1; the smoothing that the recurrences ask for is what makes the bound hold."""
@@ -304,6 +305,7 @@ def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
 
 
 # The far recurrences, the place from which a Gaussian stands for them, and those that other pairs are said to keep low.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -256,6 +256,7 @@ def revealing_rounds(eps0, local_delta, users, times):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("users", "times", "local_delta", "bound"), [(3, 2, 1e-3, "clones"), (2, 3, 0.02, "stronger")])
 def test_rounds_with_a_local_delta_are_above_the_exact_composition(users, times, local_delta, bound):
     eps0 = 0.7
@@ -318,6 +319,7 @@ def test_a_local_delta_costs_little_where_it_is_small_and_everything_where_it_is
     assert (jaxdp.epsilon(rounds_of, delta=1.0) == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_stronger_guarantee_of_the_reports_never_has_the_weaker_answer(times):
     """(0.5, d)-DP reports are (4, d)-DP, whose additive term is smaller."""
@@ -337,6 +339,7 @@ def test_delta_of_a_round_with_a_local_delta_hardly_depends_on_other_rows():
     assert deltas[0] == pytest.approx(deltas[1][0], rel=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 610])
 def test_beside_another_mechanism_a_local_delta_costs_at_most_what_one_report_alone_does(users):
     """The additive terms used up delta, and epsilon was infinite; of one user the report alone is the truth."""
@@ -351,6 +354,7 @@ def test_beside_another_mechanism_a_local_delta_costs_at_most_what_one_report_al
     assert 0.2 <= jaxdp.delta(shuffled, np.inf, **kept) <= 0.2 * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_rounds_with_a_local_delta_are_answered_at_the_ends_without_a_warning(times):
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(np.array([0.0, 1.0, 20.0]), 1e-3), 50), times)
@@ -562,6 +566,7 @@ def test_a_row_without_local_delta_has_its_number_beside_one_that_has_none_at_de
     assert found[0] == pytest.approx(2.0, rel=1e-9) and found[0] >= 2.0 and found[1] == np.inf
 
 
+@pytest.mark.slow
 def test_rounds_of_a_table_with_rare_reports_have_close_bounds():
     """The lower bounds were 0 from two rounds on, and the upper one of twenty 18.5."""
     table = [[0.395, 0.592, 0.0117, 0.0013], [0.152, 0.452, 0.187, 0.209], [0.232, 0.498, 0.2699, 1e-4]]
@@ -570,6 +575,7 @@ def test_rounds_of_a_table_with_rare_reports_have_close_bounds():
     assert np.all(found.lower > 0.9 * found.upper) and np.all(found.upper < [3.7, 17.5])
 
 
+@pytest.mark.slow
 def test_a_round_whose_law_has_hardly_an_outcome_without_loss_composes():
     """Its upper law has more than all mass, which cannot stand beside mass at infinity."""
     rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, [2, 3]), 300), 5)

@@ -247,6 +247,7 @@ def test_few_users_are_counted_in_full(n):
             assert (upper - lower <= 1e-8 * upper + 1e-15).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps0", "k", "n"), [(4.0, 10, 200), (1.0, 5, 1000), (2.0, 3, 30)])
 def test_a_table_has_the_bounds_of_the_randomizer_that_it_is(eps0, k, n):
     """Also where a report is split in halves, and for a row of a batch that needs more laws than the other one."""
@@ -350,6 +351,7 @@ def test_bad_input_is_one_sentence():
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 100, "blanket"), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_report_that_gives_a_person_away_has_an_infinite_epsilon_below_its_probability():
     table = [[0.9, 0.1, 0.0], [0.1, 0.9 - 1e-3, 1e-3]]
     mechanism = jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 50)

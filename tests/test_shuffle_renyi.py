@@ -16,6 +16,7 @@ RENYI_GAP = 1e-6
 SLOPE_GAP = 1e-5  # of a central difference with step 1e-4
 
 
+@pytest.mark.slow
 def test_golden_renyi_divergence_is_bounded_and_the_excess_is_small():
     cases = [case for case in GOLDEN if case["family"] == "renyi_clones"][::4]
     users, eps0, order, exact = (column(cases, key) for key in ("n", "eps0", "alpha", "value"))
@@ -53,6 +54,7 @@ def test_renyi_of_many_users_stays_that_of_a_gaussian_up_to_large_orders(randomi
     np.testing.assert_allclose(ratio, ratio[0], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_renyi_grows_with_the_order_up_to_eps0(compiled):
     order = np.array([1.01, 1.5, 2.0, 8.0, 64.0, 1e4])
     for randomizer in (jaxdp.LocalRandomizer(1.0),):
@@ -133,6 +135,7 @@ def test_eager_renyi_of_a_small_group(compiled_as_for_users):
     assert small_group(1.0, 16.0) == pytest.approx(EAGER, rel=RENYI_GAP)
 
 
+@pytest.mark.slow
 def test_traced_renyi_of_a_small_group_is_near_the_eager_one():
     """The 13 nodes of one sum alone gave 0.9 in place of 0.004 at order 16."""
     with jax.enable_x64(True):

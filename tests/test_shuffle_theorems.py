@@ -118,6 +118,7 @@ def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
     assert found * noise == pytest.approx(74.0, rel=0.1)
 
 
+@pytest.mark.slow
 def test_noisy_sgd_is_amplified_and_falls_with_noise(compiled):
     values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)
     assert (np.diff(values) < 0).all()

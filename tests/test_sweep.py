@@ -185,6 +185,7 @@ def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
     np.testing.assert_array_equal(dataset.value, axis**2)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_its_finished_chunks(tmp_path, monkeypatch, capsys):
     script = tmp_path / "job.py"
     script.write_text(

@@ -97,6 +97,7 @@ class DiesOnce:
         return {"square": a**2}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_a_dask_cluster_loses_its_running_tile_only(cluster, tmp_path):
     made = sweep(
         DiesOnce(tmp_path), a=np.arange(80.0), batch_size=10, executor=cluster.get_executor(), path=tmp_path / "a.zarr"
@@ -110,6 +111,7 @@ def test_a_killed_worker_of_a_dask_cluster_loses_its_running_tile_only(cluster, 
     assert len(tiles) <= 10  # what the killed worker had written and not yet reported may be made again
 
 
+@pytest.mark.slow
 def test_dask_gives_the_same_bits_and_sends_any_function(cluster):
     few = dict(eps0=[0.5, 2.0, 4.0], users=[1e3, 1e8], batch_size=2)
     shared = sweep(lambda eps0, users: shuffled(eps0, users), executor=cluster.get_executor(), **few)
@@ -118,6 +120,7 @@ def test_dask_gives_the_same_bits_and_sends_any_function(cluster):
     assert shared.eps0.attrs["units"] == "nats" and shared.upper.attrs["units"] == "nats"
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_release_is_refused_by_name_before_any_work(cluster, monkeypatch, tmp_path):
     real = work.versions()
     monkeypatch.setattr(sys.modules["jaxdp.sweep"], "versions", lambda: real | {"jaxlib": "0.0.1"})
@@ -128,6 +131,7 @@ def test_a_worker_of_another_release_is_refused_by_name_before_any_work(cluster,
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.slow
 def test_what_is_not_an_executor_is_refused(cluster, processes):
     with pytest.raises(TypeError, match=r"concurrent\.futures.*got int"):
         sweep(shuffled, executor=3, eps0=[1.0], users=[1e4])
@@ -169,6 +173,7 @@ def test_several_sweeps_to_one_path_compute_every_tile_once(tmp_path, suffix):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"grid{suffix}", "job.py", "log"])
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_frees_its_path_for_the_next(tmp_path, monkeypatch, capsys):
     (tmp_path / "job.py").write_text(JOB)
     command = [str(tmp_path / "job.py"), str(tmp_path / "grid.zarr"), str(tmp_path / "log")]
@@ -218,6 +223,7 @@ def test_a_resumed_bar_starts_where_it_stopped(tmp_path, capsys):
     assert "70%" in capsys.readouterr().err.split("\r")[1]
 
 
+@pytest.mark.slow
 def test_a_large_zarr_result_is_not_read_before_it_is_used(tmp_path):
     made = sweep(lambda a, b: a + b, a=np.arange(200.0), b=np.arange(300.0), path=tmp_path / "grid.zarr")
     assert not made.value._in_memory

@@ -71,6 +71,7 @@ def attack(sgd, person, steps):
     return proved_epsilon(*pair, threshold), pair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sgd", "person", "steps"), [(FULL_BATCH, 0, 10), (CYCLIC, 5, 9), (CYCLIC, 0, 9)])
 def test_an_attack_never_proves_more_than_the_certified_epsilon(sgd, person, steps):
     certified = jaxdp.epsilon(sgd.after(steps, example=person), DELTA)
@@ -85,6 +86,7 @@ def test_an_attack_never_proves_more_than_the_certified_epsilon(sgd, person, ste
     assert abs(pair[0].std() / deviation - 1) < 5 / np.sqrt(2 * RUNS)
 
 
+@pytest.mark.slow
 def test_the_attack_exposes_a_run_with_half_the_stated_noise():
     certified = jaxdp.epsilon(FULL_BATCH.after(10), DELTA)
     mean, deviation = exact_law(FULL_BATCH, 0, 10)

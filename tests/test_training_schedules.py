@@ -59,6 +59,7 @@ def test_a_constant_written_as_a_function_is_accounted_as_the_constant():
     assert written.after(50) == jaxdp.repeat(step_of(1.0, 0.25), 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_noise_clip_norm_and_divisor_follow_the_count_of_the_state(compiled):
     clip = optax.piecewise_constant_schedule(3.0, {10: 0.5})

@@ -125,6 +125,7 @@ def test_renyi_divergences_of_cut_samples_are_those_of_both_kinds_of_batches(rel
     assert np.all(exact * (1 - 1e-9) <= found) and np.all(found <= exact * (1 + 2e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["add", "remove", "replace_one"])
 def test_no_lower_bound_is_claimed_of_what_only_dominates(relation):
     rounds_of = jaxdp.repeat(truncated_poisson(1.0, 0.05, 1000, 75), 10)

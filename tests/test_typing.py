@@ -31,10 +31,12 @@ def refused(pytestconfig):
     return found
 
 
+@pytest.mark.slow
 def test_what_users_write_is_accepted(refused):
     assert refused[RIGHT] == {}
 
 
+@pytest.mark.slow
 def test_every_wrong_call_is_refused_and_nothing_else(refused):
     lines = (HERE.parent / WRONG).read_text().splitlines()
     wrong = {number for number, line in enumerate(lines, 1) if line.endswith("  # error")}
