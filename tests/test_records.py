@@ -203,6 +203,7 @@ def test_order_of_composition_and_grouping_do_not_matter():
 
 def test_composing_nothing_releases_nothing():
     assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
+    assert jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(), 0.5), 1e-9) == 0
     assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
 
 

@@ -617,6 +617,9 @@ def test_a_batch_of_fixed_size_needs_a_pair_that_is_the_same_in_both_orders():
             with pytest.raises(jaxdp.UnsupportedMechanismError, match="same profile in both orders"):
                 jaxdp.epsilon(FIXED(base, 0.01), 1e-5, relation=relation)
         assert jaxdp.epsilon(FIXED(base, 1.0), 1e-5) > 0
+    some = 8e-10  # of 10,000 rounds, every epsilon has a delta of 4e-6 in one order
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="to the last digit"):
+        jaxdp.epsilon(FIXED(jaxdp.DiscretePair([0.5, 0.5, 0.0], [0.5, 0.5 - some, some]), 0.5), 1e-6)
     eps = np.linspace(0.0, 5.0, 101)
     either = np.maximum(*(jaxdp.delta(base, eps, relation=relation) for relation in ("add", "remove")))
     wider = jaxdp.conversions.pair_from_profile(eps, either)
@@ -635,6 +638,16 @@ def test_several_releases_under_replace_one_need_a_pair_that_is_the_same_in_both
     for several in (jaxdp.repeat(pair, 2), jaxdp.compose(pair, jaxdp.DiscretePair(q, p)), jaxdp.repeat(pair, [1, 3])):
         with pytest.raises(jaxdp.UnsupportedMechanismError, match="several releases under replace_one"):
             jaxdp.epsilon(several, 1e-3, **given)
+    # orders that differ by less than 1e-9 differ after many releases: delta at 9 was 9.5e-25 for 5.7e-22
+    low, high = 1e-3 * 1e-9, 0.9e-9
+    near = (
+        [1 - low - high * math.exp(-4.0), low, high * math.exp(-4.0)],
+        [1 - low * math.exp(-6.0) - high, low * math.exp(-6.0), high],
+    )
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="to the last digit"):
+        jaxdp.delta(jaxdp.repeat(jaxdp.DiscretePair(*near), 2), 9.0, **given)
+    in_any_order = jaxdp.DiscretePair([0.1, 0.2, 0.7], [0.2, 0.1, 0.7])
+    assert jaxdp.delta(jaxdp.repeat(in_any_order, 2), 0.1, **given) > 0
     once = jaxdp.compose(pair, jaxdp.repeat(jaxdp.Gaussian(3.0), 5), jaxdp.DiscretePair([0.3, 0.7], [0.7, 0.3]))
     assert jaxdp.epsilon(once, 1e-3, **given) > jaxdp.epsilon(pair, 1e-3, **given)
     eps = np.linspace(0.0, 3.0, 201)

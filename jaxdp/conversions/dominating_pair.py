@@ -49,11 +49,11 @@ def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -
     >>> print(f"{jaxdp.delta(pair, 0.5):.4f}")
     0.1000
 
-    Returns a DiscretePair with two more outcomes than points (images under the swap included), which composes as any
-    mechanism and dominates on any grid, in both orders. Between the points its profile is the chord in e^eps, which
-    exceeds a smooth profile by the square of the spacing; rounding moves each loss outward by 1e-15, which loosens the
-    bound by about 1e-15 / loss, or 1e-15 / spacing near a kink. Raises ValueError, also for a delta below 1 - e^eps.
-    Reference: Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25.
+    Returns a DiscretePair with two or three more outcomes than points (images under the swap included), which composes
+    as any mechanism and dominates on any grid, in both orders. Between the points its profile is the chord in e^eps,
+    which exceeds a smooth profile by the square of the spacing; rounding moves each loss outward by 1e-15, which
+    loosens the bound by about 1e-15 / loss, or 1e-15 / spacing near a kink. Raises ValueError, also for a delta
+    below 1 - e^eps. Reference: Zhu, Dong, Wang 2022, Lemma 9 and Corollary 25.
     """
     ratio, excess = _points(epsilons, deltas, symmetric)
     keep, corners = _hull(ratio, excess)
@@ -68,8 +68,15 @@ def pair_from_profile(epsilons: Real, deltas: Real, *, symmetric: bool = True) -
     p[keep] = [_rounded(Fraction(ratio[i]) * m, up=True) for i, m in zip(keep, masses, strict=True)]
     one = corners[0][1]
     infinity = min(1.0, _rounded(Fraction(corners[-1][1], one), up=True))
-    nothing = float(1 - sum(changes)) + _SUM_ERROR
-    return DiscretePair(np.concatenate([p, [infinity, 0.0]]), np.concatenate([q, [0.0, nothing]]))
+    if not symmetric:
+        nothing = float(1 - sum(changes)) + _SUM_ERROR
+        return DiscretePair(np.concatenate([p, [infinity, 0.0]]), np.concatenate([q, [0.0, nothing]]))
+    # the outcomes of positive loss and their mirror images, to the last digit; what is left has loss 0
+    p, q = p[ratio > 1], q[ratio > 1]
+    middle = _rounded(max(1 - sum(map(Fraction, [infinity, *p, *q]), Fraction(0)), Fraction(0)), up=True)
+    return DiscretePair(
+        np.concatenate([p, q, [middle, infinity, 0.0]]), np.concatenate([q, p, [middle, 0.0, infinity]])
+    )
 
 
 def _rounded(value: Fraction, *, up: bool) -> float:

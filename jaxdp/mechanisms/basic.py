@@ -185,8 +185,8 @@ class PureDP(WorstCase):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
     4.7746
 
-    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one), in
-    every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one; in
+    `PoissonSampled` under replace_one: also for one record more or less), in every run whatever was released before.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -214,8 +214,8 @@ class ApproximateDP(WorstCase):
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
     4.7877
 
-    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one), in
-    every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one; in
+    `PoissonSampled` under replace_one: also for one record more or less), in every run whatever was released before.
 
     Both numbers are read as the guarantee under whichever relation is asked for. The worst case has mass delta at
     infinity, and 1 - delta times the worst eps-DP pair.
@@ -250,9 +250,10 @@ class DiscretePair(FiniteLaw):
 
     The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders. Of
     several releases that is too little: a value may change from a to b in one and from b to a in another. They need,
-    and so does a batch of fixed size, a pair with the same profile in both orders, such as `pair_from_profile` makes.
+    and so does a batch of fixed size, a pair with the same profile in both orders: to every outcome of masses a and b
+    one of masses b and a, to the last digit. `pair_from_profile` makes such pairs.
     Assumes: the pair dominates your mechanism under the relation that you account for (in `FixedSizeSampled`: under
-    replace_one), whatever the other records are.
+    replace_one; in `PoissonSampled` under replace_one: also for one record more or less), whatever the others are.
 
     An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
     misses of 1 is charged as mass at infinity, but for what may be rounding: 1e-15 times 8 + log2 of the number of
@@ -280,21 +281,17 @@ class DiscretePair(FiniteLaw):
             raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
 
     def same_in_both_orders(self) -> bool:
-        """Of concrete masses: q is p read backwards, or, to 1e-9 and for at most 2048, the two profiles agree."""
+        """Of concrete masses: the outcomes with masses (a, b) are as many as those with (b, a), for every a and b."""
         if validate.is_traced(self.p, self.q):
             return False
         p, q = np.broadcast_arrays(np.asarray(self.p, np.float64), np.asarray(self.q, np.float64))
-        mirrored = np.array_equal(p, q[..., ::-1])
-        if mirrored or p.shape[-1] > _COMPARED:
-            return mirrored
-        return all(map(finite.same_profiles, *(x.reshape(-1, x.shape[-1]) for x in (p, q))))
+        return np.array_equal(np.sort(p + 1j * q), np.sort(q + 1j * p))  # sorted by the first, then by the second
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
         """The masses of either law sum to 1."""
         return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
 
 
-_COMPARED = 2048
 _ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Normalise it.")
 
 

@@ -106,8 +106,8 @@ def require_one_order(mechanism: Mechanism) -> None:
             several += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
     if several > 1:
         raise UnsupportedMechanismError(
-            "several releases under replace_one need pairs with the same profile in both orders: a value may change "
-            "from a to b in one and from b to a in another. Give the pair of the larger profile: "
+            "several releases under replace_one need pairs with the same profile in both orders, to the last digit: a "
+            "value may change from a to b in one and from b to a in another. Give the pair of the larger profile: "
             "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
         )
 
@@ -267,7 +267,7 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     with contextlib.nullcontext() if validate.is_traced(mechanism) else on_host():
         runs = [(xp.asarray(times), xp.asarray(g.noise_multiplier)) for g, times in atoms]
         mus = [xp.where(t > 0, xp.sqrt(xp.where(t > 0, t, 1.0)) / noise, 0.0) for t, noise in runs]
-        return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus), axis=-1)))
+        return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus, 0.0), axis=-1)))  # 0.0: of no parts
 
 
 def norm(numbers: Any) -> Any:

@@ -320,11 +320,3 @@ def discrete_laplace_pair(scale: Number, sensitivity: Number, fine: bool = False
             at_edges(log_cell - xp.logaddexp(0.0, -half), log_cell - xp.logaddexp(0.0, half)), 2 * start + 1 - s
         )
     return either(single, cells, s - 1 > LAPLACE_MIDDLE)
-
-
-def same_profiles(p: np.ndarray, q: np.ndarray) -> bool:
-    """Whether (p, q) and (q, p) have the same profile, to 1e-9: sum max((1-a) p - a q, 0), compared at every kink."""
-    p, q = p[p + q > 0], q[p + q > 0]
-    a = np.concatenate([p / (p + q), q / (p + q)])[:, None]
-    forward, back = (np.maximum((1 - a) * x - a * y, 0.0).sum(1) for x, y in ((p, q), (q, p)))
-    return bool(np.all(np.abs(forward - back) <= 1e-9))

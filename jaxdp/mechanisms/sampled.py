@@ -162,16 +162,17 @@ class PoissonSampled(Sampled):
 
     Assumes: the batch is unseen by the adversary, its size too, and drawn anew and exactly so in every round: shuffled,
     cyclic or cut batches are not Poisson. Sums are divided by a public number, not by the size of the batch. And
-    what the mechanism assumes.
+    what the mechanism assumes; under replace_one that its guarantee holds for one record more or less, too: `Gaussian`
+    and other noise is over the norm bound of one contribution, which moves an answer by so much when a record is added.
 
     Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
     add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
     replace_one the pair for Gaussian, Laplace, discrete Gaussian and discrete Laplace noise is that of contributions 1
     and -1, for one (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and is attained
     (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under replace_one,
-    the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there; the
-    guarantee must hold for one record more or less too). Of a stated guarantee that is what `FixedSizeSampled` has;
-    of noise of a class of your own it is an upper bound without a lower one.
+    the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there). Of
+    a stated guarantee that is what `FixedSizeSampled` has; of noise of a class of your own it is an upper bound without
+    a lower one.
     """
 
     mechanism: Mechanism
@@ -265,9 +266,10 @@ class FixedSizeSampled(Sampled):
         found = super().directions(relation)
         if not (self.samples_everyone() or is_gaussian(self.mechanism) or self.mechanism.same_in_both_orders()):
             raise UnsupportedMechanismError(
-                f"{type(self).__name__} needs a base whose pair has the same profile in both orders, under every "
-                f"relation (another record is in place of the one removed); got {type(self.mechanism).__name__}. The "
-                "pair of the larger profile has: jaxdp.conversions.pair_from_profile(..., symmetric=True)."
+                f"{type(self).__name__} needs a base whose pair has the same profile in both orders, to the last "
+                "digit, under every relation (another record is in place of the one removed); got "
+                f"{type(self.mechanism).__name__}. The pair of the larger profile has: "
+                "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
             )
         return found
 
