@@ -267,7 +267,8 @@ def test_every_alias_of_every_option_is_a_name_for_solve_for(capsys):
         for option in entry.options:
             for alias in option.aliases:
                 given = ["calibrate", mechanism, f"--solve-for={alias}", "--epsilon", 1, "--delta", 1e-6]
-                needed = [text for o in entry.options if o.default is None for text in (o.flag, "1")]
+                others = [o for o in entry.options if o.default is None and o is not option]
+                needed = [text for o in others for text in (o.flag, "1")]
                 status, _, err = run(capsys, *given, *needed, alias, "1")
                 assert status == 2 and f"{option.flag} must be left out" in err
 
@@ -349,6 +350,12 @@ def test_an_option_is_read_with_underscores_and_an_unknown_one_named(capsys):
     assert status == 0
     status, out, err = run(capsys, *"epsilon gaussian --sigma 1 --delta 1e-5 --typo 2".split())
     assert status == 2 and "jaxdp epsilon gaussian has no option --typo: see jaxdp epsilon gaussian --help." in err
+
+
+def test_an_option_under_two_of_its_names_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, *"epsilon gaussian --sigma 1 --steps 100 --times 3 --delta 1e-5".split())
+    assert "--steps/--times/--rounds: must be given once, got two of them." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

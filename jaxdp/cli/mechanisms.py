@@ -185,6 +185,16 @@ def read(path: str) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second one under whatever name of the option."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, _: object = None) -> None:
+        """Called for each option that was typed."""
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "must be given once, got two of them.")
+        setattr(namespace, self.dest, values)
+
+
 def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
     """The options of a mechanism; none is required when one of them is solved for."""
     shuffles = name == "shuffle"
@@ -194,7 +204,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = 
         if shuffles and (users := _users(option)):
             text += f" (randomizer {', '.join(users)})"
         names = (option.flag, *option.aliases)
-        parser.add_argument(*names, dest=option.name, required=needed, metavar="RANGE", help=text)
+        parser.add_argument(*names, dest=option.name, action=_Once, required=needed, metavar="RANGE", help=text)
     if shuffles:
         known = "; ".join(f"{name}: {each.help}" for name, each in RANDOMIZERS.items())
         parser.add_argument(
