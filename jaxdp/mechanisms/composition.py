@@ -24,7 +24,11 @@ from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 @record
 class Repeated(Mechanism):
-    """A mechanism repeated adaptively; ``times`` counts the runs. Made by `repeat`."""
+    """A mechanism repeated adaptively; ``times`` counts the runs. Made by `repeat`.
+
+    Assumes: the record and the number of runs are fixed in advance. What a run asks may depend on all that was released
+    before; its noise and sampling may not, and a number of runs that does is covered by the largest that was allowed.
+    """
 
     mechanism: Mechanism
     times: RealField = field(whole(0), remedy="A mechanism runs a whole number of times.")
@@ -47,7 +51,11 @@ class Repeated(Mechanism):
 
 @record
 class Composed(Mechanism):
-    """Adaptive composition of different mechanisms. Made by `compose`."""
+    """Adaptive composition of different mechanisms. Made by `compose`.
+
+    Assumes: the list of records is fixed in advance. What a release asks may depend on all that was released before;
+    its noise and sampling may not.
+    """
 
     parts: tuple[Mechanism, ...]
 
@@ -115,6 +123,9 @@ def require_one_order(mechanism: Mechanism) -> None:
 def compose(*mechanisms: Mechanism) -> Mechanism:
     """The adaptive composition of the given mechanisms, in any order; of none, a mechanism that releases nothing.
 
+    Assumes: the list of records is fixed in advance. What a release asks may depend on all that was released before;
+    its noise and sampling may not.
+
     >>> both = jaxdp.compose(jaxdp.Gaussian(2.0), jaxdp.Laplace(2.0))
     >>> print(f"{jaxdp.epsilon(both, delta=1e-5):.4f}")
     2.4152
@@ -130,7 +141,8 @@ def compose(*mechanisms: Mechanism) -> Mechanism:
 def repeat(mechanism: Mechanism, times: Real) -> Mechanism:
     """The mechanism composed with itself ``times`` times, adaptively.
 
-    times: whole numbers >= 0, any shape that broadcasts with the mechanism's fields.
+    times: whole numbers >= 0, any shape that broadcasts with the mechanism's fields. If it depends on what was released
+        (a run that is stopped), give the largest number that was allowed.
 
     >>> jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), times=[10, 100]), delta=1e-5).round(4)
     array([1.1994, 4.3772])
