@@ -34,8 +34,9 @@ _LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws of more outcomes get one sum, 
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
-# Steps of NumPy's sum over counts that take as long as compiling, and as all else: alone, many in a call.
-_STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0), (30.0, 2.0)
+# Steps of NumPy's sum over counts that take as long as compiling, and as all else: of two outcomes alone, and many in a
+# call, of more outcomes.
+_STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0, 40000.0), (30.0, 2.0, 400.0)
 _SLACK = 2e-13  # rounding of log(delta)
 _FAR = 700.0  # e^epsilon is finite there, and the delta of one user beyond is no larger
 _TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
@@ -158,10 +159,10 @@ def _patience(alone: float, together: float) -> Callable[..., int]:
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
-    lanes, terms = made.base.shape[1] > 2, np.max(countable(made, users), initial=1.0)
-    together = int(many(made) and not lanes)
-    steps = terms / (counts.LANES if lanes else counts.DEPTH)
-    return int(np.clip(_STEPS_OF_COMPILING[together] / (_STEPS_BESIDE[together] + steps), 1, 2 ** (8 + 6 * together)))
+    kind = 2 if made.base.shape[1] > 2 else int(many(made))
+    steps = np.max(countable(made, users), initial=1.0) / (counts.LANES if kind == 2 else counts.DEPTH)
+    points = _STEPS_OF_COMPILING[kind] / (_STEPS_BESIDE[kind] + steps)
+    return int(np.clip(points, 1, 2**14 if kind == 1 else 2**8))
 
 
 def _patience_at_13(made: Law, *_: Any) -> int:
@@ -173,14 +174,27 @@ def _patience_at_13(made: Law, *_: Any) -> int:
 
 def _patience_at_nodes(made: Law, *rest: Any) -> int:
     """As many points as take NumPy 3 s, as compiling does; many at once 10, because a program is no faster."""
-    together = many(made)
-    each = (1e-4 if together else 1.6e-3) + np.max(rest[-1]) * (4e-7 + 4e-8 * made.first.shape[-1])
-    return int(np.clip((10.0 if together and platform() == "cpu" else 3.0) / each, 1, 2**16))
+    seconds = 10.0 if many(made) and platform() == "cpu" else 3.0
+    return int(np.clip(seconds / _seconds_at_nodes(made, rest[-1]), 1, 2**16))
 
 
 def _patience_of_search(made: Law, *rest: Any) -> int:
-    """The same for an epsilon: 4 s."""
-    return max(int(4.0 / ((1 + np.max(rest[-1]) / 1800) * (3e-3 + 6e-4 * made.first.shape[-1]))), 1)
+    """The same for an epsilon: 4 s; on a CPU all of the long ones, for which a program is no faster."""
+    if platform() == "cpu" and not _is_short(made, rest[-1]):
+        return 2**16
+    return max(int(4.0 / (3.2 * _seconds_at_nodes(made, rest[-1]))), 1)
+
+
+def _seconds_at_nodes(made: Law, nodes: Any) -> float:
+    """What NumPy takes for one log delta; laws of many outcomes leave the cache."""
+    outcomes = made.first.shape[-1]
+    each = 4e-7 + (4e-8 if outcomes <= 256 else 1e-7) * outcomes
+    return (1e-4 if many(made) else 1.6e-3) + float(np.max(nodes)) * each
+
+
+def _is_short(made: Law, nodes: Any) -> bool:
+    """Whether a sum has so few terms that a call itself takes time."""
+    return bool(np.max(nodes) * made.first.shape[-1] <= 8192)
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
@@ -188,9 +202,8 @@ def _alive_at_nodes(made: Law, *_: Any) -> int:
 
 
 def _alive_in_long_sum(made: Law, *rest: Any) -> int:
-    """Few in sums of so few terms that a call itself takes time; of long ones no point is computed for nothing."""
-    short = np.max(rest[-1]) * made.first.shape[-1] <= 8192 and not long_arrays_pay()
-    return 2048 if short else 20_000
+    """Few in short sums; of long ones no point is computed for nothing."""
+    return 2048 if _is_short(made, rest[-1]) and not long_arrays_pay() else 20_000
 
 
 def _alive_at_counts(made: Law, *_: Any) -> int:
