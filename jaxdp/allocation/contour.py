@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.allocation import jumps, law, tail, two_steps
+from jaxdp.allocation import jumps, law, tail
 from jaxdp.allocation.law import Law, Step
 from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
 from jaxdp.domains import NEXT_TO_ZERO
@@ -381,9 +381,8 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
     sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    places = xp.stop_gradient(epsilon)
-    for other in (jumps.bracket(still, made.jump, places), two_steps.bracket(still, places)):
-        lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
+    other = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
+    lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
     estimate = xp.where(sure, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
     # moved between the closest bounds; its derivatives stay those of the contour
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
