@@ -18,17 +18,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, flat_rows
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import (
-    Answer,
-    Asked,
-    Point,
-    Points,
-    Route,
-    explicit_delta,
-    implicit_epsilon,
-    intersect,
-    one_or_composed,
-)
+from jaxdp.sources.base import Answer, Asked, Point, Points, Route, intersect, one_or_composed, traced_bounds
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
@@ -75,11 +65,8 @@ def _traced(sign: float) -> tuple[Points, Points]:
     def log_delta(p: RandomAllocation, epsilon: Any) -> Any:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
 
-    route = functools.partial(_epoch_route, sign)
-    return (
-        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, route, 2**20, jax.jacfwd),
-        explicit_delta(answer(bounds.allocation_delta), log_delta, route, 2**20, jax.jacfwd),
-    )
+    epsilon, delta = answer(bounds.allocation_epsilon), answer(bounds.allocation_delta)
+    return traced_bounds(epsilon, delta, log_delta, functools.partial(_epoch_route, sign), 2**20, jax.jacfwd)
 
 
 # ---- composition ----

@@ -25,19 +25,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
-from jaxdp.sources.base import (
-    Answer,
-    Asked,
-    Known,
-    Points,
-    Route,
-    Source,
-    explicit_delta,
-    implicit_epsilon,
-    intersect,
-    nothing,
-    wide,
-)
+from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
 from jaxdp.sources.renyi import optimal_order
 
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
@@ -56,19 +44,10 @@ COMPARED = Effort(16, 96, False)
 # other has been asked for 4096 nodes and mostly has a lower bound.
 _WAITING: list[Source] = [lambda params, target, known, asked: Answer(known.lower, known.upper)] * 3
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
-_BANDED = (
-    Effort(1024, 640, False, bands=4),
-    Effort(1024, 960, False, bands=8),
-    Effort(32768, 960, False, bands=8),
-)
+_BANDED = (Effort(1024, 640, False, bands=4), Effort(1024, 960, False, bands=8), Effort(32768, 960, False, bands=8))
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
-GAUSSIAN_LADDER = (
-    Effort(128, 1, False),
-    Effort(1024, 1, False),
-    Effort(16384, 1, True),
-    Effort(262144, 1, True),
-)
+GAUSSIAN_LADDER = (Effort(128, 1, False), Effort(1024, 1, False), Effort(16384, 1, True), Effort(262144, 1, True))
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
@@ -387,7 +366,7 @@ def _traced_points(
         return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
 
     route, size = concrete or functools.partial(contour_route, direction=direction), 256 * effort.nodes
-    return implicit_epsilon(epsilon, log_delta, route, size), explicit_delta(delta, log_delta, route, size)
+    return traced_bounds(epsilon, delta, log_delta, route, size)
 
 
 @canary("contour of the sampled Gaussian")
