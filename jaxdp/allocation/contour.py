@@ -331,8 +331,12 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
     parts = xp.fori_loop(0, made.count, add, empty)
     nothing = (xp.ones(_NEAR.size + 1), xp.full(_NEAR.size + 1, -xp.inf))
-    rest_tilts, rest = law.once_if(
-        made.count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
+    # the turn, which is 0, keeps the compiler from moving the computation out of the loop
+    rest_tilts, rest = xp.fori_loop(
+        0,
+        xp.where(made.count > 1, 1, 0),
+        lambda turn, _: _rest(still, made._replace(rest_tilt=made.rest_tilt + turn), effort),
+        nothing,
     )
     splits = jumps.prepare(still)
     return Contour(step, still.cut(), made.split, made.top, made.count, parts, rest_tilts, rest, splits)

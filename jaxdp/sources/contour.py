@@ -99,9 +99,7 @@ def contour_epsilon(
     stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
-    if effort.bands:
-        return bands.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
-    return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
+    return (bands if effort.bands else contour).epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
 @_contour_kernel
@@ -109,9 +107,7 @@ def contour_delta(
     stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point. known: an upper bound of it, or 1."""
-    if effort.bands:
-        return bands.delta_bounds(spectrum(stacks, direction), eps, known, effort)
-    return contour.delta_bounds(spectrum(stacks, direction), eps, known, effort)
+    return (bands if effort.bands else contour).delta_bounds(spectrum(stacks, direction), eps, known, effort)
 
 
 @_contour_kernel
