@@ -51,10 +51,6 @@ GAUSSIAN_LADDER = (Effort(128, 1, False), Effort(1024, 1, False), Effort(16384, 
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
-# A sampled Gaussian's epsilon is sought twice at the same effort, but for the first and bands, where it has a lower
-# bound and the upper one falls below so much of what the plan had to take for it: past a phase transition the Chernoff
-# bound is no place to plan for. (A third time settled none of 1600 random points, nor a second without a lower bound.)
-_LOWER = 0.99
 TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
 _SMALL, _SMALL_GAP = 1e-20, 100.0  # below it so many times the gap asked for is close enough for no further bands
@@ -160,10 +156,7 @@ def _sources(
 
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     efforts = (FOR_DELTA, *ladder[1:]) if quadrature and verb == "delta" else ladder
-    again = quadrature and verb == "epsilon" and direction != "reverse"
-    contours: list[Source] = [
-        _Contour(verb, direction, effort, again and effort not in (efforts[0], *_BANDED)) for effort in efforts
-    ]
+    contours: list[Source] = [_Contour(verb, direction, effort) for effort in efforts]
     behind = ladder is SAMPLED_LADDER and direction == "reverse"
     compared: list[Source] = [*_WAITING, Compared(verb)] if behind else []
     bare = plain(simple.unsampled)
@@ -202,12 +195,11 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    """Contours at one effort; twice: once more where that may move the bounds by much."""
+    """Contours at one effort."""
 
     verb: str
     direction: str
     effort: Effort
-    twice: bool
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
@@ -215,14 +207,9 @@ class _Contour:
         close = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
         worth = (upper > _DEEP) & (target > 0) & ~close
         rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth)
-        for _ in range(1 + self.twice):
-            if not rows.size:
-                break
+        if rows.size:
             points = jax.tree_util.tree_map(operator.itemgetter(rows), (params, target, upper))
-            more_lower, more_upper = solve(*points, direction=self.direction, effort=self.effort)
-            lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
-            moved = (lower[rows] > 0) & (upper[rows] < _LOWER * points[2])
-            rows = rows[moved & wide(lower[rows], upper[rows], asked.gap)]
+            lower[rows], upper[rows] = solve(*points, direction=self.direction, effort=self.effort)
         return Answer(lower, upper)
 
 
