@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.allocation import bounds, contour, finite, jumps, two_steps
+from jaxdp.allocation import bounds, contour, finite, jumps
 from jaxdp.allocation.law import Step
 from jaxdp.interval import Bounds
 from jaxdp.runtime.arrays import on_host
@@ -168,57 +168,11 @@ def test_the_upper_pair_needs_its_mass_at_infinity():
 # ---- two steps ----
 
 
-def two_steps_exactly(noise, epsilon, sign):
-    """delta for T = 2 by mpmath, relative accuracy 1e-12 for deltas above 1e-12."""
-    with mpmath.workdps(30):
-        s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon) * sign)
-        total = 2 * odds
-
-        def price(x):
-            gap = total - mpmath.exp(s * x - s * s / 2)
-            if gap <= 0:
-                return 1 - gap if sign > 0 else mpmath.mpf(0)
-            d = (mpmath.log(gap) + s * s / 2) / s
-            return sign * (mpmath.ncdf(sign * (s - d)) - gap * mpmath.ncdf(-sign * d))
-
-        cut = (mpmath.log(total) + s * s / 2) / s
-        points = [-14, *(x for x in (-6, -3, 0, 3) if x < cut), cut] + ([cut + 3, cut + 14] if sign > 0 else [])
-        value = mpmath.quad(lambda x: mpmath.npdf(x) * price(x), points) / 2
-        return float(value if sign > 0 else value / odds)
-
-
-TWO = [(0.3, 1.0), (0.5, 0.0), (1.0, 0.5), (1.5, 2.0), (2.0, 1.0), (7.0, 0.2), (20.0, 0.1)]
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("noise, epsilon", TWO)
-def test_two_steps_are_enclosed_closely(noise, epsilon, sign):
-    exact = two_steps_exactly(noise, epsilon, sign)
-    with on_host():
-        found = two_steps.bracket(Step(*map(np.float64, (2, 1 / noise, epsilon, sign))), np.array([epsilon]))
-    assert found.lower[0] <= exact * (1 + 1e-12) and found.upper[0] >= exact * (1 - 1e-12)
-    assert found.upper[0] - found.lower[0] < (1e-3 if noise < 0.5 else 2e-6) * exact
-
-
 def test_two_steps_have_one_epsilon():
-    """The contour alone left 0.32 between the bounds, relative, from noise 2 on."""
     record = jaxdp.RandomAllocation(jaxdp.Gaussian(np.array([0.5, 1.5, 2.0, 7.3, 20.0])), 2)
     for relation in ("add", "remove"):
         found = jaxdp.epsilon_bounds(record, 1e-6, relation=relation)
         assert np.all(found.upper - found.lower < 3e-6 * found.upper)
-
-
-def test_two_steps_need_both_terms_of_the_curvature(monkeypatch):
-    """Without densities the upper bound is Jensen's, too small; with a tenth more the lower bound is too large."""
-    exact, density = two_steps_exactly(1.0, 0.5, 1.0), two_steps.log_density
-    step = Step(*map(np.float64, (2, 1.0, 0.5, 1.0)))
-    monkeypatch.setattr(two_steps, "log_density", lambda step, y: density(step, y) - np.inf)
-    with on_host():
-        assert two_steps.bracket(step, np.array([0.5])).upper[0] < exact
-        monkeypatch.setattr(two_steps, "log_density", lambda step, y: density(step, y) + np.log(1.1))
-        assert two_steps.bounds_at(step).lower > exact
-        monkeypatch.undo()
-        assert two_steps.bracket(step, np.array([0.5])).upper[0] >= exact
 
 
 # ---- traces ----

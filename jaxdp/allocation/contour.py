@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.allocation import jumps, law, tail, two_steps
+from jaxdp.allocation import jumps, law, tail
 from jaxdp.allocation.law import Law, Step
 from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
 from jaxdp.domains import NEXT_TO_ZERO
@@ -331,8 +331,12 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
     parts = xp.fori_loop(0, made.count, add, empty)
     nothing = (xp.ones(_NEAR.size + 1), xp.full(_NEAR.size + 1, -xp.inf))
-    rest_tilts, rest = law.once_if(
-        made.count > 1, lambda c: _rest(still, made._replace(rest_tilt=c), effort), made.rest_tilt, nothing
+    # the turn, which is 0, keeps the compiler from moving the computation out of the loop
+    rest_tilts, rest = xp.fori_loop(
+        0,
+        xp.where(made.count > 1, 1, 0),
+        lambda turn, _: _rest(still, made._replace(rest_tilt=made.rest_tilt + turn), effort),
+        nothing,
     )
     splits = jumps.prepare(still)
     return Contour(step, still.cut(), made.split, made.top, made.count, parts, rest_tilts, rest, splits)
@@ -381,9 +385,8 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
     sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    places = xp.stop_gradient(epsilon)
-    for other in (jumps.bracket(still, made.jump, places), two_steps.bracket(still, places)):
-        lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
+    other = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
+    lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
     estimate = xp.where(sure, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
     # moved between the closest bounds; its derivatives stay those of the contour
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)

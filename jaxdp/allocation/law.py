@@ -7,7 +7,6 @@ e^epsilon E[(sum X)_+]/T. Proofs: notebooks/proofs/allocation.md, sections 1 to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,15 +19,6 @@ NODES = 16  # of each Gauss panel
 POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(NODES)
 _RADII = np.array([1.0, 1.6, 2.0, 2.6, 3.4, 4.5, 6.0, 9.0, 14.0])  # of the Bernstein ellipses that are tried
 _LEFT = 9.5  # how far left of the bulk the panels begin, in deviations
-
-
-def once_if(wanted: Any, compute: Callable[[Any], Any], x: Any, nothing: Any) -> Any:
-    """compute(x) where ``wanted``, else ``nothing``, without the cost of compute where no point of a batch wants it.
-
-    A branch would compute both sides for every point of a batch. Adding the turn of the loop, which is 0, keeps the
-    compiler from moving the computation out of the loop.
-    """
-    return xp.fori_loop(0, xp.where(wanted, 1, 0), lambda turn, _: compute(x + turn), nothing)
 
 
 class Step(NamedTuple):

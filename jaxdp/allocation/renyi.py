@@ -1,7 +1,7 @@
 """Renyi divergences of one epoch of random allocation, from above: moments of X, the mean of T ratios Y.
 
 Y = exp(s x - s^2/2), x ~ N(0, 1): remove is E[X^order], add E[X^(1 - order)]. Proofs: notebooks/proofs/allocation.md,
-section 11.
+section 10.
 """
 
 from __future__ import annotations

@@ -112,11 +112,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         for rows, case in mechanisms.points_of(arguments, axes):
             make = functools.partial(made, rows | case)
             values = jaxdp.calibrate(
-                make,
-                epsilon=rows["epsilon"],
-                delta=rows["delta"],
-                bracket=bracket,
-                relation=arguments.relation,
+                make, epsilon=rows["epsilon"], delta=rows["delta"], bracket=bracket, relation=arguments.relation
             )
             if bracket and np.any(np.isin(values, bracket)):
                 print(

@@ -3,7 +3,7 @@
 A poor choice gives wide bounds, never wrong ones. Certified are `Plan.rdp_epsilon`, `Plan.log_chernoff`, `log_alias`.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -221,26 +221,10 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) 
     return plan._replace(rdp_epsilon=eps, log_chernoff=value)
 
 
-class Part(Protocol):
-    """A part of a law, with a K of its own: that of outcomes whose largest loss lies in one band."""
+def plan_part(part: Any, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Masses]:
+    """Contour for the delta at eps of a part of a law, errors far below ``log_delta`` not counting; and its masses.
 
-    @property
-    def cut(self) -> jax.Array:
-        """The outcome beyond which nothing belongs to it."""
-
-    @property
-    def largest(self) -> jax.Array:
-        """The largest c for which there are bounds of K."""
-
-    def rough(self, c: jax.Array) -> jax.Array:
-        """K(c) to a few percent."""
-
-    def real(self, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Bounds of K(c), c >= -1."""
-
-
-def plan_part(part: Part, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Masses]:
-    """Contour for the part's delta at eps, of which errors far below ``log_delta`` do not count; and its masses.
+    part: a `jaxdp.contour.largest_loss.band.Band`, the outcomes whose largest loss lies in one band.
 
     Rounds: zoom on the least Chernoff bound and on the saddle point; search around the saddle point. The least Chernoff
     bound's abscissa is the last of ``above``.
@@ -264,7 +248,7 @@ def plan_part(part: Part, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, M
     return plan, masses
 
 
-def bounds_of(part: Part, above: jax.Array) -> tuple[jax.Array, Masses]:
+def bounds_of(part: Any, above: jax.Array) -> tuple[jax.Array, Masses]:
     """Upper bounds of K at the abscissae, and the masses."""
     low, high = part.real(xp.append(above, xp.array([0.0, -1.0])))
     return high[:-2], Masses(xp.minimum(high[-2:], 0.0), low[-2:] - high[-2:])

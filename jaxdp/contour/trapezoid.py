@@ -24,7 +24,7 @@ from jaxdp.contour.plan import (
     plan_delta,
     plan_epsilon,
 )
-from jaxdp.contour.spectrum import Discrete, Nodes, Spectrum, along_line, counted
+from jaxdp.contour.spectrum import Nodes, Spectrum, along_line, counted
 from jaxdp.contour.truncation import log_fallen, log_held, log_tail
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.exponential_sums import Line, blocks_of, discrete_log_m, in_blocks, split
@@ -351,7 +351,7 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     """The bounds found; those known without a search where delta is not between the mass at infinity and 1."""
     # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
     top = xp.maximum(spectrum.top, 0.0)
-    blur = sum((_largest_blur(part) for part in spectrum.discrete), xp.zeros(()))
+    blur = sum((counted(part, xp.max(part.blur, axis=-1)) for part in spectrum.discrete), xp.zeros(()))
     exact_zero = (delta == 0) & (spectrum.infinity == 0)
     outside = xp.where(delta >= 1, 0.0, xp.where(exact_zero, top, xp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
@@ -374,10 +374,6 @@ def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.
     swapped = xp.exp(xp.min(log_chernoff(plan.below, plan.k_below, -eps))) + reverse_infinity
     least = -xp.expm1(xp.minimum(eps, 0.0))
     return xp.where(eps < 0, (least + xp.exp(xp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, xp.inf)
-
-
-def _largest_blur(part: Discrete) -> jax.Array:
-    return counted(part, xp.max(part.blur, axis=-1))
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:

@@ -74,7 +74,7 @@ class RandomAllocation(Mechanism):
     epochs within 2e-5 to 3e-4, seconds a point. docs/limits.md has the measured figures.
 
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
-    of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 11.
+    of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 10.
     """
 
     mechanism: Mechanism

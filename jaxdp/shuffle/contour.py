@@ -34,7 +34,6 @@ _LONGER = 4.0
 _PERIODS = 10.0 * _LONGER ** np.arange(5)  # of long sums, in standard deviations
 _NODES_A_PERIOD = 1.5  # nodes for each of these deviations, for a period longer than the first
 _ALIAS = 2e4  # relative size of the aliases, times nodes^3, at which no longer period is worth while
-_NEAR = 0.75  # how close to a multiple of pi a pair's angle counts
 _DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
 _WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
 _BLUR = 6e-15  # of an atom, relative
@@ -237,7 +236,7 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     unseen = xp.clip(xp.where(apart, xp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
     between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(unseen) ** 2)
     between = xp.where(apart | (count < 0), between, 0.0)
-    later = _later(xp.maximum(count, 0.0), fall, distance, blur, angle)
+    later = xp.minimum(math.pi**2 / 2, 1 / xp.maximum(count, 0.1))  # the sum over q > count of 1/(q - 1/2)^2
     width = xp.sqrt(4 * math.pi / fall) * angle / xp.sin(angle)
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
@@ -257,25 +256,6 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
         xp.where(smooth, between[best], beyond[best]),
         last[best],
     )
-
-
-def _later(count: Any, fall: Any, distance: Any, blur: Any, angle: Any) -> Any:
-    """For each pair: sum over q > count of 1/(q - 1/2)^2 times how low the other pairs keep |phi|^n at recurrence q."""
-    ratio = xp.minimum(distance / distance[:, None], 1e12)
-    shift = ratio - xp.round(ratio)
-    unsure = xp.minimum(ratio * (blur + blur[:, None]), 1.0)
-    until = xp.floor((_NEAR - ratio * angle[:, None]) / (math.pi * (xp.abs(shift) + unsure) + NEXT_TO_ZERO))
-    until = xp.where(np.eye(distance.shape[0], dtype=bool) | (angle[:, None] > _NEAR), 0.0, until)
-    plain = xp.minimum(math.pi**2 / 2, 1 / xp.maximum(count, 0.1))
-    # of the other pairs those that are of use up to recurrence ``until`` of each of them
-    used = xp.where((until[:, None, :] >= until[:, :, None]) & (until[:, None, :] > 0), fall, 0.0)
-    straight = xp.sum(used * shift[:, None] ** 2, axis=-1)
-    tilted = xp.sum(used * (ratio * shift)[:, None], axis=-1) ** 2
-    bent = fall[:, None] + xp.sum(used * ratio[:, None] ** 2, axis=-1)
-    doubt = xp.sqrt(xp.sum(used * unsure[:, None] ** 2, axis=-1)) + 1e-6 * xp.sqrt(straight)
-    sharp = xp.maximum(xp.sqrt(xp.maximum(straight - tilted / bent, 0.0)) - doubt, 0.0)
-    kept = xp.exp(-((math.sin(_NEAR) / _NEAR * math.pi * sharp * (count[:, None] + 1)) ** 2))
-    return xp.minimum(plain, xp.min(plain[:, None] * kept + 1 / xp.maximum(until, 0.1), axis=1))
 
 
 def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:

@@ -95,9 +95,7 @@ def num_users_for(
     validate.choice("bound", bound, ("clones", "stronger"))
     validate.concrete("every number", central_epsilon, eps0, delta)
     arguments = checked(
-        central_epsilon=(NONNEGATIVE, central_epsilon),
-        eps0=(NONNEGATIVE, eps0),
-        delta=(PROBABILITY, delta),
+        central_epsilon=(NONNEGATIVE, central_epsilon), eps0=(NONNEGATIVE, eps0), delta=(PROBABILITY, delta)
     )
 
     def solve(epsilon, local, target):

@@ -54,11 +54,7 @@ def clones(eps0: Any, bound: str) -> Law:
     rate, rest = (xp.exp(-eps0), -xp.expm1(-eps0)) if bound == "clones" else (2 * lie, xp.tanh(eps0 / 2))
     one_each = xp.ones(2)
     return Law(
-        xp.stack([truth, lie]),
-        xp.stack([lie, truth]),
-        rate / 2 * one_each,
-        xp.stack([eps0, -eps0]) * one_each,
-        rest,
+        xp.stack([truth, lie]), xp.stack([lie, truth]), rate / 2 * one_each, xp.stack([eps0, -eps0]) * one_each, rest
     )
 
 

@@ -31,12 +31,7 @@ def _splits(mu, num_users, delta):
 
 
 def noisy_sgd_one_pass_epsilon(
-    noise_std: Real,
-    n: Real,
-    delta: Real,
-    *,
-    lipschitz: Real = 1.0,
-    bound: Literal["clones", "stronger"] = "clones",
+    noise_std: Real, n: Real, delta: Real, *, lipschitz: Real = 1.0, bound: Literal["clones", "stronger"] = "clones"
 ) -> Array:
     """Epsilon at delta of one pass of noisy SGD over n examples in a uniformly random order.
 

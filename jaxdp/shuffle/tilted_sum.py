@@ -51,9 +51,7 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     live = law.base > 0
     base = xp.where(live, law.base, 1.0)
     excess = xp.where(
-        law.loss > 0,
-        law.first * -xp.expm1(epsilon - law.loss),
-        law.second * odds * xp.expm1(law.loss - epsilon),
+        law.loss > 0, law.first * -xp.expm1(epsilon - law.loss), law.second * odds * xp.expm1(law.loss - epsilon)
     )  # R_x - e^eps R_x', without the subtraction
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)

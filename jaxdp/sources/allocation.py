@@ -18,17 +18,7 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack, flat_rows
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import (
-    Answer,
-    Asked,
-    Point,
-    Points,
-    Route,
-    explicit_delta,
-    implicit_epsilon,
-    intersect,
-    one_or_composed,
-)
+from jaxdp.sources.base import Answer, Asked, Point, Points, Route, Source, intersect, one_or_composed, traced_bounds
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
@@ -37,23 +27,16 @@ _NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no shar
 _PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
 
 
-@dataclasses.dataclass(frozen=True)
-class _OneEpoch:
-    """The contour at one effort."""
+def _one_epoch(verb: str, sign: float) -> tuple[Source, ...]:
+    """The contour at one effort after the other."""
 
-    verb: str
-    sign: float
-    effort: bounds.Effort
+    def at(effort: bounds.Effort, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
+        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, sign), target
+        if verb == "epsilon":
+            return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=effort))
+        return Answer(*bounds.allocation_delta(*point, effort=effort))
 
-    def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
-        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, self.sign), target
-        if self.verb == "epsilon":
-            return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=self.effort))
-        return Answer(*bounds.allocation_delta(*point, effort=self.effort))
-
-
-def _one_epoch(verb: str, sign: float) -> tuple[_OneEpoch, ...]:
-    return tuple(_OneEpoch(verb, sign, effort) for effort in bounds.EFFORTS)
+    return tuple(functools.partial(at, effort) for effort in bounds.EFFORTS)
 
 
 def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
@@ -75,11 +58,8 @@ def _traced(sign: float) -> tuple[Points, Points]:
     def log_delta(p: RandomAllocation, epsilon: Any) -> Any:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
 
-    route = functools.partial(_epoch_route, sign)
-    return (
-        implicit_epsilon(answer(bounds.allocation_epsilon), log_delta, route, 2**20, jax.jacfwd),
-        explicit_delta(answer(bounds.allocation_delta), log_delta, route, 2**20, jax.jacfwd),
-    )
+    epsilon, delta = answer(bounds.allocation_epsilon), answer(bounds.allocation_delta)
+    return traced_bounds(epsilon, delta, log_delta, functools.partial(_epoch_route, sign), 2**20, jax.jacfwd)
 
 
 # ---- composition ----

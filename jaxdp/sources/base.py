@@ -209,21 +209,23 @@ def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> P
     return solve
 
 
-def implicit_epsilon(
-    bounds: Point,
+def traced_bounds(
+    epsilon: Point,
+    delta: Point,
     log_delta: Callable[[Any, Any], Any],
     route: Callable[[Any], Route],
     working_set: int,
     gradient: Callable[..., Any] = jax.grad,
-) -> Points:
-    """epsilon bounds whose derivative is that of the implicit function: -(d delta/d p)/(d delta/d eps).
+) -> tuple[Points, Points]:
+    """Bounds of epsilon and of delta of a batch, with the derivatives of the formula log_delta(params, eps).
 
-    log_delta(params, eps) is a differentiable formula for log delta; the root finder is never differentiated. The
-    derivative is 0 where epsilon is 0 or infinite. route: that of params. working_set: of the gradient, as for
-    `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops whose length is not known.
+    The root finder is never differentiated: epsilon has the derivative of the implicit function, -(d delta/d p)/(d
+    delta/d eps), 0 where epsilon is 0 or infinite. route: that of params. working_set: of the gradient, as for
+    `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops whose length is not known. A bare
+    jax.grad has concrete numbers here: their bounds are those of the verb, and only the slopes are compiled.
     """
 
-    def slopes(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
+    def of_epsilon(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
         live = (upper > 0) & jnp.isfinite(upper)
 
         def value(params: Any, eps: Any) -> tuple[Any, Any]:
@@ -235,47 +237,24 @@ def implicit_epsilon(
         # its own delta: next to the largest loss epsilon has too few digits to stand for that of the target
         return by_params, jnp.where(live, 1 / (jnp.exp(log) * by_eps), 0.0)
 
-    return _sloped("epsilon", bounds, slopes, route, working_set)
-
-
-def explicit_delta(
-    bounds: Point,
-    log_delta: Callable[[Any, Any], Any],
-    route: Callable[[Any], Route],
-    working_set: int,
-    gradient: Callable[..., Any] = jax.grad,
-) -> Points:
-    """delta bounds with the derivative of the differentiable formula; other arguments: as for `implicit_epsilon`."""
-
-    def slopes(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
+    def of_delta(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
         return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    return _sloped("delta", bounds, slopes, route, working_set)
+    def sloped(verb: str, bounds: Point, slopes: Callable[..., Any]) -> Points:
+        many = batched(slopes, working_set)
 
+        def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
+            if is_traced(params, target):
+                found = solve(params, target)
+            else:
+                params, target = jax.tree_util.tree_map(np.asarray, (params, target))
+                (found,) = intersect(verb, [getattr(route(params), verb)], params, target, BESIDE_GRADIENT)
+            return found, *many(params, target, found[1])
 
-def _sloped(
-    verb: str,
-    bounds: Point,
-    slopes: Callable[[Any, Any, Any], tuple[Any, Any]],
-    route: Callable[[Any], Route],
-    working_set: int,
-) -> Points:
-    """bounds(params, target) with the derivatives slopes(params, target, upper bound).
+        solve = differentiated(batched(bounds, working_set), with_gradient)
+        return solve
 
-    A bare jax.grad has concrete numbers here: their bounds are those of the verb, and only the slopes are compiled.
-    """
-    many = batched(slopes, working_set)
-
-    def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
-        if is_traced(params, target):
-            found = solve(params, target)
-        else:
-            params, target = jax.tree_util.tree_map(np.asarray, (params, target))
-            (found,) = intersect(verb, [getattr(route(params), verb)], params, target, BESIDE_GRADIENT)
-        return found, *many(params, target, found[1])
-
-    solve = differentiated(batched(bounds, working_set), with_gradient)
-    return solve
+    return sloped("epsilon", epsilon, of_epsilon), sloped("delta", delta, of_delta)
 
 
 def _finite(value: Any) -> Any:

@@ -25,19 +25,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
-from jaxdp.sources.base import (
-    Answer,
-    Asked,
-    Known,
-    Points,
-    Route,
-    Source,
-    explicit_delta,
-    implicit_epsilon,
-    intersect,
-    nothing,
-    wide,
-)
+from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
 from jaxdp.sources.renyi import optimal_order
 
 # Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
@@ -56,26 +44,13 @@ COMPARED = Effort(16, 96, False)
 # other has been asked for 4096 nodes and mostly has a lower bound.
 _WAITING: list[Source] = [lambda params, target, known, asked: Answer(known.lower, known.upper)] * 3
 # remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
-_BANDED = (
-    Effort(1024, 640, False, bands=4),
-    Effort(1024, 960, False, bands=8),
-    Effort(32768, 960, False, bands=8),
-)
+_BANDED = (Effort(1024, 640, False, bands=4), Effort(1024, 960, False, bands=8), Effort(32768, 960, False, bands=8))
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
 _MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
-GAUSSIAN_LADDER = (
-    Effort(128, 1, False),
-    Effort(1024, 1, False),
-    Effort(16384, 1, True),
-    Effort(262144, 1, True),
-)
+GAUSSIAN_LADDER = (Effort(128, 1, False), Effort(1024, 1, False), Effort(16384, 1, True), Effort(262144, 1, True))
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
 _WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
-# A sampled Gaussian's epsilon is sought twice at the same effort, but for the first and bands, where it has a lower
-# bound and the upper one falls below so much of what the plan had to take for it: past a phase transition the Chernoff
-# bound is no place to plan for. (A third time settled none of 1600 random points, nor a second without a lower bound.)
-_LOWER = 0.99
 TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
 _DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
 _SMALL, _SMALL_GAP = 1e-20, 100.0  # below it so many times the gap asked for is close enough for no further bands
@@ -120,9 +95,7 @@ def contour_epsilon(
     stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
-    if effort.bands:
-        return bands.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
-    return contour.epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
+    return (bands if effort.bands else contour).epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
 @_contour_kernel
@@ -130,9 +103,7 @@ def contour_delta(
     stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one point. known: an upper bound of it, or 1."""
-    if effort.bands:
-        return bands.delta_bounds(spectrum(stacks, direction), eps, known, effort)
-    return contour.delta_bounds(spectrum(stacks, direction), eps, known, effort)
+    return (bands if effort.bands else contour).delta_bounds(spectrum(stacks, direction), eps, known, effort)
 
 
 @_contour_kernel
@@ -185,10 +156,7 @@ def _sources(
 
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     efforts = (FOR_DELTA, *ladder[1:]) if quadrature and verb == "delta" else ladder
-    again = quadrature and verb == "epsilon" and direction != "reverse"
-    contours: list[Source] = [
-        _Contour(verb, direction, effort, again and effort not in (efforts[0], *_BANDED)) for effort in efforts
-    ]
+    contours: list[Source] = [_Contour(verb, direction, effort) for effort in efforts]
     behind = ladder is SAMPLED_LADDER and direction == "reverse"
     compared: list[Source] = [*_WAITING, Compared(verb)] if behind else []
     bare = plain(simple.unsampled)
@@ -227,12 +195,11 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    """Contours at one effort; twice: once more where that may move the bounds by much."""
+    """Contours at one effort."""
 
     verb: str
     direction: str
     effort: Effort
-    twice: bool
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
@@ -240,14 +207,9 @@ class _Contour:
         close = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
         worth = (upper > _DEEP) & (target > 0) & ~close
         rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth)
-        for _ in range(1 + self.twice):
-            if not rows.size:
-                break
+        if rows.size:
             points = jax.tree_util.tree_map(operator.itemgetter(rows), (params, target, upper))
-            more_lower, more_upper = solve(*points, direction=self.direction, effort=self.effort)
-            lower[rows], upper[rows] = np.fmax(lower[rows], more_lower), np.fmin(upper[rows], more_upper)
-            moved = (lower[rows] > 0) & (upper[rows] < _LOWER * points[2])
-            rows = rows[moved & wide(lower[rows], upper[rows], asked.gap)]
+            lower[rows], upper[rows] = solve(*points, direction=self.direction, effort=self.effort)
         return Answer(lower, upper)
 
 
@@ -387,7 +349,7 @@ def _traced_points(
         return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
 
     route, size = concrete or functools.partial(contour_route, direction=direction), 256 * effort.nodes
-    return implicit_epsilon(epsilon, log_delta, route, size), explicit_delta(delta, log_delta, route, size)
+    return traced_bounds(epsilon, delta, log_delta, route, size)
 
 
 @canary("contour of the sampled Gaussian")

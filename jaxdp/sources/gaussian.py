@@ -13,7 +13,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
-from jaxdp.sources.base import Route, explicit_delta, implicit_epsilon, source
+from jaxdp.sources.base import Route, source, traced_bounds
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
@@ -86,11 +86,10 @@ def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:
 
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
-    return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), _traced_epsilon, _traced_delta)
+    return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), *_traced)
 
 
-_traced_epsilon = implicit_epsilon(gaussian_epsilon.point, _log_delta, gaussian_route, 512)
-_traced_delta = explicit_delta(gaussian_delta.point, _log_delta, gaussian_route, 512)
+_traced = traced_bounds(gaussian_epsilon.point, gaussian_delta.point, _log_delta, gaussian_route, 512)
 
 
 @canary("Gaussian delta and epsilon")

@@ -17,7 +17,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.base import Answer, Asked, Points, Route, explicit_delta, implicit_epsilon
+from jaxdp.sources.base import Answer, Asked, Points, Route, traced_bounds
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
@@ -203,7 +203,4 @@ def _traced(leaky: bool) -> tuple[Points, Points]:
     def epsilon(mechanism: Shuffled, delta: Any) -> tuple[Any, Any]:
         return tuple(_point("epsilon", mechanism, delta, leaky))
 
-    return (
-        implicit_epsilon(epsilon, estimate, _route, 20_000, jax.jacfwd),
-        explicit_delta(delta, estimate, _route, 20_000, jax.jacfwd),
-    )
+    return traced_bounds(epsilon, delta, estimate, _route, 20_000, jax.jacfwd)

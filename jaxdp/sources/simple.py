@@ -13,7 +13,7 @@ from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.basic import DiscreteLaplace, DiscretePair, Laplace, WorstCase
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
+from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.sampled_laws import sampled_part
@@ -22,7 +22,6 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
-from jaxdp.sampled_gaussian.likelihood_ratio import log_mixture_real, log_units
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
@@ -178,34 +177,11 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     return Answer(lower, upper)
 
 
-@kernel(static=("verb",), working_set=4096, by_numpy=256)
-def _small_outcomes(stacks: Any, target: Any, *, verb: str) -> Any:
-    """Lower bound of epsilon or delta in the add direction from the outcomes that are all below a threshold a.
-
-    Their chance is Phi(a)^T, their loss at least l = -sum T log A(a), as A rises: delta >= Phi(a)^T (1 - e^(eps-l)).
-    """
-    a = xp.linspace(-40.0, 6.0, 461)
-    loss, size, log_chance = xp.zeros_like(a), xp.zeros_like(a), xp.zeros_like(a)
-    for record, times in stacks:
-        mu, rate, count = (
-            xp.reshape(xp.asarray(x, xp.float64), (-1, 1))
-            for x in (gaussian_mus(record.mechanism), record.sampling_probability, times)
-        )
-        log_a = log_mixture_real(a * mu - mu * mu / 2, rate)
-        blur = 1e-13 * (xp.abs(log_a) + xp.where(rate > 0.5, 1.0, 0.0)) + ULP * log_units(a, log_a, mu, rate)
-        live = (count > 0) & (rate > 0)
-        loss = loss - xp.sum(xp.where(live, count * log_a, 0.0), axis=0)
-        size = size + xp.sum(xp.where(live, count * blur, 0.0), axis=0)
-        log_chance = log_chance + xp.sum(xp.where(live, count, 0.0)) * xp.log_ndtr(a)
-    loss, log_chance = loss - size, log_chance * (1 + 1e-12) - 1e-12
-    return _at_least(loss, log_chance, target, verb)
-
-
 @kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
     """Lower bound of epsilon or delta from the outcomes in which every loss is among the r largest of its law.
 
-    The best of r = 1, ..., 64 is taken; the chance and the least sum of such outcomes are as in `_small_outcomes`.
+    Of chance p and least sum l: delta >= p (1 - e^(eps - l)). The best of r = 1, ..., 64 is taken.
     """
     loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
     for record, times in stacks:
@@ -224,11 +200,6 @@ def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> A
         loss = loss + xp.sum(xp.where(count > 0, count * least, 0.0), axis=0)
         log_chance = log_chance + xp.sum(xp.where(count > 0, count * xp.log(chance), 0.0), axis=0)
     loss, log_chance = loss - 1e-12 * xp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
-    return _at_least(loss, log_chance, target, verb)
-
-
-def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
-    """The best of the bounds delta >= chance (1 - e^(eps - loss)), or the epsilon at which it is delta."""
     if verb == "delta":
         return xp.maximum(xp.max(xp.exp(log_chance) * -xp.expm1(xp.minimum(target - loss, 0.0))), 0.0)
     share = xp.log(target) - log_chance
@@ -236,12 +207,9 @@ def _at_least(loss: Any, log_chance: Any, target: Any, verb: str) -> Any:
 
 
 def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """A lower bound that is close where epsilon is near the largest possible loss."""
+    """A lower bound, of finite laws, that is close where epsilon is near the largest possible loss."""
     lower, upper = nothing(verb, target)
-    sampled = [is_sampled_gaussian(record, direction) for record, _ in stacks]
-    if direction == "reverse" and all(sampled):
-        lower = np.asarray(_small_outcomes(stacks, target, verb=verb))
-    elif all(record.offers("atoms") for record, _ in stacks) and not any(sampled):
+    if all(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks):
         lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
     return Answer(lower, upper)
 
