@@ -45,6 +45,31 @@ def test_no_gradient_is_longer_than_the_clip_norm_even_when_its_square_overflows
     assert float(optax.tree.norm(updates)) < 1.0 + 1e-5
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_finite_gradient_is_too_large_to_be_clipped(compiled):
+    """XLA multiplies by reciprocals, and takes those of numbers above 8.5e37 for 0: norms were 1e30."""
+    for size in (1, 3, 1000):
+        for clip_norm in (1e-6, 1.0, 1e3):
+            rows = jnp.outer(
+                jnp.array([1e-44, 1e-38, 1e-20, 1e19, 8e37, 9e37, 1e38, 3.4e38], jnp.float32), jnp.ones(size)
+            )
+            each = jax.vmap(lambda row, c=clip_norm: noise.clip_and_sum(row[None], jnp.ones(1, bool), c)[0])
+            sums = np.asarray((jax.jit(each) if compiled else each)(rows), np.float64)
+            norms = np.linalg.norm(sums, axis=1)
+            assert (norms <= clip_norm).all() and (norms[3] > 0.9999 * clip_norm)
+    x = X.at[0].set(1e38)
+    given = make(sampling_probability=1.0).clipped_sum(lambda w, e: jnp.vdot(w, e), jnp.zeros(3), x, 0, DATA_KEY)
+    others = make(sampling_probability=1.0).clipped_sum(lambda w, e: jnp.vdot(w, e), jnp.zeros(3), x[1:], 0, DATA_KEY)
+    assert np.linalg.norm(given.total - others.total) <= 1 + CLIPPED
+
+
+def test_a_batch_without_rows_adds_noise_alone():
+    none = jax.tree.map(lambda p: jnp.zeros((0, *p.shape)), PARAMS)
+    tx = make(noise_multiplier=1e-6).optimizer(KEY, learning_rate=1.0)
+    updates, state = tx.update(none, tx.init(PARAMS), PARAMS)
+    assert 0 < float(optax.tree.norm(updates)) < 1e-4 and int(state.nonfinite) == 0
+
+
 def test_masked_and_broken_examples_contribute_nothing():
     grads = {"w": jnp.array([[0.5, 0.0, 0.0], [jnp.nan, 0.0, 0.0], [0.0, 0.5, jnp.inf]]), "b": jnp.zeros(3)}
     sgd = make(noise_multiplier=1e-6)
@@ -90,6 +115,9 @@ def test_a_mean_gradient_that_nobody_clipped_is_refused():
     tx = make().optimizer(KEY, learning_rate=1.0)
     with pytest.raises(ValueError, match="Clipping a mean gradient protects nobody"):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    several = ClippedSum(jax.tree.map(lambda p: jnp.zeros((5, *p.shape)), PARAMS), jnp.int32(0))
+    with pytest.raises(ValueError, match=r"grads.total must have the shapes of the parameters"):
+        tx.update(several, tx.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize("params", [PARAMS, jnp.zeros(3)], ids=["dict", "array"])

@@ -26,6 +26,8 @@ class GaussianMixtures(FiniteLaw):
 
     shifts: in [0, 40]; probabilities: they sum to 1.
 
+    Assumes: with and without a record the release is no easier to tell apart than P and Q; noise as good as real noise.
+
     The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells; the masses of
     a cell are moved to its two ends so that both are preserved, which dominates (`jaxdp.mechanisms.finite`). There
     are upper bounds only (docs/limits.md).

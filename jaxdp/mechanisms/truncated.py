@@ -32,6 +32,9 @@ class TruncatedPoisson(FiniteLaw):
     PoissonSampled(Gaussian(noise_multiplier / 2), joins), and which of the two is public. This dominates a batch that
     is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with a
     (0, s j)-DP mechanism, which dominates too.
+
+    Assumes: what `PoissonSampled` of `Gaussian` assumes of the batch before the cut, and of the noise; of a batch that
+    is too large a uniformly drawn part is kept; data sets have at most as many records as full and joins stand for.
     """
 
     noise_multiplier: RealField = field(POSITIVE)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.mechanisms.truncated import binomial_tail
+from jaxdp.training.noise import check_key
 from jaxdp.typing import Step
 
 # Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
@@ -202,7 +203,7 @@ def _checked_step(step: Step, least: int, **sizes: Any) -> jax.Array:
 
 def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Array:
     """The key of the sample of a step, or of the order of an epoch."""
-    return jax.random.fold_in(jax.random.fold_in(key, use), number)
+    return jax.random.fold_in(jax.random.fold_in(check_key(key), use), number)
 
 
 def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:

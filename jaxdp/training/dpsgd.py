@@ -82,7 +82,8 @@ class DPSGD:
     draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count: shuffled or
     cyclic batches are not covered; normalisation, schedules and the number of steps independent of the data; a
     schedule's value in the compiled step is within a relative 2^-21 of the one on the host; no statistic across
-    examples in the model (batch normalisation); floating point noise as good as real noise (docs/limits.md); a key of
+    examples in the model (batch normalisation); the whole parameter tree (a part, as of optax.masked, is clipped alone,
+    and what is masked is not private); floating point noise as good as real noise (docs/limits.md); a key of
     64 random bits, unseen, as are the state and checkpoints.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11; notebooks/proofs/truncated_sampling.md.
 
@@ -107,8 +108,8 @@ class DPSGD:
             validate.integer("num_examples", self.num_examples, 1)
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
-                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. For shuffled "
-                "batches of fixed size only lower bounds of epsilon are known: they cannot be accounted for here."
+                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. Fresh "
+                "samples of fixed size: jaxdp.FixedSizeSampled. For shuffled batches only lower bounds are known."
             )
         if (self.sampling == "truncated_poisson") != (self.truncated_batch_size is not None):
             raise ValueError(
@@ -149,6 +150,7 @@ class DPSGD:
     def batch(self, step: Step, key: jax.Array, *, size: int | None = None) -> batches.Batch:
         """The sample of a step, padded to a static size, as the function of `sampling` draws it.
 
+        A Poisson sample that does not fit has ``overflow`` set: do not train on it, ask again with a larger size.
         key: unseen by the adversary; independent of the noise, also where the keys are equal. size: not with
         sampling="truncated_poisson", where it is truncated_batch_size. Needs num_examples.
         """
@@ -183,6 +185,7 @@ class DPSGD:
         key: jax.Array,
         *,
         microbatch: int = 64,
+        partition: object = None,
     ) -> ClippedSum:
         """Sum of clipped gradients over the sample of a step, however large it turns out to be.
 
@@ -191,7 +194,9 @@ class DPSGD:
         Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
         cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum, so
         that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
+        partition: inside shard_map, the PartitionSpecs of the parameters, as in `optimizer`; all shards have all data.
         """
+        noise.require_partition(partition)
         data, count = batches.with_equal_rows(data, self.num_examples)
         validate.integer("microbatch", microbatch, 1)
         padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
@@ -202,10 +207,10 @@ class DPSGD:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree.map(lambda a: a[rows], data)
-            part, bad = noise.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm)
+            part, bad = noise.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm, partition=partition)
             return carry._replace(total=jax.tree.map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad)
 
-        zero = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         used = (jnp.sum(sample.mask, dtype=jnp.int32) + microbatch - 1) // microbatch
         start = ClippedSum(zero, jnp.zeros((), jnp.int32), jnp.asarray(step, jnp.int32))
         return jax.lax.fori_loop(0, used, add_microbatch, start)
@@ -217,7 +222,8 @@ class DPSGD:
 
         update(grads, state, params, mask=None): grads a `ClippedSum`, or per-example gradients (each leaf with one
         leading axis more than the parameter's; mask (batch,) says which rows are real). A plain mean gradient is
-        refused: its clipping cannot be checked. learning_rate: number or schedule. partition: as in
+        refused: its clipping cannot be checked. learning_rate: number or schedule (for one
+        that changes otherwise, as by optax.inject_hyperparams, let optax.sgd follow `privatize`). partition: as in
         `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
 
         optax.MultiSteps around it is a ValueError: it would average gradients before they are clipped. It may stand
@@ -241,7 +247,7 @@ class DPSGD:
             grads: Any, count: jax.Array, params: Any, draws: Any, *, mask: Any = None, **_: Any
         ) -> tuple[Any, jax.Array]:
             clip_norm = settings.at(self.clip_norm, count)
-            clipped = grads if isinstance(grads, ClippedSum) else _clip(grads, params, mask, partition, clip_norm)
+            clipped = _clip(grads, params, mask, partition, clip_norm)
             std, divisor = _if_of_step(clipped, count, self._noise_std(count)), self.divisor(count)
             return jax.tree.map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
@@ -355,8 +361,12 @@ class DPSGD:
 
 
 def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:
-    if partition is not None:
-        raise ValueError("partition with per-example gradients would clip each shard alone. Pass a ClippedSum.")
+    """The clipped sum of per-example gradients; one that is given, if its shapes are those of the parameters."""
+    if isinstance(grads, ClippedSum):
+        given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (grads.total, params))
+        if given != wanted:
+            raise ValueError(f"grads.total must have the shapes of the parameters, {wanted}, got {given}.")
+        return grads
     leaves = (jax.tree.leaves(tree) for tree in (grads, params))
     shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
     if any(g[1:] != p or not g for g, p in shapes):
@@ -367,7 +377,7 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
-    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm))
+    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm, noise.leaf_axes(params, partition)))
 
 
 def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:

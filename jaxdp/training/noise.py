@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +52,22 @@ def check_key(key: Any) -> jax.Array:
     checked = key if typed else jax.random.wrap_key_data(key)
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
+    if str(jax.random.key_impl(checked)) == "unsafe_rbg":
+        raise ValueError(
+            "key must be of impl 'threefry2x32' or 'rbg', got 'unsafe_rbg': its draws of two steps coincide."
+        )
     return checked
+
+
+def require_partition(partition: Any) -> None:
+    """ValueError inside shard_map and pmap without a partition: each shard would clip alone and draw the same noise."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if axes and partition is None:
+        raise ValueError(
+            f"partition must be the PartitionSpecs of the parameters inside shard_map or pmap (here over {axes}), P() "
+            "of replicated ones, got None: each shard would clip alone and draw the same noise. What takes no "
+            "partition is for use outside, where arrays may be sharded."
+        )
 
 
 def _states_in(tree: Any) -> list[NoisyState]:
@@ -96,6 +112,7 @@ def transformation(
 
     def update(grads: Any, state: NoisyState, params: Any = None, **extra: Any) -> tuple[Any, NoisyState]:
         check_params(params, low_precision=low_precision)
+        require_partition(partition)
         draws = normal_like(step_key(state, impl), params, partition)
         updates, nonfinite = move(grads, state.count, params, draws, **extra)
         return updates, _counted(state, nonfinite)
@@ -147,7 +164,7 @@ def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
     return [tuple(itertools.chain.from_iterable(each)) for each in axes]
 
 
-def summed(values: list[jax.Array], axes: list[tuple[str, ...]]) -> jax.Array:
+def summed(values: list[jax.Array], axes: Sequence[tuple[str, ...]]) -> jax.Array:
     """Sum over leaves of one number each, a sharded leaf's over its shards too."""
     parts = (jax.lax.psum(value, names) if names else value for value, names in zip(values, axes, strict=True))
     return sum(parts, jnp.zeros((), jnp.float32))
@@ -165,48 +182,54 @@ def check_params(params: Any, *, low_precision: str | None) -> None:
             raise TypeError(f"params must be float32 or float64, got {dtype}: {low_precision}")
 
 
-def clip_and_sum(gradients: Any, mask: jax.Array, clip_norm: float | None) -> tuple[Any, jax.Array]:
+def clip_and_sum(
+    gradients: Any, mask: jax.Array, clip_norm: float | None, axes: list[tuple[str, ...]] | None = None
+) -> tuple[Any, jax.Array]:
     """(sum of the masked per-example gradients, each clipped in l2 over all leaves; number left out).
 
-    gradients: leaves with leading axis the batch. clip_norm None: no clipping. Examples with a non-finite
-    gradient count as left out. float32 throughout.
+    gradients: leaves with leading axis the batch. clip_norm None: no clipping. axes: of the leaves, see `leaf_axes`.
+    Examples with a non-finite gradient count as left out; one too large for a factor in float32 is clipped to zero.
     """
+    axes = axes or [()] * len(jax.tree.leaves(gradients))
     # inward by more than float32 sums of squares err, so that rounding leaves no gradient longer than clip_norm
-    return _summed(gradients, mask, None if clip_norm is None else clip_norm * (1 - 1e-5))
+    return _summed(gradients, mask, None if clip_norm is None else clip_norm * (1 - 1e-5), axes=tuple(axes))
 
 
-@jax.jit
-def _summed(gradients: Any, mask: jax.Array, bound: Any) -> tuple[Any, jax.Array]:
-    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(gradients)]
-    finite = jnp.stack([jnp.all(jnp.isfinite(g.reshape(g.shape[0], -1)), axis=1) for g in leaves]).all(0)
+@functools.partial(jax.jit, static_argnames="axes")
+def _summed(gradients: Any, mask: jax.Array, bound: Any, *, axes: tuple[tuple[str, ...], ...]) -> tuple[Any, jax.Array]:
+    leaves, treedef = jax.tree.flatten(gradients)
+    rows = [g.reshape(g.shape[0], math.prod(g.shape[1:])).astype(jnp.float32) for g in leaves]
+    finite = summed([jnp.any(~jnp.isfinite(r), axis=1).astype(jnp.float32) for r in rows], axes) == 0
     keep = mask & finite
+    rows = [jnp.where(keep[:, None], r, 0.0) for r in rows]
     weight = keep.astype(jnp.float32)
     if bound is not None:
-        weight = weight * _clip_factor(leaves, keep, bound)
-    summed = [
-        jnp.tensordot(weight, jnp.where(_column(keep, g), g, 0.0), axes=1, precision=jax.lax.Precision.HIGHEST)
-        for g in leaves
-    ]
-    total = jax.tree.unflatten(jax.tree.structure(gradients), summed)
-    return total, jnp.sum(mask & ~finite, dtype=jnp.int32)
+        weight = weight * _clip_factor(rows, bound, axes)
+    total = [jnp.matmul(weight, r, precision=jax.lax.Precision.HIGHEST) for r in rows]
+    total = [each.reshape(g.shape[1:]) for each, g in zip(total, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, total), jnp.sum(mask & ~finite, dtype=jnp.int32)
 
 
 def mean_gradient(
-    loss: Callable[[Any, Any], Any], params: Any, examples: Any, mask: Any, *, clip_norm: float | None
+    loss: Callable[[Any, Any], Any],
+    params: Any,
+    examples: Any,
+    mask: Any,
+    *,
+    clip_norm: float | None,
+    partition: Any = None,
 ) -> tuple[Any, jax.Array]:
     """`clip_and_sum` of the gradients of loss(params, example) over a batch of examples."""
     per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, examples)
-    return clip_and_sum(per_example, jnp.asarray(mask), clip_norm)
+    return clip_and_sum(per_example, jnp.asarray(mask), clip_norm, leaf_axes(params, partition))
 
 
-def _clip_factor(leaves: list[jax.Array], keep: jax.Array, bound: Any) -> jax.Array:
-    # the largest entry comes out first, else the square of a gradient of 1e20 is infinite and its clip zero
-    rows = [jnp.where(_column(keep, g), g, 0.0).reshape(g.shape[0], -1) for g in leaves]
-    largest = jnp.stack([jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]).max(0)
-    unit = jnp.where(largest > 0, largest, 1.0)
-    square = sum(jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows)
-    return jnp.minimum(1.0, bound / (unit * jnp.maximum(jnp.sqrt(square), 1e-30)))
-
-
-def _column(keep: jax.Array, leaf: jax.Array) -> jax.Array:
-    return keep.reshape((-1,) + (1,) * (leaf.ndim - 1))
+def _clip_factor(rows: list[jax.Array], bound: Any, axes: tuple[tuple[str, ...], ...]) -> jax.Array:
+    # The largest entry comes out first, else the square of a gradient of 1e20 is infinite and its clip zero. XLA may
+    # multiply by the reciprocal of what it comes out by: beyond these limits that, or the product below, would be 0.
+    largest = [jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]
+    largest = [jax.lax.pmax(each, names) if names else each for each, names in zip(largest, axes, strict=True)]
+    unit = jnp.clip(jnp.stack(largest).max(0), 2.0**-100, 2.0**100)
+    square = summed([jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows], axes)
+    factor = jnp.minimum(1.0, bound / unit / jnp.maximum(jnp.sqrt(square), 1e-30))
+    return jnp.where(factor >= jnp.finfo(jnp.float32).tiny, factor, 0.0)  # a smaller number has too few digits

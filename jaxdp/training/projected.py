@@ -217,6 +217,7 @@ class NoisyProjectedSGD:
         mask: (b,) bool. Examples with a non-finite gradient are left out; with clip=True each is clipped to
         `loss.lipschitz` in l2. Returns float32 leaves.
         """
+        noise.require_partition(None)
         bound = self.loss.lipschitz if self.clip else None
         mean, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity

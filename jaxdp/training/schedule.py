@@ -33,7 +33,9 @@ class IteratedRelease(GaussianMechanism):
     The only relation is replace_one: without a record those after it move to other places of the order, and the two
     runs differ in every step.
 
-    Assumes: what `NoisyProjectedSGD` assumes; above all, that nothing but the last iterate is released.
+    Assumes: what `NoisyProjectedSGD` assumes, from which mu was computed: nothing but the last iterate is released; the
+    loss has the stated constants (Lipschitz, smooth, strongly convex); batches in the stated order, steps and noise as
+    stated, x_0 and all settings independent of the data; real noise, of a secret key.
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -54,7 +56,10 @@ class IteratedRelease(GaussianMechanism):
 class CyclicIteration(NoisyIteration):
     """The steps of one example of `NoisyProjectedSGD`: a `jaxdp.NoisyIteration` under replace_one alone.
 
-    Its fields and what it assumes are those. Made by `NoisyProjectedSGD.iteration`.
+    Its fields are those. Made by `NoisyProjectedSGD.iteration`.
+
+    Assumes: what `NoisyIteration` assumes, above all that nothing but the last iterate is released; the shifts are
+    those of one example, replaced, in batches of a fixed order.
 
     >>> import jaxdp
     >>> from jaxdp import training
