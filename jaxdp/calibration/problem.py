@@ -64,12 +64,12 @@ class Problem:
             if refusal:
                 low, high = np.ceil(low), np.floor(high)
                 validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
-            first = make(_number(low.flat[0]))
+            of_one = _shape_of(make(_number(low.flat[0])))
         except ValueError as error:
             if bracket is None:
                 raise ValueError(NEEDS_BRACKET.format(error)) from error
             raise
-        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(_shape_of(first)))
+        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(of_one))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
         by_array = _takes_arrays(make, (np.rint if refusal else np.array)(grid(low, high)).reshape(-1, *shape))
         if not by_array and shape:
