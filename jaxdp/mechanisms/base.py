@@ -154,13 +154,6 @@ class Mechanism:
 
     # The methods up to `offers` are optional: a record defines those it has, and `offers` tells which these are.
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """The finite law of the loss, in place of log_mgf: losses, log weights under the first law, absolute errors.
-
-        A weight of -inf marks an outcome that does not occur. The error bounds that of a loss and of its log weight.
-        """
-        raise self._undefined("atoms")
-
     def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the lattice on which the losses lie."""
         raise self._undefined("lattice")
@@ -389,10 +382,6 @@ class FiniteLaw(Mechanism):
         """The law of the loss in one direction, with its masses at infinity."""
         raise self._undefined("part")
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) in one direction."""
-        return self.part(direction)[:3]
-
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """Masses at infinity of the pair of a direction and of its swap."""
         return self.part(direction)[3:]
@@ -415,5 +404,5 @@ class FiniteLaw(Mechanism):
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the finite losses."""
-        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.atoms()[:2])
+        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.part(FORWARD)[:2])
         return finite.log_sum_exp(log_weight + xp.asarray(z)[..., None] * loss)
