@@ -72,8 +72,7 @@ class NamedSetRandomizer(KnownRandomizer):
         p = xp.stack([high * only, low * only, equal])
         q = xp.stack([low * only, high * only, equal])
         loss = xp.stack([self.epsilon, -self.epsilon, xp.zeros_like(high)]) + xp.zeros_like(high)
-        log_p, log_q = (xp.where(x > 0, xp.log(xp.where(x > 0, x, 1.0)), -xp.inf) for x in (p, q))
-        return finite.FinitePair(log_p, log_q, loss, xp.zeros_like(loss))
+        return finite.FinitePair(finite.log_mass(p), finite.log_mass(q), loss, xp.zeros_like(loss))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
