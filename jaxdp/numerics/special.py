@@ -109,11 +109,7 @@ def log1mexp(x: jax.Array) -> jax.Array:
     x = -1e-10, all digits at x = -40).
     """
     near = x > -math.log(2.0)
-    return xp.where(
-        near,
-        xp.log(-xp.expm1(xp.where(near, x, -1.0))),
-        log_one_plus(-xp.exp(xp.where(near, -1.0, x))),
-    )
+    return xp.where(near, xp.log(-xp.expm1(xp.where(near, x, -1.0))), log_one_plus(-xp.exp(xp.where(near, -1.0, x))))
 
 
 def log_expm1(x: Array) -> jax.Array:
