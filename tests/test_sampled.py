@@ -1,5 +1,6 @@
 """Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
 
+import contextlib
 import functools
 import math
 
@@ -14,7 +15,9 @@ import jaxdp
 from jaxdp.mechanisms import discrete_gaussian as cells
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.composition import normal_form
+from jaxdp.mechanisms.sampled_laws import mixture_log_ratio
 from jaxdp.mechanisms.spectrum import spectrum
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
@@ -105,6 +108,16 @@ def test_the_gaussian_grid_under_replace_one_is_never_below_proposition_29(mu):
         seen = exact > 1e-7
         assert np.all(upper >= exact * (1 - 1e-12))
         assert np.all(upper[seen] <= exact[seen] * (1 + GRID))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_loss_of_a_sampled_round_keeps_its_digits_where_a_large_one_meets_a_small_rate(traced):
+    q, w = (a.ravel() for a in np.meshgrid(10.0 ** -np.arange(0.0, 200, 7.3), [-3.0, -1e-9, 0.2, 29.0, 41.0, 300, 650]))
+    with contextlib.nullcontext() if traced else on_host(), jax.enable_x64(True):
+        found = np.asarray((quickly(mixture_log_ratio) if traced else mixture_log_ratio)(w, q))
+    with mp.workdps(300):
+        exact = [float(mp.log(1 + mp.mpf(b) * mp.expm1(a))) for a, b in zip(w, q, strict=True)]
+    np.testing.assert_allclose(found, exact, rtol=24 * ULP, atol=1e-307)
 
 
 def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
