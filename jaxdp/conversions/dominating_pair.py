@@ -24,7 +24,9 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import FINITE, SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.numerics.exponential_sums import discrete_log_m
 from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import on_host
 from jaxdp.typing import Array, Real
 
 # Relative margin for the logarithms that DiscretePair takes of the masses; the pair itself is exact without it.
@@ -158,20 +160,12 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
     pair = pair_from_profile(epsilons, deltas, symmetric=symmetric)
-    both, alone = (pair.p > 0) & (pair.q > 0), (pair.p > 0) & (pair.q == 0)
-    if not both.any():
-        return np.full(a.shape, np.inf)[()]
-    log_q = np.log(pair.q[both])
-    losses = np.log(pair.p[both]) - log_q
-    exponents = log_q + a[..., None] * losses
-    top = exponents.max(-1)
-    log_moment = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
-    size = np.max(np.abs(log_q) + a[..., None] * np.abs(losses), axis=-1)  # of what may cancel in an exponent
-    rounding = 1e-14 * (1 + np.abs(log_moment) + size)
-    finite = np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
-    if not alone.any():
-        finite = np.minimum(finite, max(np.max(losses + 1e-14 * (1 + np.abs(log_q) + np.abs(losses))), 0.0))
-    return np.where((a > 1) & alone.any(), np.inf, finite)[()]
+    with on_host():
+        part = pair.part("forward")
+        log_moment, error = discrete_log_m(a - 1, *part[:3])
+        value = np.maximum((log_moment + np.sign(a - 1) * (error + 4 * ULP * np.abs(log_moment))) / (a - 1), 0.0)
+        most = np.maximum(pair.top_of(part), 0.0) if part.infinity == 0 else np.inf
+    return np.where((a > 1) & (part.infinity > 0), np.inf, np.minimum(value * (1 + 4 * ULP), most))[()]
 
 
 def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> DiscretePair:
