@@ -63,25 +63,19 @@ def record(cls: T) -> T:
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
     static = [each.name for each in fields if each.metadata.get("static")]
-    register_by_class(made, [each.name for each in fields if each.name not in static], static)
-    return made
-
-
-def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
-    """Make a dataclass a pytree whose tree structure differs from that of every other class.
-
-    `jax.tree_util.register_dataclass` is not used: up to jax 0.10.1 at least, the structures of two such classes with
-    equally many leaves compare equal, so that jit may run the program compiled for one class on the other.
-    """
+    data = [each.name for each in fields if each.name not in static]
 
     def flatten_with_keys(instance: Any) -> tuple[Any, Any]:
         children = [(jax.tree_util.GetAttrKey(name), getattr(instance, name)) for name in data]
-        return children, (cls, *(getattr(instance, name) for name in static))
+        return children, (made, *(getattr(instance, name) for name in static))
 
     def unflatten(kept: Any, children: Any) -> Any:
-        return cls(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
+        return made(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    # Not `register_dataclass`: up to jax 0.10.1 at least, the structures of two such classes with equally many leaves
+    # compare equal, so that jit may run the program compiled for one class on the other.
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten)
+    return made
 
 
 def lists_to_arrays(self: Any) -> None:

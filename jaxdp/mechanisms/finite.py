@@ -145,15 +145,6 @@ def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
     return FinitePair(log_p, log_q, loss, 8 * ULP * xp.abs(loss))
 
 
-class _Cells(NamedTuple):
-    """Cells of the outcome right of the middle, where the loss is mu x the distance from it, and nodes in each."""
-
-    edges: Array
-    above: Array  # of the nodes above the cell's left edge, in L
-    whole: Array  # width in L
-    log_density: Array  # of Q, times the node's weight
-
-
 def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
     """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
     fine = mu / 2 + _NEAR
@@ -178,12 +169,13 @@ def gauss_error(fall: Array) -> Array:
     return 7e-23 * (1 + fall) ** 3 * fall**15 * (16 + fall)
 
 
-def _gaussian_cells(mu: Number, many: bool) -> _Cells:
+def _gaussian_cells(mu: Number, many: bool) -> tuple[Array, Array, Array, Array]:
+    """Cells right of the middle: edges; nodes above the left one, and width, in L; log Q density x weight of a node."""
     edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = xp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
-    return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
+    return edges, mu * (nodes - edges[:-1, None]), mu * width, log_density
 
 
 def shares(up: Array, whole: Array) -> tuple[Array, Array]:

@@ -34,7 +34,8 @@ class GaussianMechanism(Mechanism):
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism]:
         """Records of the mu computed, and of one that is not above the truth."""
         with on_host():
-            mu, excess = xp.vmap(xp.vmap(_mu_and_excess))(self)
+            mu = xp.vmap(gaussian_mus)(self)
+            excess = xp.vmap(xp.vmap(lambda one, mu: xp.asarray(one.mu_excess(mu))))(self, mu)
             return OfMu(mu), OfMu(xp.where((mu > 0) & (excess < 1), mu * (1 - 1e-15 - excess), 0.0))
 
     def finite_pair(self) -> FinitePair:
@@ -68,11 +69,6 @@ class OfMu(GaussianMechanism):
     def gaussian_mu(self) -> Number:
         """Mu."""
         return self.mu
-
-
-def _mu_and_excess(one: GaussianMechanism) -> tuple[Array, Array]:
-    mu = xp.asarray(one.gaussian_mu())
-    return mu, xp.asarray(one.mu_excess(mu))
 
 
 def gaussian_renyi(order: Number, mu: Number) -> Number:
