@@ -295,20 +295,16 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
 
     It is at most u, which is returned where the rounding of 1 - a exceeds it ("add" multiplies it by 1/a).
     """
-    at = np.maximum(eps, -_FAR)
-    far = at > 30  # e^eps overflows long before the answer does
-    grown = np.where(far, 0.0, np.expm1(np.minimum(at, 30.0)))
-    a = np.exp(np.minimum(at, 30.0))
+    at = np.clip(eps, -_FAR, _FAR)
+    grown, a = np.expm1(at), np.exp(at)
     # u in the form with the smaller terms; in the second 1 - q is exact for q >= 1/2 and off by 2^-54 for smaller q
     u = np.where(at > -0.69, grown + q, a - (1 - q))
     slack = 8 * ULP * (np.minimum(np.abs(grown), a) + np.abs(u)) + SMALLEST
-    low, high = u - slack, np.where(far, np.inf, u + slack)
-    live = (q > 0) & (far | (low > 0))
+    low, high = u - slack, u + slack
+    live = (q > 0) & (low > 0)
     rate, at = np.where(live, q, 1.0), np.where(live, at, 0.0)
-    near = live & ~far & (np.abs(grown) < 0.5 * rate)
-    log_u = np.log(np.where(live & ~far, low, 1.0))
-    log_u = np.where(far, at + np.log1p(-(1 - rate) * np.exp(-np.maximum(at, 30.0))), log_u)
-    log_q = np.log(rate)
+    near = live & (np.abs(grown) < 0.5 * rate)
+    log_u, log_q = np.log(np.where(live, low, 1.0)), np.log(rate)
     # rounded down, because delta decreases
     inner = log_u - log_q - 8 * ULP * (1 + np.abs(log_u) + np.abs(log_q))
     close = np.log1p(np.where(near, grown, 0.0) / rate)
