@@ -162,14 +162,14 @@ class Mechanism:
 
     def finite_pair(self) -> FinitePair:
         """A pair of finite laws that dominates the mechanism's pair. A mechanism without one cannot be sampled."""
-        raise self._undefined("finite_pair")
+        return self.enclosing_pair(inner=False, fine=False)
 
-    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
-        """A finite pair that dominates the mechanism's own, and one that it dominates; fine: of more outcomes.
+    def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:
+        """A finite pair that dominates the mechanism's own, inner: one that it dominates; fine: of more outcomes.
 
         Upper bounds of the sampled mechanism are those of the first pair, lower bounds those of the second.
         """
-        raise self._undefined("enclosing_pairs")
+        raise self._undefined("finite_pair")
 
     def log_middle(self, loss: Array) -> Array:
         """Of additive noise: log of the law halfway between P and Q over Q, by the loss; concave in e^loss."""
@@ -231,8 +231,8 @@ class Mechanism:
         return self.exact
 
     def finite_pair_is_exact(self) -> bool:
-        """False when ``finite_pair`` only dominates the mechanism's pair, as where there are ``enclosing_pairs``."""
-        return self.exact and not self.offers("enclosing_pairs")
+        """False when ``finite_pair`` only dominates the mechanism's pair, as where there is an ``enclosing_pair``."""
+        return self.exact and not self.offers("enclosing_pair")
 
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
@@ -388,13 +388,9 @@ class FiniteLaw(Mechanism):
         """The same, of a law that is known."""
         return xp.max(xp.where(part.log_weight > -xp.inf, part.loss + part.blur, -xp.inf))
 
-    def tail_is_known(self) -> bool:
-        """Whether all mass at infinity stands for outcomes whose moments `log_tail` bounds."""
-        return False
-
-    def log_tail(self, order: Number, direction: str) -> Number:
-        """log of a bound of what those outcomes add to E_P[e^((order - 1) L)], -inf for none."""
-        raise self._undefined("log_tail")
+    def log_tail(self, order: Number, direction: str) -> Number | None:
+        """log of a bound of what outcomes at infinity add to E_P[e^((order - 1) L)]: -inf for none, None if unknown."""
+        return None
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the finite losses."""

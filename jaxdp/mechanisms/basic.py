@@ -92,13 +92,9 @@ class Laplace(Mechanism):
         """As private as noise smaller by that factor."""
         return Laplace(self.noise_multiplier / distance)
 
-    def finite_pair(self) -> finite.FinitePair:
-        """A pair on a grid that dominates; used when the mechanism is sampled."""
-        return finite.laplace_pair(self.noise_multiplier)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on one grid, the first of which dominates, while the second is dominated."""
-        return finite.laplace_pair(self.noise_multiplier, fine), finite.laplace_pair(self.noise_multiplier, fine, True)
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
+        """A pair on a grid."""
+        return finite.laplace_pair(self.noise_multiplier, fine, inner)
 
     def log_middle(self, loss: Array) -> Array:
         """Left of the middle it falls with the loss, right of it it is constant."""
@@ -356,14 +352,9 @@ class DiscreteLaplace(Mechanism):
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
-    def finite_pair(self) -> finite.FinitePair:
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
         """Exact for a shift of at most 513; beyond, those between the two modes are put into cells."""
-        return finite.discrete_laplace_pair(self.scale, self.sensitivity)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on the same cells."""
-        made = self.scale, self.sensitivity, fine
-        return finite.discrete_laplace_pair(*made), finite.discrete_laplace_pair(*made, True)
+        return finite.discrete_laplace_pair(self.scale, self.sensitivity, fine, inner)
 
     def finite_pair_is_exact(self) -> bool:
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""

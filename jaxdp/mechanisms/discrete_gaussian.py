@@ -95,14 +95,9 @@ class DiscreteGaussian(Mechanism):
         variance = self.sigma**2
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
 
-    def finite_pair(self) -> finite.FinitePair:
-        """A pair on cells of integers that dominates; used when the mechanism is sampled."""
-        return discrete_gaussian_pair(self.sigma, self.sensitivity)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
-        made = self.sigma, self.sensitivity, fine
-        return discrete_gaussian_pair(*made), discrete_gaussian_inner_pair(*made)
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
+        """A pair on cells of integers."""
+        return (discrete_gaussian_inner_pair if inner else discrete_gaussian_pair)(self.sigma, self.sensitivity, fine)
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
         """Beyond 37.5 sigma, as of a Gaussian; one integer more, which edges are rounded by."""

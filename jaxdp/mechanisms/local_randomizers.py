@@ -276,13 +276,9 @@ class LocalLaplace(KnownRandomizer):
 
         return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
 
-    def finite_pair(self) -> finite.FinitePair:
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
         """That of Laplace noise of scale 1/epsilon."""
-        return self._noise().finite_pair()
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Those of the noise."""
-        return self._noise().enclosing_pairs(fine)
+        return self._noise().enclosing_pair(inner, fine)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log[e^{z e} (z+1)/(2z+1) + e^{-(z+1) e} z/(2z+1)], e = epsilon (Zhu, Dong, Wang 2022, Lemma 33)."""
