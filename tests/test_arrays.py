@@ -20,7 +20,6 @@ EXACT = {
     "erfcx": (lambda x: mpmath.exp(x * x) * mpmath.erfc(x), [-2.0, 0.0, 0.3, 5.1234567, 19.7654321, 26.0], 1e-14),
     # x^2/2 is the exponent: its argument's rounding counts that often, as in jax's
     "ndtr": (mpmath.ncdf, [-36.0, -5.5, -1e-9, 0.0, 2.0, 9.0], 1e-13),
-    "log_ndtr": (lambda x: mpmath.log(mpmath.ncdf(x)), [-1e3, -37.0, -30.5, -29.5, -3.0, 0.0, 0.1, 6.0], 1e-14),
     "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), [-700.0, -30.0, 0.0, 1e-9, 40.0], 2e-15),
     "softplus": (lambda x: mpmath.log1p(mpmath.exp(x)), [-700.0, -30.0, 0.0, 1e-9, 40.0, 800.0], 2e-15),
 }
@@ -68,8 +67,6 @@ def _sums(xs):
     least = (
         xp.cummin(xp.stack([xs[::-1], xs]), axis=1),
         xp.cummax(xs[::-1]),
-        xp.cummin(xs, reverse=True),
-        xp.top_k(xs, 2),
     )
     exponents = xp.stack([xs, xp.where(xs > 1, -xp.inf, xs)])
     log_sums = xp.logsumexp(exponents), xp.logsumexp(exponents, axis=1, keepdims=True)

@@ -310,17 +310,20 @@ def test_noise_only_tail_matches_its_closed_form():
     assert iteration.gdp_mu(*longer) ** 2 == pytest.approx(1 / np.sum(kappa ** (-2.0 * np.arange(11))), rel=EXACT)
 
 
-def test_gradient_equals_finite_differences_in_all_three_arrays():
+@pytest.mark.parametrize("forgets", [False, True])  # a step of contraction 0, or one without noise
+def test_gradient_equals_finite_differences_in_all_three_arrays(forgets):
     rng = np.random.default_rng(7)
     schedule = list(random_schedule(rng, 7))
     schedule[2] += 0.05
+    schedule[0][2], schedule[1][4] = (0.0, schedule[1][4]) if forgets else (schedule[0][2], 0.0)
     gradients = compiled(jax.grad(isotonic.shift_allocation_mu2, argnums=(0, 1, 2)), *schedule)
     for part in range(3):
-        for j in range(7):
+        for j in np.flatnonzero(schedule[part]):
             up, down = ([a.copy() for a in schedule] for _ in range(2))
             up[part][j] += 1e-6
             down[part][j] -= 1e-6
-            slope = (iteration.gdp_mu(*up) ** 2 - iteration.gdp_mu(*down) ** 2) / 2e-6
+            larger, smaller = isotonic.allocation(*(np.stack(both) for both in zip(up, down, strict=True)))
+            slope = (larger - smaller) / 2e-6
             assert gradients[part][j] == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 

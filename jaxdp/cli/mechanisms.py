@@ -68,6 +68,9 @@ _USERS = Option("num_users", "number of users n >= 1", whole=True, aliases=("--n
 _RATE = Option("sampling_probability", "Poisson sampling probability, in [0, 1]", aliases=("--q",))
 _BATCH = dataclasses.replace(_RATE, help="batch size over the size of the larger data set, in [0, 1]")
 _SENSITIVITY = Option("sensitivity", "bound of one record's contribution, whole, >= 1", whole=True, default="1")
+_SIGMA = Option("sigma", "sigma of the noise, > 0", aliases=("--scale",))
+_DECAY = Option("scale", "scale of the noise, > 0", aliases=("--b",))
+_PARTS = Option("participations", "steps of an epoch in which a person takes part, 1..T", True, "1", ("--times",))
 _SUBSET = Option("subset_size", "subset size w, 1 <= w <= k - 1 (default: that of least variance)", True, "", ("--w",))
 _BUCKETS = Option("num_buckets", "number of buckets g >= 2 (default: round(e^eps0) + 1)", True, "", ("--g",))
 _COLLISION = Option(
@@ -111,28 +114,14 @@ MECHANISMS = {
     "allocation": Maker(
         "random allocation (balls and bins): Gaussian noise, everyone in some of num-steps steps, composed over epochs",
         lambda noise, steps, parts: jaxdp.RandomAllocation(jaxdp.Gaussian(noise), steps, parts),
-        (
-            _NOISE,
-            Option("num_steps", "steps T >= 1 of an epoch", whole=True),
-            Option(
-                "participations",
-                "steps of an epoch in which a person takes part, 1..T",
-                whole=True,
-                default="1",
-                aliases=("--times",),
-            ),
-        ),
+        (_NOISE, Option("num_steps", "steps T >= 1 of an epoch", whole=True), _PARTS),
         dataclasses.replace(_STEPS, name="epochs", help="number of epochs, >= 0", aliases=()),
     ),
     "discrete-gaussian": Maker(
-        "discrete Gaussian noise on a whole number",
-        jaxdp.DiscreteGaussian,
-        (Option("sigma", "sigma of the noise, > 0", aliases=("--scale",)), _SENSITIVITY),
+        "discrete Gaussian noise on a whole number", jaxdp.DiscreteGaussian, (_SIGMA, _SENSITIVITY)
     ),
     "discrete-laplace": Maker(
-        "discrete Laplace (geometric) noise on a whole number",
-        jaxdp.DiscreteLaplace,
-        (Option("scale", "scale of the noise, > 0", aliases=("--b",)), _SENSITIVITY),
+        "discrete Laplace (geometric) noise on a whole number", jaxdp.DiscreteLaplace, (_DECAY, _SENSITIVITY)
     ),
     "rr": Maker("k-ary randomized response, not shuffled", jaxdp.RandomizedResponse, (_EPS0, _CATEGORIES)),
     "pure": Maker("any eps0-DP mechanism", jaxdp.PureDP, (_EPS0,)),

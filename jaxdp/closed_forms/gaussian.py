@@ -10,7 +10,7 @@ import jax
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import LOG_SQRT_2PI, mills
+from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail, mills
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number
 
@@ -38,7 +38,7 @@ def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax
     # left of 0 Mills is nearly sqrt(2 pi) e^{x^2/2}: the argument's rounding counts x^2 times
     near_error = (8 + 4 * xp.minimum(y1, 0.0) ** 2) * (m1 + m2) / gap
     z1, z2 = xp.where(far, x1, -6.0), xp.where(far, x2, 0.0)
-    log_second = eps + xp.log_ndtr(-z2)
+    log_second = eps + log_normal_tail(z2)
     gap_far = -xp.expm1(xp.minimum(log_second, 0.0)) - xp.ndtr(z1)
     gap_far = xp.maximum(gap_far, SMALLEST)
     value = xp.where(far, xp.log(gap_far), near_value)

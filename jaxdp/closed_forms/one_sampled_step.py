@@ -58,7 +58,7 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     # q delta_G(x) <= q (1 - e^x) + q e^x, and e^x <= 1e-12 in the dead zone, 0 left of -1
     over = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
     upper = xp.where(ratio < xp.inf, upper, q)  # a rate below 1e-295
-    steep = xp.exp(eps + xp.log_ndtr(-inner / mu - mu / 2))
+    steep = xp.exp(xp.minimum(eps, 700.0)) * xp.ndtr(-inner / mu - mu / 2)
     return xp.where(dead, trivial, lower), xp.where(dead, trivial + over, upper) + SMALLEST, steep
 
 
@@ -68,12 +68,11 @@ def _reverse(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     off = 8 * ULP * (xp.abs(log_rest) + xp.abs(eps))
 
     def at(g: jax.Array, sign: float) -> _Delta:
-        small = xp.log(xp.expm1(xp.clip(g, 1e-300, _LARGE)))
-        log_grown = xp.where(g > _LARGE, g + xp.log1p(-xp.exp(-xp.maximum(g, 1.0))), small)
+        log_grown = log_expm1(g)
         inner = log_q - log_rest - log_grown
         shift = 1e-15 * (2 + xp.abs(log_q) + xp.abs(log_rest) + xp.abs(log_grown))
         lower, upper = gaussian.delta_bounds(mu, inner + sign * shift)
-        steep = xp.exp(-g) * upper + xp.exp(inner + xp.log_ndtr(-inner / mu - mu / 2))
+        steep = xp.exp(-g) * upper + xp.exp(xp.minimum(inner, 700.0)) * xp.ndtr(-inner / mu - mu / 2)
         return -xp.expm1(-g) * lower, -xp.expm1(-g) * upper, steep
 
     (lower, _, _), (_, upper, steep) = at(gap - off, 1.0), at(gap + off, -1.0)

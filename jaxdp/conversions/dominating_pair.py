@@ -24,7 +24,9 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import FINITE, SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
+from jaxdp.numerics.exponential_sums import discrete_log_m
 from jaxdp.numerics.rounding import ULP
+from jaxdp.runtime.arrays import on_host
 from jaxdp.typing import Array, Real
 
 # Relative margin for the logarithms that DiscretePair takes of the masses; the pair itself is exact without it.
@@ -158,20 +160,12 @@ def renyi_from_profile(orders: Real, epsilons: Real, deltas: Real, *, symmetric:
     a = validate.positive("orders", orders)
     validate.reject("orders", a, a == 1, "> 0 and not 1")
     pair = pair_from_profile(epsilons, deltas, symmetric=symmetric)
-    both, alone = (pair.p > 0) & (pair.q > 0), (pair.p > 0) & (pair.q == 0)
-    if not both.any():
-        return np.full(a.shape, np.inf)[()]
-    log_q = np.log(pair.q[both])
-    losses = np.log(pair.p[both]) - log_q
-    exponents = log_q + a[..., None] * losses
-    top = exponents.max(-1)
-    log_moment = top + np.log(np.exp(exponents - top[..., None]).sum(-1))
-    size = np.max(np.abs(log_q) + a[..., None] * np.abs(losses), axis=-1)  # of what may cancel in an exponent
-    rounding = 1e-14 * (1 + np.abs(log_moment) + size)
-    finite = np.maximum((log_moment + np.sign(a - 1) * rounding) / (a - 1), 0.0)
-    if not alone.any():
-        finite = np.minimum(finite, max(np.max(losses + 1e-14 * (1 + np.abs(log_q) + np.abs(losses))), 0.0))
-    return np.where((a > 1) & alone.any(), np.inf, finite)[()]
+    with on_host():
+        part = pair.part("forward")
+        log_moment, error = discrete_log_m(a - 1, *part[:3])
+        value = np.maximum((log_moment + np.sign(a - 1) * (error + 4 * ULP * np.abs(log_moment))) / (a - 1), 0.0)
+        most = np.maximum(pair.top_of(part), 0.0) if part.infinity == 0 else np.inf
+    return np.where((a > 1) & (part.infinity > 0), np.inf, np.minimum(value * (1 + 4 * ULP), most))[()]
 
 
 def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> DiscretePair:
@@ -301,20 +295,16 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
 
     It is at most u, which is returned where the rounding of 1 - a exceeds it ("add" multiplies it by 1/a).
     """
-    at = np.maximum(eps, -_FAR)
-    far = at > 30  # e^eps overflows long before the answer does
-    grown = np.where(far, 0.0, np.expm1(np.minimum(at, 30.0)))
-    a = np.exp(np.minimum(at, 30.0))
+    at = np.clip(eps, -_FAR, _FAR)
+    grown, a = np.expm1(at), np.exp(at)
     # u in the form with the smaller terms; in the second 1 - q is exact for q >= 1/2 and off by 2^-54 for smaller q
     u = np.where(at > -0.69, grown + q, a - (1 - q))
     slack = 8 * ULP * (np.minimum(np.abs(grown), a) + np.abs(u)) + SMALLEST
-    low, high = u - slack, np.where(far, np.inf, u + slack)
-    live = (q > 0) & (far | (low > 0))
+    low, high = u - slack, u + slack
+    live = (q > 0) & (low > 0)
     rate, at = np.where(live, q, 1.0), np.where(live, at, 0.0)
-    near = live & ~far & (np.abs(grown) < 0.5 * rate)
-    log_u = np.log(np.where(live & ~far, low, 1.0))
-    log_u = np.where(far, at + np.log1p(-(1 - rate) * np.exp(-np.maximum(at, 30.0))), log_u)
-    log_q = np.log(rate)
+    near = live & (np.abs(grown) < 0.5 * rate)
+    log_u, log_q = np.log(np.where(live, low, 1.0)), np.log(rate)
     # rounded down, because delta decreases
     inner = log_u - log_q - 8 * ULP * (1 + np.abs(log_u) + np.abs(log_q))
     close = np.log1p(np.where(near, grown, 0.0) / rate)

@@ -143,7 +143,7 @@ def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
     # the sum of m over the blocks may underflow or overflow; it is inf if a block has no noise
     log_mu2 = xp.where(xp.any(some & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
     mu2 = _outward(log_mu2, xp.any(some), log_unit, largest, log_k.shape[0], valid)
-    return mu2, (stack, number, log_k)
+    return mu2, (stack, number)
 
 
 def _solve(contraction, noise_std, shift):
@@ -154,33 +154,26 @@ def _solve(contraction, noise_std, shift):
     return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
-def _prices(contraction, noise_std, shift, blocks):
-    """lambda_j = a_j / s_j^2, the slope of step j's block in the frame of step j, and whether j ends its block."""
-    stack, number, log_k = blocks
-    count = log_k.shape[0]
-    first = xp.where(xp.arange(count + 1) < number, stack[:, 3], xp.inf)
-    position = xp.arange(count, dtype=first.dtype)
-    block = xp.searchsorted(first, position, side="right") - 1
-    following = xp.concatenate([first[1:], xp.array([xp.inf], first.dtype)])
-    frame = xp.where(xp.isinf(following), count - 1, following).astype(xp.int32)
-    to_end = xp.cumsum(log_k[::-1])[::-1] - xp.where(xp.isinf(log_k), 0.0, log_k)
-    to_end = xp.where(xp.isnan(to_end), -xp.inf, to_end)
-    live = (block >= 0) & (stack[block, 0] > -xp.inf)
-    gap = xp.where(live, to_end, 0.0) - xp.where(live, to_end[frame[block]], 0.0)
-    slope = xp.exp(xp.minimum((stack[block, 0] - stack[block, 1]) / 2 + gap, 700.0))  # inf without noise
-    unit = xp.where(xp.max(noise_std) > 0, xp.max(shift) / _unit(noise_std) ** 2, 0.0)
-    return xp.where(live, slope * unit, 0.0), live & (position + 1 == following[block])
+def _cost(block, contraction, noise_std, shift):
+    """mu^2 of given blocks, each the sum over its steps (sum D)^2 / (sum v); block: number of a step's own, or 0."""
+    begins = xp.diff(block, prepend=0) > 0
+    s_unit, d_unit = xp.stop_gradient(_unit(noise_std)), xp.stop_gradient(_unit(shift))
 
+    def step(carry, x):
+        distance, variance, unit = carry
+        first, kappa, noise, moved = x
+        kept, unit = xp.where(first, 0.0, kappa), xp.where(first, 1.0, unit)
+        distance, variance = kept * distance + unit * moved, kept**2 * variance + (unit * noise) ** 2
+        some = variance > 0
+        cost = xp.where(some, distance**2 / xp.where(some, variance, 1.0), 0.0)
+        # both in units of the larger one, which the cost does not depend on: they stay in range
+        size = xp.stop_gradient(xp.maximum(distance, xp.sqrt(variance)))
+        size = xp.where(size > 0, size, 1.0)
+        return (distance / size, variance / size**2, unit / size), cost
 
-def _distances(contraction, noise_std, shift, price, last):
-    """z_{j-1} for every j: the distance bound that step j starts from."""
-
-    def step(z, x):
-        kappa, d, spent, ends = x
-        return xp.where(ends, 0.0, xp.maximum(kappa * z + d - spent, 0.0)), z
-
-    spent = price * noise_std**2
-    return xp.scan(step, xp.zeros((), shift.dtype), (contraction, shift, spent, last))[1]
+    zero = xp.zeros((), shift.dtype)
+    _, costs = xp.scan(step, (zero, zero, zero + 1), (begins, contraction, noise_std / s_unit, shift / d_unit))
+    return xp.sum(xp.where(xp.append(begins[1:], True) & (block > 0), costs, 0.0)) * (d_unit / s_unit) ** 2
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
@@ -207,17 +200,13 @@ def _mu2(contraction, noise_std, shift):
 
 @_mu2.defjvp
 def _mu2_jvp(primals, tangents):
-    # Envelope theorem: the derivative at the optimum is the partial derivative of cost and constraints at fixed a_j,
-    # where the constraint of step j has the multiplier 2 lambda_j.
-    contraction, noise_std, shift = primals
-    mu2, blocks = _solve(*primals)
-    price, last = _prices(*primals, blocks)
-    before = _distances(*primals, price, last)
+    # Envelope theorem: the derivative at the optimum is that of the cost of its blocks.
+    mu2, (stack, number) = _solve(*primals)
+    first = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 3], xp.inf)
+    block = xp.searchsorted(first, xp.arange(stack.shape[0] - 1, dtype=first.dtype), side="right")
     known = _is_valid(*primals) & (mu2 < xp.inf)
-    price, before, noise_std = (xp.where(known, x, 0.0) for x in (price, before, noise_std))
-    k_dot, s_dot, d_dot = tangents
-    change = price * d_dot - price**2 * noise_std * s_dot + price * before * k_dot
-    return mu2, 2 * xp.sum(xp.where(price > 0, change, 0.0))
+    primals = tuple(xp.where(known, x, 0.0) for x in primals)
+    return mu2, jax.jvp(functools.partial(_cost, block), primals, tangents)[1]
 
 
 def shift_allocation_mu2(contraction, noise_std, shift):

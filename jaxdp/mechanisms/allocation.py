@@ -14,6 +14,7 @@ from jaxdp.domains import PROBABILITY, SMALLEST, Domain, field, whole
 from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
+from jaxdp.mechanisms.finite import Part
 from jaxdp.mechanisms.gaussian import gaussian_renyi
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.runtime.arrays import xp
@@ -32,9 +33,9 @@ class DirectedLaw(LossLaw):
     reverse: RealField = field(PROBABILITY)
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
 
-    def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
+    def part(self, direction: str) -> Part:
         """As given, for the direction that the law was made for."""
-        return self.infinity_mass(), self.reverse
+        return super().part(direction)._replace(reverse_infinity=self.reverse)
 
 
 @record

@@ -63,25 +63,19 @@ def record(cls: T) -> T:
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
     fields = dataclasses.fields(made)
     static = [each.name for each in fields if each.metadata.get("static")]
-    register_by_class(made, [each.name for each in fields if each.name not in static], static)
-    return made
-
-
-def register_by_class(cls: type, data: list[str], static: list[str]) -> None:
-    """Make a dataclass a pytree whose tree structure differs from that of every other class.
-
-    `jax.tree_util.register_dataclass` is not used: up to jax 0.10.1 at least, the structures of two such classes with
-    equally many leaves compare equal, so that jit may run the program compiled for one class on the other.
-    """
+    data = [each.name for each in fields if each.name not in static]
 
     def flatten_with_keys(instance: Any) -> tuple[Any, Any]:
         children = [(jax.tree_util.GetAttrKey(name), getattr(instance, name)) for name in data]
-        return children, (cls, *(getattr(instance, name) for name in static))
+        return children, (made, *(getattr(instance, name) for name in static))
 
     def unflatten(kept: Any, children: Any) -> Any:
-        return cls(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
+        return made(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    # Not `register_dataclass`: up to jax 0.10.1 at least, the structures of two such classes with equally many leaves
+    # compare equal, so that jit may run the program compiled for one class on the other.
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten)
+    return made
 
 
 def lists_to_arrays(self: Any) -> None:
@@ -154,13 +148,6 @@ class Mechanism:
 
     # The methods up to `offers` are optional: a record defines those it has, and `offers` tells which these are.
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """The finite law of the loss, in place of log_mgf: losses, log weights under the first law, absolute errors.
-
-        A weight of -inf marks an outcome that does not occur. The error bounds that of a loss and of its log weight.
-        """
-        raise self._undefined("atoms")
-
     def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the lattice on which the losses lie."""
         raise self._undefined("lattice")
@@ -175,14 +162,14 @@ class Mechanism:
 
     def finite_pair(self) -> FinitePair:
         """A pair of finite laws that dominates the mechanism's pair. A mechanism without one cannot be sampled."""
-        raise self._undefined("finite_pair")
+        return self.enclosing_pair(inner=False, fine=False)
 
-    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
-        """A finite pair that dominates the mechanism's own, and one that it dominates; fine: of more outcomes.
+    def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:
+        """A finite pair that dominates the mechanism's own, inner: one that it dominates; fine: of more outcomes.
 
         Upper bounds of the sampled mechanism are those of the first pair, lower bounds those of the second.
         """
-        raise self._undefined("enclosing_pairs")
+        raise self._undefined("finite_pair")
 
     def log_middle(self, loss: Array) -> Array:
         """Of additive noise: log of the law halfway between P and Q over Q, by the loss; concave in e^loss."""
@@ -244,8 +231,8 @@ class Mechanism:
         return self.exact
 
     def finite_pair_is_exact(self) -> bool:
-        """False when ``finite_pair`` only dominates the mechanism's pair, as where there are ``enclosing_pairs``."""
-        return self.exact and not self.offers("enclosing_pairs")
+        """False when ``finite_pair`` only dominates the mechanism's pair, as where there is an ``enclosing_pair``."""
+        return self.exact and not self.offers("enclosing_pair")
 
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
@@ -389,10 +376,6 @@ class FiniteLaw(Mechanism):
         """The law of the loss in one direction, with its masses at infinity."""
         raise self._undefined("part")
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights under the first law, error of the losses) in one direction."""
-        return self.part(direction)[:3]
-
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """Masses at infinity of the pair of a direction and of its swap."""
         return self.part(direction)[3:]
@@ -405,15 +388,11 @@ class FiniteLaw(Mechanism):
         """The same, of a law that is known."""
         return xp.max(xp.where(part.log_weight > -xp.inf, part.loss + part.blur, -xp.inf))
 
-    def tail_is_known(self) -> bool:
-        """Whether all mass at infinity stands for outcomes whose moments `log_tail` bounds."""
-        return False
-
-    def log_tail(self, order: Number, direction: str) -> Number:
-        """log of a bound of what those outcomes add to E_P[e^((order - 1) L)], -inf for none."""
-        raise self._undefined("log_tail")
+    def log_tail(self, order: Number, direction: str) -> Number | None:
+        """log of a bound of what outcomes at infinity add to E_P[e^((order - 1) L)]: -inf for none, None if unknown."""
+        return None
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the finite losses."""
-        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.atoms()[:2])
+        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.part(FORWARD)[:2])
         return finite.log_sum_exp(log_weight + xp.asarray(z)[..., None] * loss)

@@ -92,14 +92,9 @@ class Laplace(Mechanism):
         """As private as noise smaller by that factor."""
         return Laplace(self.noise_multiplier / distance)
 
-    def finite_pair(self) -> finite.FinitePair:
-        """A pair on a grid that dominates; used when the mechanism is sampled."""
-        return finite.laplace_pair(self.noise_multiplier)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on one grid, the first of which dominates, while the second is dominated."""
-        scale = self.noise_multiplier
-        return finite.laplace_pair(scale, fine), finite.laplace_inner_pair(scale, fine)
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
+        """A pair on a grid."""
+        return finite.laplace_pair(self.noise_multiplier, fine, inner)
 
     def log_middle(self, loss: Array) -> Array:
         """Left of the middle it falls with the loss, right of it it is constant."""
@@ -167,6 +162,14 @@ class WorstCase(Mechanism):
     epsilon: RealField
     symmetric: ClassVar[bool] = True
 
+    def log_mgf(self, z: jax.Array) -> jax.Array:
+        """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
+        return RandomizedResponse(self.epsilon, 2).log_mgf(z)
+
+    def finite_pair(self) -> finite.FinitePair:
+        """That of binary randomized response."""
+        return finite.randomized_response_pair(self.epsilon, 2)
+
     def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses +-epsilon."""
         return xp.asarray(self.epsilon), 2.0 * self.epsilon
@@ -191,17 +194,9 @@ class PureDP(WorstCase):
 
     epsilon: RealField = field(NONNEGATIVE)
 
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """K(z) = log[ (e^{eps (z+1)} + e^{-eps z}) / (1 + e^eps) ]."""
-        return RandomizedResponse(self.epsilon, 2).log_mgf(z)
-
     def renyi_divergence(self, order: Number) -> Number:
         """That of binary randomized response."""
         return RandomizedResponse(self.epsilon, 2).renyi_divergence(order)
-
-    def finite_pair(self) -> finite.FinitePair:
-        """That of binary randomized response."""
-        return finite.randomized_response_pair(self.epsilon, 2)
 
 
 @record
@@ -226,11 +221,11 @@ class ApproximateDP(WorstCase):
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(1 - delta) + K of `PureDP`."""
-        return PureDP(self.epsilon).log_mgf(z) + log_complement(xp.asarray(self.delta), 1.0 - self.delta)
+        return super().log_mgf(z) + log_complement(xp.asarray(self.delta), 1.0 - self.delta)
 
     def finite_pair(self) -> finite.FinitePair:
         """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
-        return finite.scaled(finite.randomized_response_pair(self.epsilon, 2), self.delta)
+        return finite.scaled(super().finite_pair(), self.delta)
 
     def infinity_mass(self) -> Number:
         """The record's delta."""
@@ -357,16 +352,9 @@ class DiscreteLaplace(Mechanism):
         """(offset, spacing) of the losses (s - 2x) / scale, x = 0..s."""
         return self.sensitivity / self.scale, 2.0 / self.scale
 
-    def finite_pair(self) -> finite.FinitePair:
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
         """Exact for a shift of at most 513; beyond, those between the two modes are put into cells."""
-        return finite.discrete_laplace_pair(self.scale, self.sensitivity)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on the same cells."""
-        outer, inner = (
-            finite.discrete_laplace_pair(self.scale, self.sensitivity, fine, side) for side in (False, True)
-        )
-        return outer, inner
+        return finite.discrete_laplace_pair(self.scale, self.sensitivity, fine, inner)
 
     def finite_pair_is_exact(self) -> bool:
         """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""

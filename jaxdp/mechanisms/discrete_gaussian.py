@@ -20,7 +20,6 @@ from jaxdp.domains import POSITIVE, SMALLEST, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, record
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, RealField
 
@@ -96,14 +95,9 @@ class DiscreteGaussian(Mechanism):
         variance = self.sigma**2
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
 
-    def finite_pair(self) -> finite.FinitePair:
-        """A pair on cells of integers that dominates; used when the mechanism is sampled."""
-        return discrete_gaussian_pair(self.sigma, self.sensitivity)
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Pairs on the same cells, the first of which dominates, while the second is dominated."""
-        outer, inner = discrete_gaussian_pair, discrete_gaussian_inner_pair
-        return outer(self.sigma, self.sensitivity, fine), inner(self.sigma, self.sensitivity, fine)
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
+        """A pair on cells of integers."""
+        return (discrete_gaussian_inner_pair if inner else discrete_gaussian_pair)(self.sigma, self.sensitivity, fine)
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
         """Beyond 37.5 sigma, as of a Gaussian; one integer more, which edges are rounded by."""
@@ -207,24 +201,13 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
     nodes, log_weights = sum_rule(xp.maximum(width[:, 0] - 1, 0.0))
     log_inside = log_mass(distance[:-1, None] + nodes) + log_weights
     above, whole = mu * (nodes / sigma), mu * (width / sigma)
-    log_share, log_rest = _shares(nodes, width, above, whole)
+    log_rest, log_share = finite.shares(above, whole)
     fall = whole[:, 0] + (width[:, 0] / sigma) * (distance[1:] / sigma + mu / 2)
     blur = xp.where(width[:, 0] - 1 > _SLOTS, finite.gauss_error(fall + whole[:, 0]) + _RULE_ERROR, 0.0)
     far = distance[-1] + 1
     outside = xp.logaddexp(_log_lattice_tail(far - s / 2, sigma), _log_lattice_tail(far + s / 2, sigma))
     loss = mu * (distance / sigma)
     return _Cells(loss, log_edge, above, log_share, log_rest, log_inside, blur, outside - log_total)
-
-
-def _shares(nodes: Array, width: Array, above: Array, whole: Array) -> tuple[Array, Array]:
-    """Logarithms of r = (e^above - 1)/(e^whole - 1) and of 1 - r, where above/whole = nodes/width."""
-    tiny = whole < 1e-9
-    up, all_of_it = xp.where(tiny, 0.5, above), xp.where(tiny, 1.0, whole)
-    to_right = log_expm1(up) - log_expm1(all_of_it)
-    to_left = up + log_expm1(xp.maximum(all_of_it - up, 0.0)) - log_expm1(all_of_it)
-    part = nodes / xp.maximum(width, nodes + 0.5)  # nodes that do not count lie outside
-    near_right, near_left = xp.log(part) + 0.5 * (above - whole), xp.log1p(-part) + 0.5 * above
-    return xp.where(tiny, near_right, to_right), xp.where(tiny, near_left, to_left)
 
 
 def discrete_gaussian_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> finite.FinitePair:
@@ -263,7 +246,7 @@ def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool 
 
 def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
     """True where the masses exceed the rounding of their logarithms, and sigma^2 neither underflows nor overflows."""
-    return (s < finite.LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e150)
+    return (s < finite.LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e70)
 
 
 def _log_lattice_tail(start: Array, sigma: Number) -> Array:

@@ -145,15 +145,6 @@ def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
     return FinitePair(log_p, log_q, loss, 8 * ULP * xp.abs(loss))
 
 
-class _Cells(NamedTuple):
-    """Cells of the outcome right of the middle, where the loss is mu x the distance from it, and nodes in each."""
-
-    edges: Array
-    above: Array  # of the nodes above the cell's left edge, in L
-    whole: Array  # width in L
-    log_density: Array  # of Q, times the node's weight
-
-
 def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
     """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
     fine = mu / 2 + _NEAR
@@ -178,12 +169,20 @@ def gauss_error(fall: Array) -> Array:
     return 7e-23 * (1 + fall) ** 3 * fall**15 * (16 + fall)
 
 
-def _gaussian_cells(mu: Number, many: bool) -> _Cells:
+def _gaussian_cells(mu: Number, many: bool) -> tuple[Array, Array, Array, Array]:
+    """Cells right of the middle: edges; nodes above the left one, and width, in L; log Q density x weight of a node."""
     edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
     width = xp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
-    return _Cells(edges, mu * (nodes - edges[:-1, None]), mu * width, log_density)
+    return edges, mu * (nodes - edges[:-1, None]), mu * width, log_density
+
+
+def shares(up: Array, whole: Array) -> tuple[Array, Array]:
+    """Logarithms of 1 - r and r = (e^up - 1)/(e^whole - 1): of a mass at ``up`` what goes to the left and right end."""
+    whole = xp.where(whole > 0, whole, 1.0)  # two edges may coincide: a cell without mass
+    total = log_expm1(whole)
+    return up + log_expm1(xp.maximum(whole - up, 0.0)) - total, log_expm1(up) - total
 
 
 def at_edges(to_left: Array, to_right: Array, own: Array | None = None) -> Array:
@@ -224,11 +223,7 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
     """
     mu = xp.maximum(mu, 1e-100)
     edges, up, whole, log_density = _gaussian_cells(mu, fine)
-    # (two edges may coincide: a cell without mass)
-    whole = xp.where(whole > 0, whole, 1.0)
-    to_right = log_expm1(up) - log_expm1(whole)
-    to_left = up + log_expm1(xp.maximum(whole - up, 0.0)) - log_expm1(whole)
-    log_q = at_edges(*(xp.logsumexp(log_density + share, axis=1) for share in (to_left, to_right)))
+    log_q = at_edges(*(xp.logsumexp(log_density + share, axis=1) for share in shares(up, whole)))
     tail = xp.logaddexp(log_normal_tail(edges[-1] - mu / 2), log_normal_tail(edges[-1] + mu / 2)) + 1e-12
     tail = xp.where(mu < LARGEST_MU, tail, 0.0)
     loss = xp.asarray(mu * edges)
@@ -260,36 +255,24 @@ def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
     return mirrored(log_q + loss, log_q, loss)
 
 
-def _laplace_cells(scale: Number, fine: bool) -> tuple[Array, Number, tuple[Array, Array]]:
-    """(log mass under Q of the cells between 0 and the shift, their width in L, and of either end under Q)."""
-    cells = _FINE_LAPLACE_CELLS if fine else _LAPLACE_CELLS
-    x = xp.arange(cells) / cells
-    width = 1.0 / (scale * cells)
-    log_cell = -x / scale + xp.log(-xp.expm1(-width)) - np.log(2.0)
-    return log_cell, width, (xp.full(1, -np.log(2.0)), -1 / scale - xp.full(1, np.log(2.0)))
-
-
-def laplace_pair(scale: Number, fine: bool = False) -> FinitePair:
+def laplace_pair(scale: Number, fine: bool = False, inner: bool = False) -> FinitePair:
     """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
 
     In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
-    share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly.
+    share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly. inner: one that it dominates, which cell the outcome is
+    in.
     """
-    log_cell, width, (below, above) = _laplace_cells(scale, fine)
-    cells = log_cell.shape[0]
-    right, left = log_cell - xp.logaddexp(0.0, width), log_cell - xp.logaddexp(0.0, -width)
-    log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
-    loss = (2 * xp.arange(cells + 1) / cells - 1) / scale
-    return _rounded(log_q + loss, log_q, loss)
-
-
-def laplace_inner_pair(scale: Number, fine: bool = False) -> FinitePair:
-    """A finite pair that Laplace noise dominates: which cell the outcome is in."""
-    log_cell, _, (below, above) = _laplace_cells(scale, fine)
-    cells = log_cell.shape[0]
-    middle = (2 * (xp.arange(cells) + 0.5) / cells - 1) / scale
-    log_q = xp.concatenate([below, log_cell, above])
-    loss = xp.concatenate([xp.full(1, -1 / scale), middle, xp.full(1, 1 / scale)])
+    cells = _FINE_LAPLACE_CELLS if fine else _LAPLACE_CELLS
+    x, width = xp.arange(cells) / cells, 1.0 / (scale * cells)
+    log_cell = -x / scale + xp.log(-xp.expm1(-width)) - np.log(2.0)
+    below, above = xp.full(1, -np.log(2.0)), -1 / scale - xp.full(1, np.log(2.0))
+    if inner:
+        log_q, x = xp.concatenate([below, log_cell, above]), xp.concatenate([xp.zeros(1), x + 0.5 / cells, xp.ones(1)])
+    else:
+        left, right = log_cell - xp.logaddexp(0.0, -width), log_cell - xp.logaddexp(0.0, width)
+        log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
+        x = xp.arange(cells + 1) / cells
+    loss = (2 * x - 1) / scale
     return _rounded(log_q + loss, log_q, loss)
 
 

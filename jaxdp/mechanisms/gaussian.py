@@ -34,17 +34,13 @@ class GaussianMechanism(Mechanism):
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism]:
         """Records of the mu computed, and of one that is not above the truth."""
         with on_host():
-            mu, excess = xp.vmap(xp.vmap(_mu_and_excess))(self)
+            mu = xp.vmap(gaussian_mus)(self)
+            excess = xp.vmap(xp.vmap(lambda one, mu: xp.asarray(one.mu_excess(mu))))(self, mu)
             return OfMu(mu), OfMu(xp.where((mu > 0) & (excess < 1), mu * (1 - 1e-15 - excess), 0.0))
 
-    def finite_pair(self) -> FinitePair:
-        """A pair on cells of the outcomes that dominates; used when the mechanism is sampled."""
-        return finite.gaussian_pair(self.gaussian_mu())
-
-    def enclosing_pairs(self, fine: bool) -> tuple[FinitePair, FinitePair]:
-        """Pairs on the same cells, one that dominates, one that is dominated where ``mu_excess`` is 0."""
-        mu = self.gaussian_mu()
-        return finite.gaussian_pair(mu, fine), finite.gaussian_inner_pair(mu, fine)
+    def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:
+        """A pair on cells of the outcomes; the inner one is dominated where ``mu_excess`` is 0."""
+        return (finite.gaussian_inner_pair if inner else finite.gaussian_pair)(self.gaussian_mu(), fine)
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
         """Beyond 37.5 standard deviations."""
@@ -68,11 +64,6 @@ class OfMu(GaussianMechanism):
     def gaussian_mu(self) -> Number:
         """Mu."""
         return self.mu
-
-
-def _mu_and_excess(one: GaussianMechanism) -> tuple[Array, Array]:
-    mu = xp.asarray(one.gaussian_mu())
-    return mu, xp.asarray(one.mu_excess(mu))
 
 
 def gaussian_renyi(order: Number, mu: Number) -> Number:

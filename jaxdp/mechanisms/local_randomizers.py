@@ -72,8 +72,7 @@ class NamedSetRandomizer(KnownRandomizer):
         p = xp.stack([high * only, low * only, equal])
         q = xp.stack([low * only, high * only, equal])
         loss = xp.stack([self.epsilon, -self.epsilon, xp.zeros_like(high)]) + xp.zeros_like(high)
-        log_p, log_q = (xp.where(x > 0, xp.log(xp.where(x > 0, x, 1.0)), -xp.inf) for x in (p, q))
-        return finite.FinitePair(log_p, log_q, loss, xp.zeros_like(loss))
+        return finite.FinitePair(finite.log_mass(p), finite.log_mass(q), loss, xp.zeros_like(loss))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
@@ -277,13 +276,9 @@ class LocalLaplace(KnownRandomizer):
 
         return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
 
-    def finite_pair(self) -> finite.FinitePair:
+    def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
         """That of Laplace noise of scale 1/epsilon."""
-        return self._noise().finite_pair()
-
-    def enclosing_pairs(self, fine: bool) -> tuple[finite.FinitePair, finite.FinitePair]:
-        """Those of the noise."""
-        return self._noise().enclosing_pairs(fine)
+        return self._noise().enclosing_pair(inner, fine)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log[e^{z e} (z+1)/(2z+1) + e^{-(z+1) e} z/(2z+1)], e = epsilon (Zhu, Dong, Wang 2022, Lemma 33)."""

@@ -41,8 +41,9 @@ class EnclosingPair(Mechanism):
     def finite_pair(self) -> finite.FinitePair:
         """The chosen pair; in a program outcomes without mass are added to the shorter one."""
         if xp.eager:
-            return self.mechanism.enclosing_pairs(self.fine)[int(self.inner > 0)]
-        return finite.either(*self.mechanism.enclosing_pairs(self.fine), self.inner > 0)
+            return self.mechanism.enclosing_pair(bool(self.inner > 0), self.fine)
+        outer, inner = (self.mechanism.enclosing_pair(side, self.fine) for side in (False, True))
+        return finite.either(outer, inner, self.inner > 0)
 
     def log_middle(self, loss: Array) -> Array:
         """That of the base."""
@@ -54,7 +55,7 @@ class Sampled(FiniteLaw):
 
     A base of Gaussian noise, or composed of such, is computed by quadrature, any other base by its ``finite_pair``.
     Where that pair only dominates (Laplace, discrete Gaussian), lower bounds come from a pair that the base dominates,
-    the second of its ``enclosing_pairs``. A base without them has upper bounds only.
+    its inner ``enclosing_pair``. A base without one has upper bounds only.
     """
 
     mechanism: Mechanism
@@ -103,7 +104,7 @@ class Sampled(FiniteLaw):
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
         """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
         outer = inner = self.mechanism
-        if not outer.offers("enclosing_pairs"):
+        if not outer.offers("enclosing_pair"):
             return None
         if is_gaussian(outer) and not outer.is_exact("forward"):
             outer, inner = outer.enclosing_records(direction, fine) or (outer, outer)
@@ -114,18 +115,16 @@ class Sampled(FiniteLaw):
 
     def refinable(self, direction: str) -> bool:
         """Whether fine enclosing records are closer: the base's outcomes are cut into cells, and those may be more."""
-        return self.mechanism.offers("enclosing_pairs") and not self.needs_quadrature(direction)
+        return self.mechanism.offers("enclosing_pair") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
         """The finite law of the loss in one direction, with its masses at infinity."""
         return sampled_laws.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
-    def tail_is_known(self) -> bool:
-        """Whether that of the base is."""
-        return self.mechanism.offers("tail_moment")
-
-    def log_tail(self, order: Number, direction: str) -> Number:
+    def log_tail(self, order: Number, direction: str) -> Number | None:
         """As of the forward pair; the swapped one has none below a rate of 1."""
+        if not self.mechanism.offers("tail_moment"):
+            return None
         rate = xp.asarray(self.sampling_probability)
         tail = sampled_laws.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
         return xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail)
@@ -135,7 +134,7 @@ class Sampled(FiniteLaw):
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         kind, base = type(self).__name__, type(self.mechanism).__name__
-        if not (is_gaussian(self.mechanism) or self.mechanism.offers("finite_pair")):
+        if not (is_gaussian(self.mechanism) or any(map(self.mechanism.offers, ("finite_pair", "enclosing_pair")))):
             raise UnsupportedMechanismError(
                 f"{kind} of {base} is not available: sampling needs the probabilities of the outcomes, which {base} "
                 "does not give. A DiscretePair that dominates it does."
@@ -219,8 +218,10 @@ class Antipodal(Sampled):
         inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
         return sampled_laws.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
 
-    def log_tail(self, order: Number, direction: str) -> Number:
+    def log_tail(self, order: Number, direction: str) -> Number | None:
         """The same for every direction."""
+        if not self.mechanism.offers("tail_moment"):
+            return None
         apart, rate = self.mechanism, xp.asarray(self.sampling_probability)
         return sampled_laws.log_antipodal_tail(
             apart.at_distance(0.5).tail_moment(order), apart.tail_moment(order), order, rate

@@ -17,11 +17,11 @@ def mixture_log_ratio(w: Array, q: Number) -> Array:
     """
     flip = q > 0.5
     x, rate = xp.where(flip, -w, w), xp.where(flip, 1 - q, q)
-    large = x > 30
+    large = x > 700  # below, e^x is a double, and what it is times q keeps its digits
     middle = xp.where(large, 0.0, x)
     small_form = log_one_plus(rate * xp.expm1(middle)) - xp.where(flip, middle, 0.0)
     safe = xp.where(rate > 0, rate, 1.0)
-    far = xp.log(safe) + xp.log1p((1 - rate) / safe * xp.exp(-xp.maximum(x, 30.0)))
+    far = xp.log(safe) + xp.log1p((1 - rate) / safe * xp.exp(-xp.maximum(x, 700.0)))
     # log A(x) is far + x: under a flip that x goes with the w outside
     big_form = far + xp.where(large & (q <= 0.5), x, 0.0)
     return xp.where(rate > 0, xp.where(large, big_form, small_form), xp.where(flip, w, 0.0))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import jax
 import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import BELOW_INFINITY, NONNEGATIVE, PROBABILITY, field, whole
-from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import ApproximateDP
-from jaxdp.mechanisms.finite import log_sum_exp
+from jaxdp.mechanisms.finite import Part
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp
-from jaxdp.typing import Array, ArrayField, Bound, Number, RealField, Relation
+from jaxdp.typing import ArrayField, Bound, Number, RealField, Relation
 
 BOUNDS: tuple[Bound, ...] = ("clones", "stronger", "closed_form", "blanket")
 
@@ -46,7 +45,7 @@ class LocalRandomizer(ApproximateDP):
 
 
 @record
-class LossLaw(Mechanism):
+class LossLaw(FiniteLaw):
     """The finite law of the loss of a symmetric pair: losses and log weights under P, losses rounded to a safe side.
 
     infinity: mass at infinity.
@@ -59,21 +58,9 @@ class LossLaw(Mechanism):
     symmetric: ClassVar[bool] = True
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
 
-    def atoms(self, direction: str = FORWARD) -> tuple[Array, Array, Array]:
-        """(losses, log weights, 0), the same in every direction."""
-        return self.losses, self.log_weights, xp.zeros_like(self.losses)
-
-    def infinity_mass(self) -> Number:
-        """The mass under P of an infinite loss."""
-        return self.infinity
-
-    def max_loss(self) -> Number:
-        """The largest loss that has mass."""
-        return xp.max(xp.where(self.log_weights > -xp.inf, self.losses, 0.0))
-
-    def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp over the losses."""
-        return log_sum_exp(self.log_weights + xp.asarray(z)[..., None] * self.losses)
+    def part(self, direction: str) -> Part:
+        """The law as given, the same in every direction."""
+        return Part(self.losses, self.log_weights, xp.zeros_like(self.losses), self.infinity, self.infinity)
 
     def renyi_divergence(self, order: Number) -> Number:
         """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
@@ -84,7 +71,8 @@ class LossLaw(Mechanism):
         loss = xp.where(live, self.losses, 1.0)  # of a loss of 0 the excess has no derivative
         terms = xp.where(live, self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
         value = xp.logaddexp(0.0, xp.logsumexp(terms)) / (order - 1)
-        value = xp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), xp.maximum(self.max_loss(), 0.0))
+        largest = xp.maximum(xp.max(xp.where(live, self.losses, 0.0)), 0.0)
+        value = xp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), largest)
         return xp.where(self.infinity > 0, xp.inf, value)
 
 

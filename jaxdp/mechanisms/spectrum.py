@@ -1,7 +1,7 @@
 """The spectrum (K(z), atoms, masses at infinity) of a composed mechanism, from its normal form."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,23 +16,25 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array
 from jaxdp.validate import is_traced
 
-_Masses: TypeAlias = tuple[Array, Array, Array]
-
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
     """True when the record's K needs the quadrature on a shifted line (in some direction, if none is given)."""
     return isinstance(record, SampledRecord) and record.needs_quadrature(direction)
 
 
+def has_finite_law(record: Mechanism, direction: str | None = None) -> bool:
+    """True when K is a sum over the atoms of a finite law (in every direction, if none is given)."""
+    return isinstance(record, FiniteLaw) and not is_sampled_gaussian(record, direction)
+
+
 def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
     """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
     sampled: list[tuple[Any, Array]] = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
-    others = [(r, t) for r, t in stacks if not is_sampled_gaussian(r, direction)]
-    closed = [(r, t) for r, t in others if not r.offers("atoms")]
-    finite = [(r, t) for r, t in others if r.offers("atoms")]
+    closed = [(r, t) for r, t in stacks if not isinstance(r, FiniteLaw)]
+    finite = [(r, t) for r, t in stacks if has_finite_law(r, direction)]
     laws = [xp.vmap(lambda one: _law(one, direction))(record) for record, _ in finite]
-    masses = [_infinity(_masses(record, direction), times) for record, times in closed]
-    masses += [_infinity(both, times) for (_, both, _), (_, times) in zip(laws, finite, strict=True)]
+    masses = [(_masses(record, direction), times) for record, times in closed]
+    masses += [(both, times) for (_, both, _), (_, times) in zip(laws, finite, strict=True)]
     tops = [_top(record, times, direction) for record, times in sampled + closed]
     tops += [_sum_of_tops(top, times) for (*_, top), (_, times) in zip(laws, finite, strict=True)]
     return Spectrum(
@@ -42,8 +44,8 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         sampled=tuple(Sampled(gaussian_mus(r.mechanism), r.sampling_probability, t) for r, t in sampled),
         discrete=tuple(Discrete(*_live(atoms), t) for (atoms, *_), (_, t) in zip(laws, finite, strict=True)),
         direction=direction,
-        infinity=_composed_mass([m[0] for m in masses]),
-        reverse_infinity=_composed_mass([m[1] for m in masses]),
+        infinity=_composed_mass([(both[0], times) for both, times in masses]),
+        reverse_infinity=_composed_mass([(both[1], times) for both, times in masses]),
         top=sum(tops, xp.zeros(())),
         lattice=_lattice(stacks),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
@@ -52,12 +54,8 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any]:
     """Atoms, masses at infinity and largest loss of a finite law, which is made once."""
-    if not isinstance(record, FiniteLaw):
-        made = record.atoms(direction), record.masses_at_infinity(direction), record.top_loss(direction)
-    else:
-        part = record.part(direction)
-        made = part[:3], part[3:], record.top_of(part)
-    return jax.tree_util.tree_map(lambda x: xp.asarray(x, xp.float64), made)
+    part = record.part(direction)
+    return jax.tree_util.tree_map(lambda x: xp.asarray(x, xp.float64), (part[:3], part[3:], record.top_of(part)))
 
 
 def _live(atoms: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -106,25 +104,15 @@ def _masses(record: Mechanism, direction: str) -> tuple[Array, Array]:
     return xp.vmap(lambda r: tuple(xp.asarray(mass, xp.float64) for mass in r.masses_at_infinity(direction)))(record)
 
 
-def _infinity(both: tuple[Array, Array], times: Array) -> tuple[_Masses, _Masses]:
-    """(largest single mass, log of the chance of no infinite loss in any round), for the pair and its swap."""
-    forward, backward = (_rounds(xp.broadcast_to(mass, times.shape), times) for mass in both)
-    return forward, backward
-
-
-def _rounds(mass: Array, times: Array) -> _Masses:
-    live = (times > 0) & (mass > 0)
-    safe = xp.where(live, xp.minimum(mass, 1.0), 0.0)
-    log_none = xp.sum(times * log_complement(safe, 1 - safe))
-    return xp.sum(xp.where(live, times, 0.0)), xp.max(xp.where(live, mass, 0.0)), log_none
-
-
-def _composed_mass(masses: list[_Masses]) -> Array:
+def _composed_mass(masses: list[tuple[Array, Array]]) -> Array:
     """1 - prod (1 - mass)^times, rounded up; a single mass is returned exactly, so that delta may be equal to it."""
-    count = sum((m[0] for m in masses), xp.zeros(()))
-    single = sum((m[1] for m in masses), xp.zeros(()))
-    composed = -xp.expm1(sum((m[2] for m in masses), xp.zeros(())))
-    return xp.where(count <= 1, single, xp.minimum(composed * (1 + MASS_ROUNDING), 1.0))
+    count = single = log_none = xp.zeros(())
+    for mass, times in masses:
+        live = (times > 0) & (mass > 0)
+        safe = xp.where(live, xp.minimum(mass, 1.0), 0.0)
+        count, single = count + xp.sum(xp.where(live, times, 0.0)), single + xp.max(xp.where(live, mass, 0.0))
+        log_none = log_none + xp.sum(times * log_complement(safe, 1 - safe))
+    return xp.where(count <= 1, single, xp.minimum(-xp.expm1(log_none) * (1 + MASS_ROUNDING), 1.0))
 
 
 def _top(record: Any, times: Array, direction: str) -> Array:

@@ -1,7 +1,7 @@
 """Poisson batches cut to a static size. Proofs: notebooks/proofs/truncated_sampling.md."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.sampled import Antipodal, PoissonSampled, Sampled
+from jaxdp.mechanisms.sampled import Antipodal, PoissonSampled
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
@@ -57,16 +57,12 @@ class TruncatedPoisson(FiniteLaw):
         """The delta s j that a cut costs at most."""
         return xp.minimum(self.full * self.joins * (1 + 2 * self.error + 4 * ULP) + SMALLEST, 1.0)
 
-    def tail_is_known(self) -> bool:
-        """True."""
-        return True
-
     def log_tail(self, order: Number, direction: str) -> Number:
         """Those of both kinds of batches, weighted."""
         tails = [step.log_tail(order, direction) + finite.log_mass(share) for step, share, _ in self._kinds(direction)]
         return xp.logaddexp(*tails) + 2 * self.error + 1e-12
 
-    def _kinds(self, direction: str) -> list[tuple[Sampled, Number, Number]]:
+    def _kinds(self, direction: str) -> list[tuple[Any, Number, Number]]:
         """(step, share, share of the other kind) of batches that are not full, and of those that are."""
         kind = Antipodal if direction == REPLACE else PoissonSampled
         sigma = self.noise_multiplier * (0.5 if direction == REPLACE else 1.0)  # Antipodal takes noise at distance 2

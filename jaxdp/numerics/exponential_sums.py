@@ -9,6 +9,7 @@ import numpy as np
 from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
+from jaxdp.typing import Array
 
 _LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
 _SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
@@ -28,9 +29,7 @@ class Line(NamedTuple):
     drift: jax.Array  # (2, size) |weight| times: its relative error and |loss|, the error of loss
 
 
-def discrete_log_m(
-    z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def discrete_log_m(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.Array, jax.Array]:
     """log m(z) at real z of finite laws, and what it may be off by; the laws' last axis is that of the atoms.
 
     blur: error of each loss. A log weight is off by as much, and rounded at its own size and the loss's.
@@ -39,9 +38,7 @@ def discrete_log_m(
     return log_m, error
 
 
-def _tilted(
-    z: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _tilted(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.Array, ...]:
     """log m(z), the weights tilted to z, the relative error of each, and their mean: the error of m(z)."""
     z = xp.asarray(z)[..., None]
     exponents = log_weight + z * loss

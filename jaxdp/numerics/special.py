@@ -24,12 +24,9 @@ _SQRT_2 = math.sqrt(2.0)
 _TABLE_END = 16
 
 
-def _stirling_table() -> np.ndarray:
-    exact = [0.0, *(math.lgamma(k + 1) - (k + 0.5) * math.log(k) + k - LOG_SQRT_2PI for k in range(1, _TABLE_END))]
-    return np.asarray(exact)
-
-
-_STIRLING_TABLE = _stirling_table()
+_STIRLING_TABLE = np.array(
+    [0.0, *(math.lgamma(k + 1) - (k + 0.5) * math.log(k) + k - LOG_SQRT_2PI for k in range(1, _TABLE_END))]
+)
 _STIRLING_SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _ATANH_SERIES = tuple(2.0 / (2 * j + 1) for j in range(1, 11))
 _NEAR_ZERO = 0.3  # below, log(1 + x) = 2 artanh(x/(2 + x)) by its series: the next term is below 1e-17 of D(x)
@@ -68,15 +65,10 @@ def mills(x: jax.Array) -> jax.Array:
     return math.sqrt(math.pi / 2) * xp.where(z > _FAR, series, xp.erfcx(xp.minimum(z, _FAR)))
 
 
-def log_normal_density(x: jax.Array) -> jax.Array:
-    """Logarithm of the standard normal density at x."""
-    return -0.5 * x * x - LOG_SQRT_2PI
-
-
 def log_normal_tail(x: jax.Array) -> jax.Array:
     """log Phi_c(x), the upper normal tail; any real x. Error about 1e-15 times the value's size, or 1e-16 for x < 0."""
     size = xp.where(x > 0, x, xp.minimum(-x, 40.0))  # beyond -40 it is 0
-    tail = log_normal_density(size) + xp.log(mills(size))
+    tail = -0.5 * size * size - LOG_SQRT_2PI + xp.log(mills(size))
     # Phi_c(x) = 1 - Phi_c(-x): for x < 0 the complement is the small number.
     return xp.where(x > 0, tail, log_one_plus(-xp.exp(tail)))
 
@@ -109,11 +101,7 @@ def log1mexp(x: jax.Array) -> jax.Array:
     x = -1e-10, all digits at x = -40).
     """
     near = x > -math.log(2.0)
-    return xp.where(
-        near,
-        xp.log(-xp.expm1(xp.where(near, x, -1.0))),
-        log_one_plus(-xp.exp(xp.where(near, -1.0, x))),
-    )
+    return xp.where(near, xp.log(-xp.expm1(xp.where(near, x, -1.0))), log_one_plus(-xp.exp(xp.where(near, -1.0, x))))
 
 
 def log_expm1(x: Array) -> jax.Array:

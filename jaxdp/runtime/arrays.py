@@ -130,26 +130,6 @@ def _host_ndtri(x: float) -> float:
     return {0.0: -math.inf, 1.0: math.inf}.get(float(x), math.nan)
 
 
-def _host_log_ndtr(x: Any) -> Any:
-    x = np.asarray(x, np.float64)
-    far = np.where(x < -30.0, x, -30.0)
-    y = 1 / (far * far)
-    series = -y * (1 - y * (3 - y * (15 - y * (105 - y * (945 - y * 10395)))))
-    beyond = -0.5 * far * far - np.log(-far * math.sqrt(2 * math.pi)) + np.log1p(series)
-    near = np.maximum(x, -30.0) / math.sqrt(2.0)
-    tail = 0.5 * _host_erfc(np.abs(near))
-    return np.where(x < -30.0, beyond, np.where(x > 0, np.log1p(-tail), np.log(tail)))
-
-
-def _host_accumulate(least: np.ufunc, x: Any, axis: int = 0, reverse: bool = False) -> Any:
-    return np.flip(least.accumulate(np.flip(x, axis), axis), axis) if reverse else least.accumulate(x, axis)
-
-
-def _host_top_k(x: Any, count: int) -> list[Any]:
-    places = np.argsort(-x, kind="stable")[:count]
-    return [x[places], places]
-
-
 def _set_at(x: Any, place: Any, value: Any) -> Any:
     made = np.array(x)
     made[place] = value
@@ -221,13 +201,11 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "erfcx": (_host_erfcx, jax.scipy.special.erfcx),
     "ndtr": (lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)), jax.scipy.special.ndtr),
     "ndtri": (_host_inverse, jax.scipy.special.ndtri),
-    "log_ndtr": (_host_log_ndtr, jax.scipy.special.log_ndtr),
-    "cummin": (functools.partial(_host_accumulate, np.minimum), jax.lax.cummin),
-    "cummax": (functools.partial(_host_accumulate, np.maximum), jax.lax.cummax),
+    "cummin": (lambda x, axis=0: np.minimum.accumulate(x, axis), jax.lax.cummin),
+    "cummax": (lambda x, axis=0: np.maximum.accumulate(x, axis), jax.lax.cummax),
     "set_at": (_set_at, lambda x, place, value: x.at[place].set(value, mode="promise_in_bounds")),
     # whatever the user's `jax_default_matmul_precision`: some settings round the factors
     "exact_matmul": (_host_matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
-    "top_k": (_host_top_k, jax.lax.top_k),
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
     "eager": (True, False),  # whether operations run one by one, in NumPy
     "many": (False, False),  # whether they run on `Rows`
@@ -244,7 +222,7 @@ _HOST, _TRACED = (
     for i, module in enumerate((np, jnp))
 )
 
-_EACH_NUMBER = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "log_ndtr", "softplus", "sigmoid"
+_EACH_NUMBER = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
 _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _EACH_NUMBER}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
@@ -253,7 +231,6 @@ _HOST_ROWS |= {
     "lookup": lambda table, place: table[place] if isinstance(table, Rows) else elementwise(table.__getitem__)(place),
     "while_loop": rows.while_loop,
     "cond": rows.cond,
-    "top_k": rows.top_k,
     "set_at": rows.set_at,
     "many": True,
 }

@@ -43,14 +43,10 @@ def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
         _feed(digest, (value.func, value.args, value.keywords), seen)
     elif isinstance(value, types.MethodType):
         _feed(digest, (value.__func__, value.__self__), seen)
-    elif isinstance(value, types.FunctionType) and not _opaque(value):
+    elif isinstance(value, types.FunctionType) and str(value.__module__).split(".")[0] not in _OPAQUE:
         _feed_function(digest, value, seen)
     else:
         _feed_object(digest, value, seen)
-
-
-def _opaque(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).split(".")[0] in _OPAQUE
 
 
 def _feed_function(digest: Any, function: types.FunctionType, seen: dict[int, Any]) -> None:

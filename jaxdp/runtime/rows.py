@@ -199,9 +199,3 @@ def set_at(x: Any, place: Any, value: Any) -> Rows:
     made = np.array(np.broadcast_to(x.data, (size, *x.shape)))
     made[np.arange(size), place.data] = value.data
     return Rows(made)
-
-
-def top_k(x: Rows, count: int) -> list[Rows]:
-    """The largest numbers of a vector and their places."""
-    places = Rows(np.argsort(-x.data, axis=1, kind="stable")[:, :count])
-    return [x[places], places]

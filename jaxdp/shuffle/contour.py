@@ -220,8 +220,8 @@ class _Windows(NamedTuple):
 def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
     """The windows of the pair of heavy atoms that leaves the least (notebooks/proofs/shuffle.md, section 7)."""
     x, w = _atoms(s, t)
-    w, places = xp.top_k(w, min(5, w.shape[0]))
-    x = x[places]
+    largest = xp.argsort(-w)[:5]
+    x, w = x[largest], w[largest]
     one, other = np.triu_indices(w.shape[0], 1)
     distance = xp.maximum(xp.abs(x[one] - x[other]), NEXT_TO_ZERO)
     blur = _BLUR * xp.maximum(xp.abs(x[one]), xp.abs(x[other])) / distance

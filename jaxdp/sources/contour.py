@@ -20,7 +20,7 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
-from jaxdp.mechanisms.spectrum import is_sampled_gaussian, on_lattice, spectrum
+from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel
@@ -75,7 +75,7 @@ def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
 
     Of hundreds of mechanisms a call computes one point: to fill it with copies would cost as much for each.
     """
-    finite = any(record.offers("atoms") and not is_sampled_gaussian(record) for record, _ in stacks)
+    finite = any(has_finite_law(record) for record, _ in stacks)
     width = max(effort.quadrature, _WIDEST if finite else 1)
     mechanisms = sum(times.shape[1] for _, times in stacks)
     size = max(mechanisms // 32, 1) * (effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width)
@@ -121,7 +121,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
         return (*LATTICE_LADDER[:2], PLAIN_LADDER[0], LATTICE_LADDER[2]) if falls else LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
-        finite = any(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks)
+        finite = any(has_finite_law(record, direction) for record, _ in stacks)
         banded = direction != "reverse" and sampled <= _MOST_BANDED and not finite
         return BANDED_LADDER if banded else SAMPLED_LADDER
     if any(isinstance(record, GaussianMechanism) for record, _ in stacks):

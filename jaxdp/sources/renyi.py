@@ -11,7 +11,7 @@ from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.finite import Part, log_mass
 from jaxdp.mechanisms.gaussian import gaussian_mus, gaussian_renyi
-from jaxdp.mechanisms.spectrum import is_sampled_gaussian, spectrum
+from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import kernel
 from jaxdp.sampled_gaussian.moment import tilted_line
@@ -42,10 +42,10 @@ class _WithTail(FiniteLaw):
         return xp.where(self.log_moment > -xp.inf, xp.inf, super().top_of(part))
 
 
-def _with_tail(law: Mechanism, order: Any, direction: str) -> Mechanism:
-    if not (isinstance(law, FiniteLaw) and law.tail_is_known()) or is_sampled_gaussian(law, direction):
-        return law
-    return _WithTail(law, xp.vmap(lambda one: one.log_tail(order, direction))(law))
+def _with_tail(law: Any, order: Any, direction: str) -> Mechanism:
+    known = has_finite_law(law, direction)
+    tail = xp.vmap(lambda one: one.log_tail(order, direction))(law) if known else None
+    return law if tail is None else _WithTail(law, tail)
 
 
 def _blur(stacks: tuple[Stack, ...], *_: Any) -> float:

@@ -11,13 +11,14 @@ import numpy as np
 from jaxdp.closed_forms import finite_law
 from jaxdp.closed_forms import one_sampled_step as single_step
 from jaxdp.domains import SMALLEST
+from jaxdp.mechanisms.base import FiniteLaw
 from jaxdp.mechanisms.basic import DiscreteLaplace, DiscretePair, Laplace, WorstCase
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.sampled_laws import sampled_part
-from jaxdp.mechanisms.spectrum import is_sampled_gaussian
+from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
@@ -37,10 +38,9 @@ def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tupl
 
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
-    if isinstance(record, _FINITE):
-        return sampled_part(record.finite_pair(), xp.ones(()), direction)[:4]
-    loss, log_weight, blur = record.atoms(direction)
-    return loss, log_weight, blur, xp.asarray(record.masses_at_infinity(direction)[0], xp.float64)
+    if isinstance(record, FiniteLaw):
+        return record.part(direction)[:4]
+    return sampled_part(record.finite_pair(), xp.ones(()), direction)[:4]
 
 
 def _patience_of_law(record: Any, *_: Any, direction: str) -> int:
@@ -103,8 +103,8 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
-    finite = record.offers("atoms") or (isinstance(record, _FINITE) and record.finite_pair_is_exact())
-    if _is_one(stacks) and finite and not is_sampled_gaussian(record, direction):
+    exact = isinstance(record, _FINITE) and record.finite_pair_is_exact()
+    if _is_one(stacks) and (exact or has_finite_law(record, direction)):
         settled = (times[:, 0] == 1) & np.isfinite(target)
         rows = np.flatnonzero(settled)
         if rows.size:
@@ -185,7 +185,7 @@ def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> A
     """
     loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
     for record, times in stacks:
-        atoms, log_weight, blur = xp.vmap(lambda one: one.atoms(direction))(record)
+        atoms, log_weight, blur = xp.vmap(lambda one: one.part(direction)[:3])(record)
         order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
         order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
         some, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
@@ -209,7 +209,7 @@ def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> A
 def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
     """A lower bound, of finite laws, that is close where epsilon is near the largest possible loss."""
     lower, upper = nothing(verb, target)
-    if all(record.offers("atoms") and not is_sampled_gaussian(record, direction) for record, _ in stacks):
+    if all(has_finite_law(record, direction) for record, _ in stacks):
         lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
     return Answer(lower, upper)
 
