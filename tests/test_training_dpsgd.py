@@ -14,6 +14,7 @@ CLIPPED = 3e-5
 KEY, DATA_KEY = jax.random.key(1), jax.random.key(2)
 X = jnp.asarray(np.random.default_rng(0).normal(size=(50, 3)), jnp.float32)
 PARAMS = {"w": jnp.zeros((3,)), "b": jnp.zeros(())}
+PER_EXAMPLE = jax.tree.map(lambda p: jnp.zeros((4, *p.shape)), PARAMS)
 
 
 def loss(params, x):
@@ -98,6 +99,34 @@ def test_the_noise_on_the_sum_is_the_multiplier_times_the_clip_norm():
     assert float(jnp.std(updates["w"])) == pytest.approx(3.0, rel=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("clip_norm", "noise_multiplier"),
+    [
+        (np.int8(16), np.int8(16)),
+        (jnp.int32(65536), jnp.int32(65536)),
+        (1e-10, np.float16(1)),
+        (1.0, jnp.bfloat16(1.3)),
+    ],
+)
+def test_settings_that_are_scalars_of_few_bits_are_taken_for_the_numbers_they_are(clip_norm, noise_multiplier):
+    """The product of two int8 wrapped: no noise at all, where 256 was accounted for."""
+    sgd = make(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
+    shuffled = ShuffledSGD(clip_norm=clip_norm, noise_multiplier=noise_multiplier, num_examples=10)
+    zeros, std = jnp.zeros(20_000), float(clip_norm) * float(noise_multiplier)
+    for tx, grads in (
+        (sgd.privatize(KEY), ClippedSum(zeros, jnp.int32(0))),
+        (shuffled.optimizer(KEY, learning_rate=1.0), zeros),
+    ):
+        drawn = tx.update(grads, tx.init(zeros), zeros)[0]
+        assert float(jnp.std(drawn / std)) == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_state_may_be_donated_and_the_key_remains():
+    tx = make().optimizer(KEY, learning_rate=1.0)
+    step = jax.jit(lambda state: tx.update(PER_EXAMPLE, state, PARAMS)[1], donate_argnums=0)
+    assert int(step(tx.init(PARAMS)).count) == 1 and int(step(tx.init(PARAMS)).count) == 1
+
+
 def test_any_optimizer_may_follow_the_private_gradient():
     tx = optax.chain(make(num_examples=50).privatize(KEY), optax.adam(0.1))
 
@@ -118,6 +147,11 @@ def test_a_mean_gradient_that_nobody_clipped_is_refused():
     several = ClippedSum(jax.tree.map(lambda p: jnp.zeros((5, *p.shape)), PARAMS), jnp.int32(0))
     with pytest.raises(ValueError, match=r"grads.total must have the shapes of the parameters"):
         tx.update(several, tx.init(PARAMS), PARAMS)
+    with pytest.raises(ValueError, match="per-example gradients with one leading axis"):
+        tx.update({"w": jnp.zeros((4, 3)), "b": jnp.zeros(1)}, tx.init(PARAMS), PARAMS)
+    shuffled = ShuffledSGD(clip_norm=1.0, noise_multiplier=1.0, num_examples=10).optimizer(KEY, learning_rate=1.0)
+    with pytest.raises(ValueError, match="grads must have the shapes of the parameters"):
+        shuffled.update(PER_EXAMPLE, shuffled.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize("params", [PARAMS, jnp.zeros(3)], ids=["dict", "array"])
@@ -155,6 +189,12 @@ def test_poisson_samples_have_the_rate_that_is_accounted_for():
     assert not np.asarray(batch.overflow).any()
     first = np.asarray(batch.indices[0])[np.asarray(batch.mask[0])]
     assert np.unique(first).size == first.size and np.all(np.diff(first) > 0)
+
+
+def test_a_traced_rate_of_few_bits_samples_no_more():
+    for dtype in (jnp.float16, jnp.bfloat16):
+        draw = jax.jit(lambda q: poisson_batch(0, KEY, num_examples=1000, probability=q, size=1000).mask.sum())
+        assert 0 <= int(draw(dtype(0.01))) < 40 and int(draw(dtype(1.0))) == 1000
 
 
 def test_a_sample_that_does_not_fit_says_so_and_a_larger_size_gives_the_same_sample():

@@ -193,6 +193,17 @@ def test_a_broken_entry_becomes_zero_and_the_noise_is_still_added(bad):
     assert (int(state.nonfinite), int(clean.nonfinite), int(state.count)) == (1, 0, 1)
 
 
+def test_settings_of_few_bits_and_gradients_of_other_shapes_change_nothing():
+    loss = StronglyConvexLoss(1.0, 1.0)
+    given = dict(learning_rate=1.0, noise_std=1.0, batch_size=1, num_examples=10)
+    for name in ("radius", "rounding"):
+        mu = [NoisyProjectedSGD(loss, **given, **{name: value}).after(10**6).mu for value in (np.int8(100), 100.0)]
+        assert mu[0] == mu[1]
+    tx = make().optimizer(KEY)
+    with pytest.raises(ValueError, match="grads must have the shapes of the parameters"):
+        tx.update(jax.tree.map(lambda p: jnp.stack([p, p]), tree()), tx.init(tree()), tree())
+
+
 def test_a_missing_key_or_missing_parameters_is_an_error():
     with pytest.raises(ValueError, match="key must be a JAX random key, got None"):
         make().optimizer(None)
@@ -201,10 +212,11 @@ def test_a_missing_key_or_missing_parameters_is_an_error():
             make().optimizer(wrong)
     with pytest.raises(ValueError, match="key must be one key"):
         make().optimizer(jax.random.split(KEY, 2))
-    unsafe = jax.random.key(0, impl="unsafe_rbg")  # the noise of leaf 1 at step 0 is that of leaf 0 at step 1
-    for call in (make().optimizer, lambda key: poisson_batch(0, key, num_examples=3, probability=0.5, size=3)):
-        with pytest.raises(ValueError, match="got 'unsafe_rbg'"):
-            call(unsafe)
+    # the noise of leaf 1 at step 0 is that of leaf 0 at step 1; under vmap all keys give the noise of the first
+    for impl in ("unsafe_rbg", "rbg"):
+        for call in (make().optimizer, lambda key: poisson_batch(0, key, num_examples=3, probability=0.5, size=3)):
+            with pytest.raises(ValueError, match=f"key must be of impl 'threefry2x32', got '{impl}'"):
+                call(jax.random.key(0, impl=impl))
     tx = make().optimizer(jax.random.PRNGKey(0))
     with pytest.raises(ValueError, match="params must be given"):
         tx.update(tree(), tx.init(tree()))
@@ -324,13 +336,32 @@ def clipped(params, data, by_hand, partition=specs):
     return tx.update(data, tx.init(params), params)[0], jnp.int32(1)
 
 rows = {"whole": P(), "cut": P(None, "d")}
+split = {"whole": P("d"), "cut": P("d")}
 for by_hand in (False, True):
-    for vma in (False, True):
-        f = jax.shard_map(lambda p, x: clipped(p, x, by_hand), mesh=mesh, in_specs=(specs, rows),
+    for vma, partition, cut, why in ((True, specs, rows, ""), (False, specs, rows, "check_vma=True alone"),
+                                     (True, P(), rows, "partition must say"), (True, specs, split, "")):
+        f = jax.shard_map(lambda p, x: clipped(p, x, by_hand, partition), mesh=mesh, in_specs=(specs, cut),
                           out_specs=(specs, P()), check_vma=vma)
-        total, bad = jax.jit(f)(params, data)
-        norm = np.sqrt(sum(np.sum(np.asarray(each, np.float64) ** 2) for each in jax.tree.leaves(total)))
-        assert 1.9999 < norm <= 2 and bad == 1, (by_hand, vma, norm, bad)
+        if why:
+            try:
+                jax.jit(f)(params, data)
+            except ValueError as error:
+                assert why in str(error), error
+            else:
+                raise AssertionError((by_hand, why))
+        elif cut is rows:
+            total, bad = jax.jit(f)(params, data)
+            norm = np.sqrt(sum(np.sum(np.asarray(each, np.float64) ** 2) for each in jax.tree.leaves(total)))
+            assert 1.9999 < norm <= 2 and bad == 1, (by_hand, norm, bad)
+# examples that are split over devices would be sampled by the same draw on each
+f = jax.shard_map(lambda p, x: dpsgd.clipped_sum(lambda w, e: jnp.vdot(w, e), p, x, 0, key, partition=P()).total,
+                  mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+try:
+    jax.jit(f)(jnp.zeros(4), jnp.ones((16, 4)))
+except ValueError as error:
+    assert "data must hold all examples" in str(error), error
+else:
+    raise AssertionError
 print("eight devices agree")
 """
 

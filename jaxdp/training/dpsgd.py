@@ -13,7 +13,7 @@ import optax
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NOISE, POSITIVE, PROBABILITY
+from jaxdp.domains import NOISE, PROBABILITY
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -21,13 +21,13 @@ from jaxdp.mechanisms.composition import compose, repeat
 from jaxdp.mechanisms.sampled import PoissonSampled
 from jaxdp.mechanisms.truncated import truncated_poisson
 from jaxdp.training import batches, noise, settings
-from jaxdp.training.settings import Setting
+from jaxdp.training.settings import CLIP_NORM, Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
 MOST_SETTINGS = 128
 """A composition of more different steps takes minutes."""
 
-_DOMAINS = {"clip_norm": POSITIVE, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
+_DOMAINS = {"clip_norm": CLIP_NORM, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 
 
 class ClippedSum(NamedTuple):
@@ -79,12 +79,12 @@ class DPSGD:
     Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
     (scaling, momentum) runs without an error and takes away the bound C. After it anything may stand (Adam, momentum,
     weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
-    draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count: shuffled or
-    cyclic batches are not covered; normalisation, schedules and the number of steps independent of the data; a
-    schedule's value in the compiled step is within a relative 2^-21 of the one on the host; no statistic across
-    examples in the model (batch normalisation); the whole parameter tree (a part, as of optax.masked, is clipped alone,
-    and what is masked is not private); floating point noise as good as real noise (docs/limits.md); a key of
-    64 random bits, unseen, as are the state and checkpoints.
+    draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count, from a key that
+    no other of the composed runs has for its batches: shuffled or cyclic batches are not covered; normalisation,
+    schedules and the number of steps independent of the data; a schedule's value in the compiled step is within a
+    relative 2^-21 of the one on the host; no statistic across examples in the model (batch normalisation); the whole
+    parameter tree (a part, as of optax.masked, is clipped alone, and what is masked is not private); floating point
+    noise as good as real noise (docs/limits.md); a key of 64 random bits, unseen, as are the state and checkpoints.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11; notebooks/proofs/truncated_sampling.md.
 
     >>> import jaxdp
@@ -104,6 +104,7 @@ class DPSGD:
     def __post_init__(self):
         for name in _DOMAINS:
             self._checked(name, settings.CHECKED_STEPS)
+        settings.as_python_numbers(self, *_DOMAINS)
         if self.num_examples is not None:
             validate.integer("num_examples", self.num_examples, 1)
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
@@ -196,7 +197,7 @@ class DPSGD:
         that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
         partition: inside shard_map, the PartitionSpecs of the parameters, as in `optimizer`; all shards have all data.
         """
-        noise.require_partition(partition)
+        noise.require_whole_gradients(params, partition, data)
         data, count = batches.with_equal_rows(data, self.num_examples)
         validate.integer("microbatch", microbatch, 1)
         padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
@@ -363,13 +364,12 @@ class DPSGD:
 def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:
     """The clipped sum of per-example gradients; one that is given, if its shapes are those of the parameters."""
     if isinstance(grads, ClippedSum):
-        given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (grads.total, params))
-        if given != wanted:
-            raise ValueError(f"grads.total must have the shapes of the parameters, {wanted}, got {given}.")
+        noise.check_shapes("grads.total", grads.total, params)
         return grads
+    noise.require_whole_gradients(params, partition)
     leaves = (jax.tree.leaves(tree) for tree in (grads, params))
     shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
-    if any(g[1:] != p or not g for g, p in shapes):
+    if any(g[1:] != p or not g for g, p in shapes) or len({g[0] for g, _ in shapes}) > 1:
         raise ValueError(
             f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
             f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps "

@@ -52,22 +52,49 @@ def check_key(key: Any) -> jax.Array:
     checked = key if typed else jax.random.wrap_key_data(key)
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
-    if str(jax.random.key_impl(checked)) == "unsafe_rbg":
-        raise ValueError(
-            "key must be of impl 'threefry2x32' or 'rbg', got 'unsafe_rbg': its draws of two steps coincide."
-        )
+    if str(jax.random.key_impl(checked)) != "threefry2x32":  # of others draws of two steps, or under vmap, coincide
+        raise ValueError(f"key must be of impl 'threefry2x32', got {str(jax.random.key_impl(checked))!r}.")
     return checked
 
 
-def require_partition(partition: Any) -> None:
-    """ValueError inside shard_map and pmap without a partition: each shard would clip alone and draw the same noise."""
-    axes = jax.sharding.get_abstract_mesh().manual_axes
+def check_shapes(name: str, tree: Any, params: Any) -> None:
+    """ValueError unless the leaves have the shapes of the parameters: noise would be repeated along other axes."""
+    given, wanted = (jax.tree.map(jnp.shape, each) for each in (tree, params))
+    if given != wanted:
+        raise ValueError(f"{name} must have the shapes of the parameters, {wanted}, got {given}.")
+
+
+def _varying(x: Any) -> frozenset[str]:
+    """Mesh axes over which an array is known to differ inside a checked shard_map."""
+    kind = jax.typeof(x)
+    return frozenset(getattr(getattr(kind, "manual_axis_type", kind), "varying", getattr(kind, "vma", ())))
+
+
+def require_partition(partition: Any) -> tuple[str, ...]:
+    """The mesh axes of the shard_map or pmap that this runs in; ValueError there without a partition."""
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if axes and partition is None:
         raise ValueError(
             f"partition must be the PartitionSpecs of the parameters inside shard_map or pmap (here over {axes}), P() "
             "of replicated ones, got None: each shard would clip alone and draw the same noise. What takes no "
             "partition is for use outside, where arrays may be sharded."
         )
+    return axes
+
+
+def require_whole_gradients(params: Any, partition: Any, data: Any = ()) -> None:
+    """ValueError inside a shard_map in which a gradient is not known to be the same on all devices, or in shards."""
+    axes = require_partition(partition)
+    if not all(axis in _varying(jax.lax.axis_index(axis)) for axis in axes):
+        raise ValueError(
+            "gradients can be clipped inside shard_map with check_vma=True alone, got check_vma=False or pmap: there "
+            "the gradient of a replicated parameter is another one on each device."
+        )
+    sharded = leaf_axes(params, partition)
+    if any(_varying(leaf) != set(names) for leaf, names in zip(jax.tree.leaves(params), sharded, strict=True)):
+        raise ValueError(f"partition must say how the parameters are sharded over {axes}, got {partition}.")
+    if any(_varying(leaf) - set(itertools.chain(*sharded)) for leaf in jax.tree.leaves(data)):
+        raise ValueError("data must hold all examples on every device: those that are split belong under plain jit.")
 
 
 def _states_in(tree: Any) -> list[NoisyState]:
@@ -107,8 +134,8 @@ def transformation(
 
     def init(params: Any) -> NoisyState:
         check_params(params, low_precision=low_precision)
-        zero = jnp.zeros((), jnp.int32)
-        return NoisyState(zero, jax.random.key_data(key), zero)
+        # three arrays of the state's own: it may be donated
+        return NoisyState(jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(key)), jnp.zeros((), jnp.int32))
 
     def update(grads: Any, state: NoisyState, params: Any = None, **extra: Any) -> tuple[Any, NoisyState]:
         check_params(params, low_precision=low_precision)

@@ -48,6 +48,7 @@ class StronglyConvexLoss:
         validate.positive("smoothness", self.smoothness)
         rho = validate.nonnegative("strong_convexity", self.strong_convexity)
         validate.reject("strong_convexity", rho, rho > self.smoothness, f"at most smoothness = {self.smoothness}")
+        settings.as_python_numbers(self, "lipschitz", "smoothness", "strong_convexity")
 
     @classmethod
     def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -87,6 +88,7 @@ class NoisyProjectedSGD:
     ones are noise only (None: all).
     clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
     rounding: l2 bound on the floating-point error of one update, charged to each step of both runs: `float32_rounding`.
+        0 supposes parameters so small that their float32 rounding is far below the noise.
 
     Guarantee: under replace_one alone (a removed example moves later ones to other places of the order). Replacing one
     example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
@@ -152,6 +154,7 @@ class NoisyProjectedSGD:
         if self.data_steps is not None:
             validate.integer("data_steps", self.data_steps, 0)
         validate.nonnegative("rounding", self.rounding)
+        settings.as_python_numbers(self, "learning_rate", "noise_std", "radius", "rounding")
         if self.clip and not self.loss.generalized_linear:
             raise ValueError(
                 "clip must be False for this loss, got True: clipping per example makes the step expand unless the "
@@ -181,6 +184,7 @@ class NoisyProjectedSGD:
         room = 0.0 if self._is_constant() else settings.SLACK
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
+            noise.check_shapes("grads", grads, params)
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
             rate = _at(self.learning_rate, count, -np.inf) * (1 - room)
             std = _at(self.noise_std, count, np.inf) * (1 + 4 * room)
@@ -217,7 +221,7 @@ class NoisyProjectedSGD:
         mask: (b,) bool. Examples with a non-finite gradient are left out; with clip=True each is clipped to
         `loss.lipschitz` in l2. Returns float32 leaves.
         """
-        noise.require_partition(None)
+        noise.require_whole_gradients(params, None)
         bound = self.loss.lipschitz if self.clip else None
         mean, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity

@@ -9,7 +9,10 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
+from jaxdp.domains import Domain
 
+# far inside the range of float32: noise of 1e-37 is mostly 0, and a few gradients of 1e37 have no sum
+CLIP_NORM = Domain(lambda x: (x >= 1e-20) & (x <= 1e20), "between 1e-20 and 1e20")
 Setting: TypeAlias = float | Callable[[Any], Any]
 """One number, or a function of the int32 step that returns one number and that jit can trace."""
 
@@ -57,6 +60,14 @@ def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
     if found.shape != steps.shape:
         raise ValueError(f"{name} must be a function of the step that returns one number, got shape {found.shape[1:]}.")
     return validate.real_array(name, found)
+
+
+def as_python_numbers(record: Any, *names: str) -> None:
+    """Replaces NumPy and JAX scalars among the fields of a frozen record, whose own arithmetic may wrap or round."""
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, (np.generic, np.ndarray, jax.Array)):
+            object.__setattr__(record, name, float(value))
 
 
 def at(setting: Setting, step: Any) -> Any:

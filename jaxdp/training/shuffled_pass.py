@@ -15,7 +15,7 @@ from jaxdp.domains import NOISE
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
-from jaxdp.training import batches, noise
+from jaxdp.training import batches, noise, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -49,11 +49,12 @@ class ShuffledSGD:
     local_delta: float = 1e-12
 
     def __post_init__(self):
-        validate.positive("clip_norm", self.clip_norm)
+        validate.inside("clip_norm", self.clip_norm, settings.CLIP_NORM)
         validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
         validate.integer("num_examples", self.num_examples, 1)
         value = validate.real_array("local_delta", self.local_delta)
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
+        settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
 
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
         """The one example of a step, empty after one pass; the key is unseen, independent of the noise if equal too."""
@@ -67,6 +68,7 @@ class ShuffledSGD:
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             rate = learning_rate(count) if callable(learning_rate) else learning_rate
+            noise.check_shapes("grads", grads, params)
             single = jax.tree.map(lambda g: g[None], grads)
             total, bad = noise.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
             std = self.noise_multiplier * self.clip_norm
