@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
@@ -204,6 +205,17 @@ def test_order_of_composition_and_grouping_do_not_matter():
 def test_composing_nothing_releases_nothing():
     assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
     assert jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(), 0.5), 1e-9) == 0
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, jnp.bfloat16, np.int8])
+def test_noise_of_few_bits_is_composed_in_double_precision(kind):
+    """Sums of squares in the type of the numbers themselves made epsilon of float16 a thousandth too small."""
+
+    def epsilon(number):
+        noise = jaxdp.compose(jaxdp.Gaussian(number(3.3)), jaxdp.repeat(jaxdp.Gaussian(number(5.7)), number(11)))
+        return jaxdp.epsilon(jaxdp.PoissonSampled(noise, 0.1), 1e-6)
+
+    assert epsilon(kind) == pytest.approx(epsilon(lambda number: float(kind(number))), rel=1e-12)
     assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
 
 

@@ -277,7 +277,7 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     if len(atoms) < len(flatten(mechanism)):
         raise UnsupportedMechanismError("sampling of a composition is available for composed Gaussians only.")
     with contextlib.nullcontext() if validate.is_traced(mechanism) else on_host():
-        runs = [(xp.asarray(times), xp.asarray(g.noise_multiplier)) for g, times in atoms]
+        runs = [(xp.asarray(times, xp.float64), xp.asarray(g.noise_multiplier, xp.float64)) for g, times in atoms]
         mus = [xp.where(t > 0, xp.sqrt(xp.where(t > 0, t, 1.0)) / noise, 0.0) for t, noise in runs]
         return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus, 0.0), axis=-1)))  # 0.0: of no parts
 
