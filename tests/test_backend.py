@@ -557,7 +557,7 @@ def _gradient() -> Any:
 # name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
 # asks for a first number about a millisecond.
 PROGRAMS = {
-    "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 840),
+    "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 900),
     # the moment on the axis thrice (roughly, from above, of the swapped pair), on the line once, for the tail
     # on raised lines, where a few nodes choose the height
     "sampled Gaussian, remove": (_sampled("forward"), 3600),
