@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import tracemalloc
 
 import jax
@@ -312,6 +313,7 @@ def test_several_devices_share_the_chunks_and_agree_with_one():
 
     def watched(a):
         threads.add(threading.get_ident())
+        time.sleep(0.03)  # else the first thread may be done with all tiles before the second one starts
         return jaxdp.epsilon(jaxdp.Gaussian(a), 1e-6)
 
     axis = np.linspace(1, 5, 64)
