@@ -215,7 +215,7 @@ def test_a_missing_key_or_missing_parameters_is_an_error():
     # the noise of leaf 1 at step 0 is that of leaf 0 at step 1; under vmap all keys give the noise of the first
     for impl in ("unsafe_rbg", "rbg"):
         for call in (make().optimizer, lambda key: poisson_batch(0, key, num_examples=3, probability=0.5, size=3)):
-            with pytest.raises(ValueError, match=f"key must be of impl 'threefry2x32', got '{impl}'"):
+            with pytest.raises(ValueError, match=f"key must be of impl 'threefry2x32', .* got '{impl}'"):
                 call(jax.random.key(0, impl=impl))
     tx = make().optimizer(jax.random.PRNGKey(0))
     with pytest.raises(ValueError, match="params must be given"):

@@ -222,10 +222,11 @@ class DPSGD:
         """The optax transformation: -learning_rate x (clipped sum + noise) / divisor.
 
         update(grads, state, params, mask=None): grads a `ClippedSum`, or per-example gradients (each leaf with one
-        leading axis more than the parameter's; mask (batch,) says which rows are real). A plain mean gradient is
-        refused: its clipping cannot be checked. learning_rate: number or schedule (for one
-        that changes otherwise, as by optax.inject_hyperparams, let optax.sgd follow `privatize`). partition: as in
-        `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine here.
+        leading axis more than the parameter's; mask (batch,) says which rows are real, that of `batch`; without it all
+        rows count, padding too). A plain mean gradient is refused: its clipping cannot be checked. learning_rate:
+        number or schedule (for one that changes otherwise, as by optax.inject_hyperparams, let optax.sgd follow
+        `privatize`). partition: as in `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine
+        here.
 
         optax.MultiSteps around it is a ValueError: it would average gradients before they are clipped. It may stand
         after `privatize`, around the next optimizer: noisy gradients may be gathered.

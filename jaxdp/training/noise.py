@@ -22,7 +22,8 @@ _STREAM = 0x6E6F6973  # "nois", folded into a key
 class NoisyState(NamedTuple):
     """State of the optimizer: integers only, so that no privacy number depends on its precision.
 
-    count: int32, updates made. key: uint32 key data; the noise of update t is drawn from fold_in(key, t).
+    count: int32, updates made, never to be set back. key: uint32 key data; the noise of update t is drawn from
+    fold_in(key, t): that of a count that comes again is the same, and so is that of all models that share a state.
     nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity, which was replaced
     by zero; DPSGD: examples left out for that reason. A count without noise, and the key tells the noise: neither is to
     be published.
@@ -53,7 +54,8 @@ def check_key(key: Any) -> jax.Array:
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
     if str(jax.random.key_impl(checked)) != "threefry2x32":  # of others draws of two steps, or under vmap, coincide
-        raise ValueError(f"key must be of impl 'threefry2x32', got {str(jax.random.key_impl(checked))!r}.")
+        impl = str(jax.random.key_impl(checked))
+        raise ValueError(f"key must be of impl 'threefry2x32', such as jax.random.key(seed, impl=...), got {impl!r}.")
     return checked
 
 
