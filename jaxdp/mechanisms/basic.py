@@ -246,7 +246,8 @@ class DiscretePair(FiniteLaw):
     The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders. Of
     several releases that is too little: a value may change from a to b in one and from b to a in another. They need,
     and so does a batch of fixed size, a pair with the same profile in both orders: to every outcome of masses a and b
-    one of masses b and a, to the last digit. `pair_from_profile` makes such pairs.
+    one of masses b and a, to the last digit. `pair_from_profile` makes such pairs; for bins of symmetric noise, whose
+    edges mirror each other, take q = p[::-1].
     Assumes: the pair dominates your mechanism under the relation that you account for (in `FixedSizeSampled`: under
     replace_one; in `PoissonSampled` under replace_one: also for one record more or less), whatever the others are.
 
