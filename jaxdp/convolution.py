@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -331,18 +330,24 @@ def _ratio(shift, scale):
         return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
 
 
+def _halves(number):
+    """Two parts with half the digits each (Dekker): products of such parts are exact."""
+    high = 134217729.0 * number
+    high = high - (high - number)
+    return high, number - high
+
+
 def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
-    value = np.minimum(_ratio(shift, scale), np.finfo(float).max)
-
-    def is_too_large(ratio, moved, by):
-        return float(np.sign(Fraction(ratio) * Fraction(by) - Fraction(moved)))
-
-    excess = np.vectorize(is_too_large, otypes=[float])(value, shift, scale)
+    value = _ratio(shift, scale)
+    (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
+    (a, b), (c, d) = _halves(top / bottom), _halves(bottom)
+    excess = ((a * c - top) + a * d + b * c) + b * d  # (top / bottom) * bottom - top
+    down = np.where(excess > 0, np.nextafter(value, 0.0), value)
+    up = np.where(excess < 0, np.nextafter(value, np.inf), value)
     # Subnormal numbers are rounded outward: XLA would take them for 0.
-    down = np.where(value < 2 * SMALLEST, 0.0, np.where(excess > 0, np.nextafter(value, 0.0), value))
-    up = np.maximum(np.where(excess < 0, np.nextafter(value, np.inf), value), SMALLEST)
-    return down, np.where(np.asarray(shift) > 0, up, 0.0)
+    down, up = np.where(value < 2 * SMALLEST, 0.0, down), np.maximum(up, SMALLEST)
+    return np.where(top > 0, np.minimum(down, np.finfo(float).max), 0.0), np.where(top > 0, up, 0.0)
 
 
 def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:

@@ -52,9 +52,9 @@ def check_key(key: Any) -> jax.Array:
         raise TypeError(f"key must be a JAX random key such as jax.random.key(seed), got {found}.")
     checked = key if typed else jax.random.wrap_key_data(key)
     if checked.ndim:
-        raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap for several runs.")
-    if str(jax.random.key_impl(checked)) != "threefry2x32":  # of others draws of two steps, or under vmap, coincide
-        impl = str(jax.random.key_impl(checked))
+        raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap over the keys of several runs.")
+    impl = str(jax.random.key_impl(checked))
+    if impl != "threefry2x32":  # of others draws of two steps, or under vmap, coincide
         raise ValueError(f"key must be of impl 'threefry2x32', such as jax.random.key(seed, impl=...), got {impl!r}.")
     return checked
 
@@ -85,8 +85,10 @@ def require_partition(partition: Any) -> tuple[str, ...]:
 
 
 def require_whole_gradients(params: Any, partition: Any, data: Any = ()) -> None:
-    """ValueError inside a shard_map in which a gradient is not known to be the same on all devices, or in shards."""
+    """ValueError inside shard_map unless it is known which parts of a gradient each device has, and all examples."""
     axes = require_partition(partition)
+    if not axes:
+        return
     if not all(axis in _varying(jax.lax.axis_index(axis)) for axis in axes):
         raise ValueError(
             "gradients can be clipped inside shard_map with check_vma=True alone, got check_vma=False or pmap: there "
