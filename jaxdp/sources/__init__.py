@@ -1,4 +1,4 @@
-"""Which kernel answers for which mechanism."""
+"""The choice of routes: which sources of bounds answer for which mechanism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxdp.sources.truncated import truncated_route
 
 
 def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[int, ...]) -> list[Route]:
-    """The route for each dominating pair of a mechanism, its parameters spread over ``shape``: the same for all."""
+    """One route for each direction of a mechanism. All hold the same parameters: broadcast to ``shape``, then flat."""
     atoms = flatten(mechanism)
     if len(atoms) == 1 and isinstance(atoms[0][0], Shuffled) and isinstance(atoms[0][1], int) and atoms[0][1] == 1:
         return [shuffled_route(atoms[0][0], shape) for _ in directions]

@@ -1,4 +1,4 @@
-"""What a route is, how its sources' answers are intersected, and how they are differentiated."""
+"""The route of a dominating pair: its sources of bounds, the intersection of their answers, and the derivatives."""
 
 import dataclasses
 import operator
@@ -14,14 +14,14 @@ from jaxdp.runtime.backend import require_x64
 from jaxdp.runtime.precision import Kernel, by_rows
 from jaxdp.validate import is_traced
 
-Point = Callable[[Any, Any], tuple[Any, Any]]
-Points = Callable[[Any, Any], Any]  # the same for a batch
+Point = Callable[[Any, Any], tuple[Any, Any]]  # (params, target) -> (lower, upper) of one point
+Points = Callable[[Any, Any], Any]  # (params, target) -> (lower, upper) of a batch, or other numbers
 
 
 class Answer(NamedTuple):
-    """Valid bounds of every row asked for (0 and `VACUOUS` where the source has nothing to say).
+    """Valid bounds for every row asked for: 0 and `VACUOUS` where the source finds no bound.
 
-    settled: rows, or all, of which no other source would tell more: they are not asked for again.
+    settled: for each row, or for all rows: no other source would narrow the bounds, so that none is asked.
     """
 
     lower: Any
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Bounds found so far of every row asked for, and a lower bound of the largest among the pairs."""
+    """Bounds found so far for every row asked for. largest: the largest lower bound among all pairs."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -38,10 +38,10 @@ class Known(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How close bounds shall be.
+    """The accuracy asked for.
 
-    gap: relative. near: of each row, a number from which the gap may grow, see `gap_near`; None: nowhere. upper_only:
-    no lower bound need be computed that is of no use for the upper one.
+    gap: relative gap of the bounds. near: for each row a target; the gap may grow with the distance from it, see
+    `gap_near`. None: it does not grow. upper_only: compute a lower bound only where it helps to find the upper bound.
     """
 
     gap: float
@@ -49,49 +49,49 @@ class Asked(NamedTuple):
     upper_only: bool = False
 
     def at_least(self, gap: float) -> "Asked":
-        """The same with a gap not below ``gap``."""
+        """A copy whose gap is not below ``gap``."""
         return self._replace(gap=max(self.gap, gap))
 
     def rows(self, rows: np.ndarray) -> "Asked":
-        """The same for some of the rows."""
+        """A copy for the given rows."""
         return self if self.near is None else self._replace(near=self.near[rows])
 
     def allowed(self, lower: np.ndarray, upper: np.ndarray) -> Any:
-        """The relative gap at which a row is done whose number lies between the bounds."""
+        """The relative gap at which a row with these bounds is done."""
         return self.gap if self.near is None else gap_near(self.near, self.gap, lower, upper)
 
 
-# (params, target, bounds known so far, what is asked) -> Answer. params: a pytree, leading axis the batch.
+# (params, target, bounds known so far, accuracy asked for) -> Answer. params: a pytree, first axis the batch.
 Source = Callable[[Any, np.ndarray, Known, Asked], Answer]
-Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]
-VACUOUS = {"epsilon": np.inf, "delta": 1.0}
-BESIDE_GRADIENT = Asked(1e-6)  # of bounds beside a derivative
-_SHARE, _MOST_GAP = 0.05, 0.2  # gap of an epsilon, for each nat between it and a target, and the largest
-_NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # not narrowed; a smaller delta has no number
+Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]  # (params, target, accuracy) -> (lower, upper)
+VACUOUS = {"epsilon": np.inf, "delta": 1.0}  # upper bounds that always hold
+BESIDE_GRADIENT = Asked(1e-6)  # accuracy of the bounds that are returned together with a derivative
+_GAP_PER_NAT, _LARGEST_GAP = 0.05, 0.2  # of `gap_near`: gap for each nat of distance from the target, largest gap
+_NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # upper bounds up to these are not narrowed
 
 
 def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The relative gap that shows on which side of ``target`` a number between the bounds is, and about how far.
+    """Relative gap that suffices to see on which side of ``target`` the value between the bounds is, and about how far.
 
-    It is ``gap`` where the target lies between the bounds.
+    It is ``gap`` where the target lies between the bounds, and grows with the distance |log(nearer bound / target)|.
     """
     with np.errstate(all="ignore"):
         nearest = np.where(upper <= target, upper, np.fmax(lower, target))
         distance = np.abs(np.log(nearest / target))
-    return np.fmax(gap, np.fmin(_SHARE * distance, _MOST_GAP))
+    return np.fmax(gap, np.fmin(_GAP_PER_NAT * distance, _LARGEST_GAP))
 
 
 def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds that always hold."""
+    """The vacuous bounds, which always hold."""
     return np.zeros(target.shape), np.full(target.shape, VACUOUS[verb])
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """One way to answer for one dominating pair: sources for concrete numbers, functions for traced ones.
+    """How bounds of one dominating pair are found: sources for concrete numbers, functions for traced numbers.
 
-    params: the pytree the sources take, leading axis the batch. epsilon, delta: sources, cheapest first.
-    traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable.
+    params: the pytree that the sources take; the first axis of each leaf is the batch. epsilon, delta: sources,
+    cheapest first. traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable.
     """
 
     params: Any
@@ -102,12 +102,12 @@ class Route:
 
 
 def source(kernel: Point) -> Source:
-    """The source that a kernel is by itself: a closed form, which nothing narrows."""
+    """The source made of a closed-form kernel. It settles every row: no other source narrows a closed form."""
     return lambda params, target, known, asked: Answer(*kernel(params, target), True)
 
 
 def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
-    """Whether the relative gap is above ``gap``."""
+    """Whether (upper - lower) / upper exceeds ``gap``. Equal bounds are never wide, NaN always is."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return ~(np.where(upper == lower, 0.0, (upper - lower) / upper) <= gap)
 
@@ -120,10 +120,11 @@ def intersect(
     asked: Asked,
     allowed: Callable[[np.ndarray, np.ndarray], Any] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(lower, upper) of each pair: its sources in turn, asked for the rows whose interval is still wide, intersected.
+    """(lower, upper) of each pair: the intersection of its sources' answers.
 
-    A row of one pair is narrow enough where its relative gap is at most what is asked (or what ``allowed`` says
-    of the bounds), or where its upper bound is not above a lower bound of another: the largest of the pairs is sought.
+    pairs: the sources of each pair, asked in turn for the rows that are not done. A row of a pair is done if its
+    relative gap is at most the gap asked for (or ``allowed(lower, upper)``), or if its upper bound does not exceed a
+    lower bound of another pair: the verbs return the largest of the pairs.
     """
     found = [nothing(verb, target) for _ in pairs]
     settled = [np.zeros(target.shape, bool) for _ in pairs]
@@ -137,9 +138,9 @@ def intersect(
             rows = np.flatnonzero(open_rows & ~settled[pair])
             narrow &= rows.size == 0
             if rank < len(sources) and rows.size:
-                some = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+                open_params = jax.tree_util.tree_map(operator.itemgetter(rows), params)
                 known = Known(lower[rows], upper[rows], largest[rows])
-                answer = sources[rank](some, target[rows], known, asked.rows(rows))
+                answer = sources[rank](open_params, target[rows], known, asked.rows(rows))
                 upper[rows] = np.fmin(upper[rows], answer.upper)
                 lower[rows] = np.fmin(np.fmax(lower[rows], answer.lower), upper[rows])
                 settled[pair][rows] = answer.settled
@@ -151,50 +152,53 @@ def intersect(
 def one_or_composed(
     verb: str, stacks: Any, target: np.ndarray, asked: Asked, one: Any, alone: Side, composed: Side
 ) -> Answer:
-    """The answer of each row of stacks: by ``alone`` where ``one`` says that it is one mechanism, else by ``composed``.
+    """Bounds of each row of stacks: by ``alone`` where the row is one run of one mechanism, else by ``composed``.
 
-    alone, composed: (record or stacks, target, asked) -> (lower, upper). Several stacks are never one mechanism.
+    one: whether one run of a record counts as one mechanism, for each row or for all. With several stacks no row is one
+    mechanism. alone, composed: (record or stacks, target, asked) -> (lower, upper).
     """
     (record, times), *more = stacks
     single = one & (np.sum(times, axis=1) == 1) & (not more)
     lower, upper = nothing(verb, target)
-    first, rest = np.flatnonzero(single), np.flatnonzero(~single)
-    if first.size:
-        place = np.argmax(times[first] == 1, axis=1)
-        flat = jax.tree_util.tree_map(lambda x: x[first, place], record)
-        lower[first], upper[first] = alone(flat, target[first], asked.rows(first))
-    if rest.size:
-        some = jax.tree_util.tree_map(lambda x: x[rest], stacks)
-        lower[rest], upper[rest] = composed(some, target[rest], asked.rows(rest))
+    rows, others = np.flatnonzero(single), np.flatnonzero(~single)
+    if rows.size:
+        member = np.argmax(times[rows] == 1, axis=1)
+        flat = jax.tree_util.tree_map(lambda x: x[rows, member], record)
+        lower[rows], upper[rows] = alone(flat, target[rows], asked.rows(rows))
+    if others.size:
+        other_stacks = jax.tree_util.tree_map(lambda x: x[others], stacks)
+        lower[others], upper[others] = composed(other_stacks, target[others], asked.rows(others))
     return Answer(lower, upper, True)
 
 
 def batched(point: Callable[..., Any], working_set: int) -> Callable[..., Any]:
-    """The function of one point for a batch: part of a caller's program, or of one of its own for concrete numbers.
+    """The function of a batch made from a function of one point.
 
-    (Traced eagerly, by a bare jax.grad, it would run one operation at a time.) working_set: as for `Kernel`.
+    Traced arguments: it becomes part of the caller's program, under jit, because a bare jax.grad would run it one
+    operation at a time. Concrete arguments: it is compiled to a program of its own. working_set: as for `Kernel`.
     """
 
     def batch(*args: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
             return by_rows(point)(*args)
 
-    inside, alone = jax.jit(batch), Kernel(point, working_set=working_set, large=True)
+    traced, concrete = jax.jit(batch), Kernel(point, working_set=working_set, large=True)
 
     def either(*args: Any) -> Any:
         if not is_traced(args):
-            return alone(*args)
-        require_x64()  # a derivative of a bare jax.grad comes here first
-        return inside(*args)
+            return concrete(*args)
+        require_x64()  # the verbs do not check the compiler under a bare jax.grad, whose second derivative comes here
+        return traced(*args)
 
     return either
 
 
 def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> Points:
-    """value(params, target) of a batch, with the derivatives that with_gradient gives: (value, by params, by target).
+    """value(params, target) of a batch, with derivatives from with_gradient.
 
-    Where the value has several numbers all of them get the same derivative. Batches, not points: to transform a traced
-    program once more takes as long as tracing it.
+    with_gradient: (params, target) -> (value, derivative by params, derivative by target). All numbers of a value, such
+    as lower and upper, get the same derivative. The functions take batches, not points: transforming a traced program
+    once more takes as long as tracing it.
     """
     solve = jax.custom_jvp(value)
 
@@ -219,29 +223,30 @@ def traced_bounds(
 ) -> tuple[Points, Points]:
     """Bounds of epsilon and of delta of a batch, with the derivatives of the formula log_delta(params, eps).
 
-    The root finder is never differentiated: epsilon has the derivative of the implicit function, -(d delta/d p)/(d
-    delta/d eps), 0 where epsilon is 0 or infinite. route: that of params. working_set: of the gradient, as for
-    `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops whose length is not known. A bare
-    jax.grad has concrete numbers here: their bounds are those of the verb, and only the slopes are compiled.
+    The root finder is never differentiated: d epsilon/d p = -(d delta/d p)/(d delta/d eps) by the implicit function
+    theorem, set to 0 where epsilon is 0 or infinite. epsilon, delta: bounds of one traced point. route: concrete
+    params -> their route. Numbers under a bare jax.grad are concrete: the route's sources bound them, and only the
+    slopes are compiled. working_set: as for `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops
+    of unknown length.
     """
 
     def of_epsilon(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
         live = (upper > 0) & jnp.isfinite(upper)
 
         def value(params: Any, eps: Any) -> tuple[Any, Any]:
-            made = log_delta(params, eps)
-            return made, made
+            log = log_delta(params, eps)
+            return log, log
 
         (by_params, by_eps), log = gradient(value, argnums=(0, 1), has_aux=True)(params, jnp.where(live, upper, 1.0))
         by_params = jax.tree_util.tree_map(lambda g: jnp.where(live, -g / by_eps, 0.0), by_params)
-        # its own delta: next to the largest loss epsilon has too few digits to stand for that of the target
+        # delta at ``upper``, not the target: next to the largest loss, epsilon has too few digits for both to agree
         return by_params, jnp.where(live, 1 / (jnp.exp(log) * by_eps), 0.0)
 
     def of_delta(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
         return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    def sloped(verb: str, bounds: Point, slopes: Callable[..., Any]) -> Points:
-        many = batched(slopes, working_set)
+    def with_slopes(verb: str, bounds: Point, slopes: Callable[..., Any]) -> Points:
+        batch_slopes = batched(slopes, working_set)
 
         def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
             if is_traced(params, target):
@@ -249,12 +254,12 @@ def traced_bounds(
             else:
                 params, target = jax.tree_util.tree_map(np.asarray, (params, target))
                 (found,) = intersect(verb, [getattr(route(params), verb)], params, target, BESIDE_GRADIENT)
-            return found, *many(params, target, found[1])
+            return found, *batch_slopes(params, target, found[1])
 
         solve = differentiated(batched(bounds, working_set), with_gradient)
         return solve
 
-    return sloped("epsilon", epsilon, of_epsilon), sloped("delta", delta, of_delta)
+    return with_slopes("epsilon", epsilon, of_epsilon), with_slopes("delta", delta, of_delta)
 
 
 def _finite(value: Any) -> Any:

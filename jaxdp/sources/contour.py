@@ -1,4 +1,4 @@
-"""Everything without a closed form: what is simple first, then the contour of K at one effort after the other."""
+"""The route of mechanisms without a closed form: simple sources first, then the contour of K with growing effort."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from jaxdp.sources import simple
 from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
 from jaxdp.sources.renyi import optimal_order
 
-# Efforts, cheapest first: asked for in turn until the gap is small enough. (nodes, quadrature, smooth)
+# Efforts, cheapest first, used in turn until the gap is small enough: (contour nodes, quadrature nodes, smooth).
 SAMPLED_LADDER = (
     Effort(128, 96, False),
     Effort(512, 192, False),
@@ -37,28 +37,31 @@ SAMPLED_LADDER = (
     Effort(65536, 1024, True),
     Effort(262144, 4096, True),
 )
-FOR_DELTA = Effort(128, 160, False)  # in place of the first: the same gap of delta takes more digits
-# enough to see that the add direction has the smaller delta
+FOR_DELTA = Effort(128, 160, False)  # first effort for delta, whose relative gap takes more digits
+# Effort that suffices to show that the add direction has the smaller delta.
 COMPARED = Effort(16, 96, False)
-# Sources without an answer, before that comparison: the add direction, hardly ever the larger one, waits until the
-# other has been asked for 4096 nodes and mostly has a lower bound.
+# Sources without an answer, placed before that comparison. The add direction is hardly ever the larger one: it waits
+# until the remove direction has been computed with 4096 nodes and usually has a lower bound.
 _WAITING: list[Source] = [lambda params, target, known, asked: Answer(known.lower, known.upper)] * 3
-# remove and replace, all else in closed form: where a few rare large losses rule, a contour for each band of them
+# For remove and replace, beside closed forms only: one contour for each band of losses, for a few rare large losses.
 _BANDED = (Effort(1024, 640, False, bands=4), Effort(1024, 960, False, bands=8), Effort(32768, 960, False, bands=8))
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
-_MOST_BANDED = 8  # distinct sampled mechanisms, at most, for which a band is affordable
+_MOST_BANDED = 8  # largest number of distinct sampled mechanisms for which bands are affordable
 GAUSSIAN_LADDER = (Effort(128, 1, False), Effort(1024, 1, False), Effort(16384, 1, True), Effort(262144, 1, True))
 PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
-_WIDEST = 5123  # atoms of a finite law, but for the fine ones, which fill the cores by themselves
-TRACED = Effort(16384, 512, False)  # under a trace: of every point, twice
-_DEEP = 1e-60  # a smaller bound of delta need not be close: no bands, which take 30 ms and more
-_SMALL, _SMALL_GAP = 1e-20, 100.0  # below it so many times the gap asked for is close enough for no further bands
-_COARSE = 0.3  # of the gap, for either side of what lies between a pair that dominates and one that is dominated
-_BESIDE = 0.5  # of what lies between the two as measured, both sides' errors included
-_APART = 4.0  # times the gap between two upper bounds: the pairs themselves are too far apart
-_ROUGH = 100.0  # times the gap suffices where there is only the first: it has an error of its own
-_ROUGHEST = 0.01  # but no gap above that, unless a larger one is asked for
+_WIDEST = 5123  # most outcomes of a finite law; fine laws have more, but fill the cores anyway
+TRACED = Effort(16384, 512, False)  # under a trace, where each epsilon takes two passes
+# Bands take 30 ms and more. They are left out for an upper bound of delta up to _DEEP, and for one up to _SMALL whose
+# relative gap is at most _SMALL_GAP times the gap asked for.
+_DEEP = 1e-60
+_SMALL, _SMALL_GAP = 1e-20, 100.0
+# The numerical gap of each of two enclosing pairs is small enough at the larger of these two shares.
+_SHARE_OF_GAP = 0.3  # of the gap asked for
+_SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
+_APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
+_ROUGH = 100.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
+_ROUGHEST = 0.01  # largest gap by _ROUGH, unless a larger one is asked for
 
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
@@ -66,23 +69,23 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
         return (384 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
-    # at least one, with which the program is compared, unless that one takes too long by NumPy
+    # At least one point, to compare the program with, unless NumPy takes too long for one.
     return max(min(384, 2**24 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
-    """Numbers alive for a point: two complex tables of a row of nodes, or of abscissae of the plan, all with a loss.
+    """Numbers held in memory for one point: two complex tables, (a row of nodes, or planning abscissae) x losses.
 
-    Of hundreds of mechanisms a call computes one point: to fill it with copies would cost as much for each.
+    With hundreds of mechanisms a call computes one point: each copy that fills up a larger call would cost as much.
     """
     finite = any(has_finite_law(record) for record, _ in stacks)
     width = max(effort.quadrature, _WIDEST if finite else 1)
     mechanisms = sum(times.shape[1] for _, times in stacks)
     size = max(mechanisms // 32, 1) * (effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width)
     if effort.quadrature == 1 and not finite:
-        # in small calls a batch takes a tenth longer at most, a single point a quarter
+        # smaller calls: a batch takes at most a tenth longer, a single point a quarter of the time
         return 4 * size if effort.lattice else 8 * size
-    return 8 * size if effort.bands else size  # two labels, a dozen abscissae at a time
+    return 8 * size if effort.bands else size  # bands: two labels and a dozen abscissae at a time
 
 
 _contour_kernel = kernel(
@@ -94,7 +97,7 @@ _contour_kernel = kernel(
 def contour_epsilon(
     stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one point. known: an upper bound of it, or inf."""
+    """Certified (lower, upper) epsilon of one point. known: an upper bound of epsilon, or inf."""
     return (bands if effort.bands else contour).epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
 
 
@@ -102,7 +105,7 @@ def contour_epsilon(
 def contour_delta(
     stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one point. known: an upper bound of it, or 1."""
+    """Certified (lower, upper) delta of one point. known: an upper bound of delta, or 1."""
     return (bands if effort.bands else contour).delta_bounds(spectrum(stacks, direction), eps, known, effort)
 
 
@@ -110,13 +113,14 @@ def contour_delta(
 def contour_ratio(
     stacks: tuple[Stack, ...], eps: Any, delta: Any, *, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
-    """(lower, upper) of a sum that is not below delta(eps), over the delta given; one point, 0 < eps, 0 < delta < 1."""
+    """Certified (lower, upper) of S / delta at one point, where S is a sum >= delta(eps); 0 < eps, 0 < delta < 1."""
     return contour.ratio_bounds(spectrum(stacks, direction), eps, delta, effort)
 
 
 def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
+    """The efforts for a composition of these mechanisms, cheapest first."""
     if on_lattice(stacks):
-        # the third as if there were no lattice, which may be so fine that one period takes too many nodes
+        # The third effort ignores the lattice, which may be so fine that one period takes too many nodes.
         falls = stacks[0][0].offers("log_modulus")
         return (*LATTICE_LADDER[:2], PLAIN_LADDER[0], LATTICE_LADDER[2]) if falls else LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
@@ -132,7 +136,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
 def contour_route(stacks: tuple[Stack, ...], direction: str, concrete: Callable[[Any], Route] | None = None) -> Route:
     """The route of one dominating pair.
 
-    concrete: a closer route, of concrete numbers only; traced ones have the bounds of `optimal_order` besides.
+    concrete: params -> a closer route for concrete numbers. If given, traced numbers also use `optimal_order`.
     """
     exact = all(record.is_exact(direction) for record, _ in stacks)
     ladder = _ladder(stacks, direction)
@@ -149,7 +153,7 @@ def contour_route(stacks: tuple[Stack, ...], direction: str, concrete: Callable[
 def _sources(
     verb: str, stacks: tuple[Stack, ...], direction: str, ladder: tuple[Effort, ...], exact: bool
 ) -> tuple[Source, ...]:
-    """Cheapest first. Of pairs that are not exact the contours are of those that enclose them."""
+    """The sources, cheapest first. A pair that is not exact is replaced by two that enclose it (`_Between`)."""
 
     def plain(answer: Callable[..., Answer]) -> Source:
         return lambda params, target, known, asked: answer(verb, direction, params, target)
@@ -157,10 +161,10 @@ def _sources(
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     efforts = (FOR_DELTA, *ladder[1:]) if quadrature and verb == "delta" else ladder
     contours: list[Source] = [_Contour(verb, direction, effort) for effort in efforts]
-    behind = ladder is SAMPLED_LADDER and direction == "reverse"
-    compared: list[Source] = [*_WAITING, Compared(verb)] if behind else []
+    in_add = ladder is SAMPLED_LADDER and direction == "reverse"
+    compared: list[Source] = [*_WAITING, Compared(verb)] if in_add else []
     bare = plain(simple.unsampled)
-    # before the bands, which start from what is known
+    # The bound without sampling comes before the bands, which start from the bounds known.
     contours.insert(next((i for i, effort in enumerate(efforts) if effort.bands), len(efforts)), bare)
     pair: tuple[Source, ...] = (
         plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
@@ -177,25 +181,25 @@ def _sources(
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """The add direction where it is the smaller one: an upper bound that equals a lower bound of the other's."""
+    """Where the add direction is proved not to be the larger one, its upper bound is the lower bound of the other."""
 
     verb: str
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
-        """The upper bound where the comparison decides, else nothing."""
+        """``known.largest`` as the upper bound of the rows where `contour_ratio` proves it; else vacuous bounds."""
         lower, upper = nothing(self.verb, target)
         eps, delta = (known.largest, target) if self.verb == "epsilon" else (target, known.largest)
         rows = np.flatnonzero((eps > 0) & np.isfinite(eps) & (delta > 0) & (delta < 1))
         if rows.size:
-            some = jax.tree_util.tree_map(lambda x: x[rows], params)
-            _, ratio = contour_ratio(some, eps[rows], delta[rows], direction="reverse", effort=COMPARED)
+            open_params = jax.tree_util.tree_map(lambda x: x[rows], params)
+            _, ratio = contour_ratio(open_params, eps[rows], delta[rows], direction="reverse", effort=COMPARED)
             upper[rows] = np.where(ratio <= 1, known.largest[rows], upper[rows])
         return Answer(lower, upper)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    """Contours at one effort."""
+    """The contour at one effort. Bands are left out for deltas that are tiny, or whose bounds are close enough."""
 
     verb: str
     direction: str
@@ -204,9 +208,9 @@ class _Contour:
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
-        close = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
-        worth = (upper > _DEEP) & (target > 0) & ~close
-        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth)
+        close_enough = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
+        worth_bands = (upper > _DEEP) & (target > 0) & ~close_enough
+        rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth_bands)
         if rows.size:
             points = jax.tree_util.tree_map(operator.itemgetter(rows), (params, target, upper))
             lower[rows], upper[rows] = solve(*points, direction=self.direction, effort=self.effort)
@@ -215,9 +219,10 @@ class _Contour:
 
 @dataclasses.dataclass(frozen=True)
 class _Between:
-    """The upper bound of a pair that dominates, the lower one of a dominated pair.
+    """The upper bound of a dominating pair, the lower bound of a dominated pair.
 
-    fine: closer pairs. last: there are none that are closer, so that the second is of use for the lower bound alone.
+    fine: use the pairs that enclose more closely. last: no closer pairs exist, so the dominated pair serves the lower
+    bound only.
     """
 
     verb: str
@@ -227,17 +232,17 @@ class _Between:
     sources: tuple[Source, ...]
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
-        both = _bracketed(params, self.direction, self.fine)
-        if both is None:
+        pairs = _enclosing_pairs(params, self.direction, self.fine)
+        if pairs is None:
             rough = min(asked.gap * _ROUGH, max(asked.gap, _ROUGHEST))
             ((_, upper),) = intersect(self.verb, [self.sources], params, target, asked._replace(gap=rough))
             return Answer(np.zeros(target.shape), upper)
         if not self.last:
             twice, allowed = np.tile(np.arange(target.size), 2), functools.partial(_allowed, asked)
-            ((lower, upper),) = intersect(self.verb, [self.sources], both, target[twice], asked.rows(twice), allowed)
-            return Answer(lower[target.size :], upper[: target.size], _all_infinite(both, target.size))
+            ((lower, upper),) = intersect(self.verb, [self.sources], pairs, target[twice], asked.rows(twice), allowed)
+            return Answer(lower[target.size :], upper[: target.size], _all_infinite(pairs, target.size))
         outer, inner = (
-            jax.tree_util.tree_map(operator.itemgetter(side), both)
+            jax.tree_util.tree_map(operator.itemgetter(side), pairs)
             for side in (slice(target.size), slice(target.size, None))
         )
         ((_, upper),) = intersect(self.verb, [self.sources], outer, target, asked._replace(gap=2 * asked.gap))
@@ -249,9 +254,9 @@ class _Between:
 
 
 def _allowed(asked: Asked, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The gap at which either of two pairs is done, closer ones of which follow.
+    """The gap at which a row of either pair is done, if closer pairs follow; rows of the dominating pair come first.
 
-    Any, once the two together have what is asked for, or are seen to be too far apart.
+    Infinite once the bounds of both pairs together meet the gap asked for, or prove the pairs too far apart to meet it.
     """
     (outer_lower, lower), (outer, inner) = np.split(lower, 2), np.split(upper, 2)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -260,19 +265,19 @@ def _allowed(asked: Asked, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
 
 
 def _allowed_beside(asked: Asked, outer: np.ndarray, lower: np.ndarray, *_: np.ndarray) -> np.ndarray:
-    """The gap at which a dominated pair is done, beside an upper bound of the pair that dominates."""
+    """The gap at which a pair is done, from the dominating pair's upper and the dominated pair's lower bound."""
     gap = asked.allowed(lower, outer)
     with np.errstate(invalid="ignore", divide="ignore"):
         between = np.where(np.isfinite(outer), 1 - lower / outer, np.nan)
-    return np.where(between <= gap, np.inf, np.fmax(gap * _COARSE, _BESIDE * between))
+    return np.where(between <= gap, np.inf, np.fmax(gap * _SHARE_OF_GAP, _SHARE_OF_DISTANCE * between))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Symmetric:
-    """Fixed-size batches under replace_one: by their symmetric pair; one data set bounds what does not attain it.
+    """Fixed-size batches under replace_one: bounds of their symmetric pair.
 
-    In it the two records contribute 1 and -1, all others -1: its orders are the pairs for remove and add
-    (notebooks/proofs/sampled_replace.md, section 7).
+    Where no data set attains it, lower bounds are those of the data set in which the two records contribute 1 and -1,
+    all others -1; its two orders have the pairs for remove and add (notebooks/proofs/sampled_replace.md, section 7).
     """
 
     verb: str
@@ -280,8 +285,8 @@ class _Symmetric:
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         attained = _attained(params, "replace")
-        wish = asked if np.any(attained) else asked._replace(upper_only=True)
-        ((lower, upper),) = intersect(self.verb, [self.sources], params, target, wish)
+        accuracy = asked if np.any(attained) else asked._replace(upper_only=True)
+        ((lower, upper),) = intersect(self.verb, [self.sources], params, target, accuracy)
         lower = np.where(attained, lower, 0.0)
         if not (asked.upper_only or np.all(attained)):
             orders = [getattr(contour_route(params, direction), self.verb) for direction in ("forward", "reverse")]
@@ -291,53 +296,53 @@ class _Symmetric:
 
 
 def _attained(stacks: tuple[Stack, ...], direction: str) -> Any:
-    """Rows whose pair is that of some data set: of fixed-size batches under replace_one only one round is."""
+    """Whether some data set attains each row's pair; fixed-size batches under replace_one: only with one round."""
     if direction != "replace" or not any(isinstance(record, FixedSizeSampled) for record, _ in stacks):
         return True
     times = stacks[0][1]
     return (len(stacks) == 1) & (times.shape[-1] == 1) & (times[..., 0] <= 1)
 
 
-def _all_infinite(both: tuple[Stack, ...], size: int) -> np.ndarray:
-    """Rows in which the pair that dominates is nothing but mass at infinity: no other grid helps."""
-    masses = [np.reshape(r.infinity, (2 * size, -1))[:size] for r, _ in both if isinstance(r, LossLaw)]
+def _all_infinite(pairs: tuple[Stack, ...], size: int) -> np.ndarray:
+    """Whether each row has a dominating law that is nothing but mass at infinity, so that no other grid helps."""
+    masses = [np.reshape(r.infinity, (2 * size, -1))[:size] for r, _ in pairs if isinstance(r, LossLaw)]
     return np.any([np.any(mass >= 1, axis=1) for mass in masses], axis=0) | np.zeros(size, bool)
 
 
-def _bracketed(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:
-    """The rows twice: of pairs that dominate, then of pairs that are dominated; None where the latter are unknown."""
-    made = []
+def _enclosing_pairs(stacks: tuple[Stack, ...], direction: str, fine: bool) -> tuple[Stack, ...] | None:
+    """The stacks with all rows twice: of dominating, then of dominated records; None where the latter are unknown."""
+    doubled = []
     for record, times in stacks:
         both = (record, record) if record.is_exact(direction) else record.enclosing_records(direction, fine)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
-        made.append((twice, np.concatenate([times, times])))
-    return tuple(made)
+        doubled.append((twice, np.concatenate([times, times])))
+    return tuple(doubled)
 
 
 @functools.cache
 def _traced_points(
     direction: str, effort: Effort, exact: bool, concrete: Callable[[Any], Route] | None
 ) -> tuple[Points, Points]:
-    """The differentiable solvers; cached, so that equal configurations compile once."""
+    """Differentiable bounds of epsilon and of delta; cached, so that equal configurations compile once."""
 
     def log_delta(params: Any, eps: Any) -> Any:
-        made = derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)
-        return xp.minimum(made, by_renyi(params, eps, "delta")) if concrete else made
+        log = derivative.log_delta(lambda p: spectrum(p, direction), params, eps, effort)
+        return xp.minimum(log, by_renyi(params, eps, "delta")) if concrete else log
 
     def by_renyi(params: Any, target: Any, verb: str) -> Any:
         return optimal_order(params, target, verb=verb, direction=direction)
 
     def epsilon(params: Any, delta: Any) -> tuple[Any, Any]:
-        made = spectrum(params, direction)
+        composed = spectrum(params, direction)
 
-        def again(_: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
-            lower, upper = contour.epsilon_bounds(made, delta, found[1], effort)
+        def narrowed(_: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
+            lower, upper = contour.epsilon_bounds(composed, delta, found[1], effort)
             return xp.maximum(found[0], lower), xp.minimum(found[1], upper)
 
         most = by_renyi(params, delta, "epsilon") if concrete else xp.asarray(xp.inf)
-        lower, upper = xp.fori_loop(0, 2, again, (xp.zeros(()), most))
+        lower, upper = xp.fori_loop(0, 2, narrowed, (xp.zeros(()), most))
         return attained(params, lower), upper
 
     def delta(params: Any, eps: Any) -> tuple[Any, Any]:
@@ -363,7 +368,7 @@ def _canary() -> tuple[Any, Any, float]:
 
 @canary("contour of randomized response")
 def _lattice_canary() -> tuple[Any, Any, float]:
-    """The golden 500-fold randomized response, read backwards: epsilon 20 at its exact delta."""
+    """Epsilon of 500 randomized responses at the exact delta(20)."""
     local = np.array([[np.log(0.55) - np.log(0.45)]])
     stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
     points = stacks, np.array([0.007786793109874420442849]), np.array([np.inf])
