@@ -17,14 +17,14 @@ from jaxdp.sources.base import Route, source, traced_bounds
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
-    """mu of the composition, the root of the sum of count x mu^2 over the Gaussian mechanisms of one point.
+    """mu of the composition of one point's Gaussian mechanisms: sqrt(sum of times mu^2).
 
-    NaN where that is not known: where a mu is NaN, and where finite numbers overflow.
+    NaN where a mu is NaN, and where finite numbers overflow.
     """
     mus, parts = [], []
     for record, times in stacks:
         if isinstance(record, GaussianMechanism):
-            # 0 runs cost nothing, also with an infinite mu
+            # 0 runs cost nothing, even if mu is infinite
             live = times > 0
             mus.append(xp.where(live, gaussian_mus(record), 0.0))
             parts.append(xp.where(live, xp.sqrt(xp.where(live, times, 1.0)) * mus[-1], 0.0))
@@ -35,12 +35,12 @@ def composed_mu(stacks: tuple[Stack, ...]) -> Any:
 
 
 def mu_error(stacks: tuple[Stack, ...]) -> float:
-    """Bound of the relative error of `composed_mu`, which grows with the number of squares in its sum."""
+    """Bound on the relative rounding error of `composed_mu`. It grows with the number of squares in the sum."""
     return 1e-15 * (8 + sum(times.shape[-1] for _, times in stacks))
 
 
 def mu_excess(stacks: tuple[Stack, ...]) -> Any:
-    """The largest excess of a mu, and so at most that of `composed_mu`."""
+    """Largest ``mu_excess`` of the mechanisms: bounds by how much, relative, `composed_mu` may exceed the truth."""
     largest: Any = 0.0
     for record, times in stacks:
         if isinstance(record, GaussianMechanism) and type(record).mu_excess is not GaussianMechanism.mu_excess:
@@ -75,7 +75,7 @@ def gaussian_tradeoff(stacks: tuple[Stack, ...], x: Any) -> Any:
 
 
 def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], trivial: Any = 0.0) -> tuple[Any, Any]:
-    """Bounds at mu. Below 1e-150, where mu^2 underflows: the upper bound at 1e-150, and the trivial lower bound."""
+    """Bounds at mu. For mu < 1e-150, where mu^2 underflows: the upper bound at 1e-150 and the trivial lower bound."""
     lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, SMALLEST_MU), mu))
     return xp.where((mu > 0) & (mu < SMALLEST_MU), trivial * (1 - 1e-15), lower), upper
 
@@ -94,7 +94,7 @@ _traced = traced_bounds(gaussian_epsilon.point, gaussian_delta.point, _log_delta
 
 @canary("Gaussian delta and epsilon")
 def _canary() -> tuple[Any, Any, float]:
-    """A deep tail and an epsilon, exact to 20 digits."""
+    """Epsilons at delta 1e-50 and 1e-6, exact to 20 digits."""
     stacks = ((Gaussian(np.array([[1.0], [20.0]])), np.array([[1.0], [1000.0]])),)
     _, upper = gaussian_epsilon.run_unchecked(stacks, np.array([1e-50, 1e-6]))
     return upper, np.array([15.24786543230564852697, 8.306225049954728206035]), 1e-11

@@ -1,4 +1,4 @@
-"""Renyi divergence and K(z) of a composed mechanism: sums over its parts."""
+"""Renyi divergence and K(z) of a composed mechanism, as sums over its parts."""
 
 from typing import Any
 
@@ -17,28 +17,28 @@ from jaxdp.runtime.precision import kernel
 from jaxdp.sampled_gaussian.moment import tilted_line
 from jaxdp.typing import Number, RealField
 
-_SIZE = 1024
-# R is nondecreasing in the order: close to 1, where K(c)/c cancels, a slightly larger order bounds it better.
+_SIZE = 1024  # quadrature nodes
+# Added to the order. Close to 1, where K(c)/c cancels, R at a slightly larger order is the better bound: R is monotone.
 _NUDGES = (0.0, 1e-4, 1e-2)
-_SMALLEST = 1e-5
+_SMALLEST = 1e-5  # least c = order - 1 at which K(c)/c is computed
 _ORDERS = np.array([*range(2, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256], float)
 
 
 @record
 class _WithTail(FiniteLaw):
-    """A record for one order: in place of mass at infinity an outcome that bounds the moment of what it stands for."""
+    """A finite law for one order: one outcome, whose weight bounds a moment, replaces the mass at infinity."""
 
     law: FiniteLaw
     log_moment: RealField = field(FINITE)
 
     def part(self, direction: str) -> Part:
-        """The law, and one more outcome of loss 0."""
-        made, nothing = self.law.part(direction), xp.zeros(1)
-        log_weight = xp.concatenate([made.log_weight, xp.asarray(self.log_moment)[None]])
-        return Part(xp.concatenate([made.loss, nothing]), log_weight, xp.concatenate([made.blur, nothing]), 0.0, 0.0)
+        """The law and one more outcome, of loss 0 and weight e^log_moment."""
+        listed, zero = self.law.part(direction), xp.zeros(1)
+        log_weight = xp.concatenate([listed.log_weight, xp.asarray(self.log_moment)[None]])
+        return Part(xp.concatenate([listed.loss, zero]), log_weight, xp.concatenate([listed.blur, zero]), 0.0, 0.0)
 
     def top_of(self, part: Part) -> Number:
-        """No bound of the outcomes that are not listed."""
+        """Infinite where an outcome replaces mass at infinity, because the losses behind that mass are not known."""
         return xp.where(self.log_moment > -xp.inf, xp.inf, super().top_of(part))
 
 
@@ -49,7 +49,7 @@ def _with_tail(law: Any, order: Any, direction: str) -> Mechanism:
 
 
 def _blur(stacks: tuple[Stack, ...], *_: Any) -> float:
-    """How much K may differ between a program and NumPy: of small losses it is the logarithm of nearly 1."""
+    """Absolute difference of K allowed between a program and NumPy; small losses make K the log of a number near 1."""
     return 1e-11 * sum(float(np.sum(times)) for _, times in stacks)
 
 
@@ -64,19 +64,19 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     alpha = xp.where(finite, order, 2.0)
     direct = [(r, t) for r, t in stacks if r.offers("renyi_divergence")]
     c = xp.maximum(alpha - 1, _SMALLEST) + xp.asarray(_NUDGES)
-    rest = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not r.offers("renyi_divergence"))
+    others = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not r.offers("renyi_divergence"))
     total = xp.zeros(())
     for mechanism, times in direct:
         directed = {"direction": direction} if isinstance(mechanism, RandomAllocation) else {}
         values = xp.vmap(lambda r, given=directed: r.renyi_divergence(alpha, **given))(mechanism)
         total = total + xp.sum(xp.where(times > 0, times * values, 0.0))
     total = total * (1 + 1e-12)
-    made = spectrum((*direct, *rest), direction)
-    if rest:
-        total = total + _of_sums(rest, c, alpha, direction)
-    total = xp.minimum(total, xp.maximum(made.top, 0.0))
-    total = xp.where(made.infinity > 0, xp.inf, total)
-    answer = xp.where(finite, total, xp.where(made.infinity > 0, xp.inf, xp.maximum(made.top, 0.0)))
+    composed = spectrum((*direct, *others), direction)
+    if others:
+        total = total + _from_moments(others, c, alpha, direction)
+    total = xp.minimum(total, xp.maximum(composed.top, 0.0))
+    total = xp.where(composed.infinity > 0, xp.inf, total)
+    answer = xp.where(finite, total, xp.where(composed.infinity > 0, xp.inf, xp.maximum(composed.top, 0.0)))
     return xp.where((order > 1) & ~xp.isnan(answer), answer, xp.inf)
 
 
@@ -93,11 +93,11 @@ def optimal_order(stacks: tuple[Stack, ...], target: Any, *, verb: str, directio
     return xp.maximum(xp.min(found * (1 + 1e-12) + 1e-12), 0.0)
 
 
-def _of_sampled_gaussian(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
-    """Other bounds for sampled Gaussian noise, where the quadrature cannot tell: without sampling, and by remove.
+def _without_quadrature(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
+    """Bounds for sampled Gaussian noise where the quadrature fails: without sampling; replace_one also from remove.
 
-    Under replace_one the second law is at least 1 - q of the middle: the pair's moment is at most (1-q)^(1-order) times
-    that for remove.
+    Under replace_one the density of the second law is at least 1 - q times that of P0, the second law for remove. The
+    pair's moment is therefore at most (1-q)^(1-order) times the moment of the pair for remove.
     """
     if not all(is_sampled_gaussian(mechanism, direction) for mechanism, _ in stacks):
         return xp.inf
@@ -109,23 +109,23 @@ def _of_sampled_gaussian(stacks: tuple[Stack, ...], c: Any, order: Any, directio
         known = xp.where(q < 1, -times * log_mass(xp.where(q < 1, 1 - q, 1.0)), xp.inf)
         by_middle = by_middle + xp.sum(xp.where(times > 0, known, 0.0))
     if direction == "replace":
-        total = xp.minimum(total, _of_sums(stacks, c, order, "forward") + by_middle)
+        total = xp.minimum(total, _from_moments(stacks, c, order, "forward") + by_middle)
     return total * (1 + 1e-12)
 
 
-def _of_sums(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
-    own = xp.min(spectrum(stacks, direction).real(c, xp.asarray(xp.inf), _SIZE) / c)
-    return xp.minimum(own, _of_sampled_gaussian(stacks, c, order, direction))
+def _from_moments(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str) -> Any:
+    by_moment = xp.min(spectrum(stacks, direction).real(c, xp.asarray(xp.inf), _SIZE) / c)
+    return xp.minimum(by_moment, _without_quadrature(stacks, c, order, direction))
 
 
 @kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur)
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
-    """K(z) of one parameter point at one complex z (an estimate, 1e-12 relative in exp(K) per step)."""
-    made = spectrum(stacks, direction)
-    total = made.closed(z)
-    for part in made.sampled:
-        total = total + _sampled(made, part, z, direction)
-    for atoms in made.discrete:
+    """K(z) of one parameter point at one complex z: an estimate, relative error 1e-12 in exp(K) per step."""
+    composed = spectrum(stacks, direction)
+    total = composed.closed(z)
+    for part in composed.sampled:
+        total = total + _sampled(composed, part, z, direction)
+    for atoms in composed.discrete:
         exponents = atoms.log_weight + z * atoms.loss
         shift = xp.max(xp.real(exponents), axis=-1, keepdims=True)
         values = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0]
@@ -133,8 +133,8 @@ def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     return total
 
 
-def _sampled(made: Spectrum, part: Any, z: Any, direction: str) -> Any:
-    """T log m(z): the line's abscissa must be >= -1/2, so the left half plane is read off the swapped pair."""
+def _sampled(composed: Spectrum, part: Any, z: Any, direction: str) -> Any:
+    """T log m(z). The line's abscissa must be >= -1/2: further left, the swapped pair is evaluated at -1 - z."""
 
     def half_plane(w: Any, side: str) -> Any:
         c, t = xp.real(w), xp.imag(w)

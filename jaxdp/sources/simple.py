@@ -1,6 +1,6 @@
 """Sources that need no contour: one step, one finite law, the bound without sampling, a lower bound for large losses.
 
-Each takes (verb, direction, stacks, target), and returns bounds of the rows that it covers, the vacuous ones elsewhere.
+Each takes (verb, direction, stacks, target). It returns bounds for the rows that it covers, vacuous bounds for others.
 """
 
 from typing import Any
@@ -26,9 +26,9 @@ from jaxdp.runtime.precision import kernel, patience
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
-_FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # with a finite pair, but a closed form in compositions
-_RANKS = 64
-_SPLIT = 2.0**27 + 1
+_FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # have a finite pair, but a closed form in compositions
+_RANKS = 64  # largest losses of a law that `_largest_losses` uses
+_SPLIT = 2.0**27 + 1  # of Dekker's product: splits a double into two halves
 
 
 @kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
@@ -44,7 +44,7 @@ def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
 
 
 def _patience_of_law(record: Any, *_: Any, direction: str) -> int:
-    """Laws of few outcomes take a fraction of the time where many are computed together."""
+    """Points that NumPy answers before compiling: more for laws of few outcomes, which are fast in large batches."""
     few = _alive(record, direction=direction) < 1000
     return patience(256, 16384 if few else 256)(record)
 
@@ -55,18 +55,18 @@ def _alive(record: Any, *_: Any, direction: str) -> int:
 
 @kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one run."""
+    """Certified (lower, upper) epsilon of one run of a mechanism with a finite law."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
 @kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one run."""
+    """Certified (lower, upper) delta of one run of a mechanism with a finite law."""
     return finite_law.delta_bounds(*_law(record, direction), eps)
 
 
 def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Bounds of the rows that are one sampled Gaussian step, or in which everyone is sampled."""
+    """Bounds for the rows that are one sampled Gaussian step, or in which everyone is sampled in every step."""
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record: Any = stacks[0][0]
@@ -84,7 +84,7 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
     settle(everyone, gaussian_epsilon if verb == "epsilon" else gaussian_delta, (some,))
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
     if direction == "replace":
-        # Proposition 29: for eps >= 0 the profile of replace-one is, of batches of a fixed size, that of remove
+        # Proposition 29: for eps >= 0 and batches of a fixed size, replace_one has the profile of remove.
         direction = "forward" if isinstance(record, FixedSizeSampled) else direction
         inside = inside & (target >= 0)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
@@ -94,12 +94,12 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
 
 
 def _is_one(stacks: tuple[Stack, ...]) -> bool:
-    """True when every row is one mechanism, repeated or not."""
+    """Whether every row is one mechanism, repeated or not."""
     return len(stacks) == 1 and stacks[0][1].shape[1] == 1
 
 
 def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Bounds of the rows that are one run of one mechanism with a finite law of the loss: the sum over its atoms."""
+    """Bounds for the rows that are one run of a mechanism whose loss has a finite law: sums over its outcomes."""
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
@@ -115,7 +115,7 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
 
 
 def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Bounds of the rows that are one release with Laplace noise b: delta = 1 - e^{(eps - 1/b)/2}, 0 <= eps <= 1/b."""
+    """Bounds for the rows that are one Laplace release of scale b: delta = 1 - e^{(eps - 1/b)/2}, 0 <= eps <= 1/b."""
     lower, upper = nothing(verb, target)
     record, times = stacks[0]
     if not (_is_one(stacks) and isinstance(record, Laplace)):
@@ -141,7 +141,7 @@ def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np
 
 
 def _one_less_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1 - x y to a few units of its own size, also next to 0: the product's rounding by Dekker's splitting."""
+    """1 - x y with a relative error of a few ULP, also next to 0: Dekker's splitting gives the product's rounding."""
     with np.errstate(over="ignore", invalid="ignore"):
         product = x * y
         x_high, y_high = (a * _SPLIT - (a * _SPLIT - a) for a in (x, y))
@@ -152,7 +152,7 @@ def _one_less_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Bounds of delta in the rows in which nothing is run or nobody is sampled."""
+    """Bounds of delta, max(1 - e^eps, 0), for the rows in which nothing is run or nobody is sampled."""
     lower, upper = nothing(verb, target)
     rows = np.isfinite(target) & (verb == "delta")
     for record, times in stacks:
@@ -164,11 +164,11 @@ def no_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.nda
 
 
 def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """The upper bounds without sampling.
+    """Upper bounds of the mechanisms without sampling. Sampling never increases delta.
 
-    Leaving records out never hurts. Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0), and its swap, for every a,
-    so also composed. The replace pair of Poisson sampling is the mixture of (N(0), N(0)) and (N(1), N(-1)): at most the
-    latter.
+    Remove and add: H_a((1-q)P0 + qP1, P0) <= H_a(P1, P0) for every a, the same for the swapped pairs, hence also for
+    compositions. Replace: the pair of Poisson sampling is a mixture of (N(0), N(0)) and (N(1), N(-1)); the second
+    dominates it.
     """
     lower, upper = nothing(verb, target)
     if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
@@ -179,22 +179,22 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
 
 @kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
-    """Lower bound of epsilon or delta from the outcomes in which every loss is among the r largest of its law.
+    """Lower bound of epsilon or delta from the event that every loss is among the r largest of its law.
 
-    Of chance p and least sum l: delta >= p (1 - e^(eps - l)). The best of r = 1, ..., 64 is taken.
+    p: probability of the event; l: least sum of losses in it. delta >= p (1 - e^(eps - l)), best of r = 1, ..., 64.
     """
     loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
     for record, times in stacks:
         atoms, log_weight, blur = xp.vmap(lambda one: one.part(direction)[:3])(record)
         order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
         order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
-        some, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
-        # a law of fewer than 64 losses is padded with its last one, which counts only once
+        losses, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
+        # A law of fewer than 64 losses is padded with copies of its last loss, which must not count again.
         live = (log_weight > -xp.inf) & (xp.arange(_RANKS) < atoms.shape[-1])
         log_weight = xp.where(live, log_weight, 0.0)
-        rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(some))
+        rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(losses))
         weight = xp.where(live, xp.exp(log_weight - 2 * blur) * xp.maximum(1 - rounding, 0.0), 0.0)
-        least = xp.cummin(some - blur - 1e-15 * xp.abs(some), axis=1)
+        least = xp.cummin(losses - blur - 1e-15 * xp.abs(losses), axis=1)
         chance = xp.minimum(xp.cumsum(weight, axis=-1), 1.0)
         count = xp.reshape(xp.asarray(times, xp.float64), (-1, 1))
         loss = loss + xp.sum(xp.where(count > 0, count * least, 0.0), axis=0)
@@ -207,7 +207,7 @@ def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> A
 
 
 def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """A lower bound, of finite laws, that is close where epsilon is near the largest possible loss."""
+    """Lower bounds for finite laws, close to the truth where epsilon is near the largest possible loss."""
     lower, upper = nothing(verb, target)
     if all(has_finite_law(record, direction) for record, _ in stacks):
         lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))

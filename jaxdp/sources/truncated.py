@@ -1,4 +1,4 @@
-"""Truncated Poisson batches: rare cuts are charged as a delta beside Poisson batches, others by the finite law."""
+"""Truncated Poisson batches: rare cuts cost a delta beside the Poisson batches; for others the finite law is used."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.sources.base import Answer, Asked, Route, intersect, nothing
 from jaxdp.sources.contour import contour_route
 
-_NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost; it moves epsilon by less than the error of the finite law
+_NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost: it changes epsilon by less than the finite law's error
 
 
 def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -24,7 +24,7 @@ def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
 @dataclasses.dataclass(frozen=True)
 class _RareCuts:
-    """Upper bounds of the rows in which all cuts together cost at most `_NEGLIGIBLE` of delta."""
+    """Upper bounds for the rows in which all cuts together cost at most the share `_NEGLIGIBLE` of delta."""
 
     verb: str
     direction: str
@@ -39,7 +39,7 @@ class _RareCuts:
                 total = total + np.sum(times * record.cut(), axis=1)
         rows = np.flatnonzero(total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else 1.0))
         if rows.size:
-            some: Any = jax.tree_util.tree_map(lambda x: np.asarray(x)[rows], tuple(stacks))
-            sources = getattr(contour_route(some, self.direction), self.verb)
-            ((_, upper[rows]),) = intersect(self.verb, [sources], some, target[rows], asked.rows(rows))
+            charged: Any = jax.tree_util.tree_map(lambda x: np.asarray(x)[rows], tuple(stacks))
+            sources = getattr(contour_route(charged, self.direction), self.verb)
+            ((_, upper[rows]),) = intersect(self.verb, [sources], charged, target[rows], asked.rows(rows))
         return Answer(lower, upper, total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else upper))
