@@ -1,4 +1,4 @@
-"""Random allocation: one epoch from its contour, several epochs and several blocks from finite pairs."""
+"""Random allocation: one epoch from its contour; several epochs, or epochs of several blocks, from finite pairs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
-_NEAR_END = 14.0  # nats above the mass at infinity: smaller deltas have no share in the composed one
-_PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
+_NEAR_END = 14.0  # an epoch's log delta need not be close below log(mass at infinity) + this: the rest is negligible
+_PAIR_GAP = 1e-5  # relative gap asked for composed pairs: about the error of the pairs themselves
 
 
 def _one_epoch(verb: str, sign: float) -> tuple[Source, ...]:
-    """The contour at one effort after the other."""
+    """The sources of one epoch: the contour with growing effort. sign: 1 for remove, -1 for add."""
 
-    def at(effort: bounds.Effort, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
+    def contour(effort: bounds.Effort, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
         point = params.num_steps, params.noise_multiplier(), np.full(target.shape, sign), target
         if verb == "epsilon":
             return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=effort))
         return Answer(*bounds.allocation_delta(*point, effort=effort))
 
-    return tuple(functools.partial(at, effort) for effort in bounds.EFFORTS)
+    return tuple(functools.partial(contour, effort) for effort in bounds.EFFORTS)
 
 
 def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
@@ -52,8 +52,8 @@ def _epoch_route(sign: float, flat: Any) -> Route:
 def _traced(sign: float) -> tuple[Points, Points]:
     effort = bounds.EFFORTS[1]
 
-    def answer(one: Any) -> Point:
-        return lambda p, target: tuple(one.point(p.num_steps, p.noise_multiplier(), sign, target, effort=effort))
+    def answer(kernel: Any) -> Point:
+        return lambda p, target: tuple(kernel.point(p.num_steps, p.noise_multiplier(), sign, target, effort=effort))
 
     def log_delta(p: RandomAllocation, epsilon: Any) -> Any:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
@@ -67,10 +67,10 @@ def _traced(sign: float) -> tuple[Points, Points]:
 
 @dataclasses.dataclass(frozen=True)
 class _Epochs:
-    """Compositions of finite pairs: of some that dominate the epochs from above, of dominated ones from below.
+    """Compositions of finite pairs: upper bounds from pairs that dominate each epoch, lower bounds from dominated pairs.
 
-    Rows that are one epoch in all are answered as such. fine: pairs on fine grids; else those on the grids that tell
-    where to be fine, a quarter of the work, which is for rows that need not be close.
+    Rows that are a single epoch are answered by its contour. fine: use fine grids. Otherwise use the first grids, which
+    locate where to refine: a quarter of the work, for rows that need not be close.
     """
 
     verb: str
@@ -87,8 +87,8 @@ class _Epochs:
             (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, asked)
             return found
 
-        made = one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
-        return made._replace(settled=self.fine)
+        answer = one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
+        return answer._replace(settled=self.fine)
 
     def _composed(self, params: Any, target: Any, asked: Asked) -> tuple[Any, Any]:
         given = {"delta" if self.verb == "epsilon" else "epsilon": target}
@@ -111,21 +111,21 @@ class _Epochs:
 
 
 def _gaussians(stacks: tuple[Stack, ...], summed: bool) -> tuple[Stack, ...]:
-    """The Gaussian parts and the epochs, these as Gaussians: each one's outputs added up, or its steps if known."""
-    made: list[Stack] = []
+    """Gaussian mechanisms, and each epoch as one: the sum of its outputs (summed), or a person's steps, known."""
+    gaussians: list[Stack] = []
     for record, times in stacks:
         if isinstance(record, RandomAllocation):
             share = record.times / np.sqrt(record.num_steps) if summed else np.sqrt(record.times)
-            made.append((Gaussian(np.broadcast_to(record.noise_multiplier() / share, times.shape)), times))
+            gaussians.append((Gaussian(np.broadcast_to(record.noise_multiplier() / share, times.shape)), times))
         elif isinstance(record, GaussianMechanism):
-            made.append((record, times))
-    return tuple(made)
+            gaussians.append((record, times))
+    return tuple(gaussians)
 
 
 class _Block(NamedTuple):
-    """Epochs in which one step of ``steps`` is drawn, (rows, records). count: how many there are.
+    """Blocks, in each of which one of ``steps`` steps is drawn; fields (rows, records). count: number of equal blocks.
 
-    exact: where they are all that a record is, and not one of several blocks, which only dominate.
+    exact: whether an epoch of the record is a single block. Several blocks only dominate their epoch.
     """
 
     steps: Any
@@ -134,25 +134,26 @@ class _Block(NamedTuple):
     exact: Any
 
     def known(self) -> bool:
-        """Whether there is one step to draw from."""
+        """Whether every block has one step only, so that no step is secret."""
         return bool(np.all((self.steps == 1) | (self.count == 0)))
 
 
 def _blocks(record: RandomAllocation, times: Any) -> list[_Block]:
+    """The epochs of a record, each split into ``record.times`` blocks of nearly equal size."""
     size = np.floor(record.num_steps / record.times)
     larger = record.num_steps - size * record.times
     noise = np.broadcast_to(record.noise_multiplier(), times.shape)
     parts = ((size, record.times - larger), (size + 1, larger))
-    made = [_Block(np.broadcast_to(n, times.shape), noise, times * k, record.times + 0 * times == 1) for n, k in parts]
-    return [block for block in made if np.any(block.count > 0)] or made[:1]
+    both = [_Block(np.broadcast_to(n, times.shape), noise, times * k, record.times + 0 * times == 1) for n, k in parts]
+    return [block for block in both if np.any(block.count > 0)] or both[:1]
 
 
 def enclosing(
     stacks: tuple[Stack, ...], direction: str, fine: bool = True, delta: Any = None, epsilon: Any = None
 ) -> tuple[tuple[Stack, ...], tuple[Stack, ...]]:
-    """Concrete stacks twice, epochs replaced by pairs that dominate them in this direction, and by dominated ones.
+    """(above, below): concrete stacks with each epoch replaced by finite pairs that dominate it, and by dominated pairs.
 
-    Fine pairs are close where a composition looks that has this delta, or this epsilon.
+    fine: whether the pairs are refined where they matter for a composition with this delta, or with this epsilon.
     """
     epochs: list[tuple[Any, Any]] = [stack for stack in stacks if isinstance(stack[0], RandomAllocation)]
     split = [(record, times, _blocks(record, times)) for record, times in epochs]
@@ -168,7 +169,7 @@ def enclosing(
                 below.append((lower, np.where(block.exact, block.count, 0.0)))
         several = np.where(record.times > 1, times, 0.0)
         if np.any(several):
-            # all outputs of an epoch added up: mean ``times``, variance num_steps noise^2
+            # The sum of all outputs of an epoch has mean ``times`` and variance num_steps noise^2.
             summed = np.sqrt(record.num_steps) * record.noise_multiplier() / record.times
             below.append((Gaussian(np.broadcast_to(summed, times.shape)), several))
     return tuple(above), tuple(below)
@@ -184,48 +185,49 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
     flat = [(block.steps.ravel(), np.ravel(block.noise)) for block in blocks]
     wide = [np.repeat(x, block.count.shape[1]) for block in blocks for x in (target, runs)]
     grids = [
-        rounds.by_rows(finite.first_grid, *some, *both)
-        for some, both in zip(flat, zip(wide[::2], wide[1::2], strict=True), strict=True)
+        rounds.by_rows(finite.first_grid, *settings, *both)
+        for settings, both in zip(flat, zip(wide[::2], wide[1::2], strict=True), strict=True)
     ]
     signs = (1.0, -1.0) if direction == "forward" else (-1.0, 1.0)
     profiles = [
-        [finite.log_profiles(*some, sign, x, np.zeros(len(x)), finite.COARSE) for sign in signs]
-        for some, x in zip(flat, grids, strict=True)
+        [finite.log_profiles(*settings, sign, x, np.zeros(len(x)), finite.COARSE) for sign in signs]
+        for settings, x in zip(flat, grids, strict=True)
     ]
     if not fine:
         yield from (_enclosed(grid, sides, block) for grid, sides, block in zip(grids, profiles, blocks, strict=True))
         return
-    # estimates of log delta, from its bounds
+    # Estimates of log delta, from its bounds. turned: of the swapped pair.
     guessed = [[0.5 * (x.upper + np.fmax(x.lower, x.upper - 6.0)) for x in sides] for sides in profiles]
     logs, turned = zip(*guessed, strict=True)
     joined = [np.concatenate([x.reshape(rows, -1, finite.FIRST) for x in xs], axis=1) for xs in (grids, logs, turned)]
     counts = np.concatenate([block.count for block in blocks], axis=1)
     unknown = np.full(rows, np.nan)
-    looks = (-target, unknown) if epsilon is None else (unknown, np.clip(epsilon, 0.0, bounds.LARGEST_EPSILON))
-    z, total = rounds.by_rows(rounds.tilt, *joined, counts, *looks)
+    targets = (-target, unknown) if epsilon is None else (unknown, np.clip(epsilon, 0.0, bounds.LARGEST_EPSILON))
+    z, total = rounds.by_rows(rounds.tilt, *joined, counts, *targets)
     log_end = total - np.log(np.maximum(runs, 1.0)) + rounds.LOG_SHARE
-    for block, some, first, log in zip(blocks, flat, grids, logs, strict=True):
+    for block, settings, first, log in zip(blocks, flat, grids, logs, strict=True):
         each = [np.repeat(x, block.count.shape[1]) for x in (z, log_end)]
         grid = rounds.by_rows(finite.fine_grid, first, log, *each)
-        sides = [finite.log_profiles(*some, sign, grid, each[1] + _NEAR_END, finite.FINE) for sign in signs]
+        sides = [finite.log_profiles(*settings, sign, grid, each[1] + _NEAR_END, finite.FINE) for sign in signs]
         yield _enclosed(grid, sides, block)
 
 
 def _enclosed(grid: np.ndarray, sides: list[Bounds], block: _Block) -> tuple[DirectedLaw, DirectedLaw]:
-    """The two pairs of a block, from bounds of both log profiles on grids."""
+    """(dominating, dominated) pairs of a block. sides: bounds of log delta on the grids of the pair and of its swap."""
     upper = rounds.by_rows(finite.upper_pair, grid, *(side.upper for side in sides))
     lower = rounds.by_rows(finite.lower_pair, grid, *sides)
-    made = (DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law)) for law in (upper, lower))
-    return next(made), next(made)
+    laws = (DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law)) for law in (upper, lower))
+    return next(laws), next(laws)
 
 
 @functools.cache
-def _again(direction: str) -> Callable[[Any], Route]:
+def _concrete_route(direction: str) -> Callable[[Any], Route]:
+    """`epochs_route` of a direction. Cached: `contour_route` caches programs by this function."""
     return functools.partial(epochs_route, direction=direction)
 
 
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
-    traced = contour_route(stacks, direction, _again(direction))
+    traced = contour_route(stacks, direction, _concrete_route(direction))
     epsilon, delta = (tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in ("epsilon", "delta"))
     return dataclasses.replace(traced, epsilon=epsilon, delta=delta)
