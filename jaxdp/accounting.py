@@ -47,7 +47,7 @@ def delta(mechanism: Mechanism, epsilon: Real, *, relation: Relation | None = No
     array([0.23842, 0.12694, 0.02092])
 
     Returns NumPy float64 of the broadcast shape (a traced array under jit, vmap, grad with x64 on), in [0, 1]. It is 1
-    where nothing can be certified, and in a traced row with a number outside its domain (`jaxdp.domains`).
+    where nothing can be certified, and in a traced row that has a number outside its domain (`jaxdp.domains`).
     Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "epsilon", epsilon, relation, "delta", gap=gap, upper_only=True).upper
@@ -57,21 +57,21 @@ def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = No
     """Smallest certified epsilon >= 0 at ``delta``: never below the truth.
 
     mechanism: any jaxdp mechanism; its fields may be arrays.
-    delta: in [0, 1], any shape; broadcasts with the mechanism's fields. Above 0 and below 2.2e-308, where compiled
-        arithmetic sees 0, the upper bound is infinite.
+    delta: in [0, 1], any shape; broadcasts with the mechanism's fields. For 0 < delta < 2.2e-308, which compiled
+        arithmetic takes for 0, the upper bound is infinite.
     relation: how neighbouring data sets differ: "add", "remove", "add_or_remove" (the larger of the two, each composed
         on its own), "replace_one", or None for the mechanism's natural relation.
-    gap: in (0, 1), the relative distance of the certified bounds at which more work is not worth it. A smaller one
-        costs time and helps as far as double precision allows (often 1e-9); under a trace the work is fixed. Closed
-        forms are as close as they can be anyway.
+    gap: in (0, 1), the relative gap of the certified bounds at which work stops. A smaller gap costs time and helps as
+        far as double precision allows (often 1e-9). Under a trace the work is fixed. Closed forms do not use it: they
+        are always as close as double precision allows.
 
     >>> training = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), sampling_probability=0.01), 1000)
     >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
     1.8282
 
     Returns NumPy float64 of the broadcast shape, nats (a traced array under jit, vmap, grad with x64 on). It is inf
-    where nothing can be certified, and in a traced row with a number outside its domain (see `jaxdp.domains`): NaN, a
-    negative noise multiplier, a delta above 1. The derivative of such a row is 0.
+    where nothing can be certified, and in a traced row that has a number outside its domain (see `jaxdp.domains`): NaN,
+    a negative noise multiplier, a delta above 1. The derivative of such a row is 0.
     Raises ValueError, TypeError, UnsupportedMechanismError.
     """
     return _run(mechanism, "delta", delta, relation, "epsilon", gap=gap, upper_only=True).upper
@@ -80,8 +80,9 @@ def epsilon(mechanism: Mechanism, delta: Real, *, relation: Relation | None = No
 def epsilon_near(
     mechanism: Mechanism, delta: Real, target: Real, *, relation: Relation | None = None, direction: str | None = None
 ) -> Array:
-    """`epsilon`, of which more is asked the closer it is to ``target``: certified, and on the side where it lies.
+    """Certified upper bound of epsilon, like `epsilon`, but less close to the truth the farther it is from ``target``.
 
+    Close to ``target`` it is as close as `epsilon`, so that it shows on which side of ``target`` epsilon lies.
     direction: one of ``mechanism.directions(relation)``, the only dominating pair to account for; None for all.
     """
     directions = None if direction is None else (direction,)
@@ -105,8 +106,8 @@ def epsilon_bounds(
 ) -> Bounds[Array]:
     """Certified Bounds(lower, upper) of epsilon at ``delta``; arguments as for `epsilon`.
 
-    No randomizer with a local epsilon of 4 has a central one above the upper bound, and at least one has a central one
-    that is not below the lower bound.
+    In the example every randomizer with a local epsilon of 4 has a central epsilon of at most the upper bound, and some
+    such randomizer has a central epsilon of at least the lower bound.
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.LocalRandomizer(4.0), num_users=100_000)
     >>> lower, upper = jaxdp.epsilon_bounds(shuffled, delta=1e-6)
@@ -120,15 +121,15 @@ def renyi(mechanism: Mechanism, order: Real, *, relation: Relation | None = None
     """Renyi divergence of the given order: an upper bound of the mechanism's Renyi DP curve.
 
     order: real > 1, inf allowed (the supremum of the loss), any shape; broadcasts with the mechanism's fields.
-    relation: as for `epsilon`; the larger of the pairs.
+    relation: as for `epsilon`; with several pairs, the largest divergence.
 
     >>> jaxdp.renyi(jaxdp.Gaussian(2.0), order=[2, 8]).round(4)
     array([0.25, 1.  ])
 
     Returns NumPy float64 in nats, rounded outward. It is infinite when the pair that bounds the mechanism has mass at
-    infinity, and in a traced row with a number outside its domain. Sampled Gaussian noise at orders of hundreds is
-    bounded by what it would be without sampling. Close to order 1 the value of a slightly larger order is used where
-    cancellation would cost more (R is nondecreasing in the order).
+    infinity, and in a traced row that has a number outside its domain. At orders in the hundreds, sampled Gaussian
+    noise gets the bound without sampling. Close to order 1, where cancellation would cost more, the value at a slightly
+    larger order is returned: R is nondecreasing in the order.
     """
     return _per_direction(mechanism, "renyi", order, relation, renyi_kernel)
 
@@ -137,8 +138,8 @@ def log_mgf(mechanism: Mechanism, z: Complex, *, relation: Relation | None = Non
     """K(z) = log E_P[exp(z L); L finite] of the dominating pair, an estimate.
 
     z: complex, any shape; broadcasts with the mechanism's fields.
-    relation: as for `epsilon`, but not "add_or_remove". The pair is that of "remove" (or "replace_one"); "add" gives
-        the swapped one.
+    relation: as for `epsilon`, but not "add_or_remove": if that is the natural relation, None means "remove". The pair
+        of "add" is the swapped pair of "remove".
 
     >>> print(jaxdp.log_mgf(jaxdp.Gaussian(1.0), z=1j))
     (-0.5+0.5j)
@@ -155,14 +156,14 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     """Certified lower bound of the smallest false negative rate of any test at the given false positive rate.
 
     false_positive_rate: in [0, 1], any shape; broadcasts with the mechanism's fields.
-    relation: as for `epsilon`; with several pairs, the smallest.
+    relation: as for `epsilon`; with several pairs, the smallest rate.
 
     >>> print(f"{jaxdp.tradeoff(jaxdp.RandomizedResponse(1.0), false_positive_rate=0.1):.4f}")
     0.7282
 
-    For Gaussian-DP mechanisms it is Phi(-Phi^-1(x) - mu). For others it is the largest of 1 - delta(eps) - e^eps x over
-    certified points (eps, delta), eps of either sign, refined around the best one (valid for any points; Dong, Roth, Su
-    2022). Concrete numbers only. Returns NumPy float64.
+    With x the false positive rate it is Phi(-Phi^-1(x) - mu) for Gaussian-DP mechanisms. For others it is the largest
+    of 1 - delta(eps) - e^eps x over certified points (eps, delta(eps)), eps of either sign, refined around the best
+    point. Any points give a valid bound (Dong, Roth, Su 2022). Concrete numbers only. Returns NumPy float64.
     """
     if validate.is_traced(mechanism, false_positive_rate):
         raise TypeError("tradeoff takes concrete numbers: under a trace use delta at the epsilons of your choice.")
@@ -172,7 +173,7 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     x = np.broadcast_to(x, shape)
     resolved, _ = _resolved(mechanism, relation)
     if is_gaussian(resolved):
-        # compiled arithmetic takes a subnormal rate for 0; at a larger one the false negative rate is smaller
+        # Compiled arithmetic takes a subnormal rate for 0. A larger rate is safe: its false negative rate is smaller.
         x = np.where(x > 0, np.maximum(x, SMALLEST), x)
         return gaussian_tradeoff(normal_form(resolved, shape), x.reshape(-1)).reshape(shape)[()]
     curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
@@ -180,32 +181,34 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
 
 
 def _single_relations(mechanism: Mechanism, relation: Relation | None) -> tuple[Relation, ...]:
+    """The relations whose trade-off functions are computed: "add" and "remove" for both, where each is available."""
     relation = relation or natural_relation(mechanism)
     _, directions = _resolved(mechanism, relation)
     if relation != "add_or_remove" or len(directions) == 1:
         return (relation,)
     try:
-        for each in ("add", "remove"):
-            mechanism.directions(each)
+        for single in ("add", "remove"):
+            mechanism.directions(single)
     except UnsupportedMechanismError:
-        return (relation,)  # delta is then the larger of the pairs, which is valid for each of them
+        return (relation,)  # its delta is the larger of both pairs', a valid bound for each pair
     return ("add", "remove")
 
 
 def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -> np.ndarray:
-    each = spread_axis(mechanism)
+    """Lower bound of the false negative rate under one relation: max over eps of 1 - delta(eps) - e^eps x."""
+    spread = spread_axis(mechanism)
 
     def certified(eps: np.ndarray, gap: float) -> np.ndarray:
-        above = delta(each, eps, relation=relation, gap=gap)
-        return 1 - above - np.exp(eps) * x[..., None] * (1 + 4e-16)
+        upper = delta(spread, eps, relation=relation, gap=gap)
+        return 1 - upper - np.exp(eps) * x[..., None] * (1 + 4e-16)
 
     def end(which: Relation) -> np.ndarray:
-        beyond = delta(mechanism, _FARTHEST, relation=which, gap=0.1)  # mass at infinity, for one
-        found = epsilon(mechanism, np.minimum(beyond + 1e-6, 1.0), relation=which, gap=0.1)
+        delta_there = delta(mechanism, _FARTHEST, relation=which, gap=0.1)  # includes mass at infinity
+        found = epsilon(mechanism, np.minimum(delta_there + 1e-6, 1.0), relation=which, gap=0.1)
         return np.broadcast_to(np.minimum(found, _FARTHEST) + 1.0, x.shape)
 
-    # The value is concave in e^eps: its maximum lies between the neighbours of the best point. The losses reach as far
-    # down as those of the swapped pair reach up.
+    # The value is concave in e^eps: its maximum lies between the neighbours of the best point. The smallest loss is
+    # minus the largest loss of the swapped pair.
     swapped: dict[Relation, Relation] = {"add": "remove", "remove": "add"}
     eps = np.linspace(-end(swapped.get(relation, relation)), end(relation), _FIRST_TRIED, axis=-1)
     eps = _around_the_best(eps, certified(eps, 1e-2))[0]
@@ -215,18 +218,19 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
         best = np.max(value, axis=-1)
         if np.all(most <= best + np.maximum(_TRADEOFF_GAP * np.minimum(best, 1 - best), 1e-12)):
             break
-        # the parabola for a smooth curve, the chords for a kink; from far away the chords are too steep
+        # The parabola finds the maximum of a smooth curve, the chords find a kink. Chords of wide cells are too steep:
+        # the first round takes the middles of the cells, every second round keeps away from their ends.
         three = eps[..., 1:4]
         space = np.diff(three, axis=-1) * (0.5 if turn == 0 else 0.1 if turn % 2 else 0.0)
         kinks = np.clip(kinks, three[..., :-1] + space, three[..., 1:] - space)
-        more = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
-        value = np.concatenate([value, certified(more, 1e-6)], axis=-1)
-        eps, value = _around_the_best(np.concatenate([eps, more], axis=-1), value)
+        new = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
+        value = np.concatenate([value, certified(new, 1e-6)], axis=-1)
+        eps, value = _around_the_best(np.concatenate([eps, new], axis=-1), value)
     return np.maximum(np.max(value, axis=-1) - 1e-15, 0.0)
 
 
 def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The point of the largest value between two neighbours on either side, along the last axis."""
+    """(eps, value) of the point with the largest value and of two neighbours on either side, along the last axis."""
     order = np.argsort(eps, axis=-1)
     eps, value = (np.take_along_axis(a, order, axis=-1) for a in (eps, value))
     best = np.clip(np.argmax(value, axis=-1), 2, eps.shape[-1] - 3)
@@ -235,9 +239,9 @@ def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _corners(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of five points of a concave function of e^eps: where the chords on either side of the middle one meet.
+    """(eps in the two middle cells, upper bound of the maximum) of a concave function of e^eps, given at five points.
 
-    And the larger of the values there, which the function does not exceed.
+    In each middle cell the extended chords of both neighbouring cells meet at eps, not below the function.
     """
     at = np.expm1(eps - eps[..., 2:3])
     low, high = at[..., 1:3], at[..., 2:4]
@@ -245,14 +249,14 @@ def _corners(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray
         slope = np.diff(value, axis=-1) / np.diff(at, axis=-1)
         rise, fall = slope[..., :2], slope[..., 2:]
         meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
-        beside = 1e-6 * (high - low)  # an end of the cell is known already: its middle
+        beside = 1e-6 * (high - low)  # the ends of the cell are known points: take its middle instead
         inside = (meet > low + beside) & (meet < high - beside)
         most = np.where(inside, value[..., 1:3] + rise * (meet - low), np.maximum(value[..., 1:3], value[..., 2:4]))
     return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high))), np.max(most, axis=-1)
 
 
 def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Two points between the outer ones of three, close to the vertex of the parabola through them."""
+    """Two points close to the vertex of the parabola through three points, between the outer two."""
     (low, middle, high), (v_low, v_middle, v_high) = np.moveaxis(eps, -1, 0), np.moveaxis(value, -1, 0)
     left, right = middle - low, high - middle
     with np.errstate(all="ignore"):
@@ -265,6 +269,7 @@ def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:
+    """Values of the kernel: for "renyi" the largest over the directions, for "log_mgf" those of the first (verb)."""
     name = "order" if verb == "renyi" else "z"
     mechanism, value, shape, usable = _admitted(mechanism, name, value)
     if verb == "log_mgf" and relation is None and natural_relation(mechanism) == "add_or_remove":
@@ -293,7 +298,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
 
 
 def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
-    """TypeError unless it is a mechanism; else what `confined` says of it."""
+    """What `confined` returns: the mechanism with traced numbers moved into their domains, and tests; or TypeError."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
@@ -303,21 +308,23 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
     return confined(mechanism)
 
 
-_MARGIN = 0.9  # of the gap asked for, at which no more is asked
-_FARTHEST = 100.0  # epsilon that is tried for a trade-off function
-_NEXT_TO_ZERO, _LARGE = 1e-9, 0.01  # upper epsilons, or deltas, at which delta at 0 is asked for too
-# Epsilons per rate of a trade-off function, rounds of four more at most, and the relative gap at which it ends.
+_MARGIN = 0.9  # share of the user's gap at which the sources stop
+_FARTHEST = 100.0  # largest epsilon that is tried for a trade-off function, up to a margin of 1
+# `_down_to_zero` looks at upper bounds of epsilon below the first, and at deltas from the second on.
+_NEXT_TO_ZERO, _LARGE = 1e-9, 0.01
+# For each rate of a trade-off function: epsilons of the first grid, most rounds of four more epsilons each, and the
+# gap, relative to the smaller of the rate and 1 - rate, at which the search ends.
 _FIRST_TRIED, _TRADEOFF_ROUNDS, _TRADEOFF_GAP = 33, 16, 1e-6
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 
 def _admitted(mechanism: Any, name: str, target: Any) -> tuple[Mechanism, Any, tuple[int, ...], Any]:
-    """Mechanism and target, every traced number inside its domain; their shape; which rows were so by themselves.
+    """(mechanism, target, their broadcast shape, usable), with every traced number moved into its domain.
 
-    The rows: True when nothing is traced, for then a number outside its domain is a ValueError.
+    usable: which rows had all numbers in their domains; True if nothing is traced: a number outside is a ValueError.
     """
     if validate.is_traced(mechanism, target):
-        # the bounds of a bare jax.grad are those of the verb, and our own programs give the slopes
+        # Under a bare jax.grad only our own programs compute bounds and slopes: the user compiles nothing.
         require_x64(compiles=name == "z" or validate.is_traced(jax.lax.stop_gradient((mechanism, target))))
     mechanism, tests = check_mechanism(mechanism)
     dtype = np.complex128 if name == "z" else np.float64
@@ -334,7 +341,7 @@ def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
 def _resolved(
     mechanism: Mechanism, relation: Relation | None, directions: tuple[str, ...] | None = None
 ) -> tuple[Mechanism, tuple[str, ...]]:
-    """The mechanism with the relation resolved, and the directions of its pairs: one where all are symmetric."""
+    """The mechanism under the relation, and the directions of its pairs: one direction if all parts are symmetric."""
     if directions is None:
         directions = mechanism.directions(relation)
         if (relation or natural_relation(mechanism)) == "replace_one":
@@ -369,7 +376,7 @@ def _run(
 
 
 def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
-    """Equal points are answered once: which rows to solve, and where the answer of each row is found."""
+    """(rows to solve, for each row the place of its answer among them): equal rows are solved once."""
     leaves = jax.tree_util.tree_leaves((params, target))
     width = sum(int(np.prod(np.shape(leaf)[1:])) for leaf in leaves)
     if target.size < 64 or width > 64:
@@ -384,9 +391,9 @@ def _distinct(params: Any, target: np.ndarray) -> tuple[Any, Any]:
 def _evaluate(
     routes: list[Route], verb: str, target: Any, shape: tuple[int, ...], asked: Asked
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Bounds for each dominating pair (wide where another pair's are known to be larger)."""
+    """Bounds for each dominating pair. They may be wide where another pair is known to be the larger one."""
     flat = np.broadcast_to(target, shape).reshape(int(np.prod(shape)))
-    # XLA takes a subnormal delta for 0: what holds for the next larger one is a lower bound, and there is no upper one
+    # XLA takes a subnormal delta for 0: the lower bound is that of the least normal delta, the upper bound is vacuous.
     subnormal = (verb == "epsilon") & (flat > 0) & (flat < SMALLEST)
     flat = np.where(subnormal, SMALLEST, flat)
     if asked.near is not None:
@@ -406,25 +413,25 @@ def _evaluate(
 
 
 def _down_to_zero(route: Route, params: Any, delta: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Upper bounds of epsilon, 0 where delta at 0 says so: a search ends next to 0, or far away at a large delta."""
+    """Upper bounds of epsilon, set to 0 where delta(0) <= delta: a search ends above 0, for a large delta far above."""
     rows = np.flatnonzero((lower == 0) & (upper > 0) & ((upper < _NEXT_TO_ZERO) | (delta >= _LARGE)))
     if not rows.size:
         return upper
-    some = jax.tree_util.tree_map(lambda x: x[rows], params)
-    ((_, most),) = intersect("delta", [route.delta], some, np.zeros(rows.size), BESIDE_GRADIENT)
+    open_params = jax.tree_util.tree_map(lambda x: x[rows], params)
+    ((_, at_zero),) = intersect("delta", [route.delta], open_params, np.zeros(rows.size), BESIDE_GRADIENT)
     upper = upper.copy()
-    upper[rows] = np.where(most <= delta[rows], 0.0, upper[rows])
+    upper[rows] = np.where(at_zero <= delta[rows], 0.0, upper[rows])
     return upper
 
 
 def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]) -> list[Route]:
-    """The routes that have to be differentiated: where numbers are concrete, not those of certainly smaller pairs."""
+    """The routes to differentiate. If the numbers are concrete, pairs that are certainly smaller are left out."""
     params, target = jax.lax.stop_gradient(([route.params for route in routes], target))
     if len(routes) == 1 or validate.is_traced(params, target):
         return routes
     params, target = jax.tree_util.tree_map(np.asarray, (params, target))
-    made = [dataclasses.replace(route, params=own) for route, own in zip(routes, params, strict=True)]
-    kept = dict(enumerate(_evaluate(made, verb, target, shape, BESIDE_GRADIENT)))
+    concrete = [dataclasses.replace(route, params=own) for route, own in zip(routes, params, strict=True)]
+    kept = dict(enumerate(_evaluate(concrete, verb, target, shape, BESIDE_GRADIENT)))
     for i, (_, upper) in list(kept.items()):
         others = [lower for j, (lower, _) in kept.items() if j != i]
         if others and np.all(upper <= np.maximum.reduce(others)):
@@ -436,7 +443,7 @@ def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
     answer = route.traced_epsilon if verb == "epsilon" else route.traced_delta
-    flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)  # as in `_evaluate`
+    flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)  # subnormal deltas: as in `_evaluate`
     lower, upper = answer(params, flat)
     upper = jnp.where(subnormal, jnp.inf, upper)
     return lower.reshape(shape), upper.reshape(shape)

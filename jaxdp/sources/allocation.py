@@ -23,7 +23,7 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}
-_NEAR_END = 14.0  # an epoch's log delta need not be close below log(mass at infinity) + this: the rest is negligible
+_NEAR_END = 14.0  # nats above log(mass at infinity): bounds of a smaller log delta of an epoch need not be close
 _PAIR_GAP = 1e-5  # relative gap asked for composed pairs: about the error of the pairs themselves
 
 
@@ -67,7 +67,7 @@ def _traced(sign: float) -> tuple[Points, Points]:
 
 @dataclasses.dataclass(frozen=True)
 class _Epochs:
-    """Compositions of finite pairs: upper bounds from pairs that dominate each epoch, lower bounds from dominated pairs.
+    """Compositions of finite pairs: upper bounds by pairs that dominate each epoch, lower bounds by dominated pairs.
 
     Rows that are a single epoch are answered by its contour. fine: use fine grids. Otherwise use the first grids, which
     locate where to refine: a quarter of the work, for rows that need not be close.
@@ -151,7 +151,7 @@ def _blocks(record: RandomAllocation, times: Any) -> list[_Block]:
 def enclosing(
     stacks: tuple[Stack, ...], direction: str, fine: bool = True, delta: Any = None, epsilon: Any = None
 ) -> tuple[tuple[Stack, ...], tuple[Stack, ...]]:
-    """(above, below): concrete stacks with each epoch replaced by finite pairs that dominate it, and by dominated pairs.
+    """(above, below): concrete stacks with each epoch replaced by finite pairs that dominate it, by dominated pairs.
 
     fine: whether the pairs are refined where they matter for a composition with this delta, or with this epsilon.
     """

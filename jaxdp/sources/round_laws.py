@@ -1,4 +1,4 @@
-"""Finite laws in place of shuffled rounds, for compositions: on grids, of concrete numbers."""
+"""Finite laws that replace shuffled rounds in compositions, made on grids of epsilon; concrete numbers only."""
 
 import functools
 from collections.abc import Callable
@@ -16,19 +16,20 @@ from jaxdp.shuffle.law import Law
 from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
 from jaxdp.validate import is_traced
 
-# (gap asked for, most nodes of a sum) of the log deltas between which a round's finite pair lies: to place the grid, in
-# a composition, where the pair's own error is larger, in a moment, where nothing else is off, and for the largest loss.
+# (gap asked for, most nodes of a sum) of the log deltas from which a round's finite pair is made: to place the grid,
+# for a composition (the pair's own error is larger), for a moment (there is no other error), for the largest loss.
 _FIRST, _COMPOSED, _MOMENT, _SUPREMUM = (0.5, 128), (1e-3, 512), (1e-6, 8192), (np.inf, 0)
-LARGEST_ORDER = 1e9  # for which a grid is placed where the order is infinite
-_WIDEST = 0.1  # gap asked for at points that hardly count
+LARGEST_ORDER = 1e9  # replaces an infinite order where a grid is placed
+_WIDEST = 0.1  # largest gap of log delta that is asked for, at points of small weight
 
 
 def _flat(record: Shuffled) -> Any:
+    """The record with its two batch axes (rows, members) joined: one row for each round."""
     return jax.tree_util.tree_map(lambda x: x.reshape((-1, *x.shape[2:])), record)
 
 
 def replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., Any]) -> tuple[Stack, ...]:
-    """The stacks, shuffled rounds replaced by the finite laws that ``make`` gives on their grids."""
+    """The stacks with shuffled rounds replaced by the finite laws make(rounds, *grid)."""
 
     def law(record: Any, times: Any, grid: Any) -> Any:
         if not isinstance(record, Shuffled):
@@ -39,7 +40,7 @@ def replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., An
 
 
 def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """Stacks, shuffled rounds replaced by finite pairs that dominate them, for moments of one order a row."""
+    """The stacks with shuffled rounds replaced by dominating finite pairs, close for the moment of each row's order."""
     if not has_rounds(stacks):
         return stacks
     finite = np.isfinite(order)
@@ -49,7 +50,7 @@ def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
 
 
 def has_rounds(stacks: tuple[Stack, ...]) -> bool:
-    """Whether some mechanisms are shuffled rounds."""
+    """Whether any mechanism is a shuffled round."""
     return any(isinstance(record, Shuffled) for record, _ in stacks)
 
 
@@ -61,40 +62,40 @@ def grids_of(
     points: int = rounds.POINTS,
     close: tuple[float, int] = _FIRST,
 ) -> list[tuple[np.ndarray, ...] | None]:
-    """Grids of epsilon for each stack of shuffled rounds, one row a round, their weights, and their tilts; else None.
+    """(grids of epsilon, log weights of points, tilts), one row a round, for each stack of shuffled rounds; else None.
 
-    Fine where a composition looks that has this log delta or this epsilon (the other is NaN), or a moment of this
-    order. close: gap asked for and most nodes of the log deltas that place the grids.
+    The grids are fine where a composition with this log delta or this epsilon (the other is NaN) depends on them, or a
+    moment of this order. close: gap asked for and most nodes of the log deltas that place the grids.
     """
-    found = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
-    if not found:
+    shuffled = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
+    if not shuffled:
         return [None] * len(stacks)
     first = []
-    for flat, t in found:
+    for flat, t in shuffled:
         orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
     deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, close, rounds.EVERY, deepest) for (flat, _), x in zip(found, first, strict=True)]
+    logs = [_log_profile(flat, x, close, rounds.EVERY, deepest) for (flat, _), x in zip(shuffled, first, strict=True)]
     if order is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
-        times = np.concatenate([t for _, t in found], axis=1)
+        times = np.concatenate([t for _, t in shuffled], axis=1)
         z, total = rounds.by_rows(rounds.tilt, *wide, wide[1], times, log_delta, epsilon)
         log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
     else:
         z, log_end = order, np.full(order.shape, -np.inf)
-    made: list[tuple[np.ndarray, ...]] = []
-    for (_, t), grid, log in zip(found, first, logs, strict=True):
+    grids: list[tuple[np.ndarray, ...]] = []
+    for (_, t), grid, log in zip(shuffled, first, logs, strict=True):
         each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
         finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
         finer = finer if order is None else _snapped(finer)
-        made.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
-    left = iter(made)
-    return [next(left) if isinstance(record, Shuffled) else None for record, _ in stacks]
+        grids.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
+    remaining = iter(grids)
+    return [next(remaining) if isinstance(record, Shuffled) else None for record, _ in stacks]
 
 
 def _snapped(grid: np.ndarray) -> np.ndarray:
-    """The grids, each point inside moved by at most half of the steps beside it to a multiple of a power of two."""
+    """The grids with inner points moved to multiples of a power of two, by at most half of the smaller step beside."""
     step = np.diff(grid, axis=1)
     step = np.minimum(step[:, 1:], step[:, :-1])
     unit = 2.0 ** np.floor(np.log2(np.where(step > 0, step, 1.0)))
@@ -103,18 +104,19 @@ def _snapped(grid: np.ndarray) -> np.ndarray:
 
 
 def _widest_law(flat: Shuffled) -> Law:
-    """Of the laws of each row, one for every pair of inputs, that with the largest loss, where delta of all ends."""
+    """For each row, of the laws of all pairs of inputs, the law with the largest loss: beyond it all deltas are 0."""
     laws = batch_of_laws(upper_laws, flat)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
 def _chosen(laws: Law, score: np.ndarray) -> Law:
+    """The law with the largest score in each row."""
     best = np.argmax(score, axis=-1)
     return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
 
 
 def chi_square(laws: Law) -> Any:
-    """The chi-square divergence of each law: of many rounds the largest counts."""
+    """The chi-square divergence of each law. With many rounds the law of the largest one is the worst."""
     array = jnp if is_traced(laws) else np
     return array.sum((laws.first - laws.second) ** 2 / array.where(laws.base > 0, laws.base, np.inf), axis=-1)
 
@@ -127,11 +129,11 @@ def _log_profile(
     deepest: float = -np.inf,
     weights: Any = 0.0,
 ) -> np.ndarray:
-    """Upper bounds of log delta on a grid, rows of epsilons.
+    """Upper bounds of log delta on grids of epsilon, (rounds, points).
 
-    weights: log weights of the points, the largest 0; the gap asked for grows with the root of 1/weight. every: long
-    sums are made at every so many points only (delta is convex: the pairs take chords between them), and not beyond a
-    point where log delta is below ``deepest``.
+    weights: log weights of the points, the largest 0; the gap asked for grows like sqrt(1/weight). every: long sums are
+    computed at every so many points only, because delta is convex and the pairs take chords between them. deepest: no
+    long sums are computed to the right of a point where log delta is below this.
     """
     (gap, most), size = close, grid.shape[1]
     users = np.asarray(flat.num_users)
@@ -140,9 +142,9 @@ def _log_profile(
         with np.errstate(divide="ignore"):
             logs = np.log(closed_form.clones_closed_form_delta(eps0, users[:, None], grid))
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
-    # rows of one mechanism share points (grids of moments are snapped to that end): each is computed once
+    # Rows of one mechanism share points (`_snapped` makes grids of moments do so). Each point is computed once.
     fields = [np.reshape(leaf, (len(users), -1)) for leaf in jax.tree_util.tree_leaves(flat)]
-    key = np.empty(grid.shape, np.complex128)  # a pair of numbers that is sorted fast
+    key = np.empty(grid.shape, np.complex128)  # (mechanism, epsilon) as one number, which NumPy sorts fast
     key.real = np.unique(np.concatenate(fields, axis=1), axis=0, return_inverse=True)[1].reshape(-1, 1)
     key.imag = grid
     _, first, back = np.unique(key.ravel(), return_index=True, return_inverse=True)
@@ -152,16 +154,16 @@ def _log_profile(
     lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
-    # a point right of one where delta is as small as that has no mass that counts
+    # To the right of a point with so small a delta there is no mass that counts.
     deep = np.minimum.accumulate(upper[back].reshape(grid.shape), axis=1).ravel() < deepest
     place = np.arange(back.size)
     long = wide[back] & ~deep & ((place % every == 0) | (place % size == size - 1))
     if long.any():
-        asked = np.full(upper.shape, _WIDEST)
-        asks = gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape)
-        np.minimum.at(asked, back[long], asks.ravel()[long])
+        gaps = np.full(upper.shape, _WIDEST)
+        gaps_of_points = gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape)
+        np.minimum.at(gaps, back[long], gaps_of_points.ravel()[long])
         places = np.unique(back[long])
-        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, asked))
+        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, gaps))
         upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
     return upper[back].reshape(grid.shape)
 
@@ -169,7 +171,7 @@ def _log_profile(
 def upper_law(
     flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray, close: tuple[float, int] = _COMPOSED
 ) -> Any:
-    """A finite law that dominates the round of every row."""
+    """(losses, log masses, mass at infinity) of a finite law for each row that dominates its round."""
     logs = _log_profile(flat, grid, close, weights=weights)
     largest = np.broadcast_to(np.asarray(flat.max_loss()), grid.shape[:1])
     losses, masses, infinity = rounds.by_rows(rounds.bounded_pair, grid, logs, largest)
@@ -177,18 +179,18 @@ def upper_law(
 
 
 def leaks(record: Shuffled, array: Any) -> Any:
-    """Whether there is a local delta: its additive term has no mass at infinity to stand for, so all mass does."""
+    """Whether there is a local delta. A law cannot hold its additive term, so that all mass is put at infinity."""
     return array.asarray(record.local_delta()) > 0
 
 
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
-    """A finite law that the round of every row dominates."""
+    """(losses, log masses, mass at infinity) of a finite law for each row that its round dominates."""
     laws, size = batch_of_laws(lower_laws, flat), grid.shape[1]
-    one = _chosen(laws, chi_square(laws))
-    one = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), one)
-    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (one[:3], one.swapped()[:3]))
+    best = _chosen(laws, chi_square(laws))
+    best = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), best)
+    forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (best[:3], best.swapped()[:3]))
     sides = []
-    for order in [one] if (forward == back).all() else [one, one.swapped()]:
+    for order in [best] if (forward == back).all() else [best, best.swapped()]:
         found = bounds.bounds("log_delta", order, np.repeat(flat.num_users, size), grid.ravel(), LOWER_GAP, LOWER_NODES)
         sides.append(Bounds(*(side.reshape(grid.shape) for side in found)))
     return rounds.by_rows(rounds.lower_pair, grid, z, sides[0], sides[-1])

@@ -1,4 +1,4 @@
-"""Compositions with shuffled rounds: finite pairs around each round, composed as any other law."""
+"""Compositions with shuffled rounds: finite pairs that enclose each round, composed like any other laws."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from jaxdp.sources.shuffling import LOWER_GAP, additive_term, one_round_answer
 from jaxdp.sources.traced_rounds import of_traced_laws
 from jaxdp.validate import is_traced
 
-_PAIR_GAP = 1e-5  # of the contour of composed pairs: about what the pairs themselves are off by
-_TRACED_SHARE = 0.05  # of delta, kept for the additive terms of local deltas under a trace
+_PAIR_GAP = 1e-5  # relative gap asked for composed pairs: about the error of the pairs themselves
+_TRACED_SHARE = 0.05  # share of delta that is reserved for the additive terms of local deltas under a trace
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rounds:
-    """The upper pairs' composition from above, that of the lower pairs from below."""
+    """Upper bounds by the composition of dominating pairs, lower bounds by the composition of dominated pairs."""
 
     verb: str
     direction: str
@@ -46,6 +46,7 @@ class _Rounds:
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
 
         def solver(stacks: tuple[Stack, ...]) -> Callable[..., Any]:
+            """(which pairs, least gap) -> (target -> bounds), of the stacks without their local deltas."""
             pure = _pure(stacks)
             grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
@@ -56,33 +57,33 @@ class _Rounds:
 
             return side
 
-        own = solver(params)
+        own_bounds = solver(params)
 
         def central(by: Any, aim: Any) -> Any:
-            side = solver(_weaker(params, by)) if by.any() else own
+            side = solver(_weaker(params, by)) if by.any() else own_bounds
             return side(upper_law, _PAIR_GAP)(aim)[1]
 
-        def lost(by: Any, epsilon: Any) -> Any:
-            return _lost(_weaker(params, by), epsilon)
+        def additive_terms(by: Any, epsilon: Any) -> Any:
+            return _additive_terms(_weaker(params, by), epsilon)
 
-        if np.any(_lost(params, np.zeros(target.shape))):
+        if np.any(_additive_terms(params, np.zeros(target.shape))):
             alone = solver(_unshuffled(params))(upper_law, _PAIR_GAP)(target)[1]
-            upper = np.fmin(over_weaker(self.verb, central, lost, target), alone)
+            upper = np.fmin(over_weaker(self.verb, central, additive_terms, target), alone)
         else:
             upper = central(np.zeros(target.shape), target)
-        lower = np.zeros(target.shape) if asked.upper_only else own(lower_law_of, LOWER_GAP)(target)[0]
+        lower = np.zeros(target.shape) if asked.upper_only else own_bounds(lower_law_of, LOWER_GAP)(target)[0]
         return np.fmin(lower, upper), upper
 
 
 def _weaker(stacks: tuple[Stack, ...], by: np.ndarray) -> tuple[Stack, ...]:
-    """The stacks with local epsilons raised, see `Shuffled.weaker`; by: for each row."""
+    """The stacks with local epsilons raised by ``by`` (rows,) where there is a local delta, see `Shuffled.weaker`."""
     return tuple(
         (record.weaker(by[:, None]) if isinstance(record, Shuffled) else record, times) for record, times in stacks
     )
 
 
 def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks with local deltas of 0."""
+    """The stacks with all local deltas set to 0."""
 
     def pure(record: Any) -> Any:
         if not (isinstance(record, Shuffled) and isinstance(record.randomizer, LocalRandomizer)):
@@ -94,20 +95,20 @@ def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
 
 
 def _unshuffled(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks, rounds with a local delta replaced by what one report alone guarantees."""
-    made: list[Stack] = []
+    """The stacks; a report's guarantee without shuffling replaces each round that has a local delta."""
+    replaced_stacks: list[Stack] = []
     for record, times in stacks:
         if isinstance(record, Shuffled):
             leaky = np.asarray(record.local_delta()) > 0
             alone = ApproximateDP(record.max_loss(), record.local_delta())
-            made += [(record, np.where(leaky, 0.0, times)), (alone, np.where(leaky, times, 0.0))]
+            replaced_stacks += [(record, np.where(leaky, 0.0, times)), (alone, np.where(leaky, times, 0.0))]
         else:
-            made.append((record, times))
-    return tuple(made)
+            replaced_stacks.append((record, times))
+    return tuple(replaced_stacks)
 
 
-def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
-    """What the local deltas add to delta: the sum of the rounds' additive terms."""
+def _additive_terms(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
+    """The sum of the rounds' additive terms: what the local deltas add to delta at this epsilon."""
     array = jnp if is_traced(stacks, epsilon) else np
     total = array.zeros(array.shape(epsilon))
     for record, times in stacks:
@@ -118,17 +119,17 @@ def _lost(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
 
 
 def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
-    """Upper bound of traced rounds alone: each is (eps0, delta0)-DP without its shuffling; both numbers are added."""
-    largest = lost = jnp.zeros(np.shape(target))
+    """Upper bound of traced rounds by basic composition: without shuffling each is (eps0, delta0)-DP. Else vacuous."""
+    eps0 = delta0 = jnp.zeros(np.shape(target))
     for record, times in stacks:
         if not isinstance(record, Shuffled):
             return jnp.full(np.shape(target), VACUOUS[verb])
-        for_one = record.max_loss(), jnp.asarray(record.local_delta())
-        largest, lost = (
+        one_round = record.max_loss(), jnp.asarray(record.local_delta())
+        eps0, delta0 = (
             total + jnp.sum(times * jnp.where(times > 0, each, 0.0), axis=-1)
-            for total, each in zip((largest, lost), for_one, strict=True)
+            for total, each in zip((eps0, delta0), one_round, strict=True)
         )
-    return alone(verb, largest * (1 + 1e-12), jnp.minimum(lost * (1 + 1e-12), 1.0), target)
+    return alone(verb, eps0 * (1 + 1e-12), jnp.minimum(delta0 * (1 + 1e-12), 1.0), target)
 
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
@@ -139,7 +140,7 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 
 @functools.cache
 def _traced(verb: str, direction: str) -> Points:
-    """The solver of traced points; cached, so that equal configurations compile once."""
+    """Differentiable bounds at traced points; cached, so that equal configurations compile once."""
 
     def place(target: Any) -> tuple[Any, Any, None]:
         if verb == "delta":
@@ -154,15 +155,15 @@ def _traced(verb: str, direction: str) -> Points:
     of_rounds = of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 
     def solve(params: Any, target: Any) -> tuple[Any, Any]:
-        pure, leaky = _pure(params), _lost(params, jnp.zeros_like(target)) > 0
+        pure, leaky = _pure(params), _additive_terms(params, jnp.zeros_like(target)) > 0
         share = jnp.where(leaky & (verb == "epsilon"), _TRACED_SHARE, 0.0)
         aim = target * (1 - share)
         lower, upper = of_rounds(pure, aim)
-        lost = _lost(params, upper if verb == "epsilon" else target)
+        added = _additive_terms(params, upper if verb == "epsilon" else target)
         if verb == "delta":
-            upper = jnp.where(lost > 0, jnp.minimum((upper + lost) * (1 + 2 * ULP), 1.0), upper)
+            upper = jnp.where(added > 0, jnp.minimum((upper + added) * (1 + 2 * ULP), 1.0), upper)
         else:
-            upper = jnp.where(lost <= share * target, upper, jnp.inf)
+            upper = jnp.where(added <= share * target, upper, jnp.inf)
         upper = jnp.fmin(upper, _report_by_report(verb, params, target))
         return jnp.where(share > 0, 0.0, jnp.minimum(lower, upper)), upper
 

@@ -1,4 +1,4 @@
-"""One shuffled round, from its law of X. Several: `jaxdp.sources.shuffled_rounds`."""
+"""One shuffled round, from the law of X (`jaxdp.shuffle.law`). Several rounds: `jaxdp.sources.shuffled_rounds`."""
 
 import dataclasses
 import functools
@@ -20,14 +20,14 @@ from jaxdp.shuffle.law import Law
 from jaxdp.sources.base import Answer, Asked, Points, Route, traced_bounds
 from jaxdp.validate import is_traced
 
-LOWER_GAP = 0.01  # lower bounds are of one data set: their numerical error need not be small
-LOWER_NODES = 2048  # with 512 some bounds at local epsilons above 5 are a fifth of these
+LOWER_GAP = 0.01  # gap of lower bounds: they describe one data set, so that their numerical error need not be small
+LOWER_NODES = 2048  # most nodes of a lower bound; with 512 some at local epsilons above 5 are a fifth as large
 _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed_form.clones_closed_form_point}
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
 def upper_laws(mechanism: Shuffled) -> Law:
-    """Laws of X for the upper bound, a leading axis for the pairs of inputs; of the clones for "closed_form"."""
+    """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the law of the clones."""
     known = mechanism.randomizer
     if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket":
         return known.upper_laws()
@@ -37,13 +37,13 @@ def upper_laws(mechanism: Shuffled) -> Law:
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
 def lower_laws(mechanism: Shuffled) -> Law:
-    """Laws of X for the lower bound, a leading axis for the data sets."""
+    """Laws of X for the lower bound; first axis: data sets."""
     randomizer = mechanism.randomizer
     return randomizer.lower_laws() if isinstance(randomizer, KnownRandomizer) else law.two_point(mechanism.max_loss())
 
 
 def batch_of_laws(kernel: Kernel, mechanism: Shuffled) -> Law:
-    """`upper_laws` or `lower_laws` of concrete rows; of tables without repetitions."""
+    """`upper_laws` or `lower_laws` (kernel) of concrete rows; repeated laws of a `FiniteRandomizer` are removed."""
     laws = kernel(mechanism)
     return law.distinct(laws) if isinstance(mechanism.randomizer, FiniteRandomizer) else laws
 
@@ -66,23 +66,23 @@ def worst_point(verb: str, laws: Law, users: Any, target: Any, source: str) -> B
 
 
 def _upper(verb: str, mechanism: Shuffled, target: Any, clean: Callable[[Shuffled, Any], Any], leaky: bool) -> Any:
-    """Upper bound of the round; clean: a round and a target -> that without its local delta; leaky: if any."""
+    """Upper bound of the round. clean: (round, target) -> upper bound for a local delta of 0. leaky: it may be > 0."""
     if not leaky and mechanism.chosen_bound() != "closed_form":
         return clean(mechanism, target)
 
     def central(by: Any, aim: Any) -> Any:
         return clean(mechanism.weaker(by), aim)
 
-    def lost(by: Any, epsilon: Any) -> Any:
+    def added(by: Any, epsilon: Any) -> Any:
         return additive_term(mechanism.weaker(by), epsilon)
 
-    found = approximate.over_weaker(verb, central, lost, target) if leaky else clean(mechanism, target)
+    found = approximate.over_weaker(verb, central, added, target) if leaky else clean(mechanism, target)
     alone = approximate.alone(verb, mechanism.max_loss(), mechanism.local_delta(), target)
     return (jnp if is_traced(alone, found) else np).fmin(found, alone)
 
 
 def additive_term(mechanism: Shuffled, epsilon: Any) -> Any:
-    """What the local delta adds to delta at this epsilon."""
+    """The term that the local delta adds to delta at this epsilon."""
     array = jnp if is_traced(mechanism, epsilon) else np
     local_delta = array.asarray(mechanism.local_delta())
     return approximate.additive_term(
@@ -91,7 +91,7 @@ def additive_term(mechanism: Shuffled, epsilon: Any) -> Any:
 
 
 def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, asked: Asked) -> Bounds:
-    """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; flat concrete fields."""
+    """Bounds of "delta" (at epsilon >= 0) or "epsilon" (verb) of one round; the record's fields are flat, concrete."""
     users = np.asarray(mechanism.num_users)
     lower = np.zeros(target.shape)
     if not asked.upper_only:
@@ -107,7 +107,7 @@ def one_round(verb: str, mechanism: Shuffled, target: np.ndarray, asked: Asked) 
 
 
 def _both_sides(delta: Callable[[Any], Any], epsilon: Any) -> tuple[Any, Any]:
-    """delta at an epsilon of any sign, from a symmetric profile: H_a = 1 - a + a H_{1/a}."""
+    """Bounds of delta at any epsilon, from delta at |epsilon|: a symmetric profile has H_a = 1 - a + a H_{1/a}."""
     xp = jnp if is_traced(epsilon) else np
     lower, upper = delta(xp.abs(epsilon))
     a, least = xp.exp(xp.minimum(epsilon, 0.0)), -xp.expm1(xp.minimum(epsilon, 0.0))
@@ -141,7 +141,7 @@ def _route(flat: Any) -> Route:
 
 
 def exact_source(mechanism: Shuffled) -> str:
-    """Which source of `bounds.point` the laws of `lower_laws` have."""
+    """The ``source`` argument of `bounds.point` that suits the laws of `lower_laws`."""
     return "nodes" if isinstance(mechanism.randomizer, KnownRandomizer) else "two"
 
 
@@ -160,32 +160,32 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
 
 
 def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -> Any:
-    """An accurate log delta of the bound in use, to be differentiated in the randomizer and epsilon; not certified."""
+    """Estimate of log delta by the bound in use: accurate, differentiable in randomizer and epsilon, not certified."""
     if not leaky:
         return _log_delta_parts(mechanism, epsilon)[0]
 
     def central(by: Any, epsilon: Any) -> Any:
         return xp.exp(_log_delta_parts(mechanism.weaker(by), epsilon)[0])
 
-    def lost(by: Any, epsilon: Any) -> Any:
+    def added(by: Any, epsilon: Any) -> Any:
         return additive_term(mechanism.weaker(by), epsilon)
 
-    by = xp.stop_gradient(approximate.best_delta(central, lost, epsilon)[1])
+    by = xp.stop_gradient(approximate.best_delta(central, added, epsilon)[1])
     local: Any = mechanism.randomizer
-    # of the best weaker guarantee epsilon + by alone counts, whatever epsilon is
+    # If by > 0, the best bound depends on epsilon + by only: it does not change with the local epsilon.
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
     best = _log_delta_parts(dataclasses.replace(mechanism, randomizer=fixed).weaker(by), epsilon)
     alone = xp.log(approximate.alone("delta", local.epsilon, local.delta, epsilon))
-    level = local.epsilon - epsilon  # at which delta no longer falls
+    level = local.epsilon - epsilon  # at epsilon = eps0 delta stops falling: 0 there, with the slopes of eps0 - epsilon
     return xp.where(epsilon == local.epsilon, level, xp.minimum(xp.logaddexp(*best), alone))
 
 
 def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
-    """(log delta without a local delta, log of the additive term) of a traced round."""
+    """(log delta for a local delta of 0, log of the additive term) of a traced round."""
     users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
     if mechanism.chosen_bound() == "closed_form":
         clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
-        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # there epsilon is eps0: a level set
+        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # else epsilon = eps0: a level set
     else:
         laws = upper_laws.point(mechanism)
         clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))

@@ -1,4 +1,4 @@
-"""Finite laws in place of shuffled rounds, for one traced composition, and its derivatives."""
+"""Finite laws that replace the shuffled rounds of a traced composition, and the derivatives of the composition."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from jaxdp.sources.base import batched, differentiated
 from jaxdp.sources.round_laws import LARGEST_ORDER, chi_square, has_rounds, leaks
 from jaxdp.sources.shuffling import exact_source, lower_laws, upper_laws
 
-_TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # of a grid under a trace; of these, what is kept in memory
+_TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # points of a grid under a trace; points computed at once, to save memory
 
 
 def _upper_point(record: Shuffled, epsilon: Any) -> Any:
@@ -36,17 +36,17 @@ def traced_law_of(
 ) -> tuple[LossLaw, Any, tuple[Any, Any]]:
     """(law, moved, (grid, z)): a finite law that dominates one traced round, its derivatives, its grid and its tilt.
 
-    Other arguments: see `grids_of`.
+    log_delta, epsilon, order: see `grids_of`.
 
-    moved: the derivatives of the log weights and of the mass at infinity by each number of the randomizer, those of an
-    accurate delta on the grid; None unless ``slopes``.
+    moved: the derivatives of the law's log weights and mass at infinity by each number of the randomizer, from the
+    derivatives of an accurate delta on the grid; None unless ``slopes``.
     """
     numbers, randomizer = ravel_pytree(record.randomizer)
 
     def at(e: Any) -> tuple[Any, Any]:
         def point(numbers: Any) -> tuple[Any, Any]:
             upper = _upper_point(dataclasses.replace(record, randomizer=randomizer(numbers)), e)
-            return upper, upper  # the value, and beside it what is differentiated
+            return upper, upper  # the value to differentiate, and the value itself (has_aux)
 
         if not slopes:
             return None, point(numbers)[1]
@@ -69,44 +69,44 @@ def traced_law_of(
     start = first, jnp.zeros(()), jnp.zeros(_TRACED_POINTS)
     slope = jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
     grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
-    losses, weights, infinity = made = rounds.upper_pair(grid, logs)
-    moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, made, d), in_axes=1)(by_numbers) if slopes else None
+    losses, weights, infinity = pair = rounds.upper_pair(grid, logs)
+    moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, pair, d), in_axes=1)(by_numbers) if slopes else None
     return LossLaw(losses, weights, jnp.where(leaks(record, jnp), 1.0, infinity)), moved, (grid, z)
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
-    """`lower_law_of` of one traced round."""
+    """`lower_law_of` for one traced round."""
     laws = lower_laws.point(record)
     best = jnp.argmax(chi_square(laws))
-    one = jax.tree_util.tree_map(lambda a: a[best], laws)
+    law = jax.tree_util.tree_map(lambda a: a[best], laws)
     exact = exact_source(record)
 
-    def order(made: Law) -> Bounds:
+    def profile(law: Law) -> Bounds:
         def point(e: Any) -> Bounds:
-            return bounds.point("log_delta", made, record.num_users, e, exact)
+            return bounds.point("log_delta", law, record.num_users, e, exact)
 
         return jax.lax.map(point, grid, batch_size=_TRACED_AT_ONCE)
 
-    found = jax.lax.map(order, stacked(one, one.swapped()))
+    found = jax.lax.map(profile, stacked(law, law.swapped()))
     return LossLaw(*rounds.lower_pair(grid, z, *(Bounds(*(side[i] for side in found)) for i in range(2))))
 
 
 def _traced_laws(
     stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
 ) -> tuple[tuple[Stack, ...], list[Any], list[Any]]:
-    """The stacks of one traced point, shuffled rounds replaced by laws; of each ``moved`` and (grid, z), or None."""
+    """(stacks with rounds replaced by dominating laws, moved, (grid, z) for each stack or None) of one traced point."""
 
     def law(stack: Stack) -> tuple[LossLaw, Any, tuple[Any, Any]]:
         record, times = _as_floats(stack)
         return traced_law_of(record, times, log_delta, epsilon, order, slopes)
 
-    made = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
-    laws, moved, grids = map(list, zip(*made, strict=True))
+    found = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
+    laws, moved, grids = map(list, zip(*found, strict=True))
     return tuple((one, times) for one, (_, times) in zip(laws, stacks, strict=True)), moved, grids
 
 
 def _traced_lower_laws(stacks: tuple[Stack, ...], grids: list[Any]) -> tuple[Stack, ...]:
-    """The stacks of one traced point, shuffled rounds replaced by laws that they dominate."""
+    """The stacks of one traced point with each shuffled round replaced by a law that the round dominates."""
 
     def law(each: tuple[Any, tuple[Any, Any]]) -> LossLaw:
         return _traced_lower_law(_as_floats(each[0]), *each[1])
@@ -122,7 +122,7 @@ def _as_floats(tree: Any) -> Any:
 
 
 def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
-    """The derivative of a number by a randomizer, from that by its law's masses and from that of these masses."""
+    """A number's derivative by a randomizer, by the chain rule. by_law: the number's by the law; moved: the law's."""
     weights, infinity = moved
     by_numbers = weights @ by_law.log_weights + infinity * by_law.infinity
     randomizer = ravel_pytree(record.randomizer)[1](by_numbers)
@@ -134,12 +134,12 @@ def of_traced_laws(
     place: Callable[[Any], tuple[Any, Any, Any]],
     below: Callable[[tuple[Stack, ...], Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """(stacks, target) -> value(laws, target) of a traced batch, where the laws replace the shuffled rounds.
+    """(stacks, target) -> value(laws, target) of a traced batch: finite laws replace the shuffled rounds.
 
-    value, of one point, is differentiable where it is real. place: target -> (log_delta, epsilon, order) of
-    `grids_of`. below: None, or what is asked of laws that the rounds dominate: then (below, value), with the derivative
-    of the latter. The derivative by a randomizer is that by the masses of its law times theirs by the randomizer: no
-    loop is differentiated.
+    value: a function of one point, differentiable where it is real; its laws dominate the rounds. place: target ->
+    (log_delta, epsilon, order) of `grids_of`. below: if given, a function of laws that the rounds dominate. The result
+    is then (below, value), with the derivative of value. A derivative by a randomizer is the derivative by its law's
+    masses times their derivatives by the randomizer, so that no loop is differentiated.
     """
 
     def with_lower(stacks: tuple[Stack, ...], grids: list[Any], target: Any, found: Any) -> Any:
@@ -163,9 +163,10 @@ def of_traced_laws(
 
 @functools.cache
 def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
-    """A moment of traced points, (stacks, order) -> numbers, differentiable; of shuffled rounds, of dominating pairs.
+    """(stacks, order) -> values of a moment's kernel at traced points, differentiable.
 
-    With shuffled rounds a complex moment has no derivative. Cached, so that equal moments compile once.
+    Dominating finite pairs replace shuffled rounds; a complex moment of these has no derivative. Cached, so that equal
+    moments compile once.
     """
 
     def place(order: Any) -> tuple[Any, Any, Any]:
