@@ -413,7 +413,7 @@ def _evaluate(
 
 
 def _down_to_zero(route: Route, params: Any, delta: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Upper bounds of epsilon, set to 0 where delta(0) <= delta: a search ends above 0, for a large delta far above."""
+    """Upper bounds of epsilon, 0 where delta(0) <= delta. A search may end above 0, far above 0 for a large delta."""
     rows = np.flatnonzero((lower == 0) & (upper > 0) & ((upper < _NEXT_TO_ZERO) | (delta >= _LARGE)))
     if not rows.size:
         return upper

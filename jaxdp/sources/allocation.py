@@ -111,7 +111,7 @@ class _Epochs:
 
 
 def _gaussians(stacks: tuple[Stack, ...], summed: bool) -> tuple[Stack, ...]:
-    """Gaussian mechanisms, and each epoch as one: the sum of its outputs (summed), or a person's steps, known."""
+    """Gaussian mechanisms, and each epoch as one: the sum of its outputs (summed), else a person's steps, known."""
     gaussians: list[Stack] = []
     for record, times in stacks:
         if isinstance(record, RandomAllocation):
@@ -134,7 +134,7 @@ class _Block(NamedTuple):
     exact: Any
 
     def known(self) -> bool:
-        """Whether every block has one step only, so that no step is secret."""
+        """Whether every block has one step only, so that a person's step is known."""
         return bool(np.all((self.steps == 1) | (self.count == 0)))
 
 

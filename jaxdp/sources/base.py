@@ -123,8 +123,8 @@ def intersect(
     """(lower, upper) of each pair: the intersection of its sources' answers.
 
     pairs: the sources of each pair, asked in turn for the rows that are not done. A row of a pair is done if its
-    relative gap is at most the gap asked for (or ``allowed(lower, upper)``), or if its upper bound does not exceed a
-    lower bound of another pair: the verbs return the largest of the pairs.
+    relative gap is at most the gap asked for (or ``allowed(lower, upper)``), if a source has settled it, if its upper
+    bound is negligible, or if this does not exceed a lower bound of another pair: the verbs return the largest pair's.
     """
     found = [nothing(verb, target) for _ in pairs]
     settled = [np.zeros(target.shape, bool) for _ in pairs]

@@ -43,7 +43,7 @@ COMPARED = Effort(16, 96, False)
 # Sources without an answer, placed before that comparison. The add direction is hardly ever the larger one: it waits
 # until the remove direction has been computed with 4096 nodes and usually has a lower bound.
 _WAITING: list[Source] = [lambda params, target, known, asked: Answer(known.lower, known.upper)] * 3
-# For remove and replace, beside closed forms only: one contour for each band of losses, for a few rare large losses.
+# Remove and replace, all else in closed form: one contour for each band of losses, where few rare large losses decide.
 _BANDED = (Effort(1024, 640, False, bands=4), Effort(1024, 960, False, bands=8), Effort(32768, 960, False, bands=8))
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
 _MOST_BANDED = 8  # largest number of distinct sampled mechanisms for which bands are affordable
@@ -61,7 +61,7 @@ _SHARE_OF_GAP = 0.3  # of the gap asked for
 _SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
 _APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
 _ROUGH = 100.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
-_ROUGHEST = 0.01  # largest gap by _ROUGH, unless a larger one is asked for
+_ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:

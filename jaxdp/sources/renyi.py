@@ -26,7 +26,7 @@ _ORDERS = np.array([*range(2, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80
 
 @record
 class _WithTail(FiniteLaw):
-    """A finite law for one order: one outcome, whose weight bounds a moment, replaces the mass at infinity."""
+    """A finite law for one order: an outcome whose weight bounds the rest of the moment replaces mass at infinity."""
 
     law: FiniteLaw
     log_moment: RealField = field(FINITE)

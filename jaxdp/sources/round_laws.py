@@ -131,9 +131,9 @@ def _log_profile(
 ) -> np.ndarray:
     """Upper bounds of log delta on grids of epsilon, (rounds, points).
 
-    weights: log weights of the points, the largest 0; the gap asked for grows like sqrt(1/weight). every: long sums are
-    computed at every so many points only, because delta is convex and the pairs take chords between them. deepest: no
-    long sums are computed to the right of a point where log delta is below this.
+    close: gap asked for and most nodes of a long sum. weights: log weights of the points, the largest 0; the gap grows
+    like sqrt(1/weight). every: only one of so many points gets a long sum, because delta is convex and the pairs take
+    chords between points. deepest: points to the right of a point with log delta below this get no long sum.
     """
     (gap, most), size = close, grid.shape[1]
     users = np.asarray(flat.num_users)

@@ -46,7 +46,7 @@ class _Rounds:
         log_target = np.log(np.clip(target, SMALLEST, 1.0)) if by_delta else unknown
 
         def solver(stacks: tuple[Stack, ...]) -> Callable[..., Any]:
-            """(which pairs, least gap) -> (target -> bounds), of the stacks without their local deltas."""
+            """(upper_law or lower_law_of, least gap) -> (target -> bounds), for the stacks without local deltas."""
             pure = _pure(stacks)
             grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
@@ -95,7 +95,7 @@ def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
 
 
 def _unshuffled(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks; a report's guarantee without shuffling replaces each round that has a local delta."""
+    """The stacks with each round that has a local delta replaced by the guarantee of one report without shuffling."""
     replaced_stacks: list[Stack] = []
     for record, times in stacks:
         if isinstance(record, Shuffled):
@@ -119,7 +119,7 @@ def _additive_terms(stacks: tuple[Stack, ...], epsilon: Any) -> Any:
 
 
 def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
-    """Upper bound of traced rounds by basic composition: without shuffling each is (eps0, delta0)-DP. Else vacuous."""
+    """Upper bound of traced rounds, each (eps0, delta0)-DP without shuffling, by basic composition; else vacuous."""
     eps0 = delta0 = jnp.zeros(np.shape(target))
     for record, times in stacks:
         if not isinstance(record, Shuffled):

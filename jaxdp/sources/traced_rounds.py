@@ -122,7 +122,7 @@ def _as_floats(tree: Any) -> Any:
 
 
 def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
-    """A number's derivative by a randomizer, by the chain rule. by_law: the number's by the law; moved: the law's."""
+    """Chain rule: d number/d randomizer, from by_law = d number/d law and moved = d law/d randomizer."""
     weights, infinity = moved
     by_numbers = weights @ by_law.log_weights + infinity * by_law.infinity
     randomizer = ravel_pytree(record.randomizer)[1](by_numbers)

@@ -1,4 +1,4 @@
-"""Truncated Poisson batches: rare cuts cost a delta beside the Poisson batches; for others the finite law is used."""
+"""Truncated Poisson batches: rare cuts are charged to delta, beside Poisson batches; frequent cuts use a finite law."""
 
 import dataclasses
 from typing import Any
