@@ -1,8 +1,8 @@
-"""Pictures of numbers already computed: matplotlib axes in, the same axes out. Nothing here accounts for anything.
+"""Pictures of computed numbers: each function draws on matplotlib axes and returns them.
 
-Each function takes the axes first, then an xarray.Dataset such as `jaxdp.sweep` returns. Labels and units of the axes
-are read from the variables' ``long_name`` and ``units``. Calls on the same axes overlay: a point of the grid keeps its
-colour, there is one legend, and a title that is there stays.
+The arguments are the axes, then an xarray.Dataset such as `jaxdp.sweep` returns. Labels and units of the axes are read
+from the variables' ``long_name`` and ``units``. Several calls may draw on the same axes: a point of the grid keeps its
+colour, there is one legend, and a title that the axes have already stays.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def curves(
     """Lines of variable ``y`` against coordinate ``x``, one per point of the remaining dimensions.
 
     y: default the only variable, or "upper".
-    dash: the dimension whose values are told apart by the dashes of the lines; colours tell apart all others. Default:
-        a dimension of names (such as "bound") where there is another one for the colours, or one of at most six values
-        where there are more lines than the ten colours.
-    label: what these lines are, for the legend, such as "upper bound"; needed where one axes shows several calls.
+    dash: the dimension whose values are distinguished by the dashes of the lines; colours distinguish all others.
+        Default: a dimension of names (such as "bound") if there is another dimension for the colours, or a dimension of
+        at most six values if there are more lines than the ten colours.
+    label: what the legend says of these lines, such as "upper bound". Needed where several calls share the axes.
     legend: "outside" (right of the axes), a place that ``Axes.legend`` knows ("best", "upper left", ...), or None for
-        no legend. A single curve gets none.
+        no legend. A single curve gets no legend.
     style: keywords of ``Axes.plot`` (``color``, ``linestyle``, ``marker``, ``linewidth``, ...), for all lines drawn.
 
-    Dimensions of length 1 go into the title, unless the axes have one. Coordinates spaced by factors get a logarithmic
-    axis, as do values that span more than a factor of 30. Values that are infinite or NaN are left out. A figure
-    without a layout engine gets the constrained one, which keeps subplots and legends apart.
+    The title shows the values of dimensions of length 1, unless the axes have a title. Coordinates spaced by factors
+    get a logarithmic axis, as do values that span more than a factor of 30. Infinite and NaN values are left out. A
+    figure without a layout engine gets the constrained one, which keeps subplots and legends apart.
     Returns ax. Raises ValueError for an unknown x, y or dash, or nothing finite to show, ImportError (naming the extra)
     without matplotlib.
 
@@ -89,7 +89,7 @@ def band(
     legend: str | None = "outside",
     **style: object,
 ) -> Axes:
-    """The certified interval [lower, upper] against coordinate ``x``, shaded, one band per remaining point.
+    """Shaded bands of the interval [lower, upper] against coordinate ``x``, one per point of the other dimensions.
 
     label, legend: as in `curves`. style: keywords of ``Axes.fill_between`` (``color``, ``alpha``, ``hatch``, ...).
     Returns ax. Raises ValueError for an unknown x, lower or upper, ImportError (naming the extra) without matplotlib.
@@ -116,8 +116,9 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
 
     value: default the only variable, or "upper". style: keywords of ``Axes.pcolormesh`` (``cmap``, ``norm``, ...).
 
-    The remaining dimensions must have length 1 (choose with ``dataset.sel``); they, and what was chosen, go into the
-    title, unless the axes have one. The colour scale is logarithmic; points that are 0, infinite or NaN stay white.
+    The remaining dimensions must have length 1 (choose with ``dataset.sel``). The title shows their values and the
+    chosen ones, unless the axes have a title. The colour scale is logarithmic; points that are not finite and above 0
+    stay white.
     Returns ax. Raises ValueError for unknown names, further dimensions, or nothing positive to show, ImportError
     (naming the extra) without matplotlib.
 
@@ -140,7 +141,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     norm = colors.LogNorm(low, max(high, low * 1.001))
     look: dict[str, Any] = {"norm": norm, "shading": "nearest", "rasterized": True} | style
     mesh = ax.pcolormesh(table[x].values, table[y].values, shown, **look)
-    _scale(ax, table[x].values, "x")  # before the labels of the contour lines are placed
+    _scale(ax, table[x].values, "x")  # the scale must be set before the labels of the contour lines are placed
     _scale(ax, table[y].values, "y")
     if min(table.shape) > 1 and high > low * 1.5:
         levels = [v for v in _levels(low, high) if 3 * low < v < high]
@@ -155,7 +156,10 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
 
 
 class _Key:
-    """What the colours and the dashes of one axes stand for; grows with every call on these axes."""
+    """The legend entries of one axes: the text of each colour and each dash pattern, over all calls on these axes.
+
+    implied: texts that name the quantity, not the caller's label. fixed: what all calls have in common, for the title.
+    """
 
     def __init__(self) -> None:
         self.colors: dict[str, Any] = {}
@@ -166,7 +170,7 @@ class _Key:
         self.title = ""
 
     def look(self, color: str, dash: str, given: dict[str, Any], *, filled: bool = False) -> dict[str, Any]:
-        """Style of one line or band: colour and dashes that stand for its texts, and what the caller asked for."""
+        """Style of one line or band: the colour and dashes of its texts; the keywords ``given`` override them."""
         lines, patches = _require("matplotlib.lines"), _require("matplotlib.patches")
         look = {"color": self.colors.setdefault(color, given.get("color", f"C{len(self.colors) % _COLORS}"))} | given
         if not filled:
@@ -182,10 +186,10 @@ class _Key:
         return look | {"label": ", ".join(filter(None, [color, dash]))}
 
     def draw(self, ax: Axes, place: str | None) -> None:
-        """One legend for all calls so far, colours before dashes; none for a single entry."""
+        """Draws one legend for all calls so far, colours before dashes. A single entry gets no legend."""
         order = [text for text in (*self.colors, *self.handles) if text in self.handles]
         handles = {text: self.handles[text] for text in dict.fromkeys(order)}
-        if len(handles.keys() - self.colors) == 1:  # nothing to tell apart but colours, unless the caller named it
+        if len(handles.keys() - self.colors) == 1:  # only colours distinguish the lines: leave out implied texts
             handles = {text: handle for text, handle in handles.items() if text not in self.implied}
         if place is None or len(handles) < 2:
             return
@@ -201,7 +205,7 @@ def _key(ax: Axes) -> _Key:
     if not hasattr(ax, "has_data"):
         raise TypeError(f"ax must be the axes of a figure, such as plt.subplots()[1], got {type(ax).__name__}.")
     key = _KEYS.setdefault(ax, _Key())
-    if not ax.has_data():  # new, or cleared since the last call
+    if not ax.has_data():  # new axes, or axes cleared since the last call
         key = _KEYS[ax] = _Key()
     return key
 
@@ -213,7 +217,7 @@ def _levels(low: float, high: float) -> list[float]:
 
 
 def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, DataArray, dict[str, Any]]:
-    """A variable's name, its values without other dimensions of length 1 than those kept, and what is common."""
+    """A variable's name, its values squeezed except for the dimensions ``kept``, and its scalar coordinates."""
     if not hasattr(dataset, "data_vars"):
         raise TypeError(f"dataset must be an xarray.Dataset, such as sweep returns, got {type(dataset).__name__}.")
     names = [str(n) for n in dataset.data_vars]
@@ -231,14 +235,14 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
 
 def _lines(values: DataArray, x: str) -> Iterator[tuple[dict[str, Any], DataArray]]:
     others = [str(d) for d in values.dims if d != x]
-    values = values.where(np.isfinite(values))  # the others leave a gap
+    values = values.where(np.isfinite(values))  # infinite values become NaN, a gap in the line
     for index in np.ndindex(*(values.sizes[d] for d in others)):
         where = dict(zip(others, index, strict=True))
         yield {d: values[d].values[i] for d, i in where.items()}, values.isel(where)
 
 
 def _texts(dataset: Dataset, choice: dict[str, Any], dash: str | None, label: str, otherwise: str) -> tuple[str, str]:
-    """Legend texts of one line: what its colour says and what its dashes say."""
+    """Legend texts of one line: for its colour and for its dashes. otherwise: the text of a line that has no other."""
     color = _describe(dataset, {d: v for d, v in choice.items() if d != dash})
     dashes = _describe(dataset, {d: v for d, v in choice.items() if d == dash})
     if color:
@@ -274,7 +278,7 @@ def _title(dataset: Dataset, name: str) -> str:
 
 
 def _scale(ax: Axes, values: np.ndarray, which: str) -> None:
-    """A logarithmic axis where the coordinates are spaced by factors rather than by steps."""
+    """Makes the axis logarithmic where the coordinates are spaced by factors rather than by steps."""
     if not np.issubdtype(values.dtype, np.number) or values.size < 3 or not (values > 0).all():
         return
     steps, factors = np.abs(np.diff(values)), np.abs(np.diff(np.log(values)))
@@ -284,7 +288,7 @@ def _scale(ax: Axes, values: np.ndarray, which: str) -> None:
 
 
 def _few_ticks(axis: Axis, values: np.ndarray) -> None:
-    """Labels at 1, 2, 5, 10, ... on a logarithmic axis of less than two decades; matplotlib's own overlap there."""
+    """Sets ticks 1, 2, 5, 10, ... on a logarithmic axis of less than two decades, where matplotlib's labels overlap."""
     if values.max() < 100 * values.min():
         ticker = _require("matplotlib.ticker")
         axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -305,7 +309,7 @@ def _finish(ax: Axes, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], v
 
 
 def _shared(before: str, title: str) -> str:
-    """One label for two bounds of one quantity: "epsilon [nats]" for its upper and its lower bound."""
+    """The label of the y axis: ``title``, or "epsilon [nats]" where it shows an upper and a lower bound of epsilon."""
     quantity, units = title.split(", ")[0].split(" [")[0], title.partition(" [")[2]
     if not before or before == title:
         return title
@@ -315,7 +319,7 @@ def _shared(before: str, title: str) -> str:
 
 
 def _head(ax: Axes, dataset: Dataset, fixed: dict[str, Any]) -> None:
-    """The title, no wider than the axes: what holds for all that is shown. A title of the caller's stays."""
+    """Sets the title, no wider than the axes, to the values that all calls have in common. The caller's title stays."""
     key = _KEYS.setdefault(ax, _Key())
     parts = [_describe(dataset, {name: value}) for name, value in fixed.items()]
     key.fixed = parts if key.fixed is None else [part for part in key.fixed if part in parts]
@@ -325,20 +329,20 @@ def _head(ax: Axes, dataset: Dataset, fixed: dict[str, Any]) -> None:
 
 
 def _wrapped(ax: Axes, text: str, *, upright: bool = False) -> str:
-    """Text in lines no longer than the axes are wide, or high, at 6 points a character."""
+    """The text in lines no longer than the axes are wide (or high: ``upright``), at 6 points per character."""
     inches = (ax.bbox.height if upright else ax.bbox.width) / ax.figure.dpi
     return textwrap.fill(text, max(16, int(72 * inches / 6)))
 
 
 def _keep_apart(ax: Axes) -> None:
-    """Layout of a figure that has none: before a colour bar is there, which fixes the kind of layout."""
+    """Gives a figure without layout engine the constrained one. A colour bar fixes the layout: call this before it."""
     whole = ax.figure.figure
     if whole.get_layout_engine() is None:
         whole.set_layout_engine("constrained")
 
 
 def _plain(style: dict[str, Any], artist: str) -> dict[str, Any]:
-    """Keywords of matplotlib by their full names: ``c`` is ``color``."""
+    """The keywords with their full names: ``color`` for ``c``."""
     module, name = artist.split(".")
     return _require("matplotlib.cbook").normalize_kwargs(style, getattr(_require(f"matplotlib.{module}"), name))
 

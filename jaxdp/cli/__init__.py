@@ -11,28 +11,28 @@ from jaxdp.cli import commands, grids, mechanisms
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, or 2 after one sentence on standard error about bad input."""
+    """Run one command. Exit status: 0; 2 for bad input, with one sentence on standard error; 130 when interrupted."""
     argv = sys.argv[1:] if argv is None else argv
     named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
     argv = _with_negative_values([_spelled(word) for word in argv])
     options = [word.partition("=")[0] for word in argv]
     wrong = ""
-    if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # which have no such option
+    if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # these two have no --from
         wrong = f"give a MECHANISM or --from FILE.json, got both ({named})."
-    elif named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's options would overwrite these
+    elif named and argv[1].startswith("--") and argv[1] != "--help":  # the mechanism's defaults would overwrite it
         wrong = f"{options[1]} must come after {named}, the name of the mechanism."
     if wrong:
         print(f"jaxdp: error: {wrong}", file=sys.stderr)
         return 2
     arguments, unknown = make_parser().parse_known_args(argv)
     if unknown:
-        of = f"jaxdp {argv[0]} {named}" if named else f"jaxdp {argv[0]}"
-        print(f"jaxdp: error: {of} has no option {unknown[0]}: see {of} --help.", file=sys.stderr)
+        command = f"jaxdp {argv[0]} {named}" if named else f"jaxdp {argv[0]}"
+        print(f"jaxdp: error: {command} has no option {unknown[0]}: see {command} --help.", file=sys.stderr)
         return 2
     try:
         arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, TypeError, ImportError, OSError, jaxdp.BackendError) as error:
         print(f"jaxdp: error: {error}", file=sys.stderr)
@@ -44,22 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_negative_values(argv: list[str]) -> list[str]:
-    """Joins an option and a value such as -1,0 or -inf, which would be taken for an option."""
-    made: list[str] = []
+    """The words, with an option and its negative value joined by "=": argparse takes -1,0 or -inf for an option."""
+    joined: list[str] = []
     for word in argv:
-        negative = re.match(r"-(\d|\.|inf)", word) and made and made[-1].startswith("--") and "=" not in made[-1]
-        made = [*made[:-1], f"{made[-1]}={word}"] if negative else [*made, word]
-    return made
+        negative = re.match(r"-(\d|\.|inf)", word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]
+        joined = [*joined[:-1], f"{joined[-1]}={word}"] if negative else [*joined, word]
+    return joined
 
 
 def _spelled(word: str) -> str:
-    """An option with hyphens, as it may be typed with underscores."""
+    """The word; in the name of an option underscores become hyphens."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; ``run`` of what it parses is the function to call."""
+    """The parser of all commands. It sets ``run`` in the namespace to the function that runs the command."""
     parser = argparse.ArgumentParser(prog="jaxdp", description="Certified differential-privacy accounting.")
     parser.add_argument("--version", action="version", version=f"jaxdp {jaxdp.__version__}")
     chosen = parser.add_subparsers(required=True, metavar="COMMAND")

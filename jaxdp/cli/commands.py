@@ -14,7 +14,7 @@ from jaxdp.cli import mechanisms, text
 from jaxdp.mechanisms.composition import batch_shape, natural_relation
 from jaxdp.runtime.extras import pieces
 
-# verb: (what it is asked at; the columns that it computes, with the side to which each is rounded for display; help)
+# verb: (target option; computed columns, each with the direction in which it is rounded for display; help)
 _VERBS = {
     "epsilon": ("delta", {"lower": "down", "epsilon": "up"}, "certified epsilon at a delta"),
     "delta": ("epsilon", {"lower": "down", "delta": "up"}, "certified delta at an epsilon"),
@@ -27,7 +27,7 @@ _VERBS = {
 
 
 def add_parsers(commands: Any) -> None:
-    """The five commands."""
+    """Adds epsilon, delta, tradeoff, calibrate and report."""
     for verb, (_, _, what) in _VERBS.items():
         mechanisms.add_target_command(commands, verb, what, functools.partial(_bounds_options, verb), _bounds)
     what = "the parameter value that meets a target epsilon and delta"
@@ -44,7 +44,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _rows(parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of pieces of columns; within a piece the columns broadcast."""
+    """One dict per row of the given pieces, each a dict of columns. The columns of a piece broadcast."""
     tables = ((part, (column.ravel().tolist() for column in np.broadcast_arrays(*part.values()))) for part in parts)
     return [dict(zip(part, row, strict=True)) for part, columns in tables for row in zip(*columns, strict=True)]
 
@@ -72,12 +72,12 @@ def _bounds(arguments: argparse.Namespace) -> None:
         columns = dict(zip(roundings, found if len(roundings) == 2 else (found,), strict=True))
         return {"relation": np.array(arguments.relation or natural_relation(mechanism)), target: at} | columns
 
-    def of_name() -> Iterator[dict[str, Any]]:
+    def from_options() -> Iterator[dict[str, Any]]:
         for rows, case in mechanisms.points_of(arguments, mechanisms.axes_of(arguments) | {target: points}):
             others = {name: column for name, column in (rows | case).items() if name != target}
             yield others | columns(mechanisms.build(arguments.mechanism, rows | case), rows[target])
 
-    def of_file() -> Iterator[dict[str, Any]]:
+    def from_file() -> Iterator[dict[str, Any]]:
         mechanism = mechanisms.read(arguments.source)
         shape = batch_shape(mechanism)
         if 0 in shape:
@@ -87,7 +87,7 @@ def _bounds(arguments: argparse.Namespace) -> None:
         for piece in pieces(len(points), arguments.progress):
             yield ({"index": index} if shape else {}) | columns(mechanism, spread[piece])
 
-    rows = _rows(of_name() if arguments.source is None else of_file())
+    rows = _rows(from_options() if arguments.source is None else from_file())
     text.print_table(rows, roundings, arguments.json, arguments.out)
 
 
@@ -105,12 +105,12 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     axes |= {name: text.parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
     bracket = text.parse_bracket(arguments.bracket)
 
-    def made(fixed: dict[str, Any], value: Any) -> Any:
+    def record_at(fixed: dict[str, Any], value: Any) -> Any:
         return mechanisms.build(arguments.mechanism, fixed | {wanted: value})
 
     def solved() -> Iterator[dict[str, Any]]:
         for rows, case in mechanisms.points_of(arguments, axes):
-            make = functools.partial(made, rows | case)
+            make = functools.partial(record_at, rows | case)
             values = jaxdp.calibrate(
                 make, epsilon=rows["epsilon"], delta=rows["delta"], bracket=bracket, relation=arguments.relation
             )
@@ -120,7 +120,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
                     "target: the best one may lie beyond.",
                     file=sys.stderr,
                 )
-            # in full: a value rounded for display might miss the target
+            # all digits: a value rounded for display might miss the target
             shown = [repr(float(value)).removesuffix(".0") for value in values]
             relation = np.array(arguments.relation or natural_relation(make(values)))
             yield rows | case | {"relation": relation, wanted: values if arguments.json else shown}

@@ -19,11 +19,11 @@ from jaxdp.typing import Relation
 
 _DATASETS = (".nc", ".zarr")
 _PICTURES = (".png", ".pdf", ".svg")
-_FEW = 8  # values of an axis that lines can tell apart
+_FEW = 8  # most values of an axis for which one curve each is drawn
 
 
 def add_parsers(commands: Any) -> None:
-    """The two commands."""
+    """Adds sweep and plot."""
     command = add_command(commands, "sweep", "a grid of certified values: data set, picture and table")
     for parser in parsers(command):
         group = parser.add_mutually_exclusive_group(required=True)
@@ -45,10 +45,10 @@ def add_parsers(commands: Any) -> None:
 
 
 def _value(name: str, verb: str, relation: Relation | None, fixed: dict[str, str], **values: Any) -> dict[str, Any]:
-    """What a sweep evaluates: a verb of one mechanism, from named values."""
-    of = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
+    """The function that a sweep evaluates: {verb: the verb of the mechanism at the named values}."""
+    evaluate = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
     target = values["delta" if verb == "epsilon" else "epsilon"]
-    return {verb: of(build(name, fixed | values), target, relation=relation)}
+    return {verb: evaluate(build(name, fixed | values), target, relation=relation)}
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -59,7 +59,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     axes |= {name: values for name, values in static.items() if name not in fixed}
     if arguments.out is not None:
         check_ending("out", arguments.out, _DATASETS)
-        if not os.path.exists(arguments.out):  # a finished one is read, which needs no right to write
+        if not os.path.exists(arguments.out):  # a finished sweep is only read, which needs no write access
             make_folder("out", arguments.out)
     if arguments.plot is not None:
         check_file("plot", arguments.plot, _PICTURES)
@@ -90,7 +90,7 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}: there is no such file.")
     try:
         loaded = xarray.load_dataset(source)
-    except Exception as error:  # netCDF, HDF5 and zarr each have errors of their own for a file that is none of theirs
+    except Exception as error:  # netCDF, HDF5 and zarr raise different errors for a file that they cannot read
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}, which cannot be read.") from error
     if not loaded.data_vars or not _numeric_axes(loaded):
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}, which has no values on numeric axes.")
@@ -103,7 +103,7 @@ def _plot(arguments: argparse.Namespace) -> None:
 
 
 def _parse_size(text: str | None) -> tuple[float, float] | None:
-    """``WIDTHxHEIGHT`` in inches."""
+    """Width and height from ``WIDTHxHEIGHT``, in inches."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
@@ -124,13 +124,13 @@ def _figure(width: float) -> Any:
 
 
 def _numeric_axes(dataset: Any) -> list[str]:
-    """Axes of numbers, the longest first."""
+    """Names of the axes that hold numbers, the longest first."""
     numeric = [str(d) for d in dataset.dims if np.issubdtype(dataset[d].dtype, np.number)]
     return sorted(numeric, key=lambda d: -dataset.sizes[d])
 
 
 def _chosen_axes(dataset: Any, x: str | None, lines: str | None) -> tuple[str, list[str]]:
-    """The axis to draw along, and those that are told apart by lines."""
+    """The axis to draw along, and the axes with one curve per value."""
     names = [] if lines is None else lines.split(",")
     numeric = _numeric_axes(dataset)
     along = next((d for d in numeric if d not in names), "") if x is None else x
@@ -151,7 +151,10 @@ def _curves(dataset: Any, x: str, lines: list[str]) -> Any:
 
 
 def _picture(dataset: Any) -> Any:
-    """Heat maps, one per bound, where two axes are long; curves otherwise. Further axes show their first value."""
+    """Heat maps over the two longest numeric axes where both are long, one per combination of names; else curves.
+
+    A heat map shows the first value of each further numeric axis.
+    """
     long = [d for d in _numeric_axes(dataset) if dataset.sizes[d] > 1]
     if len(long) < 2 or dataset.sizes[long[1]] <= _FEW:
         return _curves(dataset, _numeric_axes(dataset)[0], [str(d) for d in dataset.dims])

@@ -1,4 +1,4 @@
-"""The mechanisms of the command line: their options, parsers with these, and how options become records."""
+"""The mechanisms of the command line: their options, the parsers, and the records made of parsed options."""
 
 import argparse
 import dataclasses
@@ -21,9 +21,9 @@ from jaxdp.typing import Relation
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One numeric parameter: ``--name``, whole or real, with a default or required.
+    """One numeric parameter of the command line, ``--name``.
 
-    default: None makes the option required; "" leaves the value to the record.
+    whole: whether its values are whole numbers. default: None makes it required; "" leaves the value to the record.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as typed."""
+        """The name of the option as typed: ``--num-users``."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -42,7 +42,7 @@ _STEPS = Option("steps", "number of compositions, >= 0", whole=True, default="1"
 
 
 class Maker(NamedTuple):
-    """A record, made of the values of its parameters in the order of its fields."""
+    """How to make a record: ``record`` takes the values of ``parameters`` in this order."""
 
     help: str
     record: Callable[..., Any]
@@ -55,7 +55,7 @@ class Maker(NamedTuple):
         return (*self.parameters, self.compositions)
 
     def build(self, values: Mapping[str, Any]) -> Any:
-        """The record from values by option; None for those that were not given."""
+        """The record at values by name of option; None stands for an option that was not given."""
         return self.record(*(values.get(option.name) for option in self.parameters))
 
 
@@ -132,13 +132,13 @@ MECHANISMS = {
 
 
 def _users(option: Option) -> list[str]:
-    """The randomizers that use an option; an empty list where all of them do."""
+    """Names of the randomizers that use the option; [] where all of them do."""
     users = [name for name, each in RANDOMIZERS.items() if option in each.parameters]
     return users if len(users) < len(RANDOMIZERS) else []
 
 
 def build(name: str, values: Mapping[str, Any]) -> Any:
-    """The record of a mechanism at the given parameter values, composed ``steps`` times; defaults fill the rest."""
+    """The record of a mechanism at the given values, composed ``steps`` times; other options have their defaults."""
     entry = MECHANISMS[name]
     values = {option.name: float(option.default) for option in entry.options if option.default} | dict(values)
     if name == "shuffle":
@@ -162,7 +162,7 @@ def single(arguments: argparse.Namespace) -> Any:
 
 
 def read(path: str) -> Any:
-    """The record in a file that `jaxdp.to_json` wrote."""
+    """The record in a file that `jaxdp.to_json` wrote. Raises ValueError, naming the file."""
     wrong = f"from must be a file that jaxdp.to_json wrote, got {path!r}"
     try:
         return jaxdp.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -175,17 +175,17 @@ def read(path: str) -> Any:
 
 
 class _Once(argparse.Action):
-    """Stores a value, and refuses a second one under whatever name of the option."""
+    """Stores the value of an option; an error where the option is given twice, also under different names."""
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: object, _: object = None) -> None:
-        """Called for each option that was typed."""
+        """Store the value; argparse calls this for each option that was typed."""
         if getattr(namespace, self.dest) is not None:
             raise argparse.ArgumentError(self, "must be given once, got two of them.")
         setattr(namespace, self.dest, values)
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
-    """The options of a mechanism; none is required when one of them is solved for."""
+    """Adds the options of a mechanism. solved_for: calibrate solves for one of them, so none is required."""
     shuffles = name == "shuffle"
     for option in MECHANISMS[name].options:
         needed = option.default is None and not solved_for
@@ -208,7 +208,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = 
 
 
 def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """Randomizers and bounds in use, by option name; empty for mechanisms that have neither."""
+    """{"randomizer": [...], "bound": [...]} of a shuffled mechanism, with defaults filled in; {} for any other."""
     if arguments.mechanism != "shuffle":
         return {}
     bounds = _listed("bound", arguments.bound, BOUNDS)
@@ -225,7 +225,10 @@ def _listed(name: str, text: str | None, allowed: tuple[str, ...]) -> list[str]:
 
 
 def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np.ndarray]:
-    """The options that were given, as arrays; ValueError for one that is not used."""
+    """The values of the given options, by name, as arrays. ``solved_for`` is left out.
+
+    Raises ValueError for an option that is not used, and for a missing one.
+    """
     axes = {}
     for option in MECHANISMS[arguments.mechanism].options:
         text = getattr(arguments, option.name)
@@ -239,7 +242,7 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
                 f"{' or '.join(users)}."
             )
         if text is None and option is _CATEGORIES and (not given or set(users) & set(given)):
-            text = option.default  # it decides the answer: shown
+            text = option.default  # the answer depends on it, so the table shows it
         if solved or (text is None and option.default is not None):
             continue
         if text is None:
@@ -251,7 +254,10 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
 def points_of(
     arguments: argparse.Namespace, axes: dict[str, np.ndarray]
 ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, str]]]:
-    """The product of the axes, in pieces where a bar is shown, for every combination of randomizer and bound."""
+    """(columns of the product of the axes, randomizer and bound), for every randomizer and bound.
+
+    The product comes in pieces where a progress bar is shown, else in one.
+    """
     columns = [a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")]
     static = chosen(arguments)
     for values in itertools.product(*static.values()):
@@ -261,12 +267,12 @@ def points_of(
 
 
 def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """A command of the parser, described by ``text``."""
+    """Adds a command with the description ``text``. Returns its parser."""
     return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=RANGE_HELP)
 
 
 def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
-    """Options that every command with a mechanism has."""
+    """Adds the options of every command that takes a mechanism. table: the command prints a table."""
     parser.add_argument("--relation", choices=typing.get_args(Relation))
     if table:
         text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
@@ -274,7 +280,7 @@ def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
 
 
 def progress_option(parser: argparse.ArgumentParser) -> None:
-    """A bar, for commands that may take minutes."""
+    """Adds --progress, for commands that may take minutes."""
     what = "show a bar of finished rows (needs the sweep extra); last digits may differ, as rows are computed apart"
     parser.add_argument("--progress", action="store_true", help=what)
 
@@ -287,10 +293,10 @@ def add_target_command(
     run: Callable[[argparse.Namespace], None],
     table: bool = True,
 ) -> None:
-    """A command on a mechanism, which its name and its options give, or ``--from FILE.json`` in place of a name.
+    """Adds a command whose mechanism is given by its name and options, or by ``--from FILE.json``.
 
-    options: adds those of the command, which are required (or not, as beside ``--from``). run: takes what was parsed,
-    with the file, or None, as ``source``.
+    options: called with a parser and whether its options are required (with ``--from`` they are not); adds the options
+    of the command. run: called with the parsed arguments; ``source`` is the file of ``--from``, or None.
     """
     command = add_command(commands, verb, text)
     for parser in (*parsers(command, required=False, table=table), command):
@@ -301,7 +307,7 @@ def add_target_command(
 
 
 def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> None:
-    """ValueError unless there is a mechanism, by name or in a file, and what the command needs besides."""
+    """ValueError unless the mechanism is given, by name or file, and all other needed options are (``complete``)."""
     if arguments.source is None and "mechanism" not in arguments:
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither.")
     if not complete:
@@ -311,13 +317,13 @@ def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> 
 def parsers(
     command: argparse.ArgumentParser, solved_for: bool = False, required: bool = True, table: bool = True
 ) -> list[argparse.ArgumentParser]:
-    """One parser per mechanism, with its options; none is required when one of them is solved for."""
+    """Adds one parser per mechanism, with its options, to the command. solved_for: as in `_add_options`."""
     choices = command.add_subparsers(required=required, metavar="MECHANISM")
-    made = []
+    added = []
     for name, entry in MECHANISMS.items():
         parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=RANGE_HELP)
         _add_options(parser, name, solved_for)
         common_options(parser, table=table)
         parser.set_defaults(mechanism=name)
-        made.append(parser)
-    return made
+        added.append(parser)
+    return added

@@ -1,4 +1,4 @@
-"""Numbers as typed: one, a list, or a range; what is printed and written: tables, JSON, CSV, and their folders."""
+"""Input and output as text: numbers, lists and ranges as typed; tables, JSON and CSV; checks of output paths."""
 
 import csv
 import json
@@ -18,11 +18,14 @@ RANGE_HELP = (
     "and nan (in JSON as strings, because it has no such numbers); options read the same words."
 )
 
-_LARGEST_COUNT = 10_000_000  # of the values of a range
+_LARGEST_COUNT = 10_000_000  # most values of a range
 
 
 def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
-    """``a:b:count`` (linear), ``a:b:count:log``, or a comma list; whole values are rounded and made distinct."""
+    """The values of ``a:b:count`` (linear), ``a:b:count:log``, or a comma list of these and of numbers.
+
+    whole: the values of a range are rounded to whole numbers, sorted, without duplicates.
+    """
     values = np.concatenate([_piece(name, piece) for piece in text.split(",")])
     if whole and ":" in text:
         values = np.unique(np.rint(values))
@@ -59,7 +62,7 @@ def _piece(name: str, text: str) -> np.ndarray:
 
 
 def parse_bracket(text: str | None) -> tuple[float, float] | None:
-    """``LOW:HIGH`` as two numbers."""
+    """(low, high) from ``LOW:HIGH``; None for None."""
     if text is None:
         return None
     ends = text.split(":")
@@ -69,12 +72,11 @@ def parse_bracket(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-# A table longer than this shows its two ends; --json and --out hold everything.
-_ROWS = 24
+_ROWS = 24  # most rows of a printed table; a longer one shows its first and last rows
 
 
 def check_file(name: str, path: str, endings: tuple[str, ...]) -> None:
-    """Before anything is computed: a file of a kind that is written, where one can be written; its folder is made."""
+    """Makes the folder of an output file. ValueError for a wrong ending or a path that cannot be written."""
     check_ending(name, path, endings)
     make_folder(name, path)
     if pathlib.Path(path).is_dir():
@@ -82,13 +84,13 @@ def check_file(name: str, path: str, endings: tuple[str, ...]) -> None:
 
 
 def check_ending(name: str, path: str, endings: tuple[str, ...]) -> None:
-    """ValueError for a file of another kind."""
+    """ValueError where the path has none of the endings."""
     if not path.lower().endswith(endings):
         raise ValueError(f"{name} must be a file that ends in {' or '.join(endings)}, got {path!r}.")
 
 
 def make_folder(name: str, path: str) -> None:
-    """The folder of what will be written; ValueError where nothing can be."""
+    """Makes the folder of an output path. ValueError where the path cannot be written."""
     folder = pathlib.Path(path).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,9 +103,9 @@ def make_folder(name: str, path: str) -> None:
 
 
 def print_table(rows: list[dict[str, Any]], roundings: dict[str, str], as_json: bool, path: str | None = None) -> None:
-    """The rows as a table or JSON, and in the CSV file ``path``.
+    """Prints the rows as a table or as JSON; writes all of them to the CSV file ``path``, unless it is None.
 
-    roundings: "up" or "down" for columns of certified bounds, which are displayed rounded to that side.
+    roundings: "up" or "down" for columns of certified bounds: the table shows them rounded in this direction.
     """
     names = list(rows[0])
     if path is not None:
@@ -122,7 +124,7 @@ def print_table(rows: list[dict[str, Any]], roundings: dict[str, str], as_json: 
 
 
 def _cell(value: Any, rounding: str | None) -> str:
-    """Nine digits; a certified bound is rounded outward, so that the printed number is still one."""
+    """The value in nine digits. A certified bound is rounded outward, so that the printed number is a bound too."""
     if not isinstance(value, float) or not np.isfinite(value):
         return str(value)
     if value.is_integer() and abs(value) < 1e15:

@@ -1,4 +1,4 @@
-"""A page for a privacy review board: what is guaranteed, what it assumes, how it looks, how to compute it again."""
+"""A page for a privacy review board: the guarantee, its assumptions, its curves, and how to compute it again."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def report(
 ) -> str:
     """One self-contained HTML page on the privacy of a mechanism, for readers who do not run jaxdp.
 
-    The page holds the guarantee in words, certified bounds, what the best attack achieves beside randomized response
-    with the same epsilon and perfect privacy, the privacy profile, the trade-off curve, the mechanism and the "Assumes"
-    sections of its records, the Python call and the versions. It loads nothing from elsewhere and runs no script.
+    The page holds the guarantee in words, certified bounds, what the best attack achieves (beside randomized response
+    with the same epsilon, and perfect privacy), the privacy profile, the trade-off curve, the mechanism and the
+    "Assumes" sections of its records, the Python call and the versions. It loads nothing from elsewhere and runs no
+    script.
 
-    mechanism: one setting, of numbers and not of arrays of settings. delta: in [0, 1], at which epsilon is certified;
-    or epsilon: finite, >= 0, nats, at which delta is certified; one number or a list, the first is the headline.
-    relation: as for `jaxdp.epsilon`. progress: show a tqdm bar counting points of the profile; their last digits may
-    differ, as they are computed one by one.
+    mechanism: one setting: its fields are numbers, not arrays of settings. Give either delta, in [0, 1], at which
+    epsilon is certified, or epsilon, finite, >= 0, nats, at which delta is certified: one number or a list, whose first
+    one is the headline. relation: as for `jaxdp.epsilon`. progress: show a tqdm bar that counts points of the profile;
+    these are then computed one by one, so their last digits may differ.
 
     Accuracy: bounds are those of `jaxdp.epsilon_bounds` and `jaxdp.delta_bounds`, printed rounded outward. The attack's
-    accuracy is (1 + delta(0)) / 2, delta(0) the total variation distance. The trade-off curve is that of
-    `conversions.tradeoff_from_delta` on 33 certified points of the profile (65 for "add" and "remove"), and what a page
-    costs is those points.
+    accuracy is (1 + delta(0)) / 2, where delta(0) is the total variation distance. The trade-off curve is that of
+    `conversions.tradeoff_from_delta` on 33 certified points of the profile (65 for "add" and "remove"). Computing these
+    points takes most of the time of a page.
     Returns the HTML text. Raises ValueError, TypeError, UnsupportedMechanismError; ImportError where tqdm is missing.
 
     >>> page = jaxdp.report(jaxdp.Gaussian(2.0), delta=1e-6)

@@ -1,4 +1,4 @@
-"""The numbers of a report, as the verbs give them."""
+"""The numbers of a report, computed by the verbs."""
 
 import dataclasses
 from typing import Any, Self
@@ -14,12 +14,12 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.report.text import outward
 from jaxdp.runtime.extras import pieces
 
-_POINTS = 33  # of the privacy profile
+_POINTS = 33  # points of the privacy profile, besides those asked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All numbers of a page. profile: bounds of delta at ``grid``; total: of delta at 0."""
+    """All numbers of a page. bounds: at ``targets``; profile: bounds of delta at ``grid``; total: those of delta(0)."""
 
     mechanism: Mechanism
     relation: str
@@ -33,7 +33,7 @@ class Facts:
 
     @classmethod
     def of(cls, mechanism: Mechanism, relation: Any, epsilon: Any, delta: Any, progress: bool = False) -> Self:
-        """Asks the verbs."""
+        """The facts of a mechanism at the given deltas or epsilons, of which one is None."""
         target, given = ("delta", delta) if epsilon is None else ("epsilon", epsilon)
         targets = np.atleast_1d((validate.probability if epsilon is None else validate.nonnegative)(target, given))
         if targets.ndim != 1 or targets.size == 0:
@@ -48,7 +48,7 @@ class Facts:
         rows = pieces(grid.size, progress, rows=1)
         parts = [delta_bounds(mechanism, grid[piece], relation=relation) for piece in rows]
         lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
-        if epsilon is None:  # what is certified at these points already: two searches differ by their gaps
+        if epsilon is None:  # deltas certified already: the second search may end above them, by its gap
             for place, most in zip(shown, targets, strict=True):
                 upper[grid == place] = np.fmin(upper[grid == place], most)
         profile = Bounds(np.fmin(lower, upper), upper)
@@ -59,7 +59,7 @@ class Facts:
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
-        """Certified (epsilon, delta), one per target."""
+        """The certified pairs (epsilon, delta), one per target."""
         upper = np.ravel(self.bounds.upper)
         epsilons, deltas = (upper, self.targets) if self.target == "delta" else (self.targets, upper)
         return [(float(e), float(d)) for e, d in zip(epsilons, deltas, strict=True)]
@@ -70,12 +70,12 @@ class Facts:
         return self.relation in ("add_or_remove", "replace_one")
 
     def missed(self, rates: Any) -> np.ndarray:
-        """Certified smallest false negative rates."""
+        """Certified lower bounds of the false negative rate at these false positive rates."""
         return np.asarray(tradeoff_from_delta(rates, self.grid, self.profile.upper, symmetric=self.symmetric))
 
 
 def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
-    """Points of the profile, denser near 0, past the largest finite epsilon of interest; these are among them."""
+    """Finite ``epsilons`` > 0 and points from 0 to 1.25 times their largest (else ``otherwise()``), denser near 0."""
     found = epsilons[np.isfinite(epsilons) & (epsilons > 0)]
     if not found.size:
         fallback = float(otherwise())

@@ -1,4 +1,4 @@
-"""Curves as inline SVG, legible at phone width: for `jaxdp.report`, which needs no plotting package."""
+"""Curves as inline SVG, legible at phone width, so that `jaxdp.report` needs no plotting package."""
 
 import html
 import math
@@ -17,7 +17,7 @@ _LOOK = {
 
 
 class Curve(NamedTuple):
-    """One line. look: "own", "lower", "reference" or "perfect"."""
+    """One line of a figure. look: a key of `_LOOK`: "own", "lower", "reference" or "perfect"."""
 
     label: str
     look: str
@@ -34,14 +34,14 @@ def figure(
     marks: Sequence[tuple[float, float]] = (),
     logarithmic: bool = False,
 ) -> str:
-    """The curves with key and caption. Axes: label and ends; logarithmic: whether y, of positive numbers, is."""
+    """HTML of the curves, dots at ``marks``, key and caption. Axes: (label, low, high). logarithmic: whether y is."""
     (x_label, left, right), (y_label, low, high) = x_axis, y_axis
 
     def across(x: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * (x - left) / (right - left)
 
     def up(y: float) -> float:
-        # what is below the axis ends just under it, where it is cut off
+        # smaller values are drawn just below the axis, where the clip path hides them
         share = math.log(max(y, low / 10) / low) / math.log(high / low) if logarithmic else (y - low) / (high - low)
         return _BOTTOM - (_BOTTOM - _TOP) * share
 
@@ -86,14 +86,14 @@ def figure(
 
 
 def _steps(low: float, high: float) -> list[tuple[float, str]]:
-    """At most six round numbers."""
+    """(value, text) of at most six round ticks from ``low`` to ``high``."""
     size = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(factor * size for factor in (1, 2, 5, 10) if factor * size * 5 >= (high - low) * (1 - 1e-9))
     return [(k * step, f"{k * step:g}") for k in range(math.ceil(low / step), math.floor(high / step * (1 + 1e-9)) + 1)]
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    """At most seven powers of ten."""
+    """(value, text) of ticks at most seven powers of ten from ``low`` to ``high``."""
     first, last = round(math.log10(low)), round(math.log10(high))
     powers = range(last, first - 1, -math.ceil((last - first) / 6))
     return [

@@ -1,4 +1,4 @@
-"""The page: one function per section, words and tables around the facts."""
+"""The HTML of the page: one function per section, which puts the facts into words and tables."""
 
 import ast
 import dataclasses
@@ -52,7 +52,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page_of(facts: Facts) -> str:
-    """The HTML text: nothing in it is fetched from elsewhere, and its policy tells the browser so."""
+    """The HTML text of the page. It loads nothing, and its content security policy forbids the browser to."""
     sections = (_summary, _guarantee, _attack, _curves, _description, _assumptions, _reproduction)
     body = "\n".join(section(facts) for section in sections)
     names = dict.fromkeys(type(each).__name__ for each in everything(facts.mechanism))
@@ -74,7 +74,7 @@ def _near(share: float) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], own: int = -1) -> str:
-    """An HTML table; the cells of column ``own`` stand out."""
+    """An HTML table. own: index of the column that is highlighted."""
     heads = "".join(f"<th>{each}</th>" for each in head)
     body = ""
     for row in rows:
@@ -91,12 +91,12 @@ def _bounds_table(name: str, given: str, points: np.ndarray, lower: Any, upper: 
 
 
 def _typed(value: Any) -> str:
-    """A number of the caller's with all its digits."""
+    """A number that the caller gave, with all its digits."""
     return repr(float(value)).removesuffix(".0")
 
 
 def _headline(facts: Facts) -> tuple[str, str]:
-    """The first certified (epsilon, delta), the computed one rounded up."""
+    """The first certified (epsilon, delta) as text; the computed number of the two is rounded up."""
     epsilon, delta = facts.pairs[0]
     if facts.target == "delta":
         return outward(epsilon, True, 6), _typed(delta)
@@ -185,7 +185,7 @@ def _attack(facts: Facts) -> str:
 
 
 def _truth(epsilon: float) -> float:
-    """Probability of the true answer in randomized response."""
+    """Probability e^epsilon / (1 + e^epsilon) of the true answer in randomized response."""
     return 1 / (1 + math.exp(-epsilon))
 
 
@@ -249,7 +249,7 @@ def _description(facts: Facts) -> str:
 
 
 def _tree(mechanism: Mechanism) -> str:
-    """The record, what it says of itself, its numbers, and the mechanisms inside it."""
+    """A list item: the class of the record, the first sentence of its docstring, its numbers, the mechanisms in it."""
     values = ((each.name, getattr(mechanism, each.name)) for each in dataclasses.fields(mechanism))
     numbers = ", ".join(
         f"<code>{_safe(name)} = {_safe(_brief(value))}</code>"
@@ -274,7 +274,7 @@ def _docstring(mechanism: Mechanism) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text of a docstring: its literals as code."""
+    """HTML of docstring text; literals in backquotes become <code>."""
     return re.sub(r"(`+)(.+?)\1", r"<code>\2</code>", _safe(" ".join(text.split())))
 
 

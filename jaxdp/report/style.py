@@ -1,4 +1,4 @@
-"""The look of the page: on a screen, on a phone, on paper."""
+"""The style sheet of the page, for screens, phones and paper."""
 
 STYLE = """
 :root{color-scheme:light}

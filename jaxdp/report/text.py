@@ -1,4 +1,4 @@
-"""Numbers as text for people, never rounded to the side on which a bound would be false."""
+"""Numbers as text for people. A bound is never rounded to the side on which it would be false."""
 
 import decimal
 import math
@@ -8,7 +8,7 @@ _PRECISE = decimal.Context(prec=40)
 
 
 def outward(value: float, upward: bool, digits: int) -> str:
-    """The number in so many digits, not below it (not above it where ``upward`` is False)."""
+    """The value rounded to ``digits`` significant digits, up, or down where ``upward`` is False."""
     if not math.isfinite(value):
         return str(value)
     rounding = decimal.ROUND_CEILING if upward else decimal.ROUND_FLOOR
@@ -16,19 +16,19 @@ def outward(value: float, upward: bool, digits: int) -> str:
 
 
 def percent(share: Fraction, upward: bool = True) -> str:
-    """A share between 0 and 1 in hundredths of a percent, not below it (not above it)."""
+    """A share between 0 and 1 in percent, rounded to 0.01 %, up, or down where ``upward`` is False."""
     hundredths = share * 10_000
     return f"{(math.ceil(hundredths) if upward else math.floor(hundredths)) / 100:.2f} %"
 
 
 def factor(epsilon: str) -> str:
-    """e^epsilon in four digits, not below it."""
+    """e^epsilon rounded up to four digits."""
     exact = decimal.Decimal(epsilon).exp(_PRECISE).next_plus(_PRECISE)
     return f"{decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact):f}"
 
 
 def number(text: str) -> str:
-    """HTML of a number, with powers of ten as people write them and the plain text as its value."""
+    """HTML of a number such as "1e-06", shown with a power of ten; the plain text is its machine-readable value."""
     shown = text.replace("inf", "∞").replace("-", "−")
     if "e" in text:
         mantissa, exponent = text.split("e")
