@@ -1,8 +1,8 @@
-"""The array functions that kernels are written with: those of JAX, or of NumPy where a few points are computed at once.
+"""`xp`: the array functions that kernels call, from `jax.numpy` in a compiled program and from NumPy for few points.
 
 A kernel written with ``xp`` runs in two ways. Under a trace ``xp`` is `jax.numpy`, and the kernel becomes one compiled
-program. Inside `on_host` it is NumPy, and the same lines run eagerly, one point at a time: some milliseconds a point,
-where compiling takes seconds. The functions that NumPy lacks are defined here.
+program. Inside `on_host` ``xp`` is NumPy, and the same lines run eagerly. NumPy needs milliseconds per point, compiling
+needs seconds. This module defines the functions that NumPy lacks.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ def _using(table: dict[str, Any]) -> Iterator[None]:
 
 
 def on_host(many: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Inside, ``xp`` is NumPy, in this thread only. many: of `Rows` too."""
+    """Context manager: inside, ``xp`` is NumPy, in this thread only. many: ``xp`` also takes batches, as `Rows`."""
     return _using(_HOST_ROWS if many else _HOST)
 
 
 def in_programs() -> contextlib.AbstractContextManager[None]:
-    """Inside, ``xp`` is `jax.numpy`, within `on_host` too."""
+    """Context manager: inside, ``xp`` is `jax.numpy`, even when nested in `on_host`."""
     return _using(_TRACED)
 
 
 def in_float64(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorator of a record's method: concrete numbers by NumPy, because JAX by itself computes in float32."""
+    """Decorator of a record's method: NumPy computes concrete records in float64; JAX would by default use float32."""
 
     @functools.wraps(method)
     def computed(record: Any) -> Any:
@@ -58,9 +58,9 @@ def in_float64(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Arrays(threading.local):
-    """`numpy` inside `on_host`, `jax.numpy` elsewhere, with the functions of `jax.lax` and `jax.nn` that we use.
+    """`numpy` inside `on_host`, `jax.numpy` elsewhere, plus the functions of `jax.lax` and `jax.nn` that kernels use.
 
-    A table of attributes for each thread: to look a function up costs as much as a small array operation otherwise.
+    The functions are plain attributes, one table per thread: ``__getattr__`` costs as much as a small array operation.
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class _Arrays(threading.local):
 
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
     def mapped(*args: Any) -> Any:
-        each = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
-        size = np.shape(jax.tree.leaves([arg for arg, own in zip(args, each, strict=True) if own])[0])[0]
-        rows = [fun(*(_row(arg, i) if own else arg for arg, own in zip(args, each, strict=True))) for i in range(size)]
+        split = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
+        size = np.shape(jax.tree.leaves([arg for arg, own in zip(args, split, strict=True) if own])[0])[0]
+        rows = [fun(*(_row(arg, i) if own else arg for arg, own in zip(args, split, strict=True))) for i in range(size)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
     return mapped
@@ -97,12 +97,12 @@ def _host_while_loop(unfinished: Callable, body: Callable, init: Any) -> Any:
 
 def _host_scan(body: Callable, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> Any:
     size = length if xs is None else np.shape(jax.tree.leaves(xs)[0])[0]
-    made = []
+    outputs = []
     for i in reversed(range(size or 0)) if reverse else range(size or 0):
-        init, y = body(init, None if xs is None else _row(xs, i))
-        made.append(y)
-    made = made[::-1] if reverse else made
-    return init, jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+        init, output = body(init, None if xs is None else _row(xs, i))
+        outputs.append(output)
+    outputs = outputs[::-1] if reverse else outputs
+    return init, jax.tree.map(lambda *leaves: np.stack(leaves), *outputs)
 
 
 def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
@@ -113,13 +113,13 @@ def _host_logsumexp(x: Any, axis: int | None = None, keepdims: bool = False) -> 
 
 
 def _host_complex(re: Any, im: Any) -> Any:
-    made = np.empty(np.broadcast(re, im).shape, np.complex128)
-    made.real, made.imag = re, im
-    return made[()]
+    result = np.empty(np.broadcast(re, im).shape, np.complex128)
+    result.real, result.imag = re, im
+    return result[()]
 
 
 def _host_erfcx(x: Any) -> Any:
-    """e^{x^2} erfc(x): x^2 in two parts, because its rounding would count x^2 times."""
+    """e^{x^2} erfc(x), with x^2 = head^2 + (x - head)(x + head): a rounded x^2 costs e^{x^2} about x^2 ULP."""
     head = np.round(np.asarray(x, np.float64) * 2.0**20) * 2.0**-20
     return np.exp(head * head) * (np.exp((x - head) * (x + head)) * _host_erfc(x))
 
@@ -131,35 +131,35 @@ def _host_ndtri(x: float) -> float:
 
 
 def _set_at(x: Any, place: Any, value: Any) -> Any:
-    made = np.array(x)
-    made[place] = value
-    return made
+    result = np.array(x)
+    result[place] = value
+    return result
 
 
-_ONE_THREAD = 2**18  # products of numbers up to which OpenBLAS multiplies two matrices in the calling thread
-_DEEP = 32
+_ONE_THREAD = 2**18  # scalar multiplications up to which OpenBLAS multiplies two matrices in the calling thread
+_LEAST_DEPTH = 32  # shortest slice of the inner axis that is worth a matrix product of its own
 
 
 def _host_matmul(left: Any, right: Any) -> Any:
-    """`np.matmul`, of large matrices piece by piece in one thread.
+    """`np.matmul`; large matrices are multiplied in pieces, each in the calling thread.
 
-    The threads of OpenBLAS wait busily for one another: twice the CPU time, and where other work runs ten times.
+    OpenBLAS threads spin while they wait: twice the CPU time, and ten times on a machine with other work.
     """
     if np.ndim(left) != 2 or np.ndim(right) != 2:
         return np.matmul(left, right)
     (rows, depth), columns = left.shape, right.shape[1]
     if rows * depth * columns <= _ONE_THREAD or rows * depth == 1:
         return np.matmul(left, right)
-    part = _ONE_THREAD // (rows * columns)
-    if part >= min(_DEEP, depth) or rows == 1:
-        part = max(part, 1)
-        return sum(_host_matmul(left[:, i : i + part], right[i : i + part]) for i in range(0, depth, part))
-    part = max(_ONE_THREAD // (depth * columns), 1)
-    return np.concatenate([_host_matmul(left[i : i + part], right) for i in range(0, rows, part)])
+    length = _ONE_THREAD // (rows * columns)
+    if length >= min(_LEAST_DEPTH, depth) or rows == 1:
+        length = max(length, 1)
+        return sum(_host_matmul(left[:, i : i + length], right[i : i + length]) for i in range(0, depth, length))
+    length = max(_ONE_THREAD // (depth * columns), 1)
+    return np.concatenate([_host_matmul(left[i : i + length], right) for i in range(0, rows, length)])
 
 
 def _one_by_one(function: Callable[[float], float]) -> Callable[[Any], Any]:
-    """A function of one number, of arrays."""
+    """``function``, defined for one float, applied to every element of an array."""
 
     def each(x: Any) -> Any:
         return np.array([function(value) for value in np.ravel(x).tolist()], np.float64).reshape(np.shape(x))[()]
@@ -168,15 +168,15 @@ def _one_by_one(function: Callable[[float], float]) -> Callable[[Any], Any]:
 
 
 def _reduction(reduce: Callable) -> Callable:
-    """`np.sum` and the like without their detours, which cost more than the sum of a small array."""
+    """A ufunc's reduction as a replacement for `np.sum` and the like, whose overhead exceeds a small array's sum."""
     return lambda x, axis=None, keepdims=False: reduce(x, axis, keepdims=keepdims)
 
 
 _host_erf, _host_erfc, _host_inverse = (_one_by_one(f) for f in (math.erf, math.erfc, _host_ndtri))
 
 _EXACT = jax.lax.Precision.HIGHEST
-# name: (for NumPy, for JAX)
-_EACH: dict[str, tuple[Any, Any]] = {
+# name: (implementation for NumPy, implementation for JAX)
+_IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "sum": (_reduction(np.add.reduce), jnp.sum),
     "max": (_reduction(np.maximum.reduce), jnp.max),
     "min": (_reduction(np.minimum.reduce), jnp.min),
@@ -191,7 +191,7 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "cond": (lambda which, yes, no, *args: yes(*args) if which else no(*args), jax.lax.cond),
     "lax_map": (lambda fun, xs: _host_vmap(fun)(xs), jax.lax.map),
     "logsumexp": (_host_logsumexp, jax.nn.logsumexp),
-    # jax.nn.softplus takes as long to trace as thirty other functions
+    # Tracing jax.nn.softplus takes as long as tracing thirty other functions.
     "softplus": (lambda x: np.logaddexp(x, 0.0), lambda x: jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))),
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), jax.nn.sigmoid),
     "complex": (_host_complex, jax.lax.complex),
@@ -204,11 +204,11 @@ _EACH: dict[str, tuple[Any, Any]] = {
     "cummin": (lambda x, axis=0: np.minimum.accumulate(x, axis), jax.lax.cummin),
     "cummax": (lambda x, axis=0: np.maximum.accumulate(x, axis), jax.lax.cummax),
     "set_at": (_set_at, lambda x, place, value: x.at[place].set(value, mode="promise_in_bounds")),
-    # whatever the user's `jax_default_matmul_precision`: some settings round the factors
+    # Independent of the user's `jax_default_matmul_precision`: some of its settings round the factors.
     "exact_matmul": (_host_matmul, lambda left, right: jnp.matmul(left, right, precision=_EXACT)),
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
-    "eager": (True, False),  # whether operations run one by one, in NumPy
-    "many": (False, False),  # whether they run on `Rows`
+    "eager": (True, False),  # whether NumPy runs the operations one by one
+    "many": (False, False),  # whether the operations run on `Rows`
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
     "lookup": (
         lambda table, place: table[place],
@@ -218,12 +218,12 @@ _EACH: dict[str, tuple[Any, Any]] = {
 
 _HOST, _TRACED = (
     {name: value for name, value in vars(module).items() if name[0] != "_"}
-    | {name: both[i] for name, both in _EACH.items()}
+    | {name: implementation[i] for name, implementation in _IMPLEMENTATIONS.items()}
     for i, module in enumerate((np, jnp))
 )
 
-_EACH_NUMBER = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
-_HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _EACH_NUMBER}
+_ELEMENTWISE = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
+_HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _ELEMENTWISE}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
     "stack": np.stack,

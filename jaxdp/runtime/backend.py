@@ -1,7 +1,8 @@
-"""The backend: float64 scope, compiler options, and the checks that stand before the first number.
+"""The backend: float64 scope, compiler options, and checks that run before the first number is returned.
 
-A canary, a computation with a known answer, is run once per process. Reductions that some releases of jaxlib miscompile
-are computed once with our compiler options, and without them where a user compiles. Either failing is a `BackendError`.
+A canary is a computation with a known answer; it runs once per process. Some releases of jaxlib miscompile certain
+reductions. They are checked once with our compiler options, and once without them when a user compiles our code. A
+failed check raises `BackendError`.
 """
 
 import functools
@@ -16,11 +17,11 @@ import numpy as np
 
 from jaxdp.runtime.arrays import xp
 
-# Compiler options. jaxlib from 0.10.2 to 0.12.0.1 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257,
-# 40412); the empty list of fusion types avoids that. The other two options only save compile time. The older code
-# generator of fusions, which 0.11 no longer has, saves a third for the contours, which run as fast with it, but slows
-# sums over users by up to 1.8, so that only large kernels get it. An option that the user sets in XLA_FLAGS is left
-# alone. Where a release refuses the options, each is probed.
+# Compiler options. jaxlib 0.10.2 to 0.12.0.1 miscompiles reductions over two log1p (jax-ml/jax 39103, 39257, 40412).
+# The empty list of fusion types avoids the bug. The other two options only save compile time. Turning the fusion
+# emitters off selects an older code generator, which jaxlib 0.11 lacks: it saves a third of the contours' compile time
+# at equal run time, but sums over users run up to 1.8 times slower, so only large kernels get it. An option of
+# _SAVE_TIME that the user sets in XLA_FLAGS is left alone. If a release refuses the options, each one is tried alone.
 CURE = "--xla_cpu_experimental_ynn_fusion_type="
 _FOR_LARGE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 _SAVE_TIME: dict[str, Any] = {"xla_backend_optimization_level": 1, **_FOR_LARGE}
@@ -38,10 +39,7 @@ def x64():
 
 @functools.cache
 def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None:
-    """Options for our own jit calls on this platform, or None where none exists.
-
-    large: with those of large kernels.
-    """
+    """Options for our own jit calls on this platform, None if there are none. large: include those of large kernels."""
     if platform != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
@@ -54,36 +52,36 @@ def compiler_options(platform: str, large: bool = True) -> dict[str, Any] | None
 
 def _is_known(options: dict[str, Any]) -> bool:
     try:
-        # Run for real even under a user's trace: a probe that only traces would fail and stay cached as "unknown".
+        # eval_context: under a user's trace the probe would fail, and `compiler_options` would cache that result.
         with jax.core.eval_context():
             jax.jit(lambda x: x + 1, compiler_options=options)(np.float32(0)).block_until_ready()
-    except Exception:  # the option's absence surfaces as different exception types across releases
+    except Exception:  # releases raise different exception types for an unknown option
         return False
     return True
 
 
 def platform() -> str:
-    """Platform of the device that computations go to now (honours `jax.default_device`)."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    """Platform of the device on which JAX currently computes (honours `jax.default_device`)."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX defines its options at run time
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else device.platform
 
 
 def long_arrays_pay() -> bool:
-    """Whether each operation costs a call of its own, by NumPy and on an accelerator: then a loop takes long steps."""
+    """Whether a loop should take long steps: in NumPy and on an accelerator each operation is a separate call."""
     return xp.eager or platform() != "cpu"
 
 
 CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
 _passed: set[tuple[Any, ...]] = set()
-_checking = threading.RLock()  # one thread checks while the others wait
+_checking = threading.RLock()  # held during the checks, so that other threads wait for the result
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
     """Register a check: a function returning (computed, exact, relative tolerance).
 
-    It runs once per process and backend, before the first number of any kernel of its own module leaves.
+    The check runs once per process and platform, before any kernel of the module that defines it returns a number.
     """
 
     def register(check: Callable) -> Callable:
@@ -108,7 +106,7 @@ def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[
 
 
 def require_reductions(where: str, large: bool) -> None:
-    """BackendError, checked once, if reductions that some release miscompiles are wrong with the kernel's options."""
+    """BackendError if the reductions that some jaxlib miscompiles are wrong with the kernel's options; checked once."""
     check = ("reductions of log1p and expm1", lambda: check_reductions(compiler_options(where, large)))
     _pass_once(large, where, [check])
 
@@ -121,15 +119,15 @@ def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float)
 
 
 def refuse(name: str, where: str, computed: Any, but: str, exact: Any) -> NoReturn:
-    """Raise BackendError: ``name`` computed one number there, and another is right."""
+    """Raise BackendError: on platform ``where``, ``name`` gave ``computed`` instead of ``exact``."""
     raise BackendError(
         f"{name}: backend {where!r} with jaxlib {jax.lib.__version__} computed {computed!r} where {but} {exact!r}. "
         "No number was returned. Install another jaxlib release (0.10.1 is good)."
     )
 
 
-# Reductions that jaxlib from 0.10.2 on gets wrong under jit, by factors of 2 to 200, at 512 rows (at 200 it is right).
-# Each is compiled alone: in one computation they share their operands, are fused otherwise and come out right.
+# Reductions that jaxlib from 0.10.2 on gets wrong under jit by factors of 2 to 200 at 512 rows (200 rows are right).
+# Each is compiled alone: in one program they would share operands, be fused differently and come out right.
 _REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda xp, s: xp.sum(xp.log1p(-s) + xp.log1p(s), -1),
     lambda xp, s: xp.max(xp.log1p(-s) + xp.log1p(s), -1),
@@ -139,7 +137,7 @@ _REDUCTIONS: tuple[Callable[[Any, Any], Any], ...] = (
 
 
 def check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
-    """(computed, exact, tolerance) of sums that known releases miscompile."""
+    """(compiled value, NumPy value, relative tolerance) of the reductions that known releases miscompile."""
     s = np.linspace(0.01, 0.9, 512 * 16).reshape(512, 16)
     with x64(), jax.core.eval_context():
         compiled = [jax.jit(functools.partial(r, jnp), compiler_options=options) for r in _REDUCTIONS]
@@ -149,7 +147,7 @@ def check_reductions(options: dict[str, Any] | None) -> tuple[Any, Any, float]:
 
 @functools.cache
 def plain_compilation_is_sound(where: str) -> bool:
-    """Whether the reductions are right without our options too, as in a program that a user compiles."""
+    """Whether the reductions are right without our compiler options, as in a program that a user compiles."""
     computed, exact, tolerance = check_reductions(None)
     return bool(np.all(np.abs(computed - exact) <= tolerance * np.abs(exact)))
 
@@ -157,9 +155,9 @@ def plain_compilation_is_sound(where: str) -> bool:
 def require_x64(compiles: bool = True) -> None:
     """For use under a user's trace: RuntimeError where x64 is off, BackendError where the backend miscompiles sums.
 
-    compiles: whether all of it becomes part of a program that the user compiles, without our options.
+    compiles: whether the user's own jit, which lacks our compiler options, compiles the whole computation.
     """
-    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # jax adds its options at run time
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # JAX defines its options at run time
         raise RuntimeError(
             "jaxdp computes in float64: inside jit, vmap or grad turn x64 on (JAX_ENABLE_X64=1 or `with "
             "jax.enable_x64(True):`), or call it on concrete numbers outside the transformation."

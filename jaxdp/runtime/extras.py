@@ -1,4 +1,4 @@
-"""Optional packages, each behind an extra of the distribution; a bar for calls that take minutes."""
+"""Import of optional packages, each installed by an extra of the distribution; a progress bar for long calls."""
 
 import importlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def require(module: str, user: str, extra: str) -> Any:
-    """The module; ImportError naming its package and the extra where ``user``, which needs it, has to do without."""
+    """The imported module. ImportError, naming ``user``, the package and the extra, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -15,7 +15,7 @@ def require(module: str, user: str, extra: str) -> Any:
 
 
 def pieces(count: int, progress: bool, rows: int = 64) -> Iterator[slice]:
-    """Slices of ``count`` rows: all at once, or ``rows`` at a time with a bar that moves after each."""
+    """Slices that cover ``count`` rows: one slice, or with ``progress`` slices of ``rows`` and a progress bar."""
     if not progress:
         yield slice(0, count)
         return

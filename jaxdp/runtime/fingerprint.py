@@ -1,4 +1,4 @@
-"""A hash that tells one computation from another: the code of a function and every value it refers to."""
+"""A hash that identifies a computation: it covers the code of a function and every value the code refers to."""
 
 import functools
 import hashlib
@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-# Code of these packages is named by their versions, which a caller adds; it is not hashed line by line.
+# The code of these packages is not hashed: callers add the package versions to the hash.
 _OPAQUE = ("jaxdp", "jax", "jaxlib", "numpy", "scipy", "builtins")
 
 
 def fingerprint(*values: Any) -> str:
     """SHA-256, as hex, of functions (code, defaults, closure, globals used), arrays, records and plain values.
 
-    Equal computations hash equally in one Python version; a changed constant, closure value or global number
-    changes the hash. An object of an unknown class counts by its class and `vars`.
+    Within one Python version equal computations have equal hashes. A changed constant, closure value or global number
+    changes the hash. An object of an unknown class is hashed by its class name and its `vars`.
     """
     digest = hashlib.sha256()
     for value in values:
@@ -31,7 +31,7 @@ def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
         return
     if id(value) in seen:
         return
-    seen[id(value)] = value  # held, because the id of a dead temporary is given to the next one
+    seen[id(value)] = value  # keeps the value alive: Python reuses the id of a freed object
     if isinstance(value, (np.ndarray, jax.Array)):
         array = np.asarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -1,4 +1,4 @@
-"""One-point formulas as public functions: check, broadcast, compute in float64, hand back NumPy or a trace."""
+"""One-point formulas as public functions: check and broadcast arguments, compute in float64, return NumPy or trace."""
 
 import functools
 import inspect
@@ -20,11 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 ORDER = Domain(lambda x: (x > 1) & (x < np.inf), "finite and > 1", harmless=2.0)
 """A Renyi order."""
 LINEAR_ORDER = Domain(lambda x: (x >= 1) & (x < np.inf), "finite and >= 1", harmless=2.0)
-"""An order of a bound that is linear in the order."""
+"""A Renyi order at which a bound linear in the order is evaluated."""
 
 
 class Rule(NamedTuple):
-    """What an argument has to be to the others: ``holds`` takes all of them by name."""
+    """A condition on argument ``name`` that involves other arguments; ``holds`` takes all of them by name."""
 
     name: str
     holds: Callable[..., Any]
@@ -39,13 +39,12 @@ def theorem(
     absolute: float | Callable[..., float] = 1e-12,
     **domains: Domain,
 ) -> Callable[[F], F]:
-    """Decorator: the formula of one point, written for scalars with ``xp``, becomes a public function.
+    """Decorator: the formula of one point, written for scalars with ``xp``, becomes a public function of arrays.
 
-    Its arguments are numbers in the given domains. Concrete ones are checked and broadcast, the formula is computed at
-    all points as one float64 batch, and NumPy comes out. Where one is traced, the formula is traced, and a point
-    outside a domain or against a rule gives ``vacuous`` (one number, or one for each number of the result). So does
-    NaN. working_set: float64 numbers alive per point. absolute: as of `Kernel`; a difference of numbers of size 1 may
-    be next to 0.
+    Concrete arguments are checked and broadcast; the result is computed for one float64 batch of points and returned as
+    NumPy. If an argument is traced, the formula is traced. Then ``vacuous`` (one number, or one per number of the
+    result) replaces the result of a point that is outside a domain or breaks a rule. It also replaces every NaN.
+    working_set, absolute: as for `Kernel`; by default numbers of size 1 may cancel to nearly 0.
     """
 
     def decorate(point: F) -> F:
@@ -54,7 +53,7 @@ def theorem(
 
         @functools.wraps(point)
         def one_point(*values: Any) -> Any:
-            """The formula of numbers, followed where they are traced by whether each is inside its domain."""
+            """The formula at one point. Under a trace, flags follow the arguments: whether each is in its domain."""
             numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
             good = [*inside, *(rule.holds(**numbers) for rule in rules)]
             return unless(~jnp.stack(good).all() if inside else False, point(**numbers), vacuous)
@@ -80,22 +79,25 @@ def theorem(
                 validate.reject(name, np.broadcast_to(numbers[name], np.shape(bad)), bad, allowed, remedy)
             return batched(kernel, *numbers.values())
 
-        return public  # type: ignore[return-value]  # of the signature that `wraps` copies
+        return public  # type: ignore[return-value]  # `wraps` copies the signature
 
     return decorate
 
 
 def unless(bad: Any, made: Any, vacuous: Any) -> Any:
-    """The numbers of a tree, ``vacuous`` where they are NaN or ``bad``."""
+    """The pytree ``made`` with ``vacuous`` in place of NaN, and everywhere that ``bad`` is true."""
     xp = jnp if validate.is_traced(made, bad) else np
     leaves, tree = jax.tree.flatten(made)
     worst = np.broadcast_to(jax.tree.leaves(vacuous), len(leaves))
-    kept = (xp.where(bad | xp.isnan(x), w, x)[()] for x, w in zip(leaves, worst, strict=True))
-    return jax.tree.unflatten(tree, kept)
+    values = (xp.where(bad | xp.isnan(x), w, x)[()] for x, w in zip(leaves, worst, strict=True))
+    return jax.tree.unflatten(tree, values)
 
 
 def checked(**arguments: tuple[Domain, Any]) -> list[Any]:
-    """Arguments in order, each given as (domain, value), that broadcast; a traced one is NaN outside its domain."""
+    """The checked values, in order, of arguments name=(domain, value). A traced value outside its domain is NaN.
+
+    ValueError if a concrete value is outside its domain or if the shapes do not broadcast.
+    """
     if validate.is_traced(arguments):
         require_x64()
     values = {}
@@ -107,32 +109,32 @@ def checked(**arguments: tuple[Domain, Any]) -> list[Any]:
 
 
 def flat_rows(array: Any, own: int, shape: tuple[int, ...]) -> Any:
-    """The array broadcast to ``shape`` and flattened to one batch axis, before its last ``own`` axes."""
+    """The array with all axes but the last ``own`` broadcast to ``shape`` and flattened to one batch axis."""
     xp = jnp if validate.is_traced(array) else np
     event = np.shape(array)[np.ndim(array) - own :]
     return xp.broadcast_to(array, (*shape, *event)).reshape((math.prod(shape), *event))
 
 
 def batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
-    """`function` of flat concrete arrays of one length, at the broadcast of `arrays`; results in the broadcast shape.
+    """`function` at the broadcast of concrete `arrays`: it gets one flat batch, its results get the broadcast shape.
 
-    own: for each array the number of its last axes that belong to one point, 0 if not given.
+    own: for each array the number of last axes that belong to one point and do not broadcast; default 0.
     """
     validate.concrete("every number", *arrays)
     return _batched(function, *arrays, own=own)
 
 
 def _batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
-    axes = list(zip(arrays, own or (0,) * len(arrays), strict=True))
-    shape = np.broadcast_shapes(*(np.shape(array)[: np.ndim(array) - number] for array, number in axes))
-    values = function(*(flat_rows(array, number, shape) for array, number in axes))
+    pairs = list(zip(arrays, own or (0,) * len(arrays), strict=True))
+    shape = np.broadcast_shapes(*(np.shape(array)[: np.ndim(array) - own_axes] for array, own_axes in pairs))
+    values = function(*(flat_rows(array, own_axes, shape) for array, own_axes in pairs))
     return jax.tree.map(lambda value: value.reshape((*shape, *value.shape[1:]))[()], values)
 
 
 def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **static: Any) -> Any:
-    """`kernel` at the broadcast of checked arguments, as `batched`: NumPy out.
+    """`kernel` at the broadcast of arguments that are already checked; NumPy arrays. own: as for `batched`.
 
-    Where an argument is traced, the kernel's one-point function is traced, which masks values outside its domain.
+    If an argument is traced, the kernel's one-point function is traced; it must handle NaN (see `checked`) itself.
     """
     if not validate.is_traced(arguments):
         return batched(functools.partial(kernel, **static), *(np.asarray(a, np.float64) for a in arguments), own=own)
@@ -143,7 +145,7 @@ def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **stat
 
 
 def _flat_outside(point: Callable) -> Callable:
-    """The function with derivatives 0 where an argument is NaN, as one outside its domain is."""
+    """``point`` with zero derivatives where an argument is NaN, which marks a value outside its domain."""
 
     def flat(*numbers: Any) -> Any:
         bad = jnp.stack([jnp.isnan(number).any() for number in numbers]).any()

@@ -1,13 +1,13 @@
-"""Kernels in batches, by NumPy or compiled.
+"""Kernels on batches, computed by NumPy or by a compiled program.
 
-Every kernel of this package is a function of ONE parameter point. `kernel` makes it a function of a flat batch. The
-call enters a float64 scope of its own and leaves the user's flag as it is. Compiling takes seconds, so the first points
-are answered by NumPy (`runtime.arrays`); after them the kernel is compiled. On a CPU its program has one size, and a
-batch is cut into pieces of it: new values and new batch lengths compile nothing, and a row's number does not depend on
-the batch it stands in.
+Every kernel of this package is a function of ONE parameter point. `kernel` turns it into a function of a flat batch.
+Each call computes in float64 and leaves the user's x64 flag unchanged. Compiling takes seconds, so NumPy
+(`runtime.arrays`) answers the first points; after them the kernel is compiled. On a CPU a program has one batch size,
+and a longer batch is cut into pieces of that size. New values or batch lengths therefore compile nothing, and the
+result of a row does not depend on the rest of its batch.
 
-The checks of `runtime.backend` stand before the first number, and the first row of each compiled program is compared
-with NumPy's. Where one fails there is no number but a `BackendError`.
+The checks of `runtime.backend` run before the first number is returned. The first row of a compiled program is compared
+with NumPy if the kernel can run in NumPy. A failed check raises `BackendError`.
 """
 
 import collections
@@ -33,31 +33,32 @@ from jaxdp.runtime.rows import Rows
 
 
 def whole_number(variable: str, otherwise: int) -> int:
-    """The whole number >= 0 in an environment variable, ``otherwise`` where it is not set."""
+    """The whole number >= 0 in an environment variable, or ``otherwise`` if the variable is not set."""
     text = os.environ.get(variable, "").strip()
     if text and not text.isdecimal():
         raise ValueError(f"{variable} is {text!r}, must be a whole number >= 0: set it to one, or unset it.")
     return int(text or otherwise)
 
 
-# For the points of one call: float64 numbers alive, and the largest number of points. On a CPU more are not faster.
-_TOGETHER = {"cpu": (2**16, 2**11)}
-_ON_ACCELERATOR = (2**29, 2**20)
-# Largest number of points that NumPy answers before a program is compiled; 0: every point is compiled.
+# Limits of one call of a program: (float64 numbers held in memory, points). Larger calls are not faster on a CPU.
+_CALL_LIMITS = {"cpu": (2**16, 2**11)}
+_ACCELERATOR_LIMITS = (2**29, 2**20)
+# Largest number of points that NumPy answers before a kernel is compiled. 0: programs compute every point.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
-_FEW, _MANY = 8, 32  # points from which NumPy computes them together, and takes a fraction of the time for each
-_NUMBERS_AT_ONCE = 2**16  # of the arguments of all points that NumPy computes together
-_AGREEMENT = 1e-6  # relative difference of a compiled program and NumPy; miscompiled sums are off by 0.1 and more
+# Points in a batch from which NumPy computes them together, and from which that takes a fraction of the time per point.
+_LEAST_TOGETHER, _LARGE_BATCH = 8, 32
+_NUMBERS_TOGETHER = 2**16  # largest total size of the arguments of points that NumPy computes together
+_AGREEMENT = 1e-6  # allowed relative difference of a program and NumPy; miscompiled sums are wrong by 0.1 or more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
 _expected: contextvars.ContextVar[int | None] = contextvars.ContextVar("expected", default=None)
 
 
 @contextlib.contextmanager
 def expecting(calls: int) -> Iterator[None]:
-    """Inside, a kernel's points in one call, ``calls`` times, decide between NumPy and a program.
+    """Context manager: inside, a kernel chooses NumPy or a program as if each call were repeated ``calls`` times.
 
-    What it has answered before does not: all processes that share such calls compute each in the same way, and their
-    numbers agree to the last bit.
+    Points that the kernel answered earlier do not count. So all processes that share the calls compute each call in the
+    same way, and their numbers agree to the last bit.
     """
     token = _expected.set(calls)
     try:
@@ -67,7 +68,7 @@ def expecting(calls: int) -> Iterator[None]:
 
 
 def memory_maps() -> float:
-    """Number of memory maps of this process over the limit that Linux sets, 0 where there is no such limit."""
+    """Number of memory maps of this process divided by the limit of Linux; 0 on systems without such a limit."""
     try:
         limit = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
         return len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) / limit
@@ -76,33 +77,35 @@ def memory_maps() -> float:
 
 
 def forget_compiled() -> None:
-    """Drop the compiled programs of all kernels; they are compiled again when they are needed.
+    """Drop the compiled programs of all kernels; each is compiled again when needed.
 
-    A program of XLA for CPUs takes about a hundred memory maps. Beyond the system's limit (65530 by default) the next
-    program is a segmentation fault.
+    An XLA program for CPUs takes about a hundred memory maps. Beyond the system's limit (65530 by default) compiling
+    the next program is a segmentation fault.
     """
-    for one in list(all_kernels):
-        for compiled in list(one._jitted.values()):
+    for some_kernel in list(all_kernels):
+        for compiled in list(some_kernel._jitted.values()):
             compiled.clear_cache()
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Kernel:
-    """A one-point function with a batched float64 front, run by NumPy or compiled. Made by `kernel`.
+    """A one-point function that is called on batches in float64, by NumPy or by a program. Made by `kernel`.
 
-    ``kernel.point`` is the traceable one-point function; ``kernel(*args, **static)`` takes pytrees of
-    NumPy arrays whose leading axis is the batch and returns the same in NumPy float64.
+    ``kernel.point`` is the traceable one-point function. ``kernel(*args, **static)`` takes pytrees of NumPy arrays
+    whose leading axis is the batch, and returns pytrees of NumPy float64 arrays with the same leading axis.
 
-    static: names of keyword arguments that fix sizes; each value is compiled once.
-    working_set: float64 numbers alive per point, or a function of the arguments that gives it; limits a call's points.
-    large: the kernel has so many operations that compile time matters more than run time. On a CPU its pieces go to all
-        cores.
+    static: names of keyword arguments that fix array sizes; the kernel is compiled once for each value.
+    working_set: float64 numbers held in memory per point, or a function of the arguments that returns it. It limits the
+        points of one call.
+    large: the kernel has so many operations that compile time matters more than run time. On a CPU its pieces run on
+        all cores.
     bounds: the kernel returns (lower, upper).
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
-        gives it; about as many as take as long as compiling. The kernel has to be written with
+        returns it. Best: as many as NumPy answers in the time of compiling. If not 0, the kernel must be written with
         `jaxdp.runtime.arrays.xp`.
-    at_once: number of points that NumPy computes together, with what `jaxdp.runtime.rows.Rows` has; else one by one.
-    absolute: difference that a program and NumPy may have besides a relative one, or a function of a point's arguments.
+    at_once: largest number of points that NumPy computes together, as `jaxdp.runtime.rows.Rows`. 1: one by one.
+    absolute: allowed absolute difference of program and NumPy besides the relative one, or a function of a point's
+        arguments that returns it.
     """
 
     point: Callable
@@ -122,7 +125,7 @@ class Kernel:
         functools.update_wrapper(self, self.point)
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
-        self._answered: dict[Any, float] = collections.defaultdict(float)  # by program: of its patience
+        self._answered: dict[Any, float] = collections.defaultdict(float)  # by program: points answered / by_numpy
         all_kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
@@ -132,36 +135,36 @@ class Kernel:
 
         def batched(static_items, structure, *leaves):
             self.traces += 1
-            with jax.numpy_rank_promotion("allow"):  # a user's strictness is not ours to break on
+            with jax.numpy_rank_promotion("allow"):  # the user's setting may be "raise"
                 args = jax.tree.unflatten(structure, leaves)
                 return by_rows(functools.partial(self.point, **dict(static_items)))(*args)
 
-        made = jax.jit(batched, static_argnums=(0, 1), compiler_options=compiler_options(where, self.large))
-        return self._jitted.setdefault(where, made)  # one for all threads
+        jitted = jax.jit(batched, static_argnums=(0, 1), compiler_options=compiler_options(where, self.large))
+        return self._jitted.setdefault(where, jitted)  # all threads use the first one stored
 
     def _most_points(self, where: str, args: Any, static: Any) -> int:
-        room, most = _TOGETHER.get(where, _ON_ACCELERATOR)
-        size = self.working_set(*args, **static) if callable(self.working_set) else self.working_set
-        return min(most, 1 << int(np.log2(max(1.0, room / size))))
+        most_numbers, most_points = _CALL_LIMITS.get(where, _ACCELERATOR_LIMITS)
+        numbers_per_point = self.working_set(*args, **static) if callable(self.working_set) else self.working_set
+        return min(most_points, 1 << int(np.log2(max(1.0, most_numbers / numbers_per_point))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
         """The batched call without the canary (the canary itself uses it)."""
-        # Concrete numbers inside a user's trace are computed now, not traced: the result is NumPy.
+        # eval_context: inside a user's trace, concrete numbers are computed immediately and returned as NumPy.
         with x64(), jax.core.eval_context():
             args = jax.tree.map(_as_float64, args)
             shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args))
             size = shapes[0][0]
-            # One program, whether a caller names a default or leaves it out.
+            # A default value selects the same program whether the caller names it or leaves it out.
             static = {**self._defaults, **static}
             items = tuple(sorted(static.items()))
             program = items, tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
             patience = min(self._patience(args, static), _COMPILE_AFTER)
             used = size / patience if patience > 0 else math.inf
-            self._answered[program] += used  # of what compiling takes
+            self._answered[program] += used  # as a share of the time that compiling takes
             if (self._answered[program] if expected is None else expected * used) <= 1 + 1e-9:
                 numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
-                most = min(self.at_once, max(_NUMBERS_AT_ONCE // numbers, 1)) if size >= _FEW else 1
+                most = min(self.at_once, max(_NUMBERS_TOGETHER // numbers, 1)) if size >= _LEAST_TOGETHER else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
                 return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
             return self._by_programs(args, size, static, program)
@@ -170,53 +173,53 @@ class Kernel:
         return self.by_numpy(*args, **static) if callable(self.by_numpy) else self.by_numpy
 
     def _by_numpy(self, args: Any, start: int, static: Any, most: int = 1) -> Any:
-        """Up to ``most`` rows from ``start`` on."""
+        """The kernel by NumPy at the rows from ``start`` on, at most ``most`` of them, computed together."""
         size = min(most, jax.tree.leaves(args)[0].shape[0] - start)
         with on_host(size > 1):
             if size == 1:
-                made = self.point(*jax.tree.map(lambda leaf: leaf[start], args), **static)
-                return jax.tree.map(lambda x: np.asarray(x)[None], made)
+                result = self.point(*jax.tree.map(lambda leaf: leaf[start], args), **static)
+                return jax.tree.map(lambda x: np.asarray(x)[None], result)
             try:
-                made = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
-            except (TypeError, AttributeError):  # a class of the user's may be written with other functions
-                each = [self._by_numpy(args, row, static) for row in range(start, start + size)]
-                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
+                result = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
+            except (TypeError, AttributeError):  # a user's class may call functions that `Rows` lacks
+                rows = [self._by_numpy(args, row, static) for row in range(start, start + size)]
+                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
 
-        def every(x: Any) -> np.ndarray:
+        def with_batch_axis(x: Any) -> np.ndarray:
             return np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x)))
 
-        return jax.tree.map(every, made)
+        return jax.tree.map(with_batch_axis, result)
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
-        where, traced = platform(), self.traces
-        run, checked = self._compiled(where), self._patience(args, static) > 0
+        where, traces_before = platform(), self.traces
+        run, must_agree = self._compiled(where), self._patience(args, static) > 0
         leaves, structure = jax.tree.flatten(args)
 
         def call(piece: tuple[int, int, int]) -> Any:
             start, stop, padded = piece
             rows = np.minimum(np.arange(start, start + padded), stop - 1)
             with in_programs(), x64(), jax.core.eval_context():
-                made = run(program[0], structure, *(leaf[rows] for leaf in leaves))
-            made = jax.tree.map(lambda a: np.asarray(a)[: stop - start], made)
-            if checked and (where, padded, program) not in self._agreed:
-                self._require_agreement(where, made, args, start, static)
+                result = run(program[0], structure, *(leaf[rows] for leaf in leaves))
+            result = jax.tree.map(lambda a: np.asarray(a)[: stop - start], result)
+            if must_agree and (where, padded, program) not in self._agreed:
+                self._require_agreement(where, result, args, start, static)
                 self._agreed.add((where, padded, program))
-            return made
+            return result
 
         on_cpu = where == "cpu"
         first, *rest = pieces_of(size, self._most_points(where, args, static), on_cpu)
         pieces = [call(first), *side_by_side(call, rest, cores() if on_cpu and self.large else 1)]
-        if self.traces != traced and memory_maps() > 0.5:
+        if self.traces != traces_before and memory_maps() > 0.5:
             forget_compiled()
         return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
     def _require_agreement(self, where: str, compiled: Any, args: Any, start: int, static: Any) -> None:
-        """BackendError unless a program's first row agrees with NumPy's: bounds overlap, other numbers are close."""
+        """BackendError unless a program's first row agrees with NumPy: bounds must overlap, other numbers be close."""
         first, other = ([x[0] for x in jax.tree.leaves(a)] for a in (compiled, self._by_numpy(args, start, static)))
         if self.bounds:
-            (lower, upper), (its_lower, its_upper) = first, other
-            slack = _AGREEMENT * np.abs(np.where(np.isfinite(its_upper), its_upper, 0.0))
-            good = bool(np.all(lower <= its_upper + slack) and np.all(its_lower <= upper + slack))
+            (lower, upper), (other_lower, other_upper) = first, other
+            slack = _AGREEMENT * np.abs(np.where(np.isfinite(other_upper), other_upper, 0.0))
+            good = bool(np.all(lower <= other_upper + slack) and np.all(other_lower <= upper + slack))
         else:
             point = jax.tree.map(lambda leaf: leaf[start], args)
             most = self.absolute(*point) if callable(self.absolute) else self.absolute
@@ -225,7 +228,7 @@ class Kernel:
             refuse(self.point.__name__, where, first, "NumPy computes", other)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
-        """The kernel at every row of the batch, as NumPy float64, after the canary has passed."""
+        """The kernel at every row of the batch, as NumPy float64. The canaries of the kernel's module run first."""
         ensure_canary(self.point.__module__)
         size = jax.tree.leaves(args)[0].shape[0]
         if size == 0:
@@ -235,7 +238,7 @@ class Kernel:
 
 
 def by_rows(point: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of one point for a batch, to be traced. One row is traced in half the time of several."""
+    """``point`` as a function of a batch, to be traced. A batch of one row needs no vmap: half the tracing time."""
 
     def rows(*args: Any) -> Any:
         if jax.tree.leaves(args)[0].shape[0] == 1:
@@ -246,17 +249,17 @@ def by_rows(point: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kernel(**options: Any) -> Callable[[Callable], Kernel]:
-    """Decorator: one-point function -> `Kernel`, which documents the options."""
+    """Decorator: turns a one-point function into a `Kernel`; its options are documented there."""
     return functools.partial(Kernel, **options)
 
 
 def many(arguments: Any) -> bool:
-    """Whether a call has so many points that NumPy, computing them together, takes a fraction of the time for each."""
-    return jax.tree.leaves(arguments)[0].shape[0] >= _MANY
+    """Whether a batch is so large that NumPy, computing its points together, takes a fraction of the time per point."""
+    return jax.tree.leaves(arguments)[0].shape[0] >= _LARGE_BATCH
 
 
 def patience(alone: float, together: float) -> Callable[..., int]:
-    """For `Kernel.by_numpy`: points that take NumPy as long as compiling, a few in a call, and many."""
+    """A function for `Kernel.by_numpy`: ``alone`` for small batches, ``together`` for large ones (see `many`)."""
     return lambda *arguments, **static: int(together if many(arguments) else alone)
 
 
@@ -268,30 +271,30 @@ def _as_float64(leaf: Any) -> np.ndarray:
 def pieces_of(size: int, largest: int, one_size: bool) -> Iterator[tuple[int, int, int]]:
     """(start, stop, padded size) of the calls that compute ``size`` points.
 
-    one_size: padded sizes are all ``largest``; else 64, 1024, ... ``largest``, for an accelerator: it computes the
-    larger size in little more time, and compiling a program for each smaller one takes seconds.
+    one_size: every padded size is ``largest``. Otherwise (accelerators) padded sizes are 64, 1024, ..., ``largest``:
+    computing a larger size takes little more time there, but each further size costs seconds to compile.
     """
     start = 0
     while start < size:
-        rest = min(size - start, largest)
-        padded = largest if one_size else min(4 * 16 ** max(math.ceil(math.log2(rest / 4) / 4), 1), largest)
-        yield start, start + rest, padded
-        start += rest
+        count = min(size - start, largest)
+        padded = largest if one_size else min(4 * 16 ** max(math.ceil(math.log2(count / 4) / 4), 1), largest)
+        yield start, start + count, padded
+        start += count
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def side_by_side(call: Callable[[Any], Any], pieces: list[Any], threads: int) -> list[Any]:
-    """call(piece) for each piece, in several threads, on the caller's device.
+    """[call(piece) for piece in pieces], computed in several threads on the caller's device.
 
-    Threads that want the same program wait for the first of them to compile it (jax sees to that).
+    If several threads need the same program, JAX compiles it in one of them while the others wait.
     """
     if min(threads, len(pieces)) < 2:
         return [call(piece) for piece in pieces]
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax adds its options at run time
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX defines its options at run time
 
     def work(piece: Any, context: contextvars.Context) -> Any:
         with jax.default_device(device):

@@ -1,4 +1,4 @@
-"""Many points at once by NumPy: arrays whose leading axis, that of the points, the code of one point does not see."""
+"""Batches in NumPy: arrays with a leading batch axis that is hidden from code written for one point."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 class Rows(np.lib.mixins.NDArrayOperatorsMixin):
-    """One array for each point; axes, shapes and indices are those of one point.
+    """A batch of arrays, one per point. Axes, shapes and indices refer to the array of one point.
 
-    Elementwise functions, reductions and the functions of `_FUNCTIONS` take it, together with arrays and numbers that
-    are the same for all points. Any other function of NumPy is a TypeError.
+    NumPy's elementwise functions, its reductions and the functions of `_FUNCTIONS` accept `Rows` together with arrays
+    and numbers that are equal for all points. Every other NumPy function raises TypeError.
     """
 
     __slots__ = ("data",)
@@ -23,7 +23,7 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of one point's array."""
+        """Shape of one point's array."""
         return self.data.shape[1:]
 
     @property
@@ -38,15 +38,15 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the numbers."""
+        """Data type of the numbers."""
         return self.data.dtype
 
     def astype(self, dtype: Any) -> Rows:
-        """The numbers of another type."""
+        """The batch with its numbers converted to ``dtype``."""
         return Rows(self.data.astype(dtype))
 
     def ravel(self) -> Rows:
-        """As one axis."""
+        """The batch with each point's array flattened to one axis."""
         return Rows(self.data.reshape(len(self.data), -1))
 
     def __bool__(self) -> bool:
@@ -67,13 +67,13 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul:
             left, right = inputs
-            alike = isinstance(left, Rows) and not isinstance(right, Rows)
-            return Rows(left.data @ right) if alike else NotImplemented
+            supported = isinstance(left, Rows) and not isinstance(right, Rows)
+            return Rows(left.data @ right) if supported else NotImplemented
         if method == "__call__":
             return Rows(ufunc(*_aligned(inputs), **options))
         if method in ("reduce", "accumulate"):
-            (x, axis), keep = inputs if len(inputs) > 1 else (*inputs, options.pop("axis", 0)), options
-            return Rows(getattr(ufunc, method)(x.data, _axis(axis, x.ndim), **keep))
+            (x, axis), keywords = inputs if len(inputs) > 1 else (*inputs, options.pop("axis", 0)), options
+            return Rows(getattr(ufunc, method)(x.data, _axis(axis, x.ndim), **keywords))
         return NotImplemented
 
     def __array_function__(self, function: Callable, types: Any, args: Any, options: Any) -> Any:
@@ -81,39 +81,39 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _axis(axis: Any, ndim: int) -> Any:
-    """The axis of all points' array for one of a point's."""
+    """Axis of the batch array that corresponds to ``axis`` of one point's array of ``ndim`` axes."""
     if axis is None:
         return tuple(range(1, ndim + 1))
     return tuple(_axis(each, ndim) for each in axis) if isinstance(axis, tuple) else axis + 1 if axis >= 0 else axis
 
 
 def _axes(value: Any) -> int:
-    """Number of axes of one point's array; `np.ndim` of a number takes longer than most sums of small arrays."""
+    """Number of axes of one point's array. For numbers `np.ndim` would take longer than summing a small array."""
     kind = type(value)
     return value.data.ndim - 1 if kind is Rows else 0 if kind is float or kind is int else np.ndim(value)
 
 
 def _spread(rows: Rows, axes: int) -> np.ndarray:
-    """Of all points, with as many axes of length 1 in front of a point's as it takes."""
+    """The batch array, with axes of length 1 after the batch axis so that a point has at least ``axes`` axes."""
     shape = rows.data.shape
     return rows.data if len(shape) > axes else rows.data.reshape(shape[0], *(1,) * (axes + 1 - len(shape)), *shape[1:])
 
 
 def _aligned(values: Sequence[Any]) -> list[Any]:
-    """Arrays that broadcast as the points' arrays do."""
+    """Batch arrays, shared arrays and numbers, shaped so that they broadcast as the arrays of one point would."""
     axes = max(map(_axes, values))
     return [_spread(value, axes) if type(value) is Rows else value for value in values]
 
 
 def _operator(ufunc: np.ufunc) -> tuple[Callable[[Rows, Any], Rows], Callable[[Rows, Any], Rows]]:
-    """With the rows on the left and on the right."""
+    """Two methods of `Rows`: the operator with the rows on the left, and with the rows on the right."""
     return (
         lambda self, other: Rows(ufunc(*_aligned((self, other)))),
         lambda self, other: Rows(ufunc(*_aligned((other, self)))),
     )
 
 
-# Those of the mixin's operators that are used most, without NumPy's search for who computes them: a third of the time.
+# The most used operators, defined here in place of the mixin's: without NumPy's dispatch they take a third of the time.
 _OFTEN: dict[str, np.ufunc] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide}
 _OFTEN |= {"and": np.bitwise_and, "or": np.bitwise_or}
 for _name, _ufunc in _OFTEN.items():
@@ -124,28 +124,28 @@ for _name, _ufunc in {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge"
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of numbers, of whatever is given: rows, arrays, numbers."""
+    """``function``, elementwise on numbers and arrays, extended to `Rows`."""
 
     def each(*values: Any) -> Any:
-        some = any(type(value) is Rows for value in values)
-        return Rows(function(*_aligned(values))) if some else function(*values)
+        has_rows = any(type(value) is Rows for value in values)
+        return Rows(function(*_aligned(values))) if has_rows else function(*values)
 
     return each
 
 
 def _joined(join: Callable[..., Any], axes_more: int) -> Callable[..., Any]:
-    """`np.concatenate` or `np.stack`."""
+    """`np.concatenate` or `np.stack` for `Rows`. axes_more: number of axes that ``join`` adds."""
 
     def joined(parts: Sequence[Any], axis: int = 0) -> Rows:
         size = max(len(part.data) for part in parts if isinstance(part, Rows))
-        every = [part.data if isinstance(part, Rows) else np.asarray(part)[None] for part in parts]
-        every = [np.broadcast_to(part, (size, *part.shape[1:])) for part in every]
-        return Rows(join(every, _axis(axis, every[0].ndim - 1 + axes_more)))
+        arrays = [part.data if isinstance(part, Rows) else np.asarray(part)[None] for part in parts]
+        arrays = [np.broadcast_to(part, (size, *part.shape[1:])) for part in arrays]
+        return Rows(join(arrays, _axis(axis, arrays[0].ndim - 1 + axes_more)))
 
     return joined
 
 
-def _best(find: Callable[..., Any]) -> Callable[[Rows], Rows]:
+def _extreme_index(find: Callable[..., Any]) -> Callable[[Rows], Rows]:
     return lambda x: Rows(find(x.data.reshape(len(x.data), -1), axis=1))
 
 
@@ -163,8 +163,8 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.argsort: lambda x: Rows(np.argsort(x.data, axis=-1)),
     np.cumsum: lambda x, axis: Rows(np.cumsum(x.data, _axis(axis, x.ndim))),
     np.cumprod: lambda x, axis: Rows(np.cumprod(x.data, _axis(axis, x.ndim))),
-    np.argmax: _best(np.argmax),
-    np.argmin: _best(np.argmin),
+    np.argmax: _extreme_index(np.argmax),
+    np.argmin: _extreme_index(np.argmin),
     np.squeeze: lambda x, axis: Rows(np.squeeze(x.data, _axis(axis, x.ndim))),
     np.full_like: lambda x, value: np.full(x.shape, value, x.dtype),
     np.zeros_like: lambda x: np.zeros(x.shape, x.dtype),
@@ -175,27 +175,27 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
 
 
 def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
-    """The loop for all points until the last one is finished; of finished ones nothing is changed."""
+    """The loop, run for all points until every point has finished; a finished point keeps its state."""
     while True:
-        going = unfinished(state)
-        some = np.ravel(going.data if isinstance(going, Rows) else going)
-        if not some.any():
+        unfinished_points = unfinished(state)
+        flags = np.ravel(unfinished_points.data if isinstance(unfinished_points, Rows) else unfinished_points)
+        if not flags.any():
             return state
         new = body(state)
-        state = new if some.all() else jax.tree.map(lambda a, b, keep=going: where(keep, a, b), new, state)
+        state = new if flags.all() else jax.tree.map(lambda a, b, keep=unfinished_points: where(keep, a, b), new, state)
 
 
 def cond(which: Any, yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
-    """Both branches, where points differ, and of each point the one that it takes."""
+    """The branch that ``which`` selects. If ``which`` is `Rows`, both are computed and each point selects its own."""
     if not isinstance(which, Rows):
         return yes(*args) if which else no(*args)
     return jax.tree.map(lambda a, b: where(which, a, b), yes(*args), no(*args))
 
 
 def set_at(x: Any, place: Any, value: Any) -> Rows:
-    """The array with other numbers in one place."""
+    """A copy of the array with ``value`` at index ``place`` of its first axis."""
     x, place, value = (each if isinstance(each, Rows) else Rows(np.asarray(each)[None]) for each in (x, place, value))
     size = max(len(each.data) for each in (x, place, value))
-    made = np.array(np.broadcast_to(x.data, (size, *x.shape)))
-    made[np.arange(size), place.data] = value.data
-    return Rows(made)
+    result = np.array(np.broadcast_to(x.data, (size, *x.shape)))
+    result[np.arange(size), place.data] = value.data
+    return Rows(result)
