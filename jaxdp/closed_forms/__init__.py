@@ -1,1 +1,1 @@
-"""Formulas that need no contour: Gaussian, one sampled step, one finite law, Laplace's Renyi divergence."""
+"""Closed formulas: Gaussian mechanism, one sampled Gaussian step, one finite law, Laplace noise's Renyi divergence."""
