@@ -1,9 +1,9 @@
 """Repeated noise addition: the privacy of a value hidden by a sum of independent noises.
 
-Bounds: the Renyi divergence of a sum against its shift, from that of one summand. Exact: the law of a sum of n <= 1e4
-Laplace noises. The density of a sum of n Laplace(1) noises is a mixture of Erlang densities, so density and upper tail
-are sums over i < n of the Poisson(|x|) probability of i times a weight: a negative binomial probability for the
-density, a sum of such probabilities for the tail. All terms are positive and are added in logarithms.
+Bounds: the Renyi divergence between a sum and the sum shifted, from the divergence of one summand. Exact values: sums
+of n <= 1e4 Laplace noises. The density of a sum of n Laplace(1) noises is a mixture of Erlang densities. So density and
+upper tail are sums over i < n of P[Poisson(|x|) = i] times a weight. The density's weights are negative binomial
+probabilities, the tail's weights are sums of them. All terms are positive and are added in logarithms.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = [
     "laplace_sum_log_density", "laplace_sum_rdp", "repeated_noise_bound",
 ]  # fmt: skip
 
+# Factors that round up: for a few roundings, and for sums of logarithms of size up to 700.
 _UP = 1.0 + 2.0**-49
-# Charge for sums of logarithms of size up to 700.
 _DISCRETE_UP = 1.0 + 1e-12
 
 
 def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, shift: Real, num_summands: Real) -> Array:
     """Upper bound n R_alpha(P + s/n, P) on the Renyi divergence of a sum of n noises of law P against its shift by s.
 
-    renyi: (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
+    renyi: function (order, shift) -> R_alpha(P + shift, P) of one summand, elementwise, non-decreasing in the shift.
     order, shift, num_summands: alpha > 1; s >= 0, in the units of the noise; n, whole, >= 1.
 
     >>> normal = lambda order, shift: order * shift**2 / 2
@@ -49,9 +49,9 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
     0.25
 
     Assumes: P is a law on the real line, where every real shift has a meaning; for integer noise use
-    `discrete_laplace_bound`. The equal split is the best one when R is convex in the shift.
+    `discrete_laplace_bound`. The equal split is the best split when R is convex in the shift.
 
-    Returns an upper bound in nats of the broadcast shape, if renyi returns one; rounded to nearest. Raises ValueError.
+    Returns nats of the broadcast shape: an upper bound if renyi returns one, rounded to nearest. Raises ValueError.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, shift reduction, applied n times.
     """
     alpha, moved, n = checked(order=(ORDER, order), shift=(NONNEGATIVE, shift), num_summands=(whole(1), num_summands))
@@ -61,7 +61,7 @@ def repeated_noise_bound(renyi: Callable[[Array, Array], Array], order: Real, sh
 def _share(shift, scale, count=1):
     """shift / (scale n), never 0 where the shift is positive."""
     shift, _ = raised(shift)
-    # without the barrier the compiler divides by scale * count, which may overflow
+    # Without the barrier the compiler would divide by scale * count, which may overflow.
     share = xp.optimization_barrier(shift / scale) / count
     return xp.where(shift > 0, xp.maximum(share, SMALLEST), 0.0)
 
@@ -70,7 +70,7 @@ def _share(shift, scale, count=1):
 def laplace_rdp(order: Real, shift: Real, scale: Real) -> Array:
     """Renyi divergence R_alpha(Laplace(b) + s, Laplace(b)), rounded up.
 
-    order: alpha > 1, up to 1e6 and as close to 1 as doubles go.
+    order: alpha > 1, up to 1e6 and as close to 1 as float64 allows.
     shift, scale: s >= 0 and b > 0, in the same units.
 
     >>> print(f"{jaxdp.convolution.laplace_rdp(2.0, shift=1.0, scale=1.0):.4f}")
@@ -102,7 +102,7 @@ def laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, std=POSITIVE, num_summands=whole(1))
 def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> Array:
-    """Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s: the exact value.
+    """Exact Renyi divergence alpha s^2 / (2 n sigma^2) of a sum of n normal noises against its shift by s.
 
     order, num_summands: alpha > 1, and n, whole, >= 1.
     shift, std: s >= 0 and the standard deviation sigma > 0 of one summand, in the same units.
@@ -119,7 +119,7 @@ def gaussian_bound(order: Real, shift: Real, std: Real, num_summands: Real) -> A
 def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real, group_size: int) -> Array:
     """Renyi bound k R_alpha(P^{*m} + s/k, P^{*m}) of a sum of n Laplace(b) noises in k = n / m groups of m.
 
-    A group's divergence is `laplace_sum_rdp`. The value lies between `laplace_bound` (m = 1) and the exact one (m = n).
+    The divergence of a group is `laplace_sum_rdp`. m = 1 gives `laplace_bound`, m = n the exact divergence.
 
     order, shift, scale: as for `laplace_rdp`.
     num_summands, group_size: n, whole, a multiple of m, and m, whole, 1 to 10000.
@@ -140,12 +140,12 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
 def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on the Renyi divergence of a sum of n discrete Laplace noises against its shift by an integer s.
 
-    The shift is split over the n summands as evenly as integers allow; the summands are composed and then added, which
-    is post-processing. For s <= n the bound is s R(1), for n = 1 it is exact. The inequality
-    R(P + s, P) <= s R(P + 1, P) for one summand, which has been claimed, is false: R is convex in the shift.
+    The shift is split over the n summands as evenly as integers allow. The summands are composed and then added, which
+    is post-processing. For s <= n the bound is s R(1); for n = 1 it is exact. The claim R(P + s, P) <= s R(P + 1, P)
+    for one summand is false: R is convex in the shift.
 
     order, num_summands: alpha > 1, and n, whole, >= 1.
-    shift, scale: s, whole, >= 0 (the bound is inf above 1024 n), and that of P(x) ~ exp(-|x| / scale), > 0.
+    shift, scale: s, whole, >= 0 (the bound is inf above 1024 n), and the scale > 0 of P(x) ~ exp(-|x| / scale).
 
     >>> print(f"{jaxdp.convolution.discrete_laplace_bound(2.0, shift=1, scale=1.0, num_summands=4):.4f}")
     0.7353
@@ -153,40 +153,40 @@ def discrete_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: 
     Returns an upper bound in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     """
     rate, least = 1 / scale, xp.floor(shift / num_summands)
-    more = shift - num_summands * least
+    num_larger = shift - num_summands * least
     low, high = discrete_laplace_renyi(order, rate, least), discrete_laplace_renyi(order, rate, least + 1)
-    total = (num_summands - more) * low + xp.where(more > 0, more * high, 0.0)
+    total = (num_summands - num_larger) * low + xp.where(num_larger > 0, num_larger * high, 0.0)
     return xp.where(shift > 0, xp.maximum(total * _DISCRETE_UP, SMALLEST), 0.0)
 
 
 LARGEST_SUM = 10_000
-_SIZES = (16, 128, 1024, LARGEST_SUM)
-# Relative error charged to a tail or density of n summands, in units of 1 + n / 500: ten times the largest difference
-# from 40-digit values seen for n = 1, ..., 1e4 up to 20 standard deviations out.
+_SIZES = (16, 128, 1024, LARGEST_SUM)  # table sizes: a kernel is compiled once for each
+# Relative error charged to a tail or density of n summands, times 1 + n / 500. It is ten times the largest difference
+# from 40-digit values measured for n = 1, ..., 1e4 up to 20 standard deviations from 0.
 _TAIL_ERROR = 1e-13
-# Relative error charged per unit of |x| in addition: at most 9.5e-16 was seen for n = 1, ..., 1e4 up to |x| = 1e5.
+# Relative error charged in addition per unit of |x|; 9.5e-16 was the largest measured for n <= 1e4 and |x| <= 1e5.
 _FAR_ERROR = 3e-15
 _HALVINGS = 64
-# The Renyi integral is cut where its integrand has dropped by this many nats from its peak.
+# Nats below its peak at which the integrand of the Renyi divergence is cut off.
 _DROP = 80.0
-_PANELS, _NODES = 12, 24
+_PANELS, _NODES = 12, 24  # panels in each of three intervals, Gauss nodes in each panel
 
 
 def _weights(n, size):
-    """Log of the negative binomial weight of Poisson count i < n, and of the sum of weights for the tail."""
+    """Logs of the weights of P[Poisson = i], i < size, in the density and in the upper tail; -inf for i >= n."""
     i = xp.arange(size, dtype=xp.result_type(n, 1.0))
     k = n - 1 - i
     half = xp.full_like(i, 0.5)
     log_w = log_binomial_pmf(xp.maximum(k, 0.0), xp.maximum(n - 1 + k, 0.0), half, half) - math.log(2.0)
     log_w = xp.where(k >= 0, log_w, -xp.inf)
-    # The tail of Erlang(i + 1) counts i and all smaller Poisson values: sum over k up to n - 1 - i.
+    # The tail of Erlang(i + 1) is P[Poisson <= i]: the weight of i in the tail is the sum of all weights from i on.
     return log_w, lax.cumlogsumexp(log_w, reverse=True)
 
 
 def _log_poisson(x, size):
     """Log P[Poisson(x) = i] for i < size and x >= 0, in the deviance form (no difference of large numbers)."""
     i = xp.arange(size, dtype=x.dtype)
-    mean = xp.clip(x, 1e-290, 1e300)  # beyond either, 1 / mean would be flushed to 0 or overflow
+    mean = xp.clip(x, 1e-290, 1e300)  # outside, 1 / mean would overflow or be flushed to 0
     inner = xp.maximum(i, 1.0)
     value = -mean * deviance((inner - mean) / mean) - stirling_error(inner) - 0.5 * xp.log(inner) - LOG_SQRT_2PI
     return xp.where(i > 0, value, -x)
@@ -197,19 +197,19 @@ def _log_density(x, weights):
 
 
 def _density_and_tail(x, weights):
-    """(log f(|x|), log P(X > |x|)) of the sum."""
+    """(log f(|x|), log P(X > |x|)) of the sum X with density f."""
     poisson = _log_poisson(xp.abs(x), weights[0].shape[0])
     return xp.logsumexp(poisson + weights[0]), xp.logsumexp(poisson + weights[1])
 
 
 def _cut(x, shift, weights):
-    """(loss, P(X > x - s), log P(X > x)) at x >= 0; delta(loss) is the second minus e^loss times the third."""
+    """(loss, P(X > x - s), log P(X > x)) at x >= 0; delta(loss) = P(X > x - s) - e^loss P(X > x)."""
     (shifted, log_first), (here, log_second) = (_density_and_tail(at, weights) for at in (x - shift, x))
     return shifted - here, xp.where(x < shift, -xp.expm1(log_first), xp.exp(log_first)), log_second
 
 
 def _error(n, x, shift):
-    """Relative error of the tails at x and x - shift, absolute error of the log densities."""
+    """Bound of the relative error of the tails at x and x - shift, and of the absolute error of log densities."""
     return xp.expm1(_TAIL_ERROR * (1.0 + n / 500.0) + _FAR_ERROR * xp.maximum(x, xp.abs(x - shift)))
 
 
@@ -225,16 +225,16 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
     def early(x):
         return _cut(x, larger, weights)[0] >= epsilon - 2 * _error(n, x, larger)
 
-    # The exact loss at x is at most epsilon: the bisection keeps the computed loss 2 errors below it.
+    # The exact loss at x is at most epsilon, because the computed loss is at least 2 errors below epsilon.
     x, _ = bisect(early, larger / 2, _far(n, larger), _HALVINGS)
     loss, first, log_second = _cut(x, larger, weights)
     error = _error(n, x, larger)
     scaled = xp.exp(epsilon + log_second)
-    # The best test has its threshold beyond x. It gains at most (e^(epsilon - loss) - 1) P(X > x - s) over that at x.
+    # The optimal threshold lies beyond x. It adds at most (e^(epsilon - loss) - 1) P(X > x - s) to delta at x.
     missing = xp.expm1(xp.maximum(epsilon - loss, 0.0) + 2 * error) * first
     upper = first - scaled + error * (first + scaled) + missing * (1 + error)
     upper = xp.fmin(upper, first * (1 + error)) + NEXT_TO_ZERO
-    # Every test is a lower bound of delta.
+    # Every threshold gives a lower bound of delta.
     first = _cut(x, smaller, weights)[1]
     lower = first - scaled - 2 * error * (first + scaled) - NEXT_TO_ZERO
     upper = xp.where(xp.isnan(upper), 1.0, xp.clip(upper, 0.0, 1.0))
@@ -247,40 +247,40 @@ def _epsilon_point(n, smaller, larger, delta, *, size):
     weights = _weights(n, size)
 
     def profile(x, shift, sign):
-        """(loss, delta at that loss), each moved by its error in the direction of sign; NaN on overflow."""
+        """(loss, delta at this loss), both moved by their errors, up for sign 1, down for sign -1; NaN on overflow."""
         loss, first, log_second = _cut(x, shift, weights)
         error = _error(n, x, shift)
         scaled = xp.exp(loss + log_second)
-        # Three errors: two from the loss, one from the tails. A tail that underflowed is positive.
+        # Three errors: two from the loss, one from the tails. NEXT_TO_ZERO covers tails that underflow.
         return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + NEXT_TO_ZERO)
 
     def enough(x):
         return profile(x, larger, 1.0)[1] <= delta
 
-    # NaN makes both comparisons false: the upper end is then not accepted, the lower end not raised.
-    _, above = bisect(enough, larger / 2, _far(n, larger), _HALVINGS)
-    below, _ = bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller), _HALVINGS)
-    upper = xp.where(enough(above), xp.fmin(profile(above, larger, 1.0)[0], larger), larger)
-    lower = xp.clip(profile(below, smaller, -1.0)[0], 0.0, smaller)
-    none = enough(larger / 2) | (delta >= 1)
-    return xp.where(none | xp.isnan(lower), 0.0, lower), xp.where(none, 0.0, upper)
+    # Both comparisons with NaN are false: the upper end is then not accepted and the lower end is not raised.
+    _, upper_place = bisect(enough, larger / 2, _far(n, larger), _HALVINGS)
+    lower_place, _ = bisect(lambda x: ~(profile(x, smaller, -1.0)[1] > delta), smaller / 2, _far(n, smaller), _HALVINGS)
+    upper = xp.where(enough(upper_place), xp.fmin(profile(upper_place, larger, 1.0)[0], larger), larger)
+    lower = xp.clip(profile(lower_place, smaller, -1.0)[0], 0.0, smaller)
+    is_zero = enough(larger / 2) | (delta >= 1)
+    return xp.where(is_zero | xp.isnan(lower), 0.0, lower), xp.where(is_zero, 0.0, upper)
 
 
 def _window(order, shift, n, weights):
-    """[low, high] outside which f(x - s)^alpha f(x)^(1-alpha) has dropped by e^-80 from its peak."""
+    """(low, high) outside which f(x - s)^alpha f(x)^(1-alpha) is below e^-80 times its peak."""
 
     def height(x):
         return order * _log_density(x - shift, weights) + (1 - order) * _log_density(x, weights)
 
     width = shift + 200.0 + 20.0 * n + 40.0 * xp.sqrt(order * (n * shift + 1.0))
 
-    def third(_, bracket):
+    def narrow(_, bracket):
         a, b = bracket
         left, right = a + (b - a) / 3, b - (b - a) / 3
         higher = height(left) < height(right)
         return xp.where(higher, left, a), xp.where(higher, b, right)
 
-    a, b = xp.fori_loop(0, 80, third, (xp.zeros_like(shift), width))
+    a, b = xp.fori_loop(0, 80, narrow, (xp.zeros_like(shift), width))
     peak = 0.5 * (a + b)
     least = height(peak) - _DROP
     _, high = bisect(lambda x: height(x) < least, peak, peak + width + 200.0, _HALVINGS)
@@ -293,7 +293,7 @@ def _renyi_point(n, shift, order, *, size):
     weights = _weights(n, size)
     low, high = _window(order, shift, n, weights)
     nodes, gauss = (xp.asarray(v) for v in np.polynomial.legendre.leggauss(_NODES))
-    # The density is not analytic at the kinks 0 and s: panels end there.
+    # The integrand is not analytic at 0 and at s: panels end there.
     ends = xp.stack([low, xp.clip(0.0, low, high), xp.clip(shift, low, high), high])
 
     def at(x):
@@ -308,7 +308,7 @@ def _renyi_point(n, shift, order, *, size):
 
     log_excess = xp.logsumexp(xp.lax_map(panel, xp.arange(3 * _PANELS)).reshape(-1))
     value = xp.logaddexp(0.0, log_excess) / (order - 1.0)
-    # fmin: at orders past 1e20 the quadrature overflows, and s / b is an upper bound
+    # fmin: s / b is an upper bound; at orders beyond 1e20 the quadrature overflows.
     return xp.where(shift > 0, xp.fmin(value, shift), 0.0)
 
 
@@ -318,7 +318,7 @@ def _log_density_point(n, x, *, size):
 
 
 def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
-    """A kernel of this file at the broadcast of the arguments, compiled for the largest number of summands."""
+    """A kernel of this file at the broadcast of the arguments, with tables for the largest number of summands."""
     n = validate.integer("num_summands", num_summands, 1)
     validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", "Use laplace_bound beyond.")
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
@@ -331,21 +331,21 @@ def _ratio(shift, scale):
 
 
 def _halves(number):
-    """Two parts with half the digits each (Dekker): products of such parts are exact."""
+    """(high, low) parts with half of the digits each (Dekker), whose sum is the number; products of parts are exact."""
     high = 134217729.0 * number
     high = high - (high - number)
     return high, number - high
 
 
 def _ratio_bounds(shift, scale):
-    """shift / scale rounded down and rounded up; both equal the quotient where that is exact."""
+    """shift / scale rounded down and rounded up; both are the quotient if it is exactly representable."""
     value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
     (a, b), (c, d) = _halves(top / bottom), _halves(bottom)
     excess = ((a * c - top) + a * d + b * c) + b * d  # (top / bottom) * bottom - top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
-    # Subnormal numbers are rounded outward: XLA would take them for 0.
+    # Subnormal numbers are rounded outward, because XLA flushes them to 0.
     down, up = np.where(value < 2 * SMALLEST, 0.0, down), np.maximum(up, SMALLEST)
     return np.where(top > 0, np.minimum(down, np.finfo(float).max), 0.0), np.where(top > 0, up, 0.0)
 
@@ -374,8 +374,8 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
     >>> print(f"{jaxdp.convolution.laplace_sum_rdp(2.0, shift=1.0, scale=1.0, num_summands=4):.4f}")
     0.1283
 
-    Returns the divergence in nats of the broadcast shape, float64, at most s / b. Relative error about 1e-10 where it
-    was compared with high precision (n <= 64, alpha <= 8). `laplace_bound` and `laplace_sum_epsilon` are certified.
+    Returns the divergence in nats of the broadcast shape, float64, at most s / b. Relative error about 1e-10 in a
+    comparison with high precision (n <= 64, alpha <= 8). `laplace_bound` and `laplace_sum_epsilon` are certified.
     Raises ValueError.
     """
     return _at_sums(_renyi_point, num_summands, _ratio(shift, scale), validate.inside("order", order, ORDER))
@@ -384,8 +384,8 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
 def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Bounds[Array]:
     """Certified bounds on delta(epsilon) of a value hidden by the sum of n Laplace(b) noises.
 
-    The density is log-concave, so the loss is monotone and delta = P(X > x - s) - e^eps P(X > x) at the one x with loss
-    eps; delta = 0 for eps >= s / b.
+    The density is log-concave, so the privacy loss is monotone, and delta = P(X > x - s) - e^eps P(X > x) at the point
+    x whose loss is eps. delta = 0 for eps >= s / b.
 
     epsilon: in nats, >= 0.
     shift, scale, num_summands: the sensitivity s >= 0 of the value, b > 0 in the same units, n, whole, 1 to 10000.
@@ -394,8 +394,8 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.010252 0.010252
 
-    Returns Bounds of the broadcast shape, float64. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) P(X > x - s): the
-    relative gap grows where delta is much smaller than this tail: at shifts far below the standard deviation, and for
+    Returns Bounds of the broadcast shape, float64. Their gap is about 1e-12 (1 + n/500 + s/(30 b)) P(X > x - s). The
+    relative gap grows where delta is much smaller than this tail: for shifts far below the standard deviation, and for
     epsilon close to s / b. Raises ValueError.
     Assumes: only the sum is released, not its summands.
     """
@@ -406,7 +406,7 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
 def laplace_sum_delta(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on delta(epsilon) of a value hidden by the sum of n Laplace(b) noises.
 
-    It is the upper one of `laplace_sum_delta_bounds`, with its arguments, shape, errors, accuracy and assumption.
+    The upper bound of `laplace_sum_delta_bounds`; arguments, shape, errors, accuracy and assumption are given there.
 
     >>> print(f"{jaxdp.convolution.laplace_sum_delta(0.5, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.010252
@@ -424,7 +424,8 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
     >>> print(f"{lower:.6f} {upper:.6f}")
     0.502261 0.502261
 
-    Returns Bounds in nats, with shape, errors and assumption of `laplace_sum_delta_bounds`, to which their gap is due.
+    Returns Bounds in nats. Shape, errors and assumption are those of `laplace_sum_delta_bounds`; the gap of its bounds
+    on delta causes the gap here.
     """
     level = validate.probability("delta", delta)
     return Bounds(*_at_sums(_epsilon_point, num_summands, *_ratio_bounds(shift, scale), level))
@@ -433,7 +434,7 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
 def laplace_sum_epsilon(delta: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
     """Upper bound on epsilon(delta) of a value hidden by the sum of n Laplace(b) noises.
 
-    It is the upper one of `laplace_sum_epsilon_bounds`, with its arguments, shape, errors, accuracy and assumption.
+    The upper bound of `laplace_sum_epsilon_bounds`; arguments, shape, errors, accuracy and assumption are given there.
 
     >>> print(f"{jaxdp.convolution.laplace_sum_epsilon(0.01, shift=1.0, scale=1.0, num_summands=4):.6f}")
     0.502261

@@ -56,7 +56,7 @@ def _forward(mu: jax.Array, q: jax.Array, eps: jax.Array) -> _Delta:
     shift = shift + xp.where(ratio < -0.25, 3e-14, 0.0)
     trivial = xp.maximum(-xp.expm1(xp.minimum(eps, 0.0)), 0.0)
     lower, upper = q * gaussian.delta_bounds(mu, inner + shift)[0], q * gaussian.delta_bounds(mu, inner - shift)[1]
-    # trivial_only: delta = q delta_G(x) <= q (1 - e^x) + q e^x, e^x = 1 + ratio <= 1e-12; ratio < -1: exactly 1 - e^eps.
+    # trivial_only: delta = q delta_G(x) <= q (1 - e^x) + q e^x, e^x = 1 + ratio <= 1e-12; below -1 exactly 1 - e^eps.
     excess = xp.where(ratio > -1 - 1e-14, 1.2e-12 * q, 0.0)
     upper = xp.where(ratio < xp.inf, upper, q)  # ratio overflows for a rate below 1e-295
     steep = xp.exp(xp.minimum(eps, 700.0)) * xp.ndtr(-inner / mu - mu / 2)
