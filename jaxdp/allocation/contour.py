@@ -1,7 +1,8 @@
 """E[(X_1 + ... + X_T)_+] of one epoch of random allocation, certified from both sides.
 
-Steps with x > cut are taken in closed form. Of the others those with x > split are counted: none, one, two or three (a
-contour each, at its own tilt), or more (a Chernoff bound). Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
+X: see `jaxdp.allocation.law`. Steps with x > cut have a closed form. A step with split < x <= cut is large. Zero, one,
+two or three large steps have a contour each, with its own tilt; more large steps have a Chernoff bound. Proofs:
+notebooks/proofs/allocation.md, sections 2 to 7.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
-_ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])  # tilts, in deviations of the tilted sum
-_BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])  # tilts, in units of the contour's
-_NEEDED, _LEAST_SHARE = 40.0, 0.1  # nats of the largest integrand to which the quadrature is to be close
-_LEVELS = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0])  # of the last node: where the quadrature's error is bounded
-_SLACK = 64 * ULP
-_NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))
+# Tilts of Chernoff bounds: c + _ABOVE/(standard deviation of the tilted sum) and c _BELOW, c the tilt of the contour.
+_ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])
+_BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])
+# Weight of tilt and oscillation for the widths of panels: 1 where the integrand is largest, 0 at _NEEDED nats less, but
+# at least _LEAST_SHARE.
+_NEEDED, _LEAST_SHARE = 40.0, 0.1
+_LEVELS = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0])  # t of bounds of the quadrature error / t of the last node
+_SLACK = 64 * ULP  # rounding of log delta
+_NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))  # tilts of the bound of uncounted large steps / tilt of the plan
 
 
 class Effort(NamedTuple):
-    """Static sizes: panels on each side of the split; at most `blocks` times rows * columns nodes of a contour."""
+    """Static sizes: panels on each side of the split; a contour has at most `blocks` blocks of rows * columns nodes."""
 
     panels: int
     rows: int
@@ -52,12 +56,13 @@ class Evaluation(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The contour of a fixed number of large steps; an epsilon shifts the sum S, which changes none of these.
+    """The contour for a fixed number of large steps. No field depends on the epsilon asked for, which only shifts S.
 
-    log_total: K(tilt), in whose exponential the others are measured. step, nodes: distance and number of the nodes.
-    size, angle: modulus of h/pi F(z)/z^2 at the nodes, halved at the first one, and the angle of F. moduli: the sum of
-    size. error: bound of the rounding of the sum over nodes for no shift. turning: its growth with the shift. beyond:
-    bound of the nodes left out. points, growths: other tilts, and upper bounds of K there less K(tilt).
+    S = X_1 + ... + X_T has the transform F = e^K. log_total: K(tilt); size, moduli, error, turning and beyond are in
+    units of e^K(tilt). step, nodes: distance h and number of the nodes z. size, angle: |h/pi F(z)/z^2|, halved at the
+    first node, and the angle of F(z). moduli: sum of size. error: bound of the rounding of the sum over nodes if S is
+    not shifted. turning: increase of this bound per unit of shift. beyond: bound of the sum over the omitted nodes.
+    points, growths: other tilts, and upper bounds of K(points) - K(tilt).
     """
 
     log_total: Any
@@ -75,9 +80,10 @@ class _Part(NamedTuple):
 
 
 class Contour(NamedTuple):
-    """What `prepare` computes for one step; `evaluate` asks it for neighbouring epsilons.
+    """All data of one step from which `evaluate` computes delta at neighbouring epsilons. Made by `prepare`.
 
-    count: how many of the parts are in use. rest_tilts, rest: Chernoff bounds of more than one large step, in logs.
+    parts: part k, k < count, is the contour of k large steps; later parts are unused. rest: logs of bounds of the
+    contribution of `count` or more large steps to delta, each at a tilt of rest_tilts. jump: data of `jumps.bracket`.
     """
 
     step: Step
@@ -92,10 +98,10 @@ class Contour(NamedTuple):
 
 
 def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
-    """Edges on both sides of the split, of panels of about equal cost: curvature, tilt and oscillation."""
+    """Edges on both sides of the split. Panels have about equal shares of curvature, tilt and oscillation."""
     x = made.x
     height = c * step.value(x) - 0.5 * x * x
-    share = xp.clip(1 + (height - xp.max(height)) / _NEEDED, _LEAST_SHARE, 1.0)  # of the digits that are needed there
+    share = xp.clip(1 + (height - xp.max(height)) / _NEEDED, _LEAST_SHARE, 1.0)
     turns = (xp.exp(step.log_ratio(x)) * step.scale) * (c / 4 + t / 10) * share + xp.maximum(0.5, step.scale)
     cost = xp.cumsum(turns)
     limits = xp.stack([made.x[0], made.split, made.top])
@@ -106,13 +112,13 @@ def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
 
 
 def _log_errors(step: Step, panels: Law, c: Any, t: Any) -> Any:
-    """logs of what both sums over nodes may be off M(c + it'), |t'| <= t: quadrature, and x left of the panels."""
+    """logs of error bounds of M(c + it'), |t'| <= t, for both intervals: quadrature, and x left of the panels."""
     missing = law.log_left(step, panels.edges[0, 0], xp.asarray(c))[..., None] + np.array([0.0, -np.inf])
     return xp.logaddexp(law.log_quadrature_errors(step, panels.edges, c, t), missing)
 
 
 def _moment_bounds(step: Step, panels: Law, c: Any) -> Any:
-    """Upper bounds of log M(c) of both intervals, c >= 0; leading axes those of c."""
+    """Upper bounds of log M(c) of both intervals, c >= 0. Axes: the axes of c, then the interval."""
     slack = ULP * (panels.value.size + 1000 + 2 * xp.abs(c * step.value(panels.edges[1, -1])))[..., None]
     return xp.logaddexp(law.log_moments(panels, c), _log_errors(step, panels, c, xp.zeros(()))) + slack
 
@@ -123,7 +129,7 @@ def _weights(panels: Law, c: Any, log_moments: Any) -> Any:
 
 
 def _powers(angle: Any, count: int) -> Any:
-    """cos and sin of j angle, j = 0 .. count - 1, along a first axis: each from the one before."""
+    """cos and sin of j angle, j = 0, ..., count - 1, along a first axis, by repeated rotation."""
     a, b = xp.cos(angle), xp.sin(angle)
 
     def turn(z: Any, _: Any) -> tuple[Any, Any]:
@@ -133,38 +139,39 @@ def _powers(angle: Any, count: int) -> Any:
 
 
 def _blocks(nodes: Any, effort: Effort) -> Any:
-    """Number of blocks that hold so many nodes, or the largest."""
-    some = xp.ceil(nodes / (effort.rows * effort.columns) - 1e-6)
-    return xp.asarray(xp.clip(xp.where(some > 0, some, 1e9), 1, effort.blocks), np.int32)
+    """Number of blocks that hold ``nodes`` nodes, at most effort.blocks."""
+    needed = xp.ceil(nodes / (effort.rows * effort.columns) - 1e-6)
+    return xp.asarray(xp.clip(xp.where(needed > 0, needed, 1e9), 1, effort.blocks), np.int32)
 
 
 def _transform(x: Any, w: Any, h: Any, blocks: Any, effort: Effort) -> Any:
-    """Real and imaginary parts of phi(jh) = sum w e^{ijhx}, j = 0, 1, ..., for so many blocks of nodes; 0 beyond.
+    """Real and imaginary parts of phi(jh) = sum w e^{ijhx}, j = 0, 1, ..., for the first ``blocks`` blocks; 0 beyond.
 
-    e^{ijhx} is a product: of a power for the block, one for the row and one for the column. Matrix products join them.
+    e^{ijhx} is the product of a power for the block, a power for the row and a power for the column of j. Matrix
+    products sum over x.
     """
     rows, columns = effort.rows, effort.columns
     right = xp.concatenate(_powers(h * x, columns)).T
     a, b = _powers(h * columns * x, rows)
-    turn = h * (rows * columns) * x
-    cosine, sine = xp.cos(turn), xp.sin(turn)
+    angle = h * (rows * columns) * x
+    cosine, sine = xp.cos(angle), xp.sin(angle)
 
     def block(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        made, u, v = state
-        both = xp.exact_matmul(xp.concatenate([a * u - b * v, a * v + b * u]), right)
-        re = both[:rows, :columns] - both[rows:, columns:]
-        im = both[rows:, :columns] + both[:rows, columns:]
-        return xp.set_at(made, k, xp.stack([re, im])), u * cosine - v * sine, u * sine + v * cosine
+        values, u, v = state
+        product = xp.exact_matmul(xp.concatenate([a * u - b * v, a * v + b * u]), right)
+        re = product[:rows, :columns] - product[rows:, columns:]
+        im = product[rows:, :columns] + product[:rows, columns:]
+        return xp.set_at(values, k, xp.stack([re, im])), u * cosine - v * sine, u * sine + v * cosine
 
     nothing = xp.zeros((effort.blocks, 2, rows, columns))
-    made = xp.fori_loop(0, blocks, block, (nothing, w, 0 * w))[0]
-    return xp.moveaxis(made, 1, 0).reshape(2, -1)
+    values = xp.fori_loop(0, blocks, block, (nothing, w, 0 * w))[0]
+    return xp.moveaxis(values, 1, 0).reshape(2, -1)
 
 
 def _both_transforms(
     step: Step, panels: Law, powers: Any, c: Any, log_moments: Any, h: Any, last: Any, effort: Effort
 ) -> tuple[Any, Any, Any]:
-    """|phi| at the nodes, its angle and a bound of its error, for both intervals; 1 for one that no step is in."""
+    """(|phi|, angle of phi, bound of its error) at the nodes for both intervals; phi = 1 for an interval of power 0."""
     t = h * np.arange(float(effort.nodes))
     w = _weights(panels, c, log_moments)
     x = panels.value
@@ -172,11 +179,11 @@ def _both_transforms(
     one = xp.stack([xp.ones(effort.nodes), xp.zeros(effort.nodes)])
     blocks = _blocks(last / h + 1, effort)
 
-    def add(k: Any, made: Any) -> Any:
-        return xp.set_at(made, k, _transform(value[k], w_flat[k], h, blocks, effort))
+    def add(k: Any, values: Any) -> Any:
+        return xp.set_at(values, k, _transform(value[k], w_flat[k], h, blocks, effort))
 
     re, im = xp.moveaxis(xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, xp.stack([one, one])), 1, 0)
-    # of a weight: its exponent and its logarithm's parts; of a power: 8 at each turn; of a sum of n terms: n units
+    # Rounding, in ULP (section 7): 1.5 n for a sum of n terms, 8 per rotation in a power, the exponent of a weight.
     turns = effort.rows + effort.columns + effort.blocks
     units = 1.5 * w[0].size + 30 + 8 * turns + 4 * xp.abs(c * panels.value) + panels.x**2
     own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
@@ -189,12 +196,12 @@ def _both_transforms(
 
 
 def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
-    """Bounds of both alias sums in units of e^{K(c)}; growths, rows: K at the points (the last one is 0) minus K(c)."""
+    """Bound of both alias sums in units of e^{K(c)}. growths: rows of K(points) - K(c), where points[-1] = 0."""
     shift = (points - c)[:-1] * period
     each = xp.exp(growths[:, :-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
     each = xp.where(xp.isnan(each), xp.inf, each)
     right = xp.min(xp.where(shift > 0, each, xp.inf), axis=1)
-    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # all of T e^-epsilon and more
+    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # S <= T e^-epsilon
     left = xp.min(xp.where(shift < 0, each, xp.inf), axis=1)
     # (S + mP)_+ <= S_+ + mP
     rest = -xp.expm1(-c * period)
@@ -203,12 +210,12 @@ def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
 
 
 def _chernoff(growths: Any, points: Any) -> Any:
-    """Bound of E[S_+] in units of e^{K(c)}: x_+ <= e^{px}/(e p)."""
+    """Upper bound of E[S_+] in units of e^{K(c)}, from x_+ <= e^{px}/(e p) at the points p."""
     return xp.exp(xp.min(growths[:, :-1] - 1 - xp.log(points[:-1]), axis=1))
 
 
 def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _Part:
-    """The contour of exactly ``large`` steps with x between split and top, all others below the split."""
+    """The contour for exactly ``large`` steps with x between split and top and all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
     ways = log_ways(step.steps)[large]
@@ -217,12 +224,12 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     def groups(panels: Law) -> tuple[Any, tail.Group]:
         moments = law.log_moments(panels, c)
         usable = xp.where(xp.isfinite(moments), moments, 0.0)
-        off = xp.exp(_log_errors(step, panels, c, xp.zeros(())) - usable)
-        mass = xp.sum(_weights(panels, c, moments), axis=-1) + off[:, None]
+        error_mass = xp.exp(_log_errors(step, panels, c, xp.zeros(())) - usable)
+        mass = xp.sum(_weights(panels, c, moments), axis=-1) + error_mass[:, None]
         return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w, found))(usable, panels.edges, mass)
 
     def total(log_moments: Any) -> Any:
-        """K: of all steps."""
+        """K of all steps together."""
         return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + ways
 
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
@@ -230,7 +237,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
         moments, parts = groups(panels)
         return panels, moments, parts, tail.fallen_at(parts, powers, c, NATS)
 
-    # panels for an oscillation that is found with panels for none
+    # Panels for t = 0 tell the t of the last node; then panels are made for the oscillation at this t.
     _, (panels, moments, parts, t_wanted) = xp.scan(
         lambda t, _: (lambda made: (made[-1], made))(build(t)), xp.zeros(()), None, length=2
     )
@@ -246,11 +253,11 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     def long_enough(u: Any) -> Any:
         return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-NATS))
 
-    wanted = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
-    used = xp.stop_gradient(_blocks(t_wanted * wanted / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
-    last = t_wanted * xp.minimum(xp.sqrt(2 * math.pi * (used - 1) / (t_wanted * wanted)), 1.1)
-    h = last / (used - 1)
-    # differentiable in the step's numbers; where nodes and panels lie is not
+    period = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
+    nodes = xp.stop_gradient(_blocks(t_wanted * period / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
+    last = t_wanted * xp.minimum(xp.sqrt(2 * math.pi * (nodes - 1) / (t_wanted * period)), 1.1)
+    h = last / (nodes - 1)
+    # All that follows is differentiable in the numbers of the step; the places of nodes and panels are constants.
     step = live
     panels = law.on_panels(step, panels.edges)
     moments = law.log_moments(panels, c)
@@ -263,18 +270,18 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
         return xp.sum(xp.where(power > 0, power * xp.log(xp.maximum(modulus, 1e-300)), 0.0), axis=0)
 
     log_size, angle = log_power(modulus), xp.sum(power * angle, axis=0)
-    half = xp.where(t <= (1 + 1e-9) * last, xp.where(t == 0, 0.5, 1.0) / (c * c + t * t), 0.0) * (h / math.pi)
-    size = half * xp.exp(log_size)
+    scale = xp.where(t <= (1 + 1e-9) * last, xp.where(t == 0, 0.5, 1.0) / (c * c + t * t), 0.0) * (h / math.pi)
+    size = scale * xp.exp(log_size)
     # |a^n - b^n| <= n |a - b| max(a, b)^(n - 1)
     most = modulus + error
     relative = xp.sum(xp.where(power > 0, power * error / most, 0.0), axis=0)
     relative = relative + ULP * (12 + 2 * xp.abs(angle) + 4 * xp.abs(log_size))
-    largest = half * xp.exp(log_power(most))
+    largest = scale * xp.exp(log_power(most))
     return _Part(
         log_total=log_total,
         tilt=c,
         step=h,
-        nodes=used,
+        nodes=nodes,
         size=size,
         angle=angle,
         moduli=xp.sum(size),
@@ -287,7 +294,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
 
 
 def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
-    """(value, error) of the part of delta from steps beyond the cut (section 2); "remove" only."""
+    """(value, error) of the contribution of steps beyond the cut to delta (section 2); 0 for "add"."""
     odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
     one, none = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))
     log_below = xp.log1p(-xp.minimum(none, 0.5))
@@ -298,7 +305,7 @@ def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
 
 
 def _dropped(step: Step, cut: Any, top: Any) -> Any:
-    """Bound of the part of delta from steps between top and cut, where the panels end before the cut (section 3)."""
+    """Bound of the contribution of steps between top and cut to delta, if the panels end below the cut (section 3)."""
     one, none = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
     deviation = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
     removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
@@ -306,7 +313,7 @@ def _dropped(step: Step, cut: Any, top: Any) -> Any:
 
 
 def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
-    """Tilts, and logs of bounds at them of E[S_+; at least `count` steps beyond the split]/T (section 3)."""
+    """(tilts, logs of bounds of E[S_+; at least made.count steps beyond the split]/T at them) (section 3)."""
     panels = law.on_panels(step, _edges(step, made, made.rest_tilt, xp.zeros(()), effort.panels))
     c, count = made.rest_tilt * _NEAR, made.count
     low, high = xp.moveaxis(_moment_bounds(step, panels, c), -1, 0)
@@ -316,26 +323,26 @@ def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
 
 
 def prepare(step: Step, effort: Effort) -> Contour:
-    """The contour made for the step's epsilon. `evaluate` asks it for others."""
+    """The contour made for the step's epsilon, from which `evaluate` computes delta at other epsilons too."""
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     made = plan(still)
-    # Loops in place of branches: a branch of a batch computes both sides for every point.
+    # Loops replace branches: in a batch, a branch would compute both sides for every point.
     nodes, tilts = xp.zeros((MOST, effort.nodes)), xp.zeros((MOST, _ABOVE.size + _BELOW.size))
     each = dict.fromkeys(_Part._fields, xp.zeros(MOST)) | dict.fromkeys(("size", "angle"), nodes)
     empty = _Part(**(each | dict.fromkeys(("points", "growths"), tilts)))
 
     def add(k: Any, parts: _Part) -> _Part:
         log_moment = log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
-        one = contour_of(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
-        return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, one, strict=True)))
+        part = contour_of(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
+        return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, part, strict=True)))
 
     parts = xp.fori_loop(0, made.count, add, empty)
     nothing = (xp.ones(_NEAR.size + 1), xp.full(_NEAR.size + 1, -xp.inf))
-    # the turn, which is 0, keeps the compiler from moving the computation out of the loop
+    # Adding the loop index, which is 0, keeps the compiler from moving the computation out of the loop.
     rest_tilts, rest = xp.fori_loop(
         0,
         xp.where(made.count > 1, 1, 0),
-        lambda turn, _: _rest(still, made._replace(rest_tilt=made.rest_tilt + turn), effort),
+        lambda index, _: _rest(still, made._replace(rest_tilt=made.rest_tilt + index), effort),
         nothing,
     )
     splits = jumps.prepare(still)
@@ -345,13 +352,13 @@ def prepare(step: Step, effort: Effort) -> Contour:
 def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     """Bounds of log delta at an array of epsilons >= 0, and an estimate.
 
-    The bounds are close where epsilon is close to the one that the contour was made for. Where the cut of the contour
-    is too small, for larger epsilons of "remove" and smaller ones of "add", they are infinite.
+    The bounds are close if epsilon is close to the contour's own epsilon. If the cut of the contour is too small for an
+    epsilon (larger than the contour's own for "remove", smaller for "add"), the bounds are infinite.
     """
-    step, shape = made.step, xp.zeros_like(epsilon)
+    step, zero = made.step, xp.zeros_like(epsilon)
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     removes = step.sign > 0
-    reached = step.sign * epsilon <= step.sign * step.epsilon
+    inside = step.sign * epsilon <= step.sign * step.epsilon
     shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
     block = effort.rows * effort.columns
 
@@ -360,13 +367,13 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         c = part.tilt
         sizes, angles = part.size.reshape(-1, block), part.angle.reshape(-1, block)
 
-        def some(j: Any, total: Any) -> Any:
+        def add_block(j: Any, total: Any) -> Any:
             z = part.step * (block * j + np.arange(float(block)))
             phase = angles[j] - z * shift[:, None]
             each = (c * c - z * z) * xp.cos(phase) + 2 * c * z * xp.sin(phase)
             return total + xp.sum(sizes[j] / (c * c + z * z) * each, axis=1)
 
-        value = xp.fori_loop(0, _blocks(part.nodes, effort), some, shape)
+        value = xp.fori_loop(0, _blocks(part.nodes, effort), add_block, zero)
         log_total = part.log_total - c * shift
         off = part.error + part.turning * xp.abs(shift) + part.beyond
         off = off + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
@@ -378,20 +385,20 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         new = value, xp.where(xp.isnan(least), 0.0, least), most
         return tuple(total + unit * x for total, x in zip(sums, new, strict=True))
 
-    value, lower, upper = xp.fori_loop(0, made.count, add, (shape,) * 3)
+    value, lower, upper = xp.fori_loop(0, made.count, add, (zero,) * 3)
     closed, closed_error = beyond_the_cut(step, epsilon, made.cut)
     estimate = value + closed
     rest = xp.exp(xp.min(made.rest - made.rest_tilts * shift[:, None], axis=1))
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
-    sure = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    other = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
-    lower, upper = xp.fmax(lower, other.lower), xp.fmin(upper, other.upper)
-    estimate = xp.where(sure, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
-    # moved between the closest bounds; its derivatives stay those of the contour
+    reliable = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
+    simple = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
+    lower, upper = xp.fmax(lower, simple.lower), xp.fmin(upper, simple.upper)
+    estimate = xp.where(reliable, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
+    # The value is moved between the bounds; the derivatives stay those of the contour.
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)
     return Evaluation(
-        xp.where(reached & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
-        xp.where(reached & (upper >= 0), xp.log(xp.maximum(upper, NEXT_TO_ZERO)) + _SLACK, xp.inf),
+        xp.where(inside & (lower > 0), xp.log(xp.where(lower > 0, lower, 1.0)) - _SLACK, -xp.inf),
+        xp.where(inside & (upper >= 0), xp.log(xp.maximum(upper, NEXT_TO_ZERO)) + _SLACK, xp.inf),
         xp.where(estimate > 0, xp.log(xp.where(estimate > 0, estimate, 1.0)), -xp.inf),
     )

@@ -1,7 +1,7 @@
-"""Bounds of delta from sums over one large step: close where a single step decides, valid everywhere.
+"""Bounds of delta that need no contour: valid everywhere, close where a single large step decides.
 
-No contour: normal tails, Jensen's inequality from below, a parabola and Chernoff bounds from above. Proofs:
-notebooks/proofs/allocation.md, section 8.
+A step is large if its x lies beyond a split. Lower bounds use normal tails and Jensen's inequality, upper bounds a
+parabola and Chernoff bounds. Proofs: notebooks/proofs/allocation.md, section 8.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, log_normal_tail
 from jaxdp.runtime.arrays import xp
 
-_PANELS = 32
-_TILTS = np.exp(np.linspace(-3.5, 5.5, 28))
+_PANELS = 32  # and as many splits
+_TILTS = np.exp(np.linspace(-3.5, 5.5, 28))  # in units of 1/(T e^(sign epsilon))
+# Where the parabola ends: shares of the way from the mean of the other steps' sum to T e^epsilon.
 _SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7])
-_CHARGE = 1e-12  # of every sum of moduli: hundreds of units of rounding times squares of x
+_CHARGE = 1e-12  # rounding error per unit of a sum of moduli: normal tails err by some ULP times x^2
 
 
 def normal_tails(x: Any) -> Any:
@@ -29,9 +30,10 @@ def normal_tails(x: Any) -> Any:
 
 
 class Splits(NamedTuple):
-    """Where x may be split, and what does not depend on the epsilon that is asked for.
+    """Data of one step that `bracket` uses for every epsilon.
 
-    log_moments (tilts, splits): upper bounds of log E[e^{sign c Y}; x <= split].
+    edges: the splits are edges[1:]. tilts: c, (tilts, 1). log_moments: upper bounds of log E[e^{sign c Y}; x <= split],
+    (tilts, splits).
     """
 
     edges: Any
@@ -40,40 +42,40 @@ class Splits(NamedTuple):
 
 
 def prepare(step: Step) -> Splits:
-    """Splits between the left end and the cut of the step."""
+    """Splits between the left end of the panels and the cut of the step."""
     edges = xp.linspace(step.left(), xp.minimum(step.cut(), 38.0 + step.scale), _PANELS + 1)
     return Splits(edges, *_log_moments(step, edges))
 
 
 def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
-    """Bounds of delta at an array of epsilons >= 0 close to the step's own, more than one step.
+    """Bounds of delta at an array of epsilons >= 0 close to the step's own epsilon; T > 1.
 
-    The step's own epsilon has the largest cut.
+    No epsilon of the array may need a larger cut than the step's own epsilon does.
     """
     steps, s = step.steps, step.scale
     removes = step.sign > 0
     edges, c, log_moment = made
     cut, split = step.cut(), edges[1:]
-    # one step: tails, and of what is left of the split mass, mean and variance of Y
-    none, first, second = normal_tails(xp.stack([split, s - split, 2 * s - split]))
+    # One step: P(x > split); then mean and variance of Y given x <= split. `second_moment` lacks the factor e^(s^2).
+    beyond, first_moment, second_moment = normal_tails(xp.stack([split, s - split, 2 * s - split]))
     usable = split > 0
-    below = xp.where(usable, 1 - none, 1.0)
-    mean = first / below
+    below = xp.where(usable, 1 - beyond, 1.0)
+    mean = first_moment / below
     square = xp.exp(xp.minimum(s * s, 600.0))
-    variance = xp.maximum(square * second / below - mean**2, 0.0) + _CHARGE * (1 + square)
-    # one row for each epsilon, one column for each split
+    variance = xp.maximum(square * second_moment / below - mean**2, 0.0) + _CHARGE * (1 + square)
+    # Axes from here on: epsilons, splits.
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
     chernoff = least_over_tilts(steps * log_moment - log_c, c, step.sign * total) - 1 + slack - xp.log(steps)
-    rest = xp.exp(log_several_steps(step, split))
-    # exactly one step beyond the split; the others sum to about the mean
+    several = xp.exp(log_several_steps(step, split))
+    # Exactly one step beyond the split: the sum of the others is close to its mean `others`.
     others = (steps - 1) * mean
-    log_below = xp.log1p(-xp.minimum(none, 1 - 1e-12))
+    log_below = xp.log1p(-xp.minimum(beyond, 1 - 1e-12))
     all_below = xp.exp((steps - 1) * log_below)
 
     def decided(v: Any) -> tuple[Any, Any]:
-        """E[(Y + v - total)_+; x > split] and the sum of the moduli that it is the difference of."""
+        """(E[(Y + v - total)_+; x > split], bound of its rounding error)."""
         gap = xp.maximum(total - v, 1e-300)
         x = xp.maximum((xp.log(gap) + 0.5 * s * s) / s, split)
         here, there = normal_tails(xp.stack([x - s, x]))
@@ -82,41 +84,41 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 
     value, error = decided(others)
     mass_error = 4 * ULP * (steps + 4) * (1 + split**2)
-    sure = xp.maximum(1 - mass_error, 0.0)
-    least = all_below * xp.maximum(value - error, 0.0) * sure
+    rounded_down = xp.maximum(1 - mass_error, 0.0)
+    least = all_below * xp.maximum(value - error, 0.0) * rounded_down
     lower = xp.max(xp.where(usable, least, 0.0), axis=1)
     places = others + _SHARES[:, None, None] * xp.maximum(total - others, 0.0)
     ahead = xp.maximum(total - places, 1e-300)
     u = (xp.log(ahead) + 0.5 * s * s) / s
     bend = _largest_density(u, s, ahead)
-    far = xp.exp(least_over_tilts((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * none
-    curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + none * far, axis=0)
+    far = xp.exp(least_over_tilts((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * beyond
+    curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + beyond * far, axis=0)
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
-    most = xp.exp(chernoff) + rest + one_step
-    upper = xp.min(xp.where(usable & (total > others) & (most >= 0), most, xp.inf), axis=1)
-    # "add": all below a split that keeps the mean below the threshold
+    bound = xp.exp(chernoff) + several + one_step
+    upper = xp.min(xp.where(usable & (total > others) & (bound >= 0), bound, xp.inf), axis=1)
+    # "add", lower bound: all steps below the split, where the mean of Y is below the threshold e^-epsilon.
     fewer = xp.exp(steps * log_below)
-    least = xp.maximum(1 - mean / odds * (1 + 1e-12), 0.0) * fewer * sure
+    least = xp.maximum(1 - mean / odds * (1 + 1e-12), 0.0) * fewer * rounded_down
     low_add = xp.max(xp.where(usable, least, 0.0), axis=1)
-    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * none[-1], 0.0)
+    high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * beyond[-1], 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
     upper = xp.where(upper <= 1, upper, 1.0)
     return Bounds(xp.where(xp.isnan(lower), 0.0, lower), upper)
 
 
 def log_several_steps(step: Step, split: Any) -> Any:
-    """log of a bound of what more than one step beyond the split contributes to delta of "remove"."""
+    """log of an upper bound of the contribution of two or more steps beyond the split to delta of "remove"."""
     none, one = log_normal_tail(xp.stack([split, split - step.scale]))
     return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _excess(step))) + 1e-9
 
 
 def _largest_density(u: Any, s: Any, y: Any) -> Any:
-    """The largest density of Y from y = e^(s u - s^2/2) on; inf left of its mode."""
+    """The largest density of Y beyond y = e^(s u - s^2/2); inf if y is left of the mode of Y."""
     return xp.where(u > -s, xp.exp(-0.5 * u * u - LOG_SQRT_2PI) / (s * y), xp.inf)
 
 
 def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:
-    """Tilts c (tilts, 1), and upper bounds of log E[e^{sign c Y}; x <= split] for every split edges[1:]."""
+    """Tilts c (tilts, 1); upper bounds of log E[e^{sign c Y}; x <= split] for the splits edges[1:] (tilts, splits)."""
     panels = law.on_panels(step, edges)
     shift = step.sign * (1 + step.threshold())
     c = _TILTS / (step.steps * xp.abs(shift))
@@ -130,10 +132,10 @@ def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:
 
 
 def least_over_tilts(log_bound: Any, c: Any, place: Any) -> Any:
-    """The least over the tilts of log_bound - c place."""
+    """Minimum over the tilts of log_bound - c place."""
     return xp.min(log_bound - c * place[..., None, :], axis=-2)
 
 
 def _excess(step: Step) -> Any:
-    """Bound of E[(sum Y - T)_+]."""
+    """Upper bound of E[(Y_1 + ... + Y_T - T)_+]."""
     return xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps * xp.expm1(xp.minimum(step.scale**2, 600.0))))

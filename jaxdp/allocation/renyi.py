@@ -1,7 +1,7 @@
-"""Renyi divergences of one epoch of random allocation, from above: moments of X, the mean of T ratios Y.
+"""Upper bounds of the Renyi divergences of one epoch of random allocation, from moments of X = (Y_1 + ... + Y_T)/T.
 
-Y = exp(s x - s^2/2), x ~ N(0, 1): remove is E[X^order], add E[X^(1 - order)]. Proofs: notebooks/proofs/allocation.md,
-section 10.
+Y = exp(s x - s^2/2), x ~ N(0, 1). (order - 1) times the divergence is log E[X^order] for "remove" and
+log E[X^(1 - order)] for "add". Proofs: notebooks/proofs/allocation.md, section 10.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import LOG_SQRT_2PI, log1mexp, log_expm1
 from jaxdp.runtime.arrays import xp
 
-LARGEST_ORDER = 256  # of remove; beyond it there is no amplification
+LARGEST_ORDER = 256  # for "remove"; beyond it `log_moment` is inf and callers use the bound without amplification
 _LOG_FACTORIAL = np.array([math.log(math.factorial(n)) for n in range(LARGEST_ORDER + 1)])
 _INDEX = np.arange(LARGEST_ORDER + 1)
 
-_REACH = 13.0  # of the nodes in x, in deviations
-_NODES, _PLACES, _PEAK = 512, 64, 136  # nodes in x, places to look for the largest term, and where it is put
+_REACH = 13.0  # nodes in x extend this far from 0 and from s, in standard deviations of x
+# Nodes in x; points of the search for the largest term of the sum over w; index of the largest of this sum's 256 terms.
+_NODES, _PLACES, _PEAK = 512, 64, 136
 _AROUND = np.arange(256) - float(_PEAK)
-_LOG_TAIL = -88.0  # log P[x > 13]
-_LARGEST_SCALE = 5.0  # beyond it the rule in x has errors too large, and steps that are known cost little more
-_ROUNDING = 1e-12  # of a transform's logarithm: of exponents of up to 80, and of what they are multiplied by
+_LOG_TAIL = -88.0  # log P[x > 13], rounded up
+_LARGEST_SCALE = 5.0  # for larger s the quadrature error in x is too large, and hiding the step hardly helps
+_ROUNDING = 1e-12  # bound of the rounding of the log of a transform, whose exponents are at most 80
 _SMALL = 0.5  # u/T up to which the excess of the transform over e^{-u/T} is summed
 
 
 def _log_central_moments(steps: Any, scale: Any, largest: Any) -> Any:
-    """log E[(X - 1)^j]/j!, j = 0, ..., 256 (NumPy: up to the one after ``largest``): sums of positive terms.
+    """log of E[(X - 1)^j]/j! for j = 0, ..., 256, by sums of positive terms. NumPy stops at j = largest + 1.
 
-    The n-th cumulant of Y is (e^{s^2} - 1)^{n-1} J_n, J_n a polynomial in e^{s^2} with positive coefficients.
+    The n-th cumulant of Y is (e^{s^2} - 1)^{n-1} J_n, where J_n is a polynomial in e^{s^2} with positive coefficients.
     """
     square = scale**2
     excess = log_expm1(square)
@@ -54,17 +55,17 @@ def _log_central_moments(steps: Any, scale: Any, largest: Any) -> Any:
 
 
 def _remove(log_moments: Any, steps: Any, scale: Any, n: Any) -> Any:
-    """log E[X^n], n >= 1."""
-    rest = xp.lookup(_LOG_FACTORIAL, xp.clip(n - _INDEX, 0, LARGEST_ORDER).astype(xp.int32))
-    terms = xp.where((_INDEX >= 2) & (n >= _INDEX), log_moments - rest, -xp.inf)
-    whole = xp.lookup(_LOG_FACTORIAL, n.astype(xp.int32))
+    """log E[X^n] for whole n >= 1, rounded up."""
+    log_factorials = xp.lookup(_LOG_FACTORIAL, xp.clip(n - _INDEX, 0, LARGEST_ORDER).astype(xp.int32))
+    terms = xp.where((_INDEX >= 2) & (n >= _INDEX), log_moments - log_factorials, -xp.inf)
+    log_n_factorial = xp.lookup(_LOG_FACTORIAL, n.astype(xp.int32))
     size = n * (1 + xp.log(steps) + xp.abs(log_expm1(scale**2)) + xp.log(n)) + 0.5 * (scale * n) ** 2
     error = 4 * n * ULP * (n + 6 * size)
-    return xp.where(n > 1, xp.softplus(whole + xp.logsumexp(terms) + error), 0.0)
+    return xp.where(n > 1, xp.softplus(log_n_factorial + xp.logsumexp(terms) + error), 0.0)
 
 
 def _log_transform(steps: Any, scale: Any, u: Any) -> tuple[Any, Any]:
-    """log E[e^{-uX}] and u more, which is >= 0, rounded up: T times those of Y at u/T, by the trapezoidal rule in x."""
+    """(log E[e^{-uX}], log E[e^{-uX}] + u >= 0), both rounded up: T times the values of Y at u/T (trapezoidal rule)."""
     x = xp.linspace(-_REACH, _REACH + scale, _NODES)
     width = (2 * _REACH + scale) / (_NODES - 1)
     strip = xp.minimum(0.5 * math.pi / scale, 2 * math.pi / width)
@@ -74,7 +75,7 @@ def _log_transform(steps: Any, scale: Any, u: Any) -> tuple[Any, Any]:
     small = v <= _SMALL
     near = xp.where(small, v, _SMALL)
     excess = xp.sum(xp.exp(log_weight) * _excess(near[:, None] * xp.expm1(log_y)), axis=-1)
-    # errors of the sum and of its ends, in squares of v; what large Y leave out is linear in v
+    # The error of the sum and of its left end is proportional to v^2, the error of its right end to v.
     squares = xp.exp(log_error + near) * (xp.exp(scale**2) + 1) + xp.exp(_LOG_TAIL)
     by_excess = steps * xp.log1p(excess * (1 + _ROUNDING) + near * (near * squares + math.exp(_LOG_TAIL)))
     far = xp.where(small, _SMALL, v)
@@ -98,7 +99,7 @@ def _excess(z: Any) -> Any:
 def _log_power(steps: Any, scale: Any, c: Any) -> Any:
     """log E[X^{-c}], rounded up, for c > 0 or -2 < c < -1, by the trapezoidal rule in w = log u.
 
-    E[X^{-c}] - 1 is the integral of u^{c-1} (E e^{-uX} - e^{-u}) over Gamma(c).
+    E[X^{-c}] - 1 = (1/Gamma(c)) int_0^inf u^{c-1} (E e^{-uX} - e^{-u}) du.
     """
     at = xp.log(c + 2)
     step = 0.6 / xp.sqrt(c + 6)
@@ -110,10 +111,11 @@ def _log_power(steps: Any, scale: Any, c: Any) -> Any:
 
     w = xp.linspace(at - 3.0, at + 3.0 + xp.minimum(xp.maximum(c, 0.0) * scale**2, 30.0), _PLACES)
     found = logs(w)[0]
-    peak = xp.lookup(w, xp.argmax(found[1:] < found[:-1]))  # the first fall: far out the transform has only a bound
+    peak = xp.lookup(w, xp.argmax(found[1:] < found[:-1]))  # first decrease: for large u only a bound is known
     w = peak + _AROUND * step
     terms, whole = logs(w)
-    # the ends are geometric sums: below of Var[X] u^(c+2)/2, above from the node from which it is least
+    # Terms outside are bounded by geometric sums: of Var[X] u^(c+2)/2 on the left; on the right from the node that
+    # makes the total least.
     below = (c + 2) * w[0] + xp.log(0.5 * xp.expm1(scale**2) / steps) - log_expm1((c + 2) * step)
     top = xp.maximum(whole[_PEAK], below)
     rounded = 1e-10 + 4 * _ROUNDING * xp.minimum(steps, xp.exp(w[1:]))
@@ -134,7 +136,7 @@ def _log_power(steps: Any, scale: Any, c: Any) -> Any:
 
 
 def log_moment(steps: Any, scale: Any, order: Any, direction: str) -> Any:
-    """(order - 1) times the Renyi divergence of order > 1 of one epoch, rounded up; inf where it has no bound."""
+    """Upper bound of (order - 1) times the Renyi divergence of order > 1 of one epoch; inf if no bound is known."""
 
     def power(c: Any) -> Any:
         return xp.where(scale < _LARGEST_SCALE, _log_power(steps, xp.minimum(scale, _LARGEST_SCALE), c), xp.inf)
@@ -145,6 +147,6 @@ def log_moment(steps: Any, scale: Any, order: Any, direction: str) -> Any:
     moments = _log_central_moments(steps, scale, n)
     share = order - n
     chord = (1 - share) * _remove(moments, steps, scale, n) + share * _remove(moments, steps, scale, n + 1)
-    small = order < 1.999999  # the integral below ends in 0 as fast as u^(2 - order)
+    small = order < 1.999999  # at order 2 the integral diverges: at u = 0 its decay is u^(2 - order)
     below = xp.cond(small, power, lambda _: xp.asarray(xp.inf), -xp.where(small, order, 1.5))
     return xp.where(below < chord, below, xp.where(order <= LARGEST_ORDER, chord, xp.inf))

@@ -1,4 +1,4 @@
-"""Bounds of the modulus of the tilted characteristic function, and of the contour beyond its last node.
+"""Bounds of the modulus of the tilted characteristic function, and of the contour integral beyond its last node.
 
 Proofs: notebooks/proofs/allocation.md, section 6.
 """
@@ -16,15 +16,16 @@ from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.special import LOG_SQRT_2PI
 from jaxdp.runtime.arrays import xp
 
-_MERGED = (1, 2, 4, 8)  # neighbouring panels that are bounded as one
-_CELLS = np.exp(0.08 * np.arange(101))  # of the integral beyond the last node, in units of that node
-_HALVINGS, COARSE = 48, 13  # of a bisection: to 1e-14, to a ten thousandth of the interval
+_MERGED = (1, 2, 4, 8)  # numbers of neighbouring panels that are bounded together
+_CELLS = np.exp(0.08 * np.arange(101))  # ends of cells of the integral beyond the last node, in units of that node's t
+_HALVINGS, COARSE = 48, 13  # halvings of a bisection: to 4e-15, and to 1e-4 of the interval
 
 
 class Group(NamedTuple):
-    """Parts of a tilted law, by intervals of x: mass, largest density of Y, and twice what its variation may be.
+    """Bounds for parts of a tilted law, each an interval of x: mass, largest density of Y, variation.
 
-    variation: 0 where the density of Y is unimodal, which gives the better bound.
+    variation: V with |int e^{ity}| <= V/t over the part; 0 if the density of Y is unimodal there, because mass and
+    height then give a better bound.
     """
 
     mass: Any
@@ -33,16 +34,16 @@ class Group(NamedTuple):
 
 
 def extremes(step: Step, c: Any) -> tuple[Any, Any]:
-    """Mode and antimode, in x, of the density of Y tilted by e^{cX}; inf where there is none.
+    """(mode, antimode), in x, of the density of Y tilted by e^{cX}; inf if there is none.
 
-    Its logarithm is sign c Y - x^2/2 - s x + const, whose derivative in x is sign c s Y - x - s.
+    The log density is sign c Y - x^2/2 - s x + const; its derivative in x is sign c s Y - x - s.
     """
     s = step.scale
 
     def slope(x: Any) -> Any:
         return step.sign * c * s * xp.exp(step.log_ratio(x)) - x - s
 
-    bottom = (0.5 * s * s - xp.log(c * s * s)) / s  # where the slope is least, for sign = 1
+    bottom = (0.5 * s * s - xp.log(c * s * s)) / s  # x at which the slope is least for sign = 1
     adds = step.sign < 0
     low = xp.where(adds, -s - c * s * xp.exp(step.log_ratio(-s)) - 1e-3, -s - 1e-3)
     mode = 0.5 * sum(bisect(lambda x: ~(slope(x) > 0), low, xp.where(adds, -s, xp.maximum(bottom, low)), _HALVINGS))
@@ -55,7 +56,7 @@ def extremes(step: Step, c: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _merging(panels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First edge and last edge of every group, and to which way of merging it belongs (ways, groups)."""
+    """First and last edge of every group, and a table (ways of merging, groups): 1 if the group is part of the way."""
     starts = [np.arange(0, panels, merged) for merged in _MERGED]
     first = np.concatenate(starts)
     last = np.concatenate([start + merged for start, merged in zip(starts, _MERGED, strict=True)])
@@ -66,8 +67,8 @@ def _merging(panels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def groups(step: Step, c: Any, log_moment: Any, edges: Any, mass: Any, found: tuple[Any, Any]) -> Group:
     """Bounds for each panel, and for pairs, fours and eights of panels.
 
-    mass: tilted masses of the panels, whose number is a multiple of eight; they may be a little too large. found: the
-    `extremes` at this tilt.
+    mass: tilted masses of the panels, or upper bounds. The number of panels is a multiple of eight. found: `extremes`
+    at this tilt.
     """
     mode, antimode = found
     first, last, _ = _merging(mass.shape[-1])
@@ -87,16 +88,16 @@ def groups(step: Step, c: Any, log_moment: Any, edges: Any, mass: Any, found: tu
 
 
 def modulus(group: Group, t: Any) -> Any:
-    """Bound of |sum over the parts of int e^{ity}|: the best way of merging.
+    """Bound of |int e^{ity}| of a tilted law: the sum of the bounds of its parts, for the best way of merging.
 
-    Axes of the result: those of t, then those of group but the last.
+    Axes of the result: the axes of t, then the axes of ``group`` without the last.
     """
     _, _, ways = _merging(_panels(group))
     t = xp.asarray(t)[(..., *[None] * group.mass.ndim)]
     height = xp.where(group.height > 0, group.height, 1.0)
     v = t * group.mass / (2 * height)
     square = xp.minimum(v, 0.5 * math.pi) ** 2
-    # sin v/v up to pi/2, then 1/v; its series to v^8 is above it
+    # sin v/v up to v = pi/2, then 1/v. The series of sin v/v up to v^8 is an upper bound.
     sinc = 1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72)))
     unimodal = group.mass * xp.where(v <= 0.5 * math.pi, sinc, 1 / xp.maximum(v, 1.0))
     varied = xp.minimum(group.mass, group.variation / t)
@@ -105,17 +106,18 @@ def modulus(group: Group, t: Any) -> Any:
 
 
 def _panels(group: Group) -> int:
+    """Number of panels from which the groups were made."""
     return round(group.mass.shape[-1] / sum(1 / merged for merged in _MERGED))
 
 
 def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:
-    """log of the bound of prod |phi_i|^powers[i] / |z|^2, z = c + it, over the leading axis of groups; falls with t."""
+    """log of a bound of prod_i |phi_i|^powers[i] / |z|^2, z = c + it; it decreases in t. i: leading axis of groups."""
     size = modulus(groups, t)
     return xp.sum(powers * xp.log(xp.clip(size, 1e-300, 1.0)), axis=-1) - xp.log(c * c + t * t)
 
 
 def fallen_at(groups: Group, powers: Any, c: Any, nats: float) -> Any:
-    """The t at which the bound has fallen by so many nats from its value at 0, to a percent."""
+    """The t at which `log_integrand` is ``nats`` below its value at t = 0, accurate to a percent."""
 
     def fallen(log_t: Any) -> Any:
         return ~(log_integrand(groups, powers, c, xp.exp(log_t)) + 2 * xp.log(c) + nats > 0)
@@ -124,9 +126,9 @@ def fallen_at(groups: Group, powers: Any, c: Any, nats: float) -> Any:
 
 
 def integral(groups: Group, powers: Any, c: Any, first: Any) -> Any:
-    """Bound of the integral of the integrand's bound from t = first to infinity."""
+    """Upper bound of the integral of e^`log_integrand` from t = first to infinity."""
     t = first * _CELLS
-    # a left end's value is the largest of its cell; the last one's phi part is kept to infinity
+    # The value at the left end is the largest of a cell. Beyond the last cell prod |phi|^powers is kept constant.
     value = xp.exp(log_integrand(groups, powers, c, t))
     beyond = value[-1] * (c * c + t[-1] ** 2) / t[-1]
     return (xp.sum(value[:-1] * (t[1:] - t[:-1])) + beyond) * (1 + 1e-9)
