@@ -1,8 +1,9 @@
 """E[(X_1 + ... + X_T)_+] of one epoch of random allocation, certified from both sides.
 
-X: see `jaxdp.allocation.law`. Steps with x > cut have a closed form. A step with split < x <= cut is large. Zero, one,
-two or three large steps have a contour each, with its own tilt; more large steps have a Chernoff bound. Proofs:
-notebooks/proofs/allocation.md, sections 2 to 7.
+X: see `allocation.law`. Steps with x > cut have a closed form. Steps with split < x <= top <= cut are large: zero,
+one, two or three large steps have a contour each, with its own tilt c; more large steps have a Chernoff bound. The
+transform for k large steps is F(z) = C(T, k) M_low(z)^(T - k) M_high(z)^k, K = log F, where M(z) = E[e^{zX}] over the
+interval x <= split or split < x <= top. Proofs: notebooks/proofs/allocation.md, sections 2 to 7.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from jaxdp.runtime.arrays import xp
 # Tilts of Chernoff bounds: c + _ABOVE/(standard deviation of the tilted sum) and c _BELOW, c the tilt of the contour.
 _ABOVE = np.array([0.05, 0.15, 0.4, 1.0, 2.5, 6.0, 16.0, 40.0])
 _BELOW = np.array([0.96, 0.88, 0.75, 0.55, 0.3, 0.08, 0.0])
-# Weight of tilt and oscillation for the widths of panels: 1 where the integrand is largest, 0 at _NEEDED nats less, but
-# at least _LEAST_SHARE.
+# `_edges` weighs tilt and oscillation with 1 - (nats below the largest integrand)/_NEEDED, at least _LEAST_SHARE.
 _NEEDED, _LEAST_SHARE = 40.0, 0.1
 _LEVELS = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0])  # t of bounds of the quadrature error / t of the last node
 _SLACK = 64 * ULP  # rounding of log delta
@@ -58,11 +58,11 @@ class Evaluation(NamedTuple):
 class _Part(NamedTuple):
     """The contour for a fixed number of large steps. No field depends on the epsilon asked for, which only shifts S.
 
-    S = X_1 + ... + X_T has the transform F = e^K. log_total: K(tilt); size, moduli, error, turning and beyond are in
-    units of e^K(tilt). step, nodes: distance h and number of the nodes z. size, angle: |h/pi F(z)/z^2|, halved at the
-    first node, and the angle of F(z). moduli: sum of size. error: bound of the rounding of the sum over nodes if S is
-    not shifted. turning: increase of this bound per unit of shift. beyond: bound of the sum over the omitted nodes.
-    points, growths: other tilts, and upper bounds of K(points) - K(tilt).
+    S = X_1 + ... + X_T. log_total: K(tilt); size, moduli, error, turning and beyond are in units of e^K(tilt). step,
+    nodes: distance h and number of the nodes z = tilt + ijh. size, angle: |h/pi F(z)/z^2|, halved at j = 0, and the
+    angle of F(z). moduli: sum of size. error: bound of the rounding of the sum over nodes if S is not shifted. turning:
+    increase of this bound per unit of shift. beyond: bound of the sum over the omitted nodes. points, growths: other
+    tilts, and upper bounds of K(points) - K(tilt).
     """
 
     log_total: Any
@@ -102,12 +102,12 @@ def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
     x = made.x
     height = c * step.value(x) - 0.5 * x * x
     share = xp.clip(1 + (height - xp.max(height)) / _NEEDED, _LEAST_SHARE, 1.0)
-    turns = (xp.exp(step.log_ratio(x)) * step.scale) * (c / 4 + t / 10) * share + xp.maximum(0.5, step.scale)
-    cost = xp.cumsum(turns)
+    density = (xp.exp(step.log_ratio(x)) * step.scale) * (c / 4 + t / 10) * share + xp.maximum(0.5, step.scale)
+    cost = xp.cumsum(density)
     limits = xp.stack([made.x[0], made.split, made.top])
-    at = xp.interp(limits, x, cost)
+    limit_costs = xp.interp(limits, x, cost)
     place = np.linspace(0.0, 1.0, panels + 1)
-    inner = xp.interp(at[:-1, None] + (at[1:] - at[:-1])[:, None] * place, cost, x)
+    inner = xp.interp(limit_costs[:-1, None] + (limit_costs[1:] - limit_costs[:-1])[:, None] * place, cost, x)
     return xp.where(place == 0, limits[:-1, None], xp.where(place == 1, limits[1:, None], inner))
 
 
@@ -176,36 +176,36 @@ def _both_transforms(
     w = _weights(panels, c, log_moments)
     x = panels.value
     value, w_flat = x.reshape(2, -1), w.reshape(2, -1)
-    one = xp.stack([xp.ones(effort.nodes), xp.zeros(effort.nodes)])
+    ones = xp.stack([xp.ones(effort.nodes), xp.zeros(effort.nodes)])
     blocks = _blocks(last / h + 1, effort)
 
-    def add(k: Any, values: Any) -> Any:
-        return xp.set_at(values, k, _transform(value[k], w_flat[k], h, blocks, effort))
+    def add(k: Any, done: Any) -> Any:
+        return xp.set_at(done, k, _transform(value[k], w_flat[k], h, blocks, effort))
 
-    re, im = xp.moveaxis(xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, xp.stack([one, one])), 1, 0)
+    re, im = xp.moveaxis(xp.fori_loop(0, xp.where(powers[1] > 0, 2, 1), add, xp.stack([ones, ones])), 1, 0)
     # Rounding, in ULP (section 7): 1.5 n for a sum of n terms, 8 per rotation in a power, the exponent of a weight.
     turns = effort.rows + effort.columns + effort.blocks
     units = 1.5 * w[0].size + 30 + 8 * turns + 4 * xp.abs(c * panels.value) + panels.x**2
-    own = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
-    moved = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
+    rounding = ULP * (xp.sum(w * units, axis=(1, 2)) + 4 * xp.abs(xp.where(xp.isfinite(log_moments), log_moments, 0.0)))
+    value_error = xp.sum(w * (panels.blur + 6 * ULP * xp.abs(panels.value)), axis=(1, 2))
     levels = last * _LEVELS
-    missed = xp.exp(_log_errors(step, panels, c, levels) - log_moments).T[:, xp.searchsorted(levels[:-1], t)]
+    quadrature = xp.exp(_log_errors(step, panels, c, levels) - log_moments).T[:, xp.searchsorted(levels[:-1], t)]
     angle = xp.arctan2(im, re)
-    error = own[:, None] + missed + (c + t) * moved[:, None] + 4 * ULP * xp.abs(angle)
+    error = rounding[:, None] + quadrature + (c + t) * value_error[:, None] + 4 * ULP * xp.abs(angle)
     return xp.sqrt(re * re + im * im), angle, error
 
 
 def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
     """Bound of both alias sums in units of e^{K(c)}. growths: rows of K(points) - K(c), where points[-1] = 0."""
     shift = (points - c)[:-1] * period
-    each = xp.exp(growths[:, :-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
-    each = xp.where(xp.isnan(each), xp.inf, each)
-    right = xp.min(xp.where(shift > 0, each, xp.inf), axis=1)
-    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # S <= T e^-epsilon
-    left = xp.min(xp.where(shift < 0, each, xp.inf), axis=1)
-    # (S + mP)_+ <= S_+ + mP
-    rest = -xp.expm1(-c * period)
-    plain = xp.exp(-c * period) / (rest * math.e * c) + period * xp.exp(growths[:, -1] - c * period) / rest**2
+    chernoff = xp.exp(growths[:, :-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
+    chernoff = xp.where(xp.isnan(chernoff), xp.inf, chernoff)
+    right = xp.min(xp.where(shift > 0, chernoff, xp.inf), axis=1)
+    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # empty: S <= T e^-epsilon
+    left = xp.min(xp.where(shift < 0, chernoff, xp.inf), axis=1)
+    # (S + m period)_+ <= S_+ + m period
+    gap = -xp.expm1(-c * period)
+    plain = xp.exp(-c * period) / (gap * math.e * c) + period * xp.exp(growths[:, -1] - c * period) / gap**2
     return (right + xp.fmin(left, xp.where(xp.isnan(plain), xp.inf, plain))) * (1 + 1e-9)
 
 
@@ -218,19 +218,19 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     """The contour for exactly ``large`` steps with x between split and top and all others below the split."""
     step = jax.tree_util.tree_map(xp.stop_gradient, live)
     powers = xp.stack([step.steps - large, large])
-    ways = log_ways(step.steps)[large]
-    found = tail.extremes(step, c)
+    log_count = log_ways(step.steps)[large]
+    extremes = tail.extremes(step, c)
 
     def groups(panels: Law) -> tuple[Any, tail.Group]:
         moments = law.log_moments(panels, c)
         usable = xp.where(xp.isfinite(moments), moments, 0.0)
         error_mass = xp.exp(_log_errors(step, panels, c, xp.zeros(())) - usable)
         mass = xp.sum(_weights(panels, c, moments), axis=-1) + error_mass[:, None]
-        return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w, found))(usable, panels.edges, mass)
+        return moments, xp.vmap(lambda m, e, w: tail.groups(step, c, m, e, w, extremes))(usable, panels.edges, mass)
 
     def total(log_moments: Any) -> Any:
         """K of all steps together."""
-        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + ways
+        return xp.sum(xp.where(powers > 0, powers * log_moments, 0.0), axis=-1) + log_count
 
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
@@ -296,20 +296,20 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
 def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
     """(value, error) of the contribution of steps beyond the cut to delta (section 2); 0 for "add"."""
     odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
-    one, none = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))
-    log_below = xp.log1p(-xp.minimum(none, 0.5))
+    p, q = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))  # P[x > cut]: the person's step, another step
+    log_below = xp.log1p(-xp.minimum(q, 0.5))
     others = -xp.expm1((step.steps - 1) * log_below)
-    terms = xp.stack([one + 0 * odds, -odds * none, -others * excess, others * odds * none, -others * one + 0 * odds])
+    terms = xp.stack([p + 0 * odds, -odds * q, -others * excess, others * odds * q, -others * p + 0 * odds])
     error = 16 * ULP * (4 + cut * cut + epsilon) * xp.sum(xp.abs(terms), axis=0)
     return tuple(xp.where(step.sign > 0, xp.stack([xp.sum(terms, axis=0), error]), 0.0))
 
 
 def _dropped(step: Step, cut: Any, top: Any) -> Any:
     """Bound of the contribution of steps between top and cut to delta, if the panels end below the cut (section 3)."""
-    one, none = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
+    p, q = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
     deviation = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
-    removed = one + none * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
-    return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * none) * (1 + 1e-12), 0.0)
+    removed = p + q * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
+    return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * q) * (1 + 1e-12), 0.0)
 
 
 def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
@@ -368,21 +368,21 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         sizes, angles = part.size.reshape(-1, block), part.angle.reshape(-1, block)
 
         def add_block(j: Any, total: Any) -> Any:
-            z = part.step * (block * j + np.arange(float(block)))
-            phase = angles[j] - z * shift[:, None]
-            each = (c * c - z * z) * xp.cos(phase) + 2 * c * z * xp.sin(phase)
-            return total + xp.sum(sizes[j] / (c * c + z * z) * each, axis=1)
+            t = part.step * (block * j + np.arange(float(block)))
+            phase = angles[j] - t * shift[:, None]
+            factor = (c * c - t * t) * xp.cos(phase) + 2 * c * t * xp.sin(phase)
+            return total + xp.sum(sizes[j] / (c * c + t * t) * factor, axis=1)
 
         value = xp.fori_loop(0, _blocks(part.nodes, effort), add_block, zero)
         log_total = part.log_total - c * shift
-        off = part.error + part.turning * xp.abs(shift) + part.beyond
-        off = off + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
+        error = part.error + part.turning * xp.abs(shift) + part.beyond
+        error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
         growths = part.growths - (part.points - c) * shift[:, None]
         alias = _alias(step, growths, part.points, c, 2 * math.pi / part.step)
-        least = xp.maximum(value - off - alias, 0.0)
+        low = xp.maximum(value - error - alias, 0.0)
         unit = xp.exp(log_total + xp.where(removes, 0.0, epsilon) - xp.log(step.steps))
-        most = xp.fmin(value + off, _chernoff(growths, part.points))
-        new = value, xp.where(xp.isnan(least), 0.0, least), most
+        high = xp.fmin(value + error, _chernoff(growths, part.points))
+        new = value, xp.where(xp.isnan(low), 0.0, low), high
         return tuple(total + unit * x for total, x in zip(sums, new, strict=True))
 
     value, lower, upper = xp.fori_loop(0, made.count, add, (zero,) * 3)
