@@ -18,7 +18,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel
 
-EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))
+EFFORTS = (Effort(64, 8, 16, 16), Effort(256, 16, 32, 16))  # tried in this order
 LARGEST_EPSILON = 600.0  # e^epsilon must not overflow
 _SLACK = 2e-13  # rounding of log delta
 _NARROW = 3e-7  # relative width of the enclosure of epsilon at which a search ends
@@ -51,7 +51,7 @@ def _delta(steps: Any, noise: Any, sign: Any, epsilon: Any, effort: Effort) -> B
     lower = xp.where(epsilon < 0, (trivial + odds * lower) * (1 - 8 * ULP), lower)
     upper = xp.where(epsilon < 0, (trivial + odds * upper) * (1 + 8 * ULP), xp.maximum(upper, LEAST_DELTA))
     one_step = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
-    upper = xp.fmin(upper, one_step[1])  # upper bound: the step is known
+    upper = xp.fmin(upper, one_step[1])  # bound for an adversary who knows the step
     lower = xp.where(steps == 1, one_step[0], xp.where(xp.isnan(lower), 0.0, lower))
     summed = gaussian.delta_bounds(scale / xp.sqrt(steps), epsilon, 8 * ULP)[0]
     return Bounds(xp.clip(xp.maximum(lower, summed), 0.0, upper), xp.minimum(upper, 1.0))

@@ -16,7 +16,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import rounds
 
 CELL = 96  # largest number of neighbouring epsilons that share a contour
-Cells = tuple[tuple[int, Effort], ...]  # (number of neighbouring epsilons that share a contour, effort), in this order
+Cells = tuple[tuple[int, Effort], ...]  # (number of epsilons that share a contour, effort), tried in this order
 COARSE: Cells = ((12, EFFORTS[0]),)  # for the first grid
 FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)))
 _CLOSE, _MOST_GAP = 1e-4, 0.1  # gap of log delta that is small enough, and beyond which another contour is no use
@@ -89,7 +89,7 @@ def log_profiles(
         upper[places] = np.fmin(upper[places], found.upper)
         gap = found.upper - found.lower
         wide = (found.upper > least[rows, None]) & ~(gap <= _CLOSE)
-        # If a contour is poor at its own epsilon, more contours of the same effort are poor too: these are not retried.
+        # If a contour is poor at its own epsilon, further contours of the same effort are poor too: skip them.
         same_effort = next_cell is not None and next_cell[1] == effort
         pending = places[np.any(wide, axis=1) & ((gap[:, -1 if sign > 0 else 0] <= _MOST_GAP) | (not same_effort))]
         if not pending.size:

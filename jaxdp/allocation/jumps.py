@@ -50,7 +50,7 @@ def prepare(step: Step) -> Splits:
 def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     """Bounds of delta at an array of epsilons >= 0 close to the step's own epsilon; T > 1.
 
-    No epsilon of the array may need a larger cut than the step's own epsilon does.
+    No epsilon of the array may need a larger cut than the step's own epsilon. Axes inside: epsilons, splits.
     """
     steps, s = step.steps, step.scale
     removes = step.sign > 0
@@ -63,7 +63,6 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
     mean = first_moment / below
     square = xp.exp(xp.minimum(s * s, 600.0))
     variance = xp.maximum(square * second_moment / below - mean**2, 0.0) + _CHARGE * (1 + square)
-    # Axes from here on: epsilons, splits.
     odds = xp.exp(step.sign * epsilon)[:, None]
     total = steps * odds
     log_c, slack = xp.log(c), 1e-15 * steps + 1e-12
@@ -78,27 +77,28 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
         """(E[(Y + v - total)_+; x > split], bound of its rounding error)."""
         gap = xp.maximum(total - v, 1e-300)
         x = xp.maximum((xp.log(gap) + 0.5 * s * s) / s, split)
-        here, there = normal_tails(xp.stack([x - s, x]))
-        there = (v - total) * there
-        return here + there, (here + xp.abs(there)) * (1 + x * x) * _CHARGE
+        own, beyond_x = normal_tails(xp.stack([x - s, x]))
+        beyond_x = (v - total) * beyond_x
+        return own + beyond_x, (own + xp.abs(beyond_x)) * (1 + x * x) * _CHARGE
 
     value, error = decided(others)
     mass_error = 4 * ULP * (steps + 4) * (1 + split**2)
     rounded_down = xp.maximum(1 - mass_error, 0.0)
     least = all_below * xp.maximum(value - error, 0.0) * rounded_down
     lower = xp.max(xp.where(usable, least, 0.0), axis=1)
+    # Upper bound of E[(Y + v - total)_+; x > split] in v: a parabola up to `places`, slope P(x > split) beyond.
     places = others + _SHARES[:, None, None] * xp.maximum(total - others, 0.0)
     ahead = xp.maximum(total - places, 1e-300)
     u = (xp.log(ahead) + 0.5 * s * s) / s
-    bend = _largest_density(u, s, ahead)
+    curvature = _largest_density(u, s, ahead)
     far = xp.exp(least_over_tilts((steps - 1) * log_moment - log_c, c, places) - 1 + slack) + 1e-12 * beyond
-    curved = xp.min(0.5 * bend * (steps - 1) * variance * all_below + beyond * far, axis=0)
+    curved = xp.min(0.5 * curvature * (steps - 1) * variance * all_below + beyond * far, axis=0)
     one_step = all_below * (value + error) * (1 + mass_error) + curved * (1 + 1e-9)
     bound = xp.exp(chernoff) + several + one_step
     upper = xp.min(xp.where(usable & (total > others) & (bound >= 0), bound, xp.inf), axis=1)
     # "add", lower bound: all steps below the split, where the mean of Y is below the threshold e^-epsilon.
-    fewer = xp.exp(steps * log_below)
-    least = xp.maximum(1 - mean / odds * (1 + 1e-12), 0.0) * fewer * rounded_down
+    every_below = xp.exp(steps * log_below)
+    least = xp.maximum(1 - mean / odds * (1 + 1e-12), 0.0) * every_below * rounded_down
     low_add = xp.max(xp.where(usable, least, 0.0), axis=1)
     high_add = xp.exp(chernoff[:, -1]) / odds[:, 0] + xp.where(edges[-1] < cut, steps * beyond[-1], 0.0)
     lower, upper = xp.where(removes, lower, low_add), xp.where(removes, upper, high_add)
@@ -108,8 +108,8 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 
 def log_several_steps(step: Step, split: Any) -> Any:
     """log of an upper bound of the contribution of two or more steps beyond the split to delta of "remove"."""
-    none, one = log_normal_tail(xp.stack([split, split - step.scale]))
-    return xp.log(step.steps - 1) + none + xp.logaddexp(one, none + xp.log(0.5 * _excess(step))) + 1e-9
+    log_q, log_p = log_normal_tail(xp.stack([split, split - step.scale]))
+    return xp.log(step.steps - 1) + log_q + xp.logaddexp(log_p, log_q + xp.log(0.5 * _excess(step))) + 1e-9
 
 
 def _largest_density(u: Any, s: Any, y: Any) -> Any:
@@ -125,10 +125,10 @@ def _log_moments(step: Step, edges: Any) -> tuple[Any, Any]:
     exponent = panels.log_mass + c[:, None, None] * panels.value
     errors = law.log_panel_errors(step, edges, c, xp.zeros(()))
     most = xp.max(exponent, axis=(1, 2))[:, None]
-    each = xp.sum(xp.exp(exponent - most[..., None]), axis=2) + xp.exp(errors - most)
-    start = c * xp.where(step.sign > 0, step.value(edges[0]), -shift) + log_normal_tail(-edges[0])
-    found = most + xp.log(xp.cumsum(each, axis=1) + xp.exp(start[:, None] - most)) + 5e-13
-    return c[:, None], found + (c * shift)[:, None]
+    panel_sums = xp.sum(xp.exp(exponent - most[..., None]), axis=2) + xp.exp(errors - most)
+    left_end = c * xp.where(step.sign > 0, step.value(edges[0]), -shift) + log_normal_tail(-edges[0])
+    log_sums = most + xp.log(xp.cumsum(panel_sums, axis=1) + xp.exp(left_end[:, None] - most)) + 5e-13
+    return c[:, None], log_sums + (c * shift)[:, None]
 
 
 def least_over_tilts(log_bound: Any, c: Any, place: Any) -> Any:

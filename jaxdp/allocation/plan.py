@@ -13,7 +13,7 @@ from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 NATS = 20.0  # nats by which the integrand falls up to the last node
-# log of the share of delta that uncounted large steps may contribute, and number of steps beyond which the share grows.
+# log of the share of delta that uncounted large steps may contribute, and steps beyond which it grows like T.
 _REST, _MANY = math.log(1e-8), 3e4
 _GRID = 256  # points of the grid in x
 _TILTS = 96  # points of the grid in c
@@ -46,8 +46,8 @@ def _best(c: Any, log_value: Any) -> Any:
     """The c at which log_value is least: minimum of the parabola in log c through three points of the grid."""
     i = xp.clip(xp.argmin(log_value), 1, c.shape[0] - 2)
     left, middle, right = (log_value[i + k] for k in (-1, 0, 1))
-    bend = left - 2 * middle + right
-    move = xp.where(bend > 0, 0.5 * (left - right) / xp.where(bend > 0, bend, 1.0), 0.0)
+    curvature = left - 2 * middle + right
+    move = xp.where(curvature > 0, 0.5 * (left - right) / xp.where(curvature > 0, curvature, 1.0), 0.0)
     return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
 
 
@@ -59,11 +59,11 @@ def least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
     """
     height = log_moment - 2 * xp.log(c)
     goal = xp.min(height) - 1
-    apart = c[:, None] - c[None, :]
+    distance = c[:, None] - c[None, :]
     needed = log_moment - 1 - xp.log(c) - (goal + xp.log(c[xp.argmin(height)])) + NATS
-    period = needed[:, None] / xp.where(apart == 0, 1.0, xp.abs(apart))
-    right = xp.min(xp.where(apart > 0, period, xp.inf), axis=0)
-    left = xp.min(xp.where(apart < 0, period, xp.inf), axis=0)
+    period = needed[:, None] / xp.where(distance == 0, 1.0, xp.abs(distance))
+    right = xp.min(xp.where(distance > 0, period, xp.inf), axis=0)
+    left = xp.min(xp.where(distance < 0, period, xp.inf), axis=0)
     loss = height - goal
     nodes = xp.maximum(right, left) * xp.sqrt(NATS + loss)
     allowed = (loss <= 1.2 + xp.maximum(0.0, xp.log(1e6 / steps))) & (c <= c[xp.argmin(height)]) & (nodes > 0)
@@ -113,8 +113,8 @@ def plan(step: Step) -> Plan:
     at_least = xp.stack([counted(k, above, above[:, :1]) for k in range(2, MOST + 1)])
     at_least = xp.minimum(at_least, jumps.log_several_steps(step, x))
     # Where one or two large steps decide, the Chernoff bound of all steps together is far above delta.
-    apart = xp.logaddexp(xp.logaddexp(counted(0, above, below), counted(1, above, below)), at_least[0])
-    log_delta = xp.minimum(-nats, xp.min(xp.where(xp.log(steps) + log_normal_tail(x) < 0, apart, 0.0)))
+    separated = xp.logaddexp(xp.logaddexp(counted(0, above, below), counted(1, above, below)), at_least[0])
+    log_delta = xp.minimum(-nats, xp.min(xp.where(xp.log(steps) + log_normal_tail(x) < 0, separated, 0.0)))
     # With many steps their rounding outweighs even a larger share.
     enough = at_least <= log_delta + _REST + xp.log(xp.maximum(steps / _MANY, 1.0))
     # More than T large steps have probability 0, which would make every split acceptable.
@@ -123,11 +123,11 @@ def plan(step: Step) -> Plan:
     place = xp.argmax(enough[count - 2])
     low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
     # One contour is enough if large steps change neither its number of nodes nor the Chernoff bound much.
-    (_, nodes), (_, fewest) = (least_nodes(steps, c, steps * each) for each in (above[:, 0], low))
-    matter = (nodes > _PAYS * fewest) | (
+    (_, nodes_of_all), (_, nodes_of_small) = (least_nodes(steps, c, steps * log_m) for log_m in (above[:, 0], low))
+    large_matter = (nodes_of_all > _PAYS * nodes_of_small) | (
         xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
     )
-    separate = removes & xp.any(enough[:, :-_ROOM]) & matter
+    separate = removes & xp.any(enough[:, :-_ROOM]) & large_matter
     return Plan(
         x,
         xp.where(separate, x[place], top),

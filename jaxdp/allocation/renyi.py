@@ -20,11 +20,11 @@ LARGEST_ORDER = 256  # for "remove"; beyond it `log_moment` is inf and callers u
 _LOG_FACTORIAL = np.array([math.log(math.factorial(n)) for n in range(LARGEST_ORDER + 1)])
 _INDEX = np.arange(LARGEST_ORDER + 1)
 
-_REACH = 13.0  # nodes in x extend this far from 0 and from s, in standard deviations of x
+_REACH = 13.0  # the nodes in x extend this far below 0 and above s, in standard deviations of x
 # Nodes in x; points of the search for the largest term of the sum over w; index of the largest of this sum's 256 terms.
 _NODES, _PLACES, _PEAK = 512, 64, 136
 _AROUND = np.arange(256) - float(_PEAK)
-_LOG_TAIL = -88.0  # log P[x > 13], rounded up
+_LOG_TAIL = -88.0  # log P[x > 13]
 _LARGEST_SCALE = 5.0  # for larger s the quadrature error in x is too large, and hiding the step hardly helps
 _ROUNDING = 1e-12  # bound of the rounding of the log of a transform, whose exponents are at most 80
 _SMALL = 0.5  # u/T up to which the excess of the transform over e^{-u/T} is summed
@@ -147,6 +147,6 @@ def log_moment(steps: Any, scale: Any, order: Any, direction: str) -> Any:
     moments = _log_central_moments(steps, scale, n)
     share = order - n
     chord = (1 - share) * _remove(moments, steps, scale, n) + share * _remove(moments, steps, scale, n + 1)
-    small = order < 1.999999  # at order 2 the integral diverges: at u = 0 its decay is u^(2 - order)
+    small = order < 1.999999  # near order 2 the integrand decays only like u^(2 - order) at u = 0
     below = xp.cond(small, power, lambda _: xp.asarray(xp.inf), -xp.where(small, order, 1.5))
     return xp.where(below < chord, below, xp.where(order <= LARGEST_ORDER, chord, xp.inf))
