@@ -203,9 +203,9 @@ def _density_and_tail(x, weights):
 
 
 def _cut(x, shift, weights):
-    """(loss, P(X > x - s), log P(X > x)) at x >= 0; delta(loss) = P(X > x - s) - e^loss P(X > x)."""
-    (shifted, log_first), (here, log_second) = (_density_and_tail(at, weights) for at in (x - shift, x))
-    return shifted - here, xp.where(x < shift, -xp.expm1(log_first), xp.exp(log_first)), log_second
+    """(loss, p, log q) at x >= 0; p = P(X > x - s), q = P(X > x), and delta(loss) = p - e^loss q."""
+    (log_f_shifted, log_p), (log_f, log_q) = (_density_and_tail(at, weights) for at in (x - shift, x))
+    return log_f_shifted - log_f, xp.where(x < shift, -xp.expm1(log_p), xp.exp(log_p)), log_q
 
 
 def _error(n, x, shift):
@@ -220,6 +220,7 @@ def _far(n, shift):
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
 def _delta_point(n, smaller, larger, epsilon, *, size):
+    """Bounds of delta. smaller, larger: shift / scale, rounded down and rounded up."""
     weights = _weights(n, size)
 
     def early(x):
@@ -227,16 +228,16 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
 
     # The exact loss at x is at most epsilon, because the computed loss is at least 2 errors below epsilon.
     x, _ = bisect(early, larger / 2, _far(n, larger), _HALVINGS)
-    loss, first, log_second = _cut(x, larger, weights)
+    loss, p, log_q = _cut(x, larger, weights)
     error = _error(n, x, larger)
-    scaled = xp.exp(epsilon + log_second)
-    # The optimal threshold lies beyond x. It adds at most (e^(epsilon - loss) - 1) P(X > x - s) to delta at x.
-    missing = xp.expm1(xp.maximum(epsilon - loss, 0.0) + 2 * error) * first
-    upper = first - scaled + error * (first + scaled) + missing * (1 + error)
-    upper = xp.fmin(upper, first * (1 + error)) + NEXT_TO_ZERO
+    scaled = xp.exp(epsilon + log_q)
+    # The optimal threshold lies beyond x. It adds at most (e^(epsilon - loss) - 1) p to delta at x.
+    missing = xp.expm1(xp.maximum(epsilon - loss, 0.0) + 2 * error) * p
+    upper = p - scaled + error * (p + scaled) + missing * (1 + error)
+    upper = xp.fmin(upper, p * (1 + error)) + NEXT_TO_ZERO
     # Every threshold gives a lower bound of delta.
-    first = _cut(x, smaller, weights)[1]
-    lower = first - scaled - 2 * error * (first + scaled) - NEXT_TO_ZERO
+    p = _cut(x, smaller, weights)[1]
+    lower = p - scaled - 2 * error * (p + scaled) - NEXT_TO_ZERO
     upper = xp.where(xp.isnan(upper), 1.0, xp.clip(upper, 0.0, 1.0))
     lower = xp.where(xp.isnan(lower), 0.0, xp.clip(lower, 0.0, 1.0))
     return xp.where(epsilon < smaller, lower, 0.0), xp.where(epsilon < larger, upper, 0.0)
@@ -244,15 +245,16 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
 
 @kernel(static=("size",), working_set=LARGEST_SUM * 8)
 def _epsilon_point(n, smaller, larger, delta, *, size):
+    """Bounds of epsilon. smaller, larger: shift / scale, rounded down and rounded up."""
     weights = _weights(n, size)
 
     def profile(x, shift, sign):
         """(loss, delta at this loss), both moved by their errors, up for sign 1, down for sign -1; NaN on overflow."""
-        loss, first, log_second = _cut(x, shift, weights)
+        loss, p, log_q = _cut(x, shift, weights)
         error = _error(n, x, shift)
-        scaled = xp.exp(loss + log_second)
+        scaled = xp.exp(loss + log_q)
         # Three errors: two from the loss, one from the tails. NEXT_TO_ZERO covers tails that underflow.
-        return loss + sign * 2 * error, first - scaled + sign * (3 * error * (first + scaled) + NEXT_TO_ZERO)
+        return loss + sign * 2 * error, p - scaled + sign * (3 * error * (p + scaled) + NEXT_TO_ZERO)
 
     def enough(x):
         return profile(x, larger, 1.0)[1] <= delta
@@ -282,9 +284,9 @@ def _window(order, shift, n, weights):
 
     a, b = xp.fori_loop(0, 80, narrow, (xp.zeros_like(shift), width))
     peak = 0.5 * (a + b)
-    least = height(peak) - _DROP
-    _, high = bisect(lambda x: height(x) < least, peak, peak + width + 200.0, _HALVINGS)
-    low, _ = bisect(lambda x: height(x) > least, peak - width - 200.0, peak, _HALVINGS)
+    cutoff = height(peak) - _DROP
+    _, high = bisect(lambda x: height(x) < cutoff, peak, peak + width + 200.0, _HALVINGS)
+    low, _ = bisect(lambda x: height(x) > cutoff, peak - width - 200.0, peak, _HALVINGS)
     return low, high
 
 

@@ -1,4 +1,4 @@
-"""delta, epsilon of one run of a mechanism whose privacy loss takes finitely many values: sums of positive terms."""
+"""Bounds of delta and epsilon of one run of a mechanism with finitely many privacy losses: sums of positive terms."""
 
 import jax
 
