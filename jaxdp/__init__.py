@@ -47,7 +47,7 @@ __all__ = [
     "from_json", "log_mgf", "record", "renyi", "repeat", "report", "sweep", "to_json", "tradeoff",
 ]  # fmt: skip
 
-# Imported at first use: `import jaxdp` stays small, and the edges need extras that may be absent.
+# Modules imported at first use: `import jaxdp` stays fast, and some of them need optional packages (extras).
 _LAZY_MODULES = (
     "conversions", "convolution", "diffusion", "domains", "interop", "iteration", "mixing", "plot", "shuffle",
     "training",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from jaxdp import plot as plot
     from jaxdp import shuffle as shuffle
     from jaxdp import training as training
-else:  # hidden from type checkers, so that they notice a misspelt name
+else:  # hidden from type checkers, which would otherwise accept every misspelt name
 
     def __getattr__(name: str) -> ModuleType:
         if name in _LAZY_MODULES:

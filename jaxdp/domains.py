@@ -1,9 +1,9 @@
-"""Where a number may lie. Each field of a record names its domain once, where it is declared.
+"""Domains: the sets in which the numbers of a record must lie. Each field states its domain where it is declared.
 
-One declaration has two uses. A concrete number outside is refused with a ValueError that names the field, the number,
-the allowed set and the remedy. A traced number has no value while the program is built: there the test of the domain
-becomes a mask. A number outside is replaced by ``harmless`` before anything is computed from it, and the answer of its
-row is the vacuous bound (delta 1, everything else infinite).
+A domain has two uses. A concrete number outside its domain raises a ValueError that names the field, the number, the
+allowed set and a remedy. A traced number has no value while the program is built, so the test of the domain becomes a
+mask: a number outside is replaced by ``harmless`` before any formula uses it, and the result of its row is the vacuous
+bound (delta 1, every other quantity infinite).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 from jaxdp.typing import Array
 
 SMALLEST = float(np.finfo(np.float64).tiny)
-"""The smallest normal number: XLA takes what is closer to 0 for 0."""
+"""Smallest positive normal float64. XLA flushes smaller (subnormal) numbers to 0."""
 
 NEXT_TO_ZERO = 1e-300
-"""Stands for 0 where a logarithm or a quotient is taken."""
+"""Replaces 0 in the argument of a logarithm or in a divisor."""
 
 LEAST_DELTA = 2.3e-308
-"""Least upper bound of a positive delta: one that underflows must not read 0, which means pure DP."""
+"""Smallest number returned as upper bound of a positive delta. After an underflow, 0 would claim pure DP."""
 
 SMALLEST_MU = 1e-150
-"""A positive Gaussian-DP parameter below it stands for this one: its square would underflow."""
+"""A positive Gaussian-DP parameter below this number is replaced by it, because the square would underflow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
     """A set of real numbers.
 
-    contains: float64 array -> booleans of its shape, False for NaN; one expression for NumPy and for traced arrays.
-    allowed: the set in words, to follow "must be".
-    harmless: a number inside, at which every formula and its derivative are finite.
-    remedy: a sentence for the error message.
-    whole: the set is of whole numbers.
+    contains: float64 array -> booleans of its shape, False for NaN. The function works on NumPy and traced arrays.
+    allowed: the set in words, to follow "must be" in an error message.
+    harmless: a number in the set at which every formula and its derivative are finite.
+    remedy: a sentence that ends the error message.
+    whole: whether the set contains whole numbers only.
 
     >>> even = jaxdp.domains.Domain(lambda x: x % 2 == 0, "an even number", harmless=2.0)
     >>> even.contains(np.array([1.0, 2.0, np.nan]))
@@ -63,7 +63,7 @@ NOT_NAN = Domain(lambda x: x == x, "a real number, inf or -inf")
 
 
 def whole(minimum: int) -> Domain:
-    """Whole numbers from ``minimum`` on.
+    """The domain of the whole numbers >= ``minimum``.
 
     >>> jaxdp.domains.whole(1).allowed
     'a whole number >= 1'
@@ -73,7 +73,7 @@ def whole(minimum: int) -> Domain:
 
 
 def _bits(x: Any) -> Any:
-    """The bits of |x|, which have the order of the numbers; compiled comparisons take a subnormal number for 0."""
+    """The bits of |x| as int64. They order as |x| does; compiled comparisons of floats treat subnormals as 0."""
     return x.view(np.int64) & np.int64(2**63 - 1)
 
 
@@ -90,11 +90,13 @@ COMPUTABLE = Domain(
     f"0 or between {SMALLEST} and {1 / SMALLEST:.4g} in size",
     remedy="Compiled arithmetic takes what is smaller, or the reciprocal of what is larger, for 0.",
 )
-"""What every field must be in addition to its own domain."""
+"""The domain in which every numeric field must lie, in addition to the domain that the field states."""
 
 
 def field(domain: Domain, *, remedy: str = "", **kwargs: Any) -> Any:
-    """A dataclass field whose numbers lie in the domain; keyword arguments as for `dataclasses.field`.
+    """A dataclass field whose numbers must lie in the domain; ``remedy`` replaces that of the domain.
+
+    Other keyword arguments are those of `dataclasses.field`.
 
     >>> @jaxdp.record
     ... class Noise(jaxdp.Mechanism):

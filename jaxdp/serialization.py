@@ -1,4 +1,4 @@
-"""Mechanisms as JSON text that every later release reads."""
+"""Mechanisms as JSON text that every later release can read."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from jaxdp import validate
 from jaxdp.mechanisms.base import Mechanism
 
 SCHEMA = 1
-"""Number of the format. A release reads its own and all smaller numbers."""
+"""Version number of the JSON format. A release reads its own format and all formats with smaller numbers."""
 
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-_OTHER_MODULES = ("jaxdp.diffusion", "jaxdp.training")  # imported when a file names one of their records
+_OTHER_MODULES = ("jaxdp.diffusion", "jaxdp.training")  # they define records; `import jaxdp` does not load them
 
 
 def to_json(mechanism: Mechanism) -> str:
-    """A mechanism, with everything inside it, as JSON text.
+    """JSON text of a mechanism and of all mechanisms inside it.
 
     >>> jaxdp.to_json(jaxdp.Gaussian(2.0))
     '{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0}}'
 
-    1 is the schema number. A number is a JSON number that reads back as the same float64; "inf", "-inf" and "nan" are
-    strings, as JSON has no such numbers. An array is a list of lists; one without entries is ``{"empty": shape}``.
+    The 1 is the schema number. A finite number becomes a JSON number that reads back as the same float64. Infinities
+    and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan". An array becomes a list of lists, an array
+    without entries ``{"empty": shape}``.
 
-    Raises TypeError for what is not a mechanism, a traced number, or a record of a class that is not jaxdp's.
+    Raises TypeError if the argument is not a mechanism, holds a traced number, or its class is not part of jaxdp.
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism must be a jaxdp mechanism, got {mechanism!r}.")
@@ -38,24 +39,24 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the JSON; ValueError for a name that stands in it twice: readers differ in which one counts."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
-        raise ValueError(f"text must have each name once in an object, got {twice!r} twice.")
-    return made
+    """The dict of a JSON object; ValueError for a repeated name, because readers differ in which value they take."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        repeated = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"text must have each name once in an object, got {repeated!r} twice.")
+    return content
 
 
 def from_json(text: str) -> Mechanism:
-    """The mechanism that `to_json` wrote, of this release or an older one; equal to the one that was written.
+    """The mechanism in a text that `to_json` of this release or an older one wrote; equal to the original mechanism.
 
-    Its numbers are checked when a verb is called, as those of any mechanism.
+    Its numbers are checked when the mechanism is used, for example by `jaxdp.epsilon`.
 
     >>> jaxdp.from_json('{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0}}')
     Gaussian(noise_multiplier=2.0)
 
-    Raises TypeError where text is not a string; ValueError where it is not JSON or not a mechanism of jaxdp, for an
-    unknown schema number, class or field, or a field that is missing.
+    Raises TypeError if text is not a string. Raises ValueError if it is not JSON or not a mechanism of jaxdp, and for
+    an unknown schema number, an unknown class or field, or a missing field.
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}.")
@@ -73,10 +74,10 @@ def from_json(text: str) -> Mechanism:
             f'schema number ("jaxdp") must be in 1..{SCHEMA}, got {schema!r}: this release cannot read the text. '
             "Install the release that wrote it, or a newer one."
         )
-    made = _decoded("mechanism", content["mechanism"], numeric=True)
-    if not isinstance(made, Mechanism):
+    mechanism = _decoded("mechanism", content["mechanism"], numeric=True)
+    if not isinstance(mechanism, Mechanism):
         raise ValueError(f'"mechanism" must be an object with a "class", got {content["mechanism"]!r}.')
-    return made
+    return mechanism
 
 
 def _encoded(name: str, value: Any) -> Any:
@@ -100,13 +101,14 @@ def _encoded(name: str, value: Any) -> Any:
 
 
 def strict(value: object) -> object:
-    """A number, or a list of them, as JSON has it: "inf", "-inf" and "nan" for what JSON lacks."""
+    """A number or a nested list of numbers as JSON values; the strings "inf", "-inf" and "nan" for other numbers."""
     if isinstance(value, list):
         return [strict(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _decoded(name: str, value: Any, numeric: bool) -> Any:
+    """The field value for a JSON value. numeric: whether the field holds numbers or mechanisms, not configuration."""
     if isinstance(value, dict):
         return _empty(name, value["empty"]) if set(value) == {"empty"} else _record(name, value)
     if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
@@ -161,7 +163,7 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
 
 
 def records_by_name() -> dict[str, type[Mechanism]]:
-    """All public records of jaxdp, by class name."""
+    """All record classes of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)
     ours = (cls for cls in _subclasses(Mechanism) if cls.__module__.startswith("jaxdp."))

@@ -1,4 +1,4 @@
-"""Types of the public signatures: what verbs and records take and return."""
+"""Types in public signatures: arguments and results of functions such as `jaxdp.epsilon`, fields of mechanisms."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
@@ -8,22 +8,22 @@ import numpy as np
 from jax.typing import ArrayLike
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]] | jax.Array
-"""What a verb returns: NumPy float64 (np.float64 where every argument is one number), a JAX array under a trace."""
+"""Result of a public function: NumPy float64 (np.float64 if every argument is a scalar), a JAX array under a trace."""
 
 Number: TypeAlias = float | np.floating[Any] | np.integer[Any] | Array
-"""One real number or an array of them."""
+"""A real number or an array of real numbers."""
 
 Real: TypeAlias = Number | Sequence[Number] | Sequence[Sequence[Number]] | Sequence[Sequence[Sequence[Number]]]
-"""One real number or an array of them; lists are arrays."""
+"""A real number or an array of real numbers; nested lists become arrays."""
 
 Complex: TypeAlias = Real | complex | np.complexfloating[Any, Any] | Sequence[complex]
-"""One complex number or an array of them."""
+"""A complex number or an array of complex numbers."""
 
 Relation: TypeAlias = Literal["add", "remove", "add_or_remove", "replace_one"]
-"""How two neighbouring data sets differ: by a record added, removed, either of the two, or replaced."""
+"""How two neighbouring data sets differ: one record is added, is removed, is added or removed, or is replaced."""
 
 Bound: TypeAlias = Literal["clones", "stronger", "closed_form", "blanket"]
-"""The theorem that bounds a shuffled mechanism."""
+"""The theorem used to bound a shuffled mechanism."""
 
 Axis: TypeAlias = Number | str | bool | None | Sequence[Number | str | bool | None]
 """The values of one axis of a sweep."""
@@ -32,13 +32,13 @@ Step: TypeAlias = int | np.integer[Any] | jax.Array
 """The number of a training step, from 0; a scalar."""
 
 Params = TypeVar("Params")
-"""A tree of parameters, of any type that jax.tree_util takes apart; gradients are such a tree too."""
+"""A pytree of parameters, of any type that jax.tree_util can flatten; gradients have the same structure."""
 
 Example = TypeVar("Example")
-"""One example, or a tree of them with one leading axis."""
+"""One example, or a pytree whose arrays hold many examples along one leading axis."""
 
 Loss: TypeAlias = Callable[[Params, Example], ArrayLike]
-"""loss(params, example): a scalar, of one example."""
+"""loss(params, example): the loss of one example, a scalar."""
 
 
 Read = TypeVar("Read", covariant=True)
@@ -46,19 +46,19 @@ Written = TypeVar("Written", contravariant=True)
 
 
 class RecordField(Generic[Read, Written]):
-    """A field of a record is written as one type and reads as another, because a list becomes an array."""
+    """A record field: the constructor takes a ``Written``, the attribute is a ``Read``. Lists become arrays."""
 
-    if TYPE_CHECKING:  # no field of a record is a descriptor; type checkers read the types of one
+    if TYPE_CHECKING:  # fields are not descriptors at run time; this tells type checkers both types
 
         def __get__(self, record: object, owner: type) -> Read: ...
         def __set__(self, record: object, value: Written) -> None: ...
 
 
 RealField: TypeAlias = RecordField[Number, Real]
-"""A number or an array of them."""
+"""A number or an array of numbers."""
 
 ArrayField: TypeAlias = RecordField[Array, Real]
-"""An array that has axes of its own (outcomes, steps)."""
+"""An array with axes of its own, for example outcomes or steps."""
 
 OptionalRealField: TypeAlias = RecordField[Number | None, Real | None]
 """A `RealField` that may be None."""

@@ -1,4 +1,4 @@
-"""Argument checks at the door: one sentence naming the argument, the value and what is allowed."""
+"""Checks of arguments. Each error is a sentence that names the argument, its value and what is allowed."""
 
 import functools
 import numbers
@@ -13,18 +13,18 @@ from jaxdp.typing import Array
 
 
 def is_traced(*trees: Any) -> bool:
-    """True when any leaf is an abstract value of a surrounding jit, vmap or grad."""
+    """Whether any leaf is a tracer of a surrounding jit, vmap or grad."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def concrete(name: str, *values: Any) -> None:
-    """TypeError where a value is traced: for functions that compute on the host."""
+    """TypeError if a value is traced; for functions that compute on the host."""
     if is_traced(values):
         raise TypeError(f"{name} must be concrete, got a traced array: call this outside jit, vmap and grad.")
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
-    """The argument as a float64 array; TypeError unless it is made of real numbers."""
+    """The argument as a float64 array; TypeError unless it consists of real numbers."""
     concrete(name, value)
     if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(f"{name} must be a real number or an array of them, got {value!r}.")
@@ -40,7 +40,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def rectangular(name: str, value: Any) -> np.ndarray:
-    """The argument as an array; ValueError for rows of different lengths."""
+    """The argument as an array; ValueError for nested lists of different lengths."""
     try:
         return np.asarray(value)
     except ValueError as error:
@@ -48,13 +48,13 @@ def rectangular(name: str, value: Any) -> np.ndarray:
 
 
 def function(name: str, value: Any, returns: str) -> None:
-    """TypeError unless the argument can be called; returns: what it should return."""
+    """TypeError unless the argument is callable. returns: what its result should be, for the error message."""
     if not callable(value):
         raise TypeError(f"{name} must be a function that returns {returns}, got {value!r}.")
 
 
 def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str = "", first: int = 0) -> None:
-    """ValueError naming the first bad value, unless there is none; first: where in the argument a list begins."""
+    """ValueError for the first value marked in ``bad``. first: index, in the argument, of the first entry of array."""
     if np.any(bad):
         place = tuple(map(int, np.argwhere(np.broadcast_to(bad, np.shape(array)))[0]))
         where = f" at index {[*place[:-1], place[-1] + first]}" if np.size(array) + first > 1 else ""
@@ -64,10 +64,10 @@ def reject(name: str, array: np.ndarray, bad: Array, allowed: str, remedy: str =
 
 
 def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> tuple[Any, Any]:
-    """The argument as a float64 array inside the domain, and where it was there to begin with.
+    """(the argument as a float64 array inside the domain, whether each entry was inside from the start).
 
-    Concrete: the array and True, or ValueError. Traced: outside the domain the domain's harmless number stands for it.
-    dtype: np.complex128 where the argument may be complex.
+    A concrete argument is returned with True, or raises ValueError. In a traced argument, entries outside the domain
+    are replaced by ``domain.harmless``. dtype: np.complex128 if the argument may be complex.
     """
     if not is_traced(value):
         return inside(name, value, domain, dtype), True
@@ -77,17 +77,17 @@ def confined(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> 
     number = given.astype(dtype)
     good = domain.contains(number)
     if jnp.issubdtype(given.dtype, jnp.floating) and given.dtype != number.dtype:
-        # compiled conversion takes a subnormal number of less precision for 0; its bits without the sign do not
+        # The compiled conversion flushes subnormal float16 and float32 numbers to 0: they count as outside.
         good = good & ((number != 0) | (given.view(f"int{8 * given.dtype.itemsize}") * 2 == 0))
     return jnp.where(good, number, domain.harmless), good
 
 
 def inside(name: str, value: Any, domain: Domain, dtype: Any = np.float64) -> np.ndarray:
-    """The argument as numbers of the domain, float64 (or complex128)."""
+    """The argument as a float64 (or complex128) array; ValueError if an entry lies outside the domain."""
     array = real_array(name, value) if dtype is np.float64 else np.asarray(value, dtype)
     with np.errstate(invalid="ignore"):
         good = domain.contains(array)
-        # np.logspace and divisions give fractions
+        # whether rounding would help: np.logspace and divisions give fractions
         fractions = domain.whole and domain.contains(np.rint(array)).all()
     reject(name, array, ~good, domain.allowed, domain.remedy or ("Round it." if fractions else ""))
     return array
@@ -99,12 +99,12 @@ probability = functools.partial(inside, domain=PROBABILITY)
 
 
 def integer(name: str, value: Any, minimum: int) -> np.ndarray:
-    """The argument as float64 whole numbers >= minimum."""
+    """The argument as a float64 array of whole numbers >= minimum."""
     return inside(name, value, whole(minimum))
 
 
 def equal_lists(**arrays: np.ndarray) -> None:
-    """ValueError unless the named arrays have one axis each, of one length above 0."""
+    """ValueError unless the named arrays are 1-D, equally long and not empty."""
     shapes = [array.shape for array in arrays.values()]
     if len(shapes[0]) != 1 or len(set(shapes)) > 1 or shapes[0] == (0,):
         *first, last = arrays
@@ -113,14 +113,14 @@ def equal_lists(**arrays: np.ndarray) -> None:
 
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """The argument itself, one of the allowed values."""
+    """The argument itself; ValueError unless it is one of the allowed values."""
     if np.ndim(value) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value
 
 
 def broadcast(**arrays: Any) -> tuple[int, ...]:
-    """The common shape of named arrays; ValueError naming them when there is none."""
+    """The broadcast shape of the named arrays; ValueError that names them if they do not broadcast."""
     try:
         return np.broadcast_shapes(*(np.shape(a) for a in arrays.values()))
     except ValueError:

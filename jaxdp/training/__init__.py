@@ -1,4 +1,4 @@
-"""Private training with optax: the transformations, the batches that belong to them, and their accounting."""
+"""Differentially private training with optax: gradient transformations, their batches, and their accounting."""
 
 from jaxdp.mechanisms.truncated import truncation_delta
 from jaxdp.training.batches import (

@@ -1,4 +1,4 @@
-"""Which examples a step sees. Static shapes: padded index arrays with a mask, all usable under jit and scan."""
+"""Which examples a training step uses: padded index arrays of static shape with a mask, usable under jit and scan."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from jaxdp.mechanisms.truncated import binomial_tail
 from jaxdp.training.noise import check_key
 from jaxdp.typing import Step
 
-# Folded into the key of every sample. Noise of update t is drawn from fold_in(key, t) with t < 2^31, so no draw of a
-# sample has the key of a draw of noise, even where a caller gives both the same key.
+# Folded into the key of every draw of a batch. The noise of update t is drawn from fold_in(key, t) with t < 2^31, so a
+# batch and the noise never use the same derived key, even if the caller gives both the same key.
 _SAMPLE = np.uint32(2**32 - 1)
 _CUT = np.uint32(2**32 - 2)
 MOST_BINS = 2**16
 
 
 class Batch(NamedTuple):
-    """Indices of one batch, (size,) int32, and which of them count, (size,) bool.
+    """Indices of one batch, (size,) int32, and the mask of the valid indices, (size,) bool.
 
-    overflow: True where the sample did not fit; the same key and step with a larger size give the whole
-    sample. A cut sample is not a Poisson sample and is not accounted for: do not train on it.
-    The key of a batch must be unseen by the adversary. Noise drawn from the same key is independent of the batch. Runs
-    that are composed need a key each: with one key their samples are the same, and cost as much as less noise.
+    overflow: True if the sample has more than ``size`` examples. Do not train on a cut batch: the accounting does not
+    cover it. The same key and step with a larger size give the whole sample.
+    The adversary must not see the key of a batch. Noise drawn from the same key is independent of the batch. Runs that
+    are composed need different keys: equal samples in two runs cost as much as one run with less noise.
 
     >>> from jaxdp import training
     >>> batch = training.cyclic_batch(3, num_examples=10, batch_size=4, num_batches=3)
@@ -41,9 +41,9 @@ class Batch(NamedTuple):
 
 
 def with_equal_rows(data: Any, num_examples: int | None = None) -> tuple[Any, int]:
-    """(data on the device, number of its rows); ValueError unless every array has as many, and ``num_examples``.
+    """(data as JAX arrays, number of rows); ValueError unless all arrays have equally many rows, and ``num_examples``.
 
-    JAX takes the last row for one beyond it: a shorter array would use that record again and again.
+    JAX clamps an index beyond the last row to the last row, so a shorter array would use its last record repeatedly.
     """
     data = jax.tree.map(jnp.asarray, data)
     counts = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
@@ -54,7 +54,7 @@ def with_equal_rows(data: Any, num_examples: int | None = None) -> tuple[Any, in
 
 
 def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
-    """Batch number step mod num_batches of the data in their fixed order; the last one may be short.
+    """Batch number ``step % num_batches`` of the data in their fixed order; the last batch of an epoch may be short.
 
     >>> from jaxdp import training
     >>> batch = training.cyclic_batch(2, num_examples=10, batch_size=4, num_batches=3)
@@ -68,7 +68,9 @@ def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches:
 
 
 def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_size: int, num_batches: int) -> Batch:
-    """As `cyclic_batch`, in an order drawn anew for every epoch from the key (see `Batch`) and the epoch's number.
+    """A `cyclic_batch` of the data in a random order, drawn anew for every epoch.
+
+    The key (see `Batch`) and the number of the epoch determine the order.
 
     >>> import jax
     >>> from jaxdp import training
@@ -83,10 +85,10 @@ def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_siz
 
 
 def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int) -> Batch:
-    """Every example independently with the given probability, drawn from the key and the step; padded to size.
+    """A Poisson sample, padded to ``size``: every example is in it independently with the given probability.
 
-    key: see `Batch`. probability: a number in [0, 1], or a scalar of a traced program, which is clipped to [0, 1]
-    (NaN: nobody); it is rounded down to a multiple of 2^-32, so it is never above the one that is accounted for.
+    The key (see `Batch`) and the step determine the sample. probability: a number in [0, 1], or a traced scalar, which
+    is clipped to [0, 1] (NaN: empty sample). It is rounded down to a multiple of 2^-32, never up.
 
     >>> import jax
     >>> from jaxdp import training
@@ -100,10 +102,10 @@ def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability:
 def truncated_poisson_batch(
     step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int
 ) -> Batch:
-    """The sample of `poisson_batch`, and where it holds more than ``size`` examples a uniformly drawn ``size`` of them.
+    """The sample of `poisson_batch`; of a sample with more than ``size`` examples, ``size`` uniformly drawn ones.
 
-    Arguments as there. In random order; ``overflow`` is always False. Accounted for by `DPSGD` with
-    sampling="truncated_poisson".
+    Arguments as for `poisson_batch`. The examples are in random order, and ``overflow`` is always False. `DPSGD` with
+    sampling="truncated_poisson" accounts for this sample.
 
     >>> import jax
     >>> from jaxdp import training
@@ -120,12 +122,13 @@ def truncated_poisson_batch(
 def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bins: int, size: int) -> Batch:
     """The examples of one bin: in every epoch of num_bins steps each example is in one uniformly drawn bin.
 
-    step: its epoch is step // num_bins, its bin step % num_bins; bins are drawn anew for every epoch from the key (see
-    `Batch`) and the epoch's number, as 64 random bits modulo num_bins: the probability of a bin is 1/num_bins up to a
-    relative 2^-48. num_bins: 1 to 65536. size: static; a bin that holds more examples does not fit. Accounted by
-    `jaxdp.RandomAllocation`.
+    The batch is bin step % num_bins of epoch step // num_bins. The key (see `Batch`) and the number of the epoch
+    determine the bins. A bin is 64 random bits modulo num_bins, so its probability is 1/num_bins up to a relative
+    2^-48. num_bins: 1 to 65536. size: static, at least the number of examples in the largest bin.
+    `jaxdp.RandomAllocation` accounts for these batches.
 
-    Raises ValueError where a bin of the epoch does not fit, with the size that does; under a trace ``overflow`` tells.
+    Raises ValueError if a bin of the epoch has more than ``size`` examples, and names the size that is needed. Under a
+    trace ``overflow`` marks a bin of more than ``size`` examples instead.
 
     >>> import jax
     >>> from jaxdp import training
@@ -135,7 +138,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
     12
     """
     bins_given = validate.integer("num_bins", num_bins, 1)
-    # above it jax.random.randint, of 32-bit integers, computes the remainder of its 64 bits with an overflow
+    # above this the 32-bit arithmetic of jax.random.randint overflows when it reduces its 64 random bits
     validate.reject("num_bins", bins_given, bins_given > MOST_BINS, f"at most {MOST_BINS}")
     traced = isinstance(step, jax.core.Tracer) or isinstance(key, jax.core.Tracer)
     step = _checked_step(step, 1, num_examples=num_examples, num_bins=num_bins, size=size)
@@ -152,9 +155,9 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
 
 
 def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
-    """Upper bound of the chance that, in one epoch, some bin holds more than ``size`` examples.
+    """Upper bound of the probability that, in one epoch, some bin holds more than ``size`` examples.
 
-    `binomial_tail` of Binomial(num_examples, 1/num_bins) >= size + 1, times num_bins; at most 1.
+    min(1, num_bins P[Binomial(num_examples, 1/num_bins) >= size + 1]), the probability bounded by `binomial_tail`.
 
     >>> from jaxdp import training
     >>> f"{training.bin_overflow_chance(10_000, 100, 160):.1e}"
@@ -163,25 +166,25 @@ def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
     for name, value in (("num_examples", num_examples), ("num_bins", num_bins)):
         validate.integer(name, value, 1)
     validate.integer("size", size, 0)
-    # the next number up: 1/num_bins is rounded
+    # 1/num_bins is rounded: take the next larger float64
     return min(1.0, num_bins * binomial_tail(num_examples, min(1.0, np.nextafter(1 / num_bins, 1.0)), size + 1))
 
 
 def band_rounds(num_steps: int, bands: int) -> int:
-    """Rounds to account for, ceil(num_steps / bands), with noise that is correlated over ``bands`` steps.
+    """Number of rounds to account for, ceil(num_steps / bands), if the noise is correlated over ``bands`` steps.
 
-    DP-SGD whose correlation matrix has ``bands`` non-zero diagonals, under cyclic Poisson sampling: the examples are
-    split into ``bands`` fixed parts, and step t samples the part t mod bands. An example's possible participations are
-    then at least ``bands`` steps apart, their columns do not overlap, and the run is that of
+    This is DP-SGD whose correlation matrix has ``bands`` non-zero diagonals, under cyclic Poisson sampling: the
+    examples are split into ``bands`` fixed parts, and step t samples from part t mod bands. An example can then take
+    part only in steps that are at least ``bands`` apart. Their matrix columns do not overlap, so the run is
 
         repeat(PoissonSampled(Gaussian(noise_multiplier), q), band_rounds(num_steps, bands))
 
-    with q the probability with which an example of a part is sampled in its steps (``bands`` times the fraction of all
-    examples in an expected batch) and noise_multiplier the noise over the clip norm times the largest column norm of
-    the matrix. Whole numbers, num_steps >= 0, bands >= 1.
+    q: probability that an example is sampled in a step of its part (``bands`` times the expected batch size, divided by
+    the number of all examples). noise_multiplier: noise / (clip norm x largest column norm of the matrix). num_steps,
+    bands: whole, num_steps >= 0, bands >= 1.
 
-    Assumes: the split does not depend on the data; every column of the matrix has the norm that noise_multiplier is
-    stated for, or less. The noise itself is not made here; the package jax_privacy has it.
+    Assumes: the split does not depend on the data; no column of the matrix has a larger norm than the one in
+    noise_multiplier. jaxdp does not draw correlated noise; the package jax_privacy does.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
 
     >>> from jaxdp import training
@@ -194,7 +197,7 @@ def band_rounds(num_steps: int, bands: int) -> int:
 
 
 def _checked_step(step: Step, least: int, **sizes: Any) -> jax.Array:
-    """The step as int32. A jax array is not looked at, it may be traced, or not computed yet."""
+    """The step as int32. The value of a JAX array is not checked: it may be traced, or not computed yet."""
     for name, value in sizes.items():
         validate.integer(name, value, least)
     if not isinstance(step, jax.Array):
@@ -203,20 +206,20 @@ def _checked_step(step: Step, least: int, **sizes: Any) -> jax.Array:
 
 
 def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Array:
-    """The key of the sample of a step, or of the order of an epoch."""
+    """The key that draws the sample of step ``number``, or the order or bins of epoch ``number``."""
     return jax.random.fold_in(jax.random.fold_in(check_key(key), use), number)
 
 
 def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:
-    """Who is in the sample of a step, (num_examples,) bool."""
+    """Which examples are in the sample of a step, (num_examples,) bool."""
     step = _checked_step(step, 0, num_examples=num_examples, size=size)
     if not validate.is_traced(probability):
         probability = float(validate.probability("probability", probability))
-    # float32 uniforms have 23 bits and compare upwards: at rate 1e-3 that is 1e-4 more than was accounted for
+    # not float32 uniforms: they have 23 bits, and uniform < p rounds p up, at p = 1e-3 by a relative 1e-4
     bits = jax.random.bits(_sample_key(key, step), (num_examples,), jnp.uint32)
     if isinstance(probability, jax.Array):
-        probability = probability.astype(jnp.float32)  # 2^32 is no float16
-    # the product is exact; a comparison with NaN is False
+        probability = probability.astype(jnp.float32)  # 2^32 exceeds the range of float16
+    # probability * 2^32 is exact; every comparison with NaN is False: an empty sample
     xp = jnp if isinstance(probability, jax.Array) else np
     below = xp.where((probability > 0) & (probability < 1), probability * 2.0**32, 0.0).astype(xp.uint32)
     return (probability >= 1) | (bits < below)
@@ -224,7 +227,7 @@ def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, si
 
 @functools.partial(jax.jit, static_argnames="size")
 def _padded(chosen: jax.Array, size: int) -> Batch:
-    """The examples of a boolean array, in their order."""
+    """The batch of the first ``size`` examples that ``chosen`` marks, in their order."""
     count = jnp.sum(chosen, dtype=jnp.int32)
     indices = jnp.nonzero(chosen, size=size, fill_value=0)[0].astype(jnp.int32)
     return Batch(indices, jnp.arange(size) < count, count > size)

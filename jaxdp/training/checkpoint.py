@@ -1,4 +1,4 @@
-"""Checkpoints that go forward only: an earlier count would draw the same noise again."""
+"""Checkpoints that never go back: a run resumed at an earlier count would draw the same noise again."""
 
 import pathlib
 from typing import Any
@@ -13,7 +13,7 @@ from jaxdp.typing import Params
 
 
 class RewoundError(ValueError):
-    """The state is older than one this run has already reached.
+    """The state is older than a state that this run has already reached.
 
     >>> from jaxdp import training
     >>> issubclass(training.RewoundError, ValueError)
@@ -22,9 +22,10 @@ class RewoundError(ValueError):
 
 
 def refuse_rewind(state: NoisyState, furthest: int) -> None:
-    """RewoundError when state.count lies before the furthest count that this run is known to have reached.
+    """RewoundError if state.count is below ``furthest``, the largest count that this run is known to have reached.
 
-    The noise of a step is fixed by key and count: the difference of a step and of the same on other data is free of it.
+    Key and count determine the noise of a step. If a step is repeated on other data, the difference of the two results
+    contains no noise.
 
     >>> import jax.numpy as jnp
     >>> from jaxdp import training
@@ -53,13 +54,13 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 class Checkpoints:
-    """Orbax checkpoints of (parameters, NoisyState) in one directory, which is made, numbered by the count.
+    """Orbax checkpoints of (parameters, NoisyState) in one directory, numbered by state.count.
 
-    Saving a count below, or restoring a checkpoint before, the newest one raises RewoundError. A run restored
-    from the newest checkpoint continues with its count and key, hence with noise not drawn before that
-    checkpoint. Steps made after it and lost are made again with the same noise: with the same data, settings and
-    batches of the same step numbers that gives the same iterates and no new release. The folder is as secret as the
-    data: the noise can be computed from the key in it. Needs the extra "checkpoint" (orbax-checkpoint).
+    Saving a count below the newest one, or restoring an older checkpoint than the newest, raises RewoundError. A run
+    restored from the newest checkpoint continues with its count and key, so with noise not drawn before that
+    checkpoint. Steps made after it and lost are repeated with the same noise: with the same data, settings and batches
+    per step number they give the same iterates, which is no new release. Keep the directory (created if missing) as
+    secret as the data: its key determines the noise. Needs the extra "checkpoint" (orbax-checkpoint).
 
     >>> import jax.numpy as jnp
     >>> from jaxdp import training
@@ -80,11 +81,11 @@ class Checkpoints:
             raise ValueError(f"directory must be a folder, or one that can be made, got {directory!r}.") from None
 
     def furthest(self) -> int:
-        """The newest count saved here, 0 when there is none."""
+        """The largest count saved in the directory, 0 if there is none."""
         return max((int(p.name) for p in self._directory.iterdir() if p.name.isdigit()), default=0)
 
     def save(self, params: Params, state: NoisyState) -> None:
-        """Write a checkpoint under state.count; RewoundError when a later one exists."""
+        """Write a checkpoint with number state.count; RewoundError if a later one exists."""
         _require_bare(state)
         refuse_rewind(state, self.furthest())
         path = self._directory / str(int(np.asarray(state.count)))
@@ -92,11 +93,11 @@ class Checkpoints:
             writer.save(path, {"params": params, "state": state._asdict()}, force=True)
 
     def restore(self, params: Params, state: NoisyState, *, count: int | None = None) -> tuple[Params, NoisyState]:
-        """(params, state) of the newest checkpoint, in the shapes and dtypes of the given ones.
+        """(params, state) of the newest checkpoint, with the shapes and dtypes of the arguments.
 
-        state: such as the optimizer's ``init`` gives; RewoundError when its count is beyond that of the checkpoint.
-        count: of the wanted checkpoint; only the newest is allowed. FileNotFoundError when there is none;
-        ValueError when the checkpoint belongs to another key than the given state's, or to other parameters.
+        state: for example from the optimizer's ``init``; RewoundError if its count is larger than the checkpoint's.
+        count: number of the checkpoint; only the newest is allowed. FileNotFoundError if there is none; ValueError if
+        its key is not the key of ``state``, or its parameters have another structure or other shapes.
         """
         _require_bare(state)
         newest = self.furthest()
@@ -104,16 +105,16 @@ class Checkpoints:
         if not path.exists():
             raise FileNotFoundError(f"no checkpoint at {path}.")
         wanted = {"params": params, "state": state._asdict()}
-        others = ValueError(f"params must have the structure and shapes of those saved at {path}.")
+        mismatch = ValueError(f"params must have the structure and shapes of those saved at {path}.")
         with self._orbax.StandardCheckpointer() as reader:
-            saved = reader.metadata(path)  # beforehand: a failed read leaves noise on standard error
+            saved = reader.metadata(path)  # compare shapes first: a failed restore prints to standard error
             saved = getattr(saved, "item_metadata", saved)
             if _shapes(getattr(saved, "tree", saved)) != _shapes(wanted):
-                raise others
+                raise mismatch
             try:
                 found = reader.restore(path, wanted)
             except ValueError as error:
-                raise others from error
+                raise mismatch from error
         restored = NoisyState(**found["state"])
         refuse_rewind(restored, max(newest, int(np.asarray(state.count))))
         if not np.array_equal(np.asarray(restored.key), np.asarray(state.key)):

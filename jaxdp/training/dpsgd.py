@@ -1,4 +1,4 @@
-"""DP-SGD under Poisson sampling: every iterate may be released; the accounting composes all steps."""
+"""DP-SGD with Poisson, truncated Poisson or allocation sampling; every iterate may be released."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxdp.training.settings import CLIP_NORM, Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
 MOST_SETTINGS = 128
-"""A composition of more different steps takes minutes."""
+"""Largest number of different steps in one composition; more would take minutes."""
 
 _DOMAINS = {"clip_norm": CLIP_NORM, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 
@@ -33,8 +33,9 @@ _DOMAINS = {"clip_norm": CLIP_NORM, "noise_multiplier": NOISE, "sampling_probabi
 class ClippedSum(NamedTuple):
     """Sum of clipped per-example gradients over one sample, the number of examples left out, and the sample's step.
 
-    total: a tree like the parameters, float32. step: whose sample it is; the update of another step refuses it. None,
-    for a sum made by hand, is not checked. Made by `DPSGD.clipped_sum`; what `DPSGD.optimizer` takes.
+    total: a pytree like the parameters, float32. nonfinite: number of examples whose gradient was not finite. step: the
+    update of another step refuses the sum; None, for a sum that you computed yourself, is not checked.
+    `DPSGD.clipped_sum` returns this record, and the update of `DPSGD.optimizer` takes it.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -52,39 +53,40 @@ class ClippedSum(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DPSGD:
-    """Differentially private SGD: sum of clipped gradients of a Poisson sample, plus Gaussian noise, every step.
+    """Differentially private SGD: each step sums the clipped gradients of a random sample and adds Gaussian noise.
 
-    clip_norm: l2 bound C of one example's gradient, > 0. noise_multiplier: noise std / C on the sum, > 0.
-    sampling_probability: in [0, 1], of each example in each step. Each of the three is a number, or a public function
-    of the step, as optax's schedules are, that jit can trace. num_examples: n; if given, the noisy sum is
-    divided by the fixed number n x sampling_probability, else the learning rate applies to the noisy sum.
+    clip_norm: l2 bound C > 0 on the gradient of one example. noise_multiplier: (noise std on the sum) / C, > 0.
+    sampling_probability: probability, in [0, 1], that an example is in the sample of a step. Each of the three is a
+    number or a schedule: a public function of the step that jit can trace, like the schedules of optax. num_examples:
+    n; if given, the noisy sum is divided by the constant n x sampling_probability, otherwise it is not divided.
 
-    sampling: "poisson"; or "truncated_poisson": of a sample above truncated_batch_size a uniformly drawn part of that
-    size is kept (`truncated_poisson_batch`; needs num_examples and truncated_batch_size, which may not exceed it); or
-    "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`); an epoch has
-    1/sampling_probability steps, whole, up to 65536. There noise_multiplier and sampling_probability are numbers.
+    sampling: "poisson"; or "truncated_poisson": if a Poisson sample has more than truncated_batch_size examples, a
+    uniformly drawn part of that size is kept (`truncated_poisson_batch`; needs truncated_batch_size <= num_examples);
+    or "allocation": each example is in one uniformly drawn step of every epoch (`balls_in_bins_batch`). An epoch has
+    1/sampling_probability steps, a whole number up to 65536; only clip_norm may then be a schedule.
 
-    Guarantee: `after` is repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps), for
-    allocation repeat(RandomAllocation(Gaussian(noise_multiplier), steps an epoch), epochs begun). A truncated step is a
-    `jaxdp.mechanisms.truncated.TruncatedPoisson`, which dominates it for data sets of at most num_examples records and
-    their neighbours; there are upper bounds only. All iterates may be released. Natural relation add_or_remove; under
-    replace_one (not with allocation) two sums differ by up to 2 C, which is accounted for.
+    Guarantee: that of `after`. For "poisson" it is repeat(PoissonSampled(Gaussian(noise_multiplier),
+    sampling_probability), steps), for "allocation" repeat(RandomAllocation(Gaussian(noise_multiplier), steps of an
+    epoch), epochs begun). A truncated step is a `jaxdp.mechanisms.truncated.TruncatedPoisson`, which dominates the step
+    for data sets of at most num_examples records and their neighbours; there are upper bounds only. All iterates may be
+    released. The natural relation is add_or_remove. Under replace_one (not with allocation) two sums differ by up to
+    2 C; the accounting includes this.
 
-    Schedules: `after` composes the steps at their own settings, equal ones merged; 128 different pairs of
-    noise_multiplier and sampling_probability at most. Step t is the update at state.count = t. Training takes a
-    scheduled noise 2^-20 larger and a scheduled probability 2^-20 smaller (relative) than stated. A value outside its
-    range is an error at construction for the first 1024 steps and in `after` for all; a training step that meets one
-    returns NaN, and nothing about the data.
+    Schedules: `after` composes each step at its own settings and merges equal steps; at most 128 different pairs of
+    noise_multiplier and sampling_probability are allowed. Step t is the update at state.count = t. Training uses noise
+    that is a relative 2^-20 larger, and scheduled probabilities a relative 2^-20 smaller, than stated. A value outside
+    its range raises an error: at construction for the first 1024 steps, in `after` for all. A training step with such a
+    value returns NaN, which shows nothing of the data.
 
-    Assumes: nothing stands before the transformation, in an optax.chain or by hand: a change of the clipped sum
-    (scaling, momentum) runs without an error and takes away the bound C. After it anything may stand (Adam, momentum,
-    weight decay, averaging) that sees no data but the noisy updates. The sample of each step is the one that `batch`
-    draws (or another Poisson sample, unseen by the adversary), for the step that is the state's count, from a key that
-    no other of the composed runs has for its batches: shuffled or cyclic batches are not covered; normalisation,
-    schedules and the number of steps independent of the data; a schedule's value in the compiled step is within a
-    relative 2^-21 of the one on the host; no statistic across examples in the model (batch normalisation); the whole
-    parameter tree (a part, as of optax.masked, is clipped alone, and what is masked is not private); floating point
-    noise as good as real noise (docs/limits.md); a key of 64 random bits, unseen, as are the state and checkpoints.
+    Assumes: nothing changes the clipped sum before this transformation, in an optax.chain or by hand: scaling or
+    momentum there raises no error, but invalidates the bound C. Anything that sees no data but the noisy updates may
+    follow (Adam, momentum, weight decay, averaging). The sample of a step is drawn by `batch` (or is another Poisson
+    sample that the adversary does not see) for step state.count, from a key that no other composed run uses for its
+    batches; shuffled or cyclic batches are not covered. Normalisation, schedules and the number of steps do not depend
+    on the data. A schedule's value in the compiled step is within a relative 2^-21 of its value on the host. The model
+    computes no statistic across examples (batch normalisation). The transformation gets the whole parameter tree: with
+    optax.masked, a part is clipped alone, and the masked rest is not private. Floating-point noise is as good as real
+    noise (docs/limits.md). The key has 64 random bits; key, state and checkpoints are secret.
     Reference: Abadi et al. 2016; Zhu, Dong, Wang 2022, Theorem 11; notebooks/proofs/truncated_sampling.md.
 
     >>> import jaxdp
@@ -136,24 +138,24 @@ class DPSGD:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every example takes part once, with sampling="allocation"."""
+        """Steps of an epoch with sampling="allocation": every example takes part in one of them."""
         if self.sampling != "allocation" or callable(self.sampling_probability):
             raise ValueError(f"steps_per_epoch needs sampling='allocation', got {self.sampling!r}.")
         return int(np.rint(1 / self.sampling_probability))
 
     def divisor(self, step: Step) -> float | jax.Array:
-        """Public divisor of a step's noisy sum: the expected batch size, or 1 when num_examples is not given."""
+        """Public divisor of the noisy sum in a step: the expected batch size, or 1 if num_examples is not given."""
         if self.num_examples is None:
             return 1.0
         expected = self.num_examples * settings.at(self.sampling_probability, step)
         return jnp.maximum(expected, 1e-30) if callable(self.sampling_probability) else max(expected, 1e-30)
 
     def batch(self, step: Step, key: jax.Array, *, size: int | None = None) -> batches.Batch:
-        """The sample of a step, padded to a static size, as the function of `sampling` draws it.
+        """The sample of a step, drawn as ``sampling`` states and padded to ``size`` rows.
 
-        A Poisson sample that does not fit has ``overflow`` set: do not train on it, ask again with a larger size.
-        key: unseen by the adversary; independent of the noise, also where the keys are equal. size: not with
-        sampling="truncated_poisson", where it is truncated_batch_size. Needs num_examples.
+        A Poisson sample of more than ``size`` examples has ``overflow`` set: do not train on it, call again with a
+        larger size. key: the adversary must not see it; it may equal the key of the noise. size: static; not allowed
+        with sampling="truncated_poisson", whose batches have truncated_batch_size rows. Needs num_examples.
         """
         rows = self.truncated_batch_size if size is None else size
         if rows is None or None not in (size, self.truncated_batch_size):
@@ -188,14 +190,14 @@ class DPSGD:
         microbatch: int = 64,
         partition: object = None,
     ) -> ClippedSum:
-        """Sum of clipped gradients over the sample of a step, however large it turns out to be.
+        """Sum of clipped gradients over the sample of a step, whatever its size.
 
-        loss(params, example) of one example; data: a tree of arrays with leading axis n, best on the device; key: as
-        for `batch`.
-        Per-example gradients exist for one microbatch at a time, so memory is microbatch x parameters, and nothing is
-        cut off but by sampling="truncated_poisson". step: state.count of the update that takes the sum, so
-        that every update has a sample of its own; another update raises ValueError (in a traced program: returns NaN).
-        partition: inside shard_map, the PartitionSpecs of the parameters, as in `optimizer`; all shards have all data.
+        loss(params, example): the loss of one example. data: a pytree of arrays with leading axis n, preferably on the
+        device. step: state.count of the update that takes the sum, so that every update has its own sample; another
+        update raises ValueError (in a traced program it returns NaN). key: as for `batch`. microbatch: number of
+        examples whose gradients are held at once; memory is microbatch x parameters. Only
+        sampling="truncated_poisson" cuts a sample. partition: inside shard_map, the PartitionSpecs of the parameters,
+        as in `optimizer`; every device must hold all examples.
         """
         noise.require_whole_gradients(params, partition, data)
         data, count = batches.with_equal_rows(data, self.num_examples)
@@ -219,17 +221,17 @@ class DPSGD:
     def optimizer(
         self, key: jax.Array, *, learning_rate: Setting, partition: object = None
     ) -> optax.GradientTransformationExtraArgs:
-        """The optax transformation: -learning_rate x (clipped sum + noise) / divisor.
+        """The optax transformation with updates -learning_rate x (clipped sum + noise) / divisor.
 
-        update(grads, state, params, mask=None): grads a `ClippedSum`, or per-example gradients (each leaf with one
-        leading axis more than the parameter's; mask (batch,) says which rows are real, that of `batch`; without it all
-        rows count, padding too). A plain mean gradient is refused: its clipping cannot be checked. learning_rate:
-        number or schedule (for one that changes otherwise, as by optax.inject_hyperparams, let optax.sgd follow
-        `privatize`). partition: as in `NoisyProjectedSGD.optimizer`. State: `NoisyState`. 16-bit parameters are fine
-        here.
+        update(grads, state, params, mask=None): grads is a `ClippedSum`, or a tree of per-example gradients, each leaf
+        with one leading axis more than its parameter. mask: (batch,) bool, the rows that are examples, as in `batch`;
+        without it all rows count, padding too. A mean gradient is refused: its clipping cannot be checked.
+        learning_rate: a number or a schedule; for a rate that changes otherwise (optax.inject_hyperparams), chain
+        `privatize` and optax.sgd. partition: as in `NoisyProjectedSGD.optimizer`. State: `NoisyState`. Parameters may
+        be 16-bit.
 
-        optax.MultiSteps around it is a ValueError: it would average gradients before they are clipped. It may stand
-        after `privatize`, around the next optimizer: noisy gradients may be gathered.
+        optax.MultiSteps around this transformation raises ValueError, because it averages gradients before they are
+        clipped. It may wrap an optimizer that follows `privatize`: noisy gradients may be averaged.
         """
         private = self.privatize(key, partition=partition)
 
@@ -243,14 +245,14 @@ class DPSGD:
         return optax.GradientTransformationExtraArgs(private.init, update)
 
     def privatize(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
-        """The noisy mean gradient alone; first in a chain, any optax optimizer may follow. Arguments as `optimizer`."""
+        """The transformation to the noisy mean gradient; any optimizer may follow. Arguments as for `optimizer`."""
 
         def move(
             grads: Any, count: jax.Array, params: Any, draws: Any, *, mask: Any = None, **_: Any
         ) -> tuple[Any, jax.Array]:
             clip_norm = settings.at(self.clip_norm, count)
             clipped = _clip(grads, params, mask, partition, clip_norm)
-            std, divisor = _if_of_step(clipped, count, self._noise_std(count)), self.divisor(count)
+            std, divisor = _nan_unless_same_step(clipped, count, self._noise_std(count)), self.divisor(count)
             return jax.tree.map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
             ), clipped.nonfinite
@@ -258,12 +260,12 @@ class DPSGD:
         return noise.transformation(key, move, partition)
 
     def after(self, steps: Real) -> Mechanism:
-        """The composition of this many steps, to give to jaxdp.epsilon and others; steps may be an array.
+        """The mechanism of the first ``steps`` steps, for jaxdp.epsilon and similar functions; steps may be an array.
 
-        Runs with other settings or other batches, each with a key and a state of its own, are composed:
+        Compose runs with different settings or batches, each with its own key and state, by
         jaxdp.compose(first.after(1000), second.after(500)).
 
-        Raises ValueError for a bad count, a schedule that leaves its range or has more than 128 different settings.
+        Raises ValueError for an invalid count or a schedule that leaves its range or has over 128 different settings.
         """
         counts = noise.check_steps(steps)
         if callable(self.clip_norm):
@@ -275,19 +277,19 @@ class DPSGD:
         return parts[0] if len(parts) == 1 else compose(*parts)
 
     def privacy_spent(self, state: noise.NoisyState | optax.OptState, delta: float) -> float:
-        """Certified epsilon at delta, (0, 1], of the steps taken so far; relation add_or_remove.
+        """Certified epsilon at delta, in (0, 1], of the steps taken so far, under add_or_remove.
 
-        state: that of `optimizer` or `privatize`, or of a chain with one of them; not traced. A new count compiles
-        nothing that another count has not.
+        state: the state of `optimizer` or `privatize`, or of a chain that contains one of them; not traced. A further
+        count compiles no further program, unless it brings a new setting of a schedule.
         """
         if np.ndim(delta):
             raise ValueError(f"delta must be one number, got shape {np.shape(delta)}. Ask jaxdp.epsilon of `after`.")
         return float(certified_epsilon(self.after(noise.the_state(state).count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
-        """Largest number of steps, at most max_steps, within the budget; inf when nothing is sampled.
+        """Largest number of steps, at most max_steps, that keeps within the budget; inf if nothing is sampled.
 
-        With sampling="allocation" a whole number of epochs, or max_steps.
+        With sampling="allocation" it is a whole number of epochs, or max_steps.
         """
         if not callable(self.sampling_probability) and self.sampling_probability == 0:
             return float(np.inf)
@@ -299,9 +301,9 @@ class DPSGD:
         return min(epochs * length, most)
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:
-        """A copy with the smallest noise_multiplier, as `jaxdp.calibrate` finds it, that meets the target.
+        """A copy with the smallest noise_multiplier that meets the target, found by `jaxdp.calibrate`.
 
-        A schedule is multiplied by the smallest such factor. Where nothing is released, this DPSGD itself.
+        A schedule is multiplied by the smallest factor that meets it. If nothing is released, returns this DPSGD.
         """
         settings.check_budget(validate.nonnegative("epsilon", epsilon), delta)
         if certified_epsilon(self.after(steps), 0.0) == 0:
@@ -314,14 +316,14 @@ class DPSGD:
         return with_noise(float(calibrate(lambda times: with_noise(times).after(steps), epsilon=epsilon, delta=delta)))
 
     def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
-        """The mechanism of one step without allocation."""
+        """The mechanism of one step, if sampling is not "allocation"."""
         if self.truncated_batch_size is None:
             return PoissonSampled(Gaussian(noise_multiplier), rate)
         others = self._require_num_examples()
         return truncated_poisson(noise_multiplier, rate, others, int(self.truncated_batch_size), fewer=True)
 
     def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
-        """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them)."""
+        """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them), for each pair."""
         if not (callable(self.noise_multiplier) or callable(self.sampling_probability)):
             return [(self.noise_multiplier, self.sampling_probability, counts)]
         last = int(np.max(counts, initial=1))
@@ -338,7 +340,7 @@ class DPSGD:
         ]
 
     def _checked(self, name: str, count: int) -> np.ndarray:
-        """The setting at the first steps, (count,) float64; ValueError for a value outside its range."""
+        """The setting at steps 0..count-1, (count,) float64; ValueError for a value outside its domain."""
         setting, domain = getattr(self, name), _DOMAINS[name]
         found = settings.values(name, setting, count)
         bad = ~domain.contains(found)
@@ -347,13 +349,13 @@ class DPSGD:
         return found
 
     def _noise_std(self, step: jax.Array) -> Any:
-        """Standard deviation of the noise on the sum; NaN in a step with a scheduled value outside its range."""
-        names = [name for name in _DOMAINS if callable(getattr(self, name))]
+        """Standard deviation of the noise on the sum; NaN if a scheduled value of the step is outside its domain."""
+        scheduled = [name for name in _DOMAINS if callable(getattr(self, name))]
         sigma, clip_norm = settings.at(self.noise_multiplier, step), settings.at(self.clip_norm, step)
         std = sigma * clip_norm * (1 + settings.SLACK)
-        if not names:
+        if not scheduled:
             return std
-        inside = [_DOMAINS[name].contains(settings.at(getattr(self, name), step)) for name in names]
+        inside = [_DOMAINS[name].contains(settings.at(getattr(self, name), step)) for name in scheduled]
         return jnp.where(jnp.stack(inside).all(), std, jnp.nan)
 
     def _require_num_examples(self) -> int:
@@ -363,7 +365,7 @@ class DPSGD:
 
 
 def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:
-    """The clipped sum of per-example gradients; one that is given, if its shapes are those of the parameters."""
+    """The clipped sum of per-example gradients. A `ClippedSum` is returned as it is, after a check of its shapes."""
     if isinstance(grads, ClippedSum):
         noise.check_shapes("grads.total", grads.total, params)
         return grads
@@ -381,8 +383,8 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm, noise.leaf_axes(params, partition)))
 
 
-def _if_of_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
-    """The noise's standard deviation; NaN, or ValueError where numbers are known, for the sum of another step."""
+def _nan_unless_same_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
+    """noise_std if the sum is of step ``count``; otherwise NaN, or ValueError if both steps are concrete."""
     if clipped.step is None:
         return noise_std
     same = clipped.step == count

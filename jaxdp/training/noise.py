@@ -1,4 +1,4 @@
-"""The state of a private transformation, noise that is never drawn twice, and sums of clipped gradients."""
+"""The state of a private optax transformation, its noise (never drawn twice), and sums of clipped gradients."""
 
 import functools
 import itertools
@@ -15,18 +15,18 @@ from jax.sharding import PartitionSpec
 from jaxdp import validate
 
 INT32_MAX = 2**31 - 1
-_DRAWS = 4  # summed for each number of the noise
-_STREAM = 0x6E6F6973  # "nois", folded into a key
+_DRAWS = 4  # normal draws that are summed for each noise value
+_STREAM = 0x6E6F6973  # "nois" in ASCII, folded into the key of the noise
 
 
 class NoisyState(NamedTuple):
-    """State of the optimizer: integers only, so that no privacy number depends on its precision.
+    """State of the optimizer: integers only, so that no privacy guarantee depends on floating-point precision.
 
-    count: int32, updates made, never to be set back. key: uint32 key data; the noise of update t is drawn from
-    fold_in(key, t): that of a count that comes again is the same, and so is that of all models that share a state.
-    nonfinite: int32, NoisyProjectedSGD: updates whose gradient held a NaN or an infinity, which was replaced
-    by zero; DPSGD: examples left out for that reason. A count without noise, and the key tells the noise: neither is to
-    be published.
+    count: int32, number of updates made; never set it back. key: uint32 key data. The noise of update t is drawn from
+    fold_in(key, t): a repeated count repeats the noise, and models that share a state get the same noise. nonfinite:
+    int32; in NoisyProjectedSGD the number of updates whose gradient had NaN or infinite entries, which were replaced by
+    zero; in DPSGD and ShuffledSGD the number of examples left out for that reason. Publish neither the key, which
+    determines the noise, nor nonfinite, which is a count without noise.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -43,7 +43,7 @@ class NoisyState(NamedTuple):
 
 
 def check_key(key: Any) -> jax.Array:
-    """The key as a typed key; an error says what is missing."""
+    """The key as a typed JAX key; an error says what is wrong with it."""
     if key is None:
         raise ValueError("key must be a JAX random key, got None. A default would repeat other runs' noise.")
     typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -54,26 +54,26 @@ def check_key(key: Any) -> jax.Array:
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap over the keys of several runs.")
     impl = str(jax.random.key_impl(checked))
-    if impl != "threefry2x32":  # of others draws of two steps, or under vmap, coincide
+    if impl != "threefry2x32":  # with others, draws of two steps or under vmap may coincide
         raise ValueError(f"key must be of impl 'threefry2x32', such as jax.random.key(seed, impl=...), got {impl!r}.")
     return checked
 
 
 def check_shapes(name: str, tree: Any, params: Any) -> None:
-    """ValueError unless the leaves have the shapes of the parameters: noise would be repeated along other axes."""
+    """ValueError unless the leaves have the shapes of the parameters: broadcasting would repeat the noise."""
     given, wanted = (jax.tree.map(jnp.shape, each) for each in (tree, params))
     if given != wanted:
         raise ValueError(f"{name} must have the shapes of the parameters, {wanted}, got {given}.")
 
 
 def _varying(x: Any) -> frozenset[str]:
-    """Mesh axes over which an array is known to differ inside a checked shard_map."""
+    """Mesh axes over which an array varies, as its type says inside shard_map with check_vma=True."""
     kind = jax.typeof(x)
     return frozenset(getattr(getattr(kind, "manual_axis_type", kind), "varying", getattr(kind, "vma", ())))
 
 
 def require_partition(partition: Any) -> tuple[str, ...]:
-    """The mesh axes of the shard_map or pmap that this runs in; ValueError there without a partition."""
+    """The mesh axes of the surrounding shard_map or pmap; ValueError if there are any and partition is None."""
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if axes and partition is None:
         raise ValueError(
@@ -85,7 +85,7 @@ def require_partition(partition: Any) -> tuple[str, ...]:
 
 
 def require_whole_gradients(params: Any, partition: Any, data: Any = ()) -> None:
-    """ValueError inside shard_map unless it is known which parts of a gradient each device has, and all examples."""
+    """Inside shard_map: ValueError unless check_vma=True, partition fits params, and devices hold all examples."""
     axes = require_partition(partition)
     if not axes:
         return
@@ -107,7 +107,7 @@ def _states_in(tree: Any) -> list[NoisyState]:
 
 
 def the_state(state: Any) -> NoisyState:
-    """The one `NoisyState` in the state of an optimizer, such as that of a chain; TypeError for none or several."""
+    """The `NoisyState` in the state of an optimizer, for example of a chain; TypeError for none or several."""
     found = _states_in(state)
     if len(found) != 1:
         raise TypeError(f"state must hold one NoisyState, got {len(found) or 'none'} in a {type(state).__name__}.")
@@ -115,7 +115,7 @@ def the_state(state: Any) -> NoisyState:
 
 
 def check_steps(steps: Any) -> np.ndarray:
-    """Whole numbers of updates as float64; an error says what to pass in place of a state or a traced count."""
+    """Numbers of updates as float64 whole numbers; an error says what to pass instead of a state or traced count."""
     if _states_in(steps):
         raise TypeError("steps must be a whole number, got the optimizer's state: pass state.count.")
     if validate.is_traced(steps):
@@ -128,9 +128,9 @@ def check_steps(steps: Any) -> np.ndarray:
 def transformation(
     key: Any, move: Callable[..., tuple[Any, jax.Array]], partition: Any = None, low_precision: str | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The optax transformation of move(grads, count, params, draws, **extra) -> (updates, how many were nonfinite).
+    """The optax transformation of move(grads, count, params, draws, **extra) -> (updates, increment of nonfinite).
 
-    draws: standard normal noise like the parameters, of this update alone. The counters stop at the largest int32.
+    draws: standard normal noise in the shapes of the parameters, new in each update. The counters stop at 2^31 - 1.
     low_precision: as for `check_params`.
     """
     key = check_key(key)
@@ -138,7 +138,7 @@ def transformation(
 
     def init(params: Any) -> NoisyState:
         check_params(params, low_precision=low_precision)
-        # three arrays of the state's own: it may be donated
+        # new arrays, not shared with the caller: jit may donate the state
         return NoisyState(jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(key)), jnp.zeros((), jnp.int32))
 
     def update(grads: Any, state: NoisyState, params: Any = None, **extra: Any) -> tuple[Any, NoisyState]:
@@ -153,25 +153,26 @@ def transformation(
 
 @jax.jit
 def _counted(state: NoisyState, nonfinite: jax.Array) -> NoisyState:
-    """The state after one update more."""
+    """The state after one more update."""
     room = jnp.int32(INT32_MAX) - state.nonfinite
     count = jnp.where(state.count < INT32_MAX, state.count + 1, state.count)
     return NoisyState(count, state.key, state.nonfinite + jnp.minimum(nonfinite.astype(jnp.int32), room))
 
 
 def step_key(state: NoisyState, impl: Any) -> jax.Array:
-    """The key of the update that the state is about to make."""
+    """The key of the noise of the next update from this state."""
     return jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=impl), state.count)
 
 
 def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
-    """Standard normal float32 noise in the shapes of a tree, one stream per leaf (and per shard).
+    """Standard normal float32 noise in the shapes of a tree, with one random stream per leaf (and per shard).
 
-    Half the sum of four draws: one lies within 5.42 standard deviations, and what is beyond, 6e-8 of real noise, would
-    tell that a person took part. The streams are none that a user draws from the same key.
+    A value is half the sum of four normal draws. A single float32 draw never exceeds 5.42 standard deviations: a larger
+    output, which real noise gives with probability 6e-8, would show that a person took part. No stream is one that a
+    user draws from the same key, because a constant is folded into the key.
 
-    partition: None, or PartitionSpecs of the leaves (a tree prefix) inside shard_map. A leaf that is
-    replicated over a mesh axis gets the same noise on all of it; a sharded one its own on every shard.
+    partition: None, or inside shard_map the PartitionSpecs of the leaves (a tree prefix). A leaf that is replicated
+    over a mesh axis gets the same noise on all devices of the axis, a sharded leaf different noise on each shard.
     """
     leaves, treedef = jax.tree.flatten(tree)
     axes = leaf_axes(tree, partition)
@@ -186,7 +187,7 @@ def normal_like(key: jax.Array, tree: Any, partition: Any = None) -> Any:
 
 
 def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
-    """For each leaf the mesh axes it is sharded over."""
+    """For each leaf, the mesh axes over which it is sharded."""
     if partition is None:
         return [()] * len(jax.tree.leaves(tree))
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
@@ -196,13 +197,13 @@ def leaf_axes(tree: Any, partition: Any) -> list[tuple[str, ...]]:
 
 
 def summed(values: list[jax.Array], axes: Sequence[tuple[str, ...]]) -> jax.Array:
-    """Sum over leaves of one number each, a sharded leaf's over its shards too."""
+    """Sum of one number per leaf; the numbers of a sharded leaf are summed over its shards."""
     parts = (jax.lax.psum(value, names) if names else value for value, names in zip(values, axes, strict=True))
     return sum(parts, jnp.zeros((), jnp.float32))
 
 
 def check_params(params: Any, *, low_precision: str | None) -> None:
-    """Floating parameters are needed; low_precision says why 16-bit ones are refused (None: they are not)."""
+    """Error unless parameters are floating-point. low_precision: why 16-bit ones are refused; None accepts them."""
     if params is None:
         raise ValueError("params must be given: tx.update(grads, state, params). The step is taken from them.")
     for leaf in jax.tree.leaves(params):
@@ -216,13 +217,13 @@ def check_params(params: Any, *, low_precision: str | None) -> None:
 def clip_and_sum(
     gradients: Any, mask: jax.Array, clip_norm: float | None, axes: list[tuple[str, ...]] | None = None
 ) -> tuple[Any, jax.Array]:
-    """(sum of the masked per-example gradients, each clipped in l2 over all leaves; number left out).
+    """(sum of the masked per-example gradients, each clipped in l2 over all leaves; number of examples left out).
 
-    gradients: leaves with leading axis the batch. clip_norm None: no clipping. axes: of the leaves, see `leaf_axes`.
-    Examples with a non-finite gradient count as left out; one too large for a factor in float32 is clipped to zero.
+    gradients: leaves whose leading axis is the batch. clip_norm: None for no clipping. axes: see `leaf_axes`. Examples
+    with a non-finite gradient are left out. A gradient whose clipping factor underflows float32 is clipped to zero.
     """
     axes = axes or [()] * len(jax.tree.leaves(gradients))
-    # inward by more than float32 sums of squares err, so that rounding leaves no gradient longer than clip_norm
+    # reduced by more than the float32 error of a norm, so that no clipped gradient is longer than clip_norm
     return _summed(gradients, mask, None if clip_norm is None else clip_norm * (1 - 1e-5), axes=tuple(axes))
 
 
@@ -256,11 +257,11 @@ def mean_gradient(
 
 
 def _clip_factor(rows: list[jax.Array], bound: Any, axes: tuple[tuple[str, ...], ...]) -> jax.Array:
-    # The largest entry comes out first, else the square of a gradient of 1e20 is infinite and its clip zero. XLA may
-    # multiply by the reciprocal of what it comes out by: beyond these limits that, or the product below, would be 0.
+    # Divide by the largest entry before squaring: the square of 1e20 overflows float32, and the factor would be 0. XLA
+    # may multiply by the reciprocal instead: outside these limits it, or the product below, would underflow to 0.
     largest = [jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]
     largest = [jax.lax.pmax(each, names) if names else each for each, names in zip(largest, axes, strict=True)]
     unit = jnp.clip(jnp.stack(largest).max(0), 2.0**-100, 2.0**100)
     square = summed([jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows], axes)
     factor = jnp.minimum(1.0, bound / unit / jnp.maximum(jnp.sqrt(square), 1e-30))
-    return jnp.where(factor >= jnp.finfo(jnp.float32).tiny, factor, 0.0)  # a smaller number has too few digits
+    return jnp.where(factor >= jnp.finfo(jnp.float32).tiny, factor, 0.0)  # subnormal numbers have too few digits

@@ -1,4 +1,4 @@
-"""Noisy projected SGD whose last iterate is amplified by iteration, and the constants of its loss."""
+"""Noisy projected SGD, whose last iterate gets privacy amplification by iteration; the constants of its loss."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 class StronglyConvexLoss:
     """Constants of the loss of one example, f(w, x) = l(w, x) + r(w), on all of R^d.
 
-    lipschitz: C >= |grad_w l(w, x)|, the data term alone (the regulariser is the same in both runs).
-    smoothness: beta, Lipschitz constant of grad_w f. strong_convexity: rho >= 0, of the regulariser r (rho = 0: convex
-    only). generalized_linear: l depends on w through one scalar <w, x>; only then does clipping per example keep the
-    step a contraction.
+    lipschitz: C >= |grad_w l(w, x)|, for the data term l alone (the regulariser r is the same in both runs).
+    smoothness: beta, a Lipschitz constant of grad_w f. strong_convexity: rho >= 0, that of r (rho = 0: only convex).
+    generalized_linear: whether l depends on w through one scalar <w, x> only; clipping per example keeps a step a
+    contraction for these losses only.
 
-    Assumes: the constants hold for every example that could occur, at every w, and are not taken from the data (such as
-    the largest norm of a feature vector); every step's gradient holds grad r in full, also where the batch is short.
+    Assumes: the constants hold for every possible example, at every w, and are not computed from the data (such as the
+    largest norm of a feature vector). Every step's gradient contains grad r in full, even if the batch is short.
 
     Raises: ValueError unless 0 <= strong_convexity <= smoothness, lipschitz > 0.
 
@@ -60,7 +60,7 @@ class StronglyConvexLoss:
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
         """Constants of multinomial logistic regression, as `jaxdp.iteration.softmax_regression` gives them.
 
-        Clipping per example is refused for it: a clipped softmax step expands at every step size.
+        `NoisyProjectedSGD` refuses clip=True for this loss: a clipped step expands distances at every step size.
         """
         lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
         return cls(lipschitz, smoothness, rho)
@@ -70,49 +70,49 @@ _SIXTEEN_BIT = (
     "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
     "float32 master weights; gradients may be bfloat16."
 )
-# The largest count; a contraction with 1 - kappa >= 1e-6 reaches its limit long before.
+# The largest count of updates. With 1 - kappa >= 1e-6, mu reaches its limit long before.
 _PLATEAU_STEPS = noise.INT32_MAX - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyProjectedSGD:
-    """p <- Pi(p - learning_rate (g + Z)), Z ~ N(0, noise_std^2 I): the last iterate is private.
+    """Noisy projected SGD, p <- Pi(p - learning_rate (g + Z)), Z ~ N(0, noise_std^2 I): the last iterate is private.
 
-    loss: StronglyConvexLoss, the constants of one example's loss. learning_rate, noise_std (of the mean
+    loss: StronglyConvexLoss, the constants of one example's loss. learning_rate, noise_std (noise on the mean
     gradient): > 0, numbers or public functions of the step (optax schedules); learning_rate <= 2 / smoothness.
-    batch_size: fixed divisor b of the summed gradient. num_examples: n. radius: of the l2 ball around 0 that
-    Pi projects on; projection: another convex projection, tree -> tree; neither: Pi is the identity.
-    order: "cyclic" (examples in their fixed order) or "reshuffled" (a new order every epoch).
-    remainder: what becomes of the last n mod b examples: "short" (a last batch of their own, divisor still b)
-    or "drop" (never used, so they lose nothing). data_steps: number of steps that see data; later
-    ones are noise only (None: all).
-    clip: whether `gradient` clips each example to loss.lipschitz; for generalized linear losses only.
+    batch_size: b, constant divisor of the summed gradient. num_examples: n. radius: Pi projects on the l2 ball of this
+    radius around 0. projection: another convex projection, tree -> tree. With neither, Pi is the identity.
+    order: "cyclic" (examples in their fixed order) or "reshuffled" (a new random order in every epoch).
+    remainder: use of the last n mod b examples: "short" (they form a last, short batch; the divisor is still b) or
+    "drop" (they are never used, so they lose no privacy). data_steps: number of steps that use data; later steps use
+    none, but still add noise (None: all steps use data).
+    clip: whether `gradient` clips each example's gradient to loss.lipschitz; for generalized linear losses only.
     rounding: l2 bound on the floating-point error of one update, charged to each step of both runs: `float32_rounding`.
         0 supposes parameters so small that their float32 rounding is far below the noise.
 
-    Guarantee: under replace_one alone (a removed example moves later ones to other places of the order). Replacing one
-    example, step t moves the next iterate by at most d_t = 2 eta_t C / b, contracts by kappa_t
-    = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last iterate is mu-GDP with mu
-    of the optimal shift allocation (jaxdp.NoisyIteration), or less where radius bounds the distance of two runs
-    (constant settings only). The step is rounded down to float32 and the noise up, so mu is at most a relative 2e-7
-    above that of the optimal allocation for the stated numbers, and not below it. With a schedule, which a program may
-    compute with other roundings, the step is 1e-6 smaller and the noise 4e-6 larger than stated.
+    Guarantee: under replace_one alone (removing an example would move later examples to other places in the order). If
+    one example is replaced, a step t that uses it moves the next iterate by at most d_t = 2 eta_t C / b. Every step
+    contracts by kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last
+    iterate is mu-GDP with the mu of the optimal shift allocation (jaxdp.NoisyIteration), or a smaller mu if radius
+    bounds the distance of the two runs (constant settings only). Training rounds the step down to float32 and the noise
+    up; mu is at most a relative 2e-7 above, and never below, the optimal mu for the stated numbers. With a schedule,
+    which a program may round differently, the step is 1e-6 smaller and the noise 4e-6 larger than stated (relative).
 
-    Assumes: the transformation stands alone. Before it: nothing but the mean gradient of the batch (`gradient`; of its
-    equal parts gathered by optax.MultiSteps). After it: nothing but optax.apply_updates. With momentum, Adam, weight
-    decay, scaling or clipping on either side an optax.chain runs without an error and is another iteration, not the
-    accounted one. Any function of the released iterate may follow the last step.
+    Assumes: the transformation is used alone. Its input is the mean gradient of the batch (from `gradient`, or gathered
+    from equal parts of the batch by optax.MultiSteps). Its output goes to optax.apply_updates. With momentum, Adam,
+    weight decay, scaling or clipping on either side, an optax.chain raises no error but runs another iteration than the
+    accounted one. After the last step, any function of the released iterate is allowed.
     Only the last iterate is released (no checkpoints, averages, best-of selection, early stopping or loss curves from
-    private data); the constants of `loss`; grad of the regulariser in full in every step, noise-only and short batches
-    included (`gradient` does both); batches as `batch` gives them; finite gradients (see `NoisyState.nonfinite`: one
-    non-finite mean gradient voids the guarantee, so clean the data or use `gradient`, which leaves out the example
-    alone); x_0 and all settings independent of the data; a schedule's value in the compiled step within a relative
-    2^-21 of that on the host; a projection that is convex and public; floating point noise as good as real noise
-    (docs/limits.md); a key of 64 random bits, unseen, as are the state and checkpoints.
+    private data). The constants of `loss` hold. Every step, without data or with a short batch too, uses the full
+    gradient of the regulariser (`gradient` does). Batches are those of `batch`. Gradients are finite: one non-finite
+    mean gradient voids the guarantee (see `NoisyState.nonfinite`), so clean the data or use `gradient`, which leaves
+    out only the example. x_0 and all settings are independent of the data. A schedule's value in the compiled step is
+    within a relative 2^-21 of its value on the host. The projection is convex and public. Floating-point noise is as
+    good as real noise (docs/limits.md). The key has 64 random bits; key, state and checkpoints are secret.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,
     Theorem 22; the allocation in notebooks/proofs/heterogeneous_gdp_iteration.md.
 
-    Raises: ValueError, TypeError for a setting outside its range, at construction (of schedules the first 1024 steps).
+    Raises: ValueError, TypeError at construction for a setting outside its range (schedules: in the first 1024 steps).
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -169,25 +169,25 @@ class NoisyProjectedSGD:
     @property
     def num_batches(self) -> int:
         """Steps per epoch."""
-        full, rest = divmod(self.num_examples, self.batch_size)
-        return full + (rest > 0 and self.remainder == "short")
+        full, left_over = divmod(self.num_examples, self.batch_size)
+        return full + (left_over > 0 and self.remainder == "short")
 
     def optimizer(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
-        """The optax transformation, to be used alone. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
+        """The optax transformation, for use alone. update(grads, state, params) returns Pi(p - eta (g + Z)) - p.
 
-        key: a JAX random key, never used for another run. partition: inside shard_map, the PartitionSpecs of the
-        parameters (a tree prefix): sharded leaves draw their own noise on every shard, replicated ones the same.
-        grads: mean gradient of the batch `batch` gives, summed over devices; any float dtype. State: NoisyState.
+        key: a JAX random key that no other run uses. partition: inside shard_map, the PartitionSpecs of the parameters
+        (a tree prefix): sharded leaves get different noise on every shard, replicated leaves the same noise.
+        grads: mean gradient over the batch from `batch`, summed over devices; any float dtype. State: `NoisyState`.
         Raises ValueError or TypeError for a missing key, missing params, 16-bit params.
         """
-        # so that, with schedules off by SLACK, a step is at most the one that is accounted for and its noise at least
-        room = 0.0 if self._is_constant() else settings.SLACK
+        # If a schedule is off by SLACK, the step is still at most, and the noise at least, the one accounted for.
+        margin = 0.0 if self._is_constant() else settings.SLACK
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             noise.check_shapes("grads", grads, params)
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
-            rate = _at(self.learning_rate, count, -np.inf) * (1 - room)
-            std = _at(self.noise_std, count, np.inf) * (1 + 4 * room)
+            rate = _at(self.learning_rate, count, -np.inf) * (1 - margin)
+            std = _at(self.noise_std, count, np.inf) * (1 + 4 * margin)
             moved = jax.tree.map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
@@ -196,9 +196,9 @@ class NoisyProjectedSGD:
         return noise.transformation(key, move, partition, _SIXTEEN_BIT)
 
     def batch(self, step: Step, key: jax.Array | None = None) -> batches.Batch:
-        """The batch of a step, the one that `after` accounts for; empty after data_steps. Usable under jit.
+        """The batch of a step, as `after` accounts for it; empty after data_steps. Usable under jit.
 
-        key: for order "reshuffled", unseen by the adversary; independent of the noise, also where the keys are equal.
+        key: for order "reshuffled" only; the adversary must not see it. It may equal the key of the noise.
         """
         used = self.num_batches * self.batch_size
         sizes = {
@@ -215,24 +215,24 @@ class NoisyProjectedSGD:
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.data_steps))
 
     def gradient(self, data_loss: Loss[Params, Example], params: Params, examples: Example, mask: jax.Array) -> Params:
-        """Gradient of sum over the batch of l(w, x) / b + rho |w|^2 / 2: what update takes.
+        """Gradient of (sum of l(w, x) over the batch) / b + rho |w|^2 / 2, for the optimizer's update.
 
-        data_loss(params, example) is l alone, without the regulariser; examples: a tree with leading axis b;
-        mask: (b,) bool. Examples with a non-finite gradient are left out; with clip=True each is clipped to
+        data_loss(params, example): l alone, without the regulariser. examples: a pytree with leading axis b. mask: (b,)
+        bool. Examples with a non-finite gradient are left out. With clip=True each example's gradient is clipped to
         `loss.lipschitz` in l2. Returns float32 leaves.
         """
         noise.require_whole_gradients(params, None)
         bound = self.loss.lipschitz if self.clip else None
-        mean, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
+        total, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
         rho = self.loss.strong_convexity
-        return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), mean, params)
+        return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), total, params)
 
     def after(self, steps: Real, example: Real | None = None) -> schedule.IteratedRelease:
-        """The mechanism of releasing the parameters after this many steps, to give to jaxdp.epsilon and others.
+        """The mechanism that releases the parameters after ``steps`` steps, for jaxdp.epsilon and similar functions.
 
-        steps: whole number >= 0 (state.count); with constant settings in cyclic order an array. example: None for
-        the worst example, or indices, any shape: one entry per example. steps and example broadcast.
-        Raises ValueError for a bad count or index, or a schedule that leaves the allowed range.
+        steps: whole numbers >= 0 (state.count). example: None for the worst example, or indices of examples. Both may
+        be arrays of any shape and broadcast; the result has one entry per pair.
+        Raises ValueError for an invalid count or index, or a schedule that leaves the allowed range.
         """
         counts = noise.check_steps(steps)
         slots = None if example is None else self._slots(example)
@@ -243,9 +243,9 @@ class NoisyProjectedSGD:
         return schedule.IteratedRelease(mu.max(axis=1)[which] if slots is None else mu[which, slots])
 
     def iteration(self, steps: Step, example: int | None = None) -> schedule.CyclicIteration:
-        """The step-by-step iteration of one example (None: the worst), the slow twin of `after`.
+        """The iteration for one example (None: the worst) with all its steps; slower to account for than `after`.
 
-        Without `rounding` and without the bound that a radius gives; order "cyclic" only.
+        It ignores ``rounding`` and the smaller mu that a radius may give. Order "cyclic" only.
         """
         if self.order != "cyclic":
             raise ValueError(f"order must be 'cyclic' for a step-by-step record, got {self.order!r}. Use after().")
@@ -261,12 +261,12 @@ class NoisyProjectedSGD:
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
         """Largest number of steps for which epsilon of the last iterate stays within the budget; inf: unlimited.
 
-        Every smaller number of steps is within the budget too when the settings are constant (reshuffled order:
-        every smaller number of whole epochs, and the answer is one). With a schedule the answer itself is, and it is
-        at most max_steps. Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
+        With constant settings, every smaller number of steps is within the budget too (reshuffled order: every smaller
+        number of whole epochs; the answer is a number of whole epochs). With a schedule, only the answer itself is
+        known to be; it is at most max_steps. Raises ValueError for a budget outside epsilon >= 0, 0 < delta < 1.
         """
         settings.check_budget(epsilon, delta)
-        # the number of epochs in question; within one epoch all prefixes have the same worst example (cyclic order)
+        # search over numbers of epochs: for constant settings in cyclic order, the worst mu is constant within an epoch
         period, constant = self.num_batches, self._is_constant()
         limit = self._limit(_PLATEAU_STEPS if constant else max_steps)
         largest = limit // period if constant and self.data_steps is None else -(-limit // period)
@@ -282,13 +282,13 @@ class NoisyProjectedSGD:
         return int(min(epochs * period, np.inf if constant else max_steps))
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> NoisyProjectedSGD:
-        """A copy whose noise_std is scaled to the smallest one with epsilon of `after(steps)` within the target."""
+        """A copy with noise_std scaled to the smallest noise for which epsilon of `after(steps)` meets the target."""
         settings.check_budget(validate.nonnegative("epsilon", epsilon), delta)
         current = float(self.after(int(noise.check_steps(steps))).mu)  # mu is inversely proportional to the noise
         if current == 0:
             return self
         allowed = float(calibrate(schedule.IteratedRelease, epsilon=epsilon, delta=delta))
-        # the quotient, its product with the noise and the mu computed from that round by a few units
+        # 1 + 1e-9 covers the rounding of the quotient, of the scaled noise and of the mu computed from it
         return dataclasses.replace(self, noise_std=settings.scaled(self.noise_std, current / allowed * (1 + 1e-9)))
 
     def _limit(self, steps: int) -> int:
@@ -308,10 +308,11 @@ class NoisyProjectedSGD:
         index = validate.integer("example", example, 0)
         validate.reject("example", index, index >= self.num_examples, f"below num_examples = {self.num_examples}")
         slot = np.zeros_like(index) if self.order == "reshuffled" else index // self.batch_size
-        # one more slot, of mu 0, for examples that are dropped
+        # dropped examples get the extra slot num_batches, whose mu is 0
         return np.minimum(slot, self.num_batches).astype(np.int64)
 
     def _mu_of_slots(self, steps: int) -> np.ndarray:
+        """mu of the examples of each batch of an epoch, (num_batches,); reshuffled: of the worst example, (1,)."""
         limit, nothing = self._limit(steps), np.zeros(1 if self.order == "reshuffled" else self.num_batches)
         if steps == 0:
             return nothing
@@ -320,9 +321,9 @@ class NoisyProjectedSGD:
         whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
         if constant and (self.order == "cyclic" or whole_epochs):
             log_k, std, shift = (float(column[0]) for column in rows)
-            # with a constant shift and kappa <= 1 the worst place in a reshuffled epoch is its last
+            # with a constant shift and kappa <= 1 the last place of a reshuffled epoch is the worst
             slots = np.arange(self.num_batches)[-1:] if whole_epochs else np.arange(self.num_batches)
-            # the float32 projection leaves the ball by less than a relative 1e-6
+            # float32 rounding moves a projected iterate out of the ball by less than a relative 1e-6
             diameter = np.inf if self.radius is None else 2 * self.radius * (1 + 1e-6) / shift
             mu = schedule.cyclic_constant_mu(log_k, shift / std, self.num_batches, limit, steps, slots, diameter)
         elif limit == 0:
@@ -333,20 +334,20 @@ class NoisyProjectedSGD:
             mu = np.atleast_1d(mu_of(rows, self.num_batches, limit))
         if self.rounding == 0:
             return mu
-        # the optimal cost is a norm of the distances, so the share of rounding adds at most its own mu; both runs
-        # round, and the float32 step that scales the noise is up to 2^-23 below the stated one
-        moved = 2 * self.rounding * (1 + 2.0**-23) / rows.noise_std.min()
-        return mu + schedule.cyclic_constant_mu(float(rows.log_contraction.max()), moved, 1, steps, steps, 0)
+        # mu is a norm of the distances d_t, so rounding errors add at most the mu of their own. Both runs round (2),
+        # and the float32 step, which scales the noise, may be a relative 2^-23 below the stated one.
+        ratio = 2 * self.rounding * (1 + 2.0**-23) / rows.noise_std.min()
+        return mu + schedule.cyclic_constant_mu(float(rows.log_contraction.max()), ratio, 1, steps, steps, 0)
 
     def _steps(self, count: int) -> schedule.Steps:
-        """Contraction, noise and distance of the first steps, in float64, rounded to the safe side."""
+        """Contraction, noise and distance of the first ``count`` steps, in float64, rounded to the safe side."""
         rate = settings.values("learning_rate", self.learning_rate, count)
         std = settings.values("noise_std", self.noise_std, count)
         beta, rho = self.loss.smoothness, self.loss.strong_convexity
         allowed = f"in (0, 2 / smoothness] = (0, {2 / beta}]"
         validate.reject("learning_rate", rate, ~((rate > 0) & (rate <= 2 / beta)), allowed)
         validate.reject("noise_std", std, ~(np.isfinite(std) & (std > 0)), "finite and > 0")
-        # training takes a step below the stated one, which may contract less
+        # training may use a smaller learning rate than the stated one, which may contract less
         least = as_float32(rate[0], -np.inf) if self._is_constant() else rate * (1 - 3 * settings.SLACK)
         taken = np.full(count, least, np.float64)
         gap = np.minimum(taken * rho, 2 - rate * beta - 1e-15)
@@ -357,8 +358,8 @@ class NoisyProjectedSGD:
 def float32_rounding(dimension: int, radius: float) -> float:
     """l2 bound on the float32 error of one update that moves inside a ball: 4 sqrt(dimension) 2^-24 radius.
 
-    Four roundings to nearest per coordinate (product, difference, projection, and back) at most radius in size.
-    It does not cover the summation of the gradient, which grows with the batch.
+    Each coordinate, at most radius in size, is rounded to nearest four times: product, difference, projection, and the
+    update added back. The bound does not cover the summation of the gradient, whose error grows with the batch.
 
     >>> from jaxdp import training
     >>> f"{training.float32_rounding(100, 2.0):.2e}"
@@ -369,20 +370,21 @@ def float32_rounding(dimension: int, radius: float) -> float:
 
 
 def _at(value: Any, count: jax.Array, towards: float) -> Any:
+    """The setting in step ``count`` as a float32; a number is rounded towards ``towards``, -inf or inf."""
     return jnp.float32(value(count)) if callable(value) else as_float32(value, towards)
 
 
 def as_float32(value: float, towards: float) -> np.float32:
-    """The float32 next to a number on the given side: smaller steps, larger noise than stated, never the reverse."""
-    nearest, exact = np.float32(value), np.float64(value)  # a Python number would be rounded before it is compared
+    """A number as float32, rounded towards -inf (a step, which must not grow) or inf (noise, which must not shrink)."""
+    nearest, exact = np.float32(value), np.float64(value)  # NumPy would round a Python number to float32 to compare it
     wrong = np.float64(nearest) > exact if towards < 0 else np.float64(nearest) < exact
     return np.nextafter(nearest, np.float32(towards)) if wrong else nearest
 
 
 def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:
-    """The gradient with zero for every entry that is not finite, and whether there was one (in any shard).
+    """(the gradient with every non-finite entry replaced by 0, whether there was such an entry in any shard).
 
-    Entry by entry: if one bad entry cleared all, noise would have to wait for a pass over the whole gradient.
+    Only the entries are replaced. To clear the whole gradient would need a pass over it before noise can be added.
     """
     bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree.leaves(grads)]
     cleaned = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)

@@ -1,9 +1,9 @@
-"""From a public training schedule to the Gaussian-DP parameter of the last iterate, in float64 on the host.
+"""The Gaussian-DP parameter mu of the last iterate, from a public training schedule, in float64 on the host.
 
-In cyclic order an example takes part in one step of every epoch, and its schedule shrinks from all steps to one entry
-per epoch (`jaxdp.iteration.isotonic.participation_steps`). Examples of one batch share their schedule. With constant
-kappa <= 1, s and d the slopes of these stretches do not increase, except at the last, shorter one: the optimal
-allocation has one or two blocks, in closed form.
+In cyclic order an example takes part in one step of every epoch. Its schedule of all steps can be merged to one entry,
+a stretch, per epoch (`jaxdp.iteration.isotonic.participation_steps`). Examples of one batch (one slot) have the same
+schedule. With constant kappa <= 1, noise s and distance d, the slopes of the stretches do not increase, except at the
+last, shorter stretch: the optimal allocation has one or two blocks, in closed form.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jaxdp.mechanisms.basic import NoisyIteration
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.typing import Number, RealField, Relation
 
-# Relative slack on mu: the closed form has a few dozen roundings with exponents below 700, each at most 1e-13.
+# Relative margin on mu: the closed form has a few dozen roundings, with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
-# Smaller contractions are replaced by this one. mu increases in the contraction, so that the bound stays valid.
+# log kappa; smaller contractions are replaced by it. mu increases with kappa, so the bound stays valid.
 _LOG_SMALLEST_CONTRACTION = -70.0
 
 
@@ -29,13 +29,13 @@ _LOG_SMALLEST_CONTRACTION = -70.0
 class IteratedRelease(GaussianMechanism):
     """Last iterate of a private training run, as a mu-Gaussian-DP mechanism. Made by `NoisyProjectedSGD.after`.
 
-    mu: upper bound of the parameter of the optimal shift allocation, >= 0, any shape (one entry per example).
-    The only relation is replace_one: without a record those after it move to other places of the order, and the two
-    runs differ in every step.
+    mu: upper bound of the mu of the optimal shift allocation, >= 0, any shape (one entry per example).
+    The only relation is replace_one: if a record is removed, later records move to other places in the order, and the
+    two runs differ in every later step.
 
-    Assumes: what `NoisyProjectedSGD` assumes, from which mu was computed: nothing but the last iterate is released; the
-    loss has the stated constants (Lipschitz, smooth, strongly convex); batches in the stated order, steps and noise as
-    stated, x_0 and all settings independent of the data; real noise, of a secret key.
+    Assumes: what `NoisyProjectedSGD` assumes, from whose settings mu was computed: only the last iterate is released;
+    the loss has the stated constants (Lipschitz, smoothness, strong convexity); batches, steps and noise are as stated;
+    x_0 and all settings are independent of the data; the noise is real noise from a secret key.
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -48,18 +48,18 @@ class IteratedRelease(GaussianMechanism):
     fixed_order: ClassVar[bool] = True
 
     def gaussian_mu(self) -> Number:
-        """The field itself."""
+        """The field ``mu``."""
         return self.mu
 
 
 @record
 class CyclicIteration(NoisyIteration):
-    """The steps of one example of `NoisyProjectedSGD`: a `jaxdp.NoisyIteration` under replace_one alone.
+    """All steps of `NoisyProjectedSGD` for one replaced example: a `jaxdp.NoisyIteration` under replace_one alone.
 
-    Its fields are those. Made by `NoisyProjectedSGD.iteration`.
+    The fields are those of `NoisyIteration`. Made by `NoisyProjectedSGD.iteration`.
 
-    Assumes: what `NoisyIteration` assumes, above all that nothing but the last iterate is released; the shifts are
-    those of one example, replaced, in batches of a fixed order.
+    Assumes: what `NoisyIteration` assumes, above all that only the last iterate is released; the shifts are caused by
+    replacing one example, with batches in a fixed order.
 
     >>> import jaxdp
     >>> from jaxdp import training
@@ -75,7 +75,7 @@ class CyclicIteration(NoisyIteration):
 
 
 class Steps(NamedTuple):
-    """One entry per step, float64: log contraction (<= 0), noise std, distance between the two maps."""
+    """One entry per step, float64: log contraction (<= 0), noise std, distance between the maps of the two runs."""
 
     log_contraction: np.ndarray
     noise_std: np.ndarray
@@ -85,10 +85,11 @@ class Steps(NamedTuple):
 def cyclic_constant_mu(
     log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any, diameter: float = np.inf
 ) -> np.ndarray:
-    """Mu of an example in slot 0..period-1 of a cyclic order with constant kappa <= 1 and d/s = ratio.
+    """mu of an example in a cyclic order of batches, with constant kappa <= 1 and d/s = ratio.
 
-    data_steps: steps that see data (later ones are noise only); steps: steps in all. Arrays broadcast. diameter: of
-    the ball the iterates stay in, in units of one shift; the history before any participation may be replaced by it.
+    period: batches of an epoch. slot: place of the example's batch in the epoch, 0..period-1. data_steps: steps that
+    use data. steps: all steps. Arrays broadcast. diameter: that of the ball that holds the iterates, in units of one
+    shift d; it bounds the distance of the two runs before any participation.
     """
     steps, data_steps, slot = (np.asarray(a, np.float64) for a in (steps, data_steps, slot))
     limit = np.minimum(steps, data_steps)
@@ -97,9 +98,9 @@ def cyclic_constant_mu(
     earlier = np.maximum(visits - 1, 0)
     tail = np.maximum(steps - 1 - (slot + earlier * period), 0)
     rate = -2 * max(log_contraction, _LOG_SMALLEST_CONTRACTION)
-    # frame of the last participation: one step of noise has variance 1, the shift has length 1
+    # in units of the last participation: noise of its step has variance 1, its shift length 1
     with np.errstate(over="ignore"):
-        last_v = np.minimum(_geometric(rate, tail + 1), 1e300)  # less noise than there is: still an upper bound
+        last_v = np.minimum(_geometric(rate, tail + 1), 1e300)  # less noise than there is: mu stays an upper bound
     mu2 = _two_blocks(*_earlier_block(rate, period, earlier), 1.0, last_v)
     if np.isfinite(diameter):
         mu2 = np.minimum(mu2, _restarted_mu2(rate, period, earlier, last_v, diameter))
@@ -107,16 +108,16 @@ def cyclic_constant_mu(
 
 
 def _earlier_block(rate: float, period: int, visits: Any) -> tuple[Any, Any]:
-    """Distance and noise variance of that many whole periods before the last participation, in its frame."""
+    """Distance and noise variance of the ``visits`` periods before the last participation, in its units."""
     d = np.exp(-rate * period / 2) * _geometric(-rate * period / 2, visits)
     return d, np.exp(-rate) * _geometric(-rate, visits * period)
 
 
 def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.ndarray, diameter: float) -> np.ndarray:
-    """Least mu^2 over restarts at an earlier participation with the distance set to the diameter.
+    """Smallest mu^2 over restarts: at an earlier participation, the distance of the runs is set to the diameter.
 
     The first stretch after a restart is the steepest, so the earlier stretches are still one block. Every restart
-    gives a bound; those tried are spread geometrically, then finer around the best.
+    gives a valid bound. The restarts tried are spaced geometrically, then more finely around the best.
     """
     kappa = np.exp(-rate / 2)
 
@@ -143,7 +144,7 @@ def _geometric(rate: float, count: Any) -> Any:
 
 
 def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
-    """Sum over blocks of d^2 / v for two stretches, merged where the first is the steeper; v1 = 0: only one."""
+    """Sum over blocks of d^2 / v for two stretches, merged if d1 / v1 > d2 / v2; v1 = 0: only the second."""
     alone = d2 * d2 / v2
     safe = np.where(v1 > 0, v1, 1.0)
     merged = (d1 + d2) ** 2 / (v1 + v2)
@@ -152,16 +153,16 @@ def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
 
 
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of every slot, (period,), for any public schedule with contractions <= 1, 1 <= data_steps <= its length."""
+    """mu of every slot, (period,), for any public schedule with contractions <= 1, 1 <= data_steps <= its length."""
     times = np.arange(-(-data_steps // period) * period).reshape(-1, period).T
     return _mu_of_rows(schedule, np.where(times < data_steps, times, schedule.shift.shape[0]))
 
 
 def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """Mu of the worst example when the order is drawn anew for every epoch, a scalar; data_steps as in `mu_of_slots`.
+    """mu of the worst example if the order is drawn anew for every epoch, a scalar; data_steps as in `mu_of_slots`.
 
-    The example counts as last in its epoch, with the size max_j d_j prod_{k=j+1..e} kappa_k over the steps j of
-    the epoch: never less than for any place in it.
+    The example is placed in the last step e of every epoch, with distance max_j d_j prod_{k=j+1..e} kappa_k over the
+    steps j of the epoch. No place in the epoch gives a larger mu.
     """
     starts = np.arange(0, data_steps, period)
     ends = np.minimum(starts + period, data_steps) - 1
@@ -175,9 +176,9 @@ def reshuffled_mu(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
 
 
 def _mu_of_rows(schedule: Steps, rows: np.ndarray) -> np.ndarray:
-    """Mu of every row of the steps in which an example takes part, filled up with the number of all steps."""
+    """mu for every row of ``rows``: the steps in which an example takes part, padded with the number of all steps."""
     log_k = np.maximum(schedule.log_contraction, _LOG_SMALLEST_CONTRACTION)
-    # few widths, few compilations
+    # padded to powers of two, so that few widths are compiled
     missing = (1 << max(4, (rows.shape[1] - 1).bit_length())) - rows.shape[1]
     rows = np.pad(rows, ((0, 0), (0, missing)), constant_values=schedule.shift.shape[0])
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Settings: one number, or a public function of the step like the schedules of optax; and the inverse questions."""
+"""Settings: a number, or a public function of the step like the schedules of optax; search for a number of steps."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -11,30 +11,30 @@ from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.domains import Domain
 
-# far inside the range of float32: noise of 1e-37 is mostly 0, and a few gradients of 1e37 have no sum
+# Far inside the range of float32: noise of std 1e-37 mostly underflows to 0, gradients of 1e37 overflow in a sum.
 CLIP_NORM = Domain(lambda x: (x >= 1e-20) & (x <= 1e20), "between 1e-20 and 1e20")
 Setting: TypeAlias = float | Callable[[Any], Any]
-"""One number, or a function of the int32 step that returns one number and that jit can trace."""
+"""A number, or a function of the int32 step that returns one number and that jit can trace."""
 
 MOST_STEPS = 2**24
-"""Largest number of steps with a schedule: beyond it float32, in which schedules compute, does not hold all steps."""
+"""Largest number of steps with a schedule: float32, in which schedules compute, is exact up to this step number."""
 
 SLACK = 2.0**-20
-"""Relative difference of a schedule's value in a compiled step and on the host, where it is accounted for, that
-training makes up for: eight roundings of float32 in the schedule, the rest in what is computed from it. A number, too,
-is rounded to float32 before it is used."""
+"""Relative margin of training for the difference of a schedule's value in a compiled step and on the host, where it is
+accounted for: eight float32 roundings in the schedule, the rest for what is computed from its value. A number is
+rounded to float32 too before it is used."""
 
 CHECKED_STEPS = 1024
-"""How many steps of a schedule are checked at construction."""
+"""Number of steps of a schedule that are checked at construction."""
 
 _BLOCK = 2**14
 
 
 def values(name: str, setting: Setting, count: int) -> np.ndarray:
-    """The setting at steps 0..count-1, (count,) float64, as eager JAX computes it.
+    """The setting at steps 0..count-1, (count,) float64, as JAX computes it outside of jit.
 
-    Raises TypeError for a function that jit cannot trace, or that returns no real number; ValueError for an array in
-    place of one number, and for more steps than a schedule can be followed for.
+    Raises TypeError for a function that jit cannot trace or that returns no real number; ValueError for an array
+    instead of one number, and for a schedule with count > MOST_STEPS.
     """
     if not callable(setting):
         number = validate.real_array(name, setting)
@@ -43,7 +43,7 @@ def values(name: str, setting: Setting, count: int) -> np.ndarray:
         return np.full(count, float(number))
     if count > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS} with {name} a function of the step, got {count}.")
-    # blocks of one size: a new count compiles nothing
+    # blocks of a fixed size, so that a new count compiles nothing
     found = [_block(name, setting, start) for start in range(0, count, _BLOCK)]
     return np.concatenate([np.zeros(0), *found])[:count]
 
@@ -63,7 +63,7 @@ def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
 
 
 def as_python_numbers(record: Any, *names: str) -> None:
-    """Replaces NumPy and JAX scalars among the fields of a frozen record, whose own arithmetic may wrap or round."""
+    """Replace NumPy and JAX scalars in fields of a frozen record by floats: their arithmetic may wrap or round."""
     for name in names:
         value = getattr(record, name)
         if isinstance(value, (np.generic, np.ndarray, jax.Array)):
@@ -78,7 +78,7 @@ def at(setting: Setting, step: Any) -> Any:
 
 
 def check_budget(epsilon: Any, delta: Any) -> None:
-    """Epsilon >= 0 and 0 < delta < 1, single numbers."""
+    """ValueError unless epsilon >= 0 and 0 < delta < 1, both single numbers."""
     eps = validate.real_array("epsilon", epsilon)
     validate.reject("epsilon", eps, ~(eps >= 0), ">= 0")
     value = validate.probability("delta", delta)
@@ -88,10 +88,11 @@ def check_budget(epsilon: Any, delta: Any) -> None:
 
 
 def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
-    """Largest count <= max_steps with epsilon(after(count)) <= budget, for a guarantee that worsens with the count.
+    """Largest count <= max_steps with epsilon of after(count) within the budget; epsilon must not fall with the count.
 
-    after: takes an array of counts; two neighbours are asked for at once, where epsilon would be the budget if it were
-    a power of the count: the root at first, then that of the last two answers. Every third time the middle.
+    after: takes an array of counts. Every round computes epsilon for two neighbouring counts, where epsilon would reach
+    the budget if it were a power of the count: the square root at first, then the power through the last two rounds.
+    Every third round bisects instead, at the geometric mean. Returns 0 if no count is within the budget.
     """
     check_budget(epsilon, delta)
     low, high = 0, max_steps + 1
@@ -114,5 +115,5 @@ def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, ma
 
 
 def scaled(setting: Setting, factor: float) -> Setting:
-    """The setting times a factor, in every step."""
+    """The setting multiplied by a factor, in every step."""
     return (lambda step: factor * setting(step)) if callable(setting) else float(setting) * factor

@@ -1,4 +1,4 @@
-"""One pass of noisy SGD over shuffled data, every iterate released: privacy by shuffling."""
+"""One pass of noisy SGD over shuffled data, with every iterate released: privacy amplification by shuffling."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledSGD:
-    """One-pass SGD in a secret random order, one example a step, clipped and noised (Algorithm 2).
+    """SGD in one pass over the data in a secret random order: one clipped gradient plus noise per step.
 
     clip_norm: l2 bound C of a gradient. noise_multiplier: noise std / C, > 0. num_examples: n. local_delta: in
-    (0, 1), the delta of one step seen as a local randomizer; it enters the central delta about n-fold. The best one
-    depends on the central delta: `jaxdp.shuffle.noisy_sgd_one_pass_epsilon` looks for it, and is smaller than the
-    default (0.82 for 1.43 at noise 8, n = 100 and delta 1e-5; 0.0240 for 0.0271 at n = 1e5).
+    (0, 1), the delta of one step as a local randomizer; it adds about n local_delta to the central delta. The best
+    value depends on the central delta. `jaxdp.shuffle.noisy_sgd_one_pass_epsilon` searches for it and gives a smaller
+    epsilon than the default: at noise 8 and delta 1e-5, 0.82 instead of 1.43 for n = 100, 0.0240 instead of 0.0271 for
+    n = 1e5.
 
-    Guarantee: a step is an adaptive local randomizer of sensitivity 2 C, so (eps0, local_delta)-DP; `after` is
-    jaxdp.Shuffled(LocalRandomizer(eps0, local_delta), n), relation replace_one. All iterates may be released.
+    Guarantee: a step is an adaptive local randomizer of sensitivity 2 C, hence (eps0, local_delta)-DP. `after` returns
+    jaxdp.Shuffled(LocalRandomizer(eps0, local_delta), n), with relation replace_one. All iterates may be released.
 
-    Assumes: nothing stands before the transformation (as for `DPSGD`); the order is the one `batch` draws, uniform and
-    unseen; one pass; settings independent of the data.
+    Assumes: nothing changes the gradient before the transformation (as for `DPSGD`); the order is the one that `batch`
+    draws, uniform and unseen by the adversary; one pass; settings independent of the data.
     Reference: Feldman, McMillan, Talwar 2021, Algorithm 2 and Proposition 5.3.
 
     >>> import jaxdp
@@ -57,14 +58,14 @@ class ShuffledSGD:
         settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
 
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
-        """The one example of a step, empty after one pass; the key is unseen, independent of the noise if equal too."""
+        """The one example of a step; empty after one pass. key: secret; it may equal the key of the noise."""
         chosen = batches.reshuffled_batch(
             step, noise.check_key(key), num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
         )
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.num_examples))
 
     def optimizer(self, key: jax.Array, *, learning_rate: Setting) -> optax.GradientTransformationExtraArgs:
-        """-learning_rate x (gradient clipped to C + noise): grads is the gradient of the step's example."""
+        """The optax transformation -learning_rate x (clipped grads + noise); grads: gradient of the step's example."""
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             rate = learning_rate(count) if callable(learning_rate) else learning_rate
@@ -79,16 +80,16 @@ class ShuffledSGD:
     def gradient(
         self, loss: Loss[Params, Example], params: Params, data: Example, step: Step, key: jax.Array
     ) -> Params:
-        """Gradient of loss(params, example) at the example that `batch` draws for the step (zero after one pass)."""
+        """Gradient of loss(params, example) at the example that `batch` draws for the step; zero after one pass."""
         data, _ = batches.with_equal_rows(data, self.num_examples)
         chosen = self.batch(step, key)
         example = jax.tree.map(lambda a: a[chosen.indices[0]], data)
         return jax.tree.map(lambda g: jnp.where(chosen.mask[0], g, 0.0), jax.grad(loss)(params, example))
 
     def after(self, steps: Real | None = None) -> Mechanism:
-        """The shuffled mechanism of one pass (fewer steps are a part of its output, so covered by it).
+        """The shuffled mechanism of one pass, which also covers fewer steps: they release a part of its output.
 
-        steps: at most num_examples; None for the whole pass. More than one pass is a ValueError.
+        steps: at most num_examples, or None for the whole pass. ValueError for more than one pass.
         """
         if steps is not None:
             counts = noise.check_steps(steps)
