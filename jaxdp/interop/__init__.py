@@ -1,9 +1,9 @@
 """Translation of dp_accounting's DpEvents to jaxdp mechanisms, and a PrivacyAccountant with dp_accounting's interface.
 
-Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). jaxdp and dp_accounting's PLD accountant divide
-the noise by the norm bound of ONE record's contribution, so that under REPLACE_ONE two data sets differ by twice that
-bound. dp_accounting's RDP accountant divides it by the sensitivity of the relation: under REPLACE_ONE it reports
-smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
+Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). In jaxdp, and in dp_accounting's PLD accountant,
+a noise multiplier is noise / (norm bound of ONE record's contribution): under REPLACE_ONE two data sets differ by twice
+that bound. In dp_accounting's RDP accountant it is noise / (sensitivity under the relation): under REPLACE_ONE that
+accountant reports smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
 """
 
 import functools
@@ -36,13 +36,13 @@ __all__ = ["PrivacyAccountant", "from_dp_event", "relation_name"]
 _RELATIONS: dict[Any, Relation] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove",
     NeighboringRelation.REPLACE_ONE: "replace_one",
-    # the special record contributes nothing, so that its outputs are those without the record
+    # the special record contributes nothing: the outputs with it are those without the record
     NeighboringRelation.REPLACE_SPECIAL: "add_or_remove",
 }
 
 
 class _UnsupportedEvent(UnsupportedMechanismError):
-    """No translation is known for an event, which is kept: it may lie inside the one that was given."""
+    """No translation is known for ``event``, which may be nested in the event that the caller gave."""
 
     def __init__(self, event: Any, message: str):
         super().__init__(message)
@@ -52,30 +52,30 @@ class _UnsupportedEvent(UnsupportedMechanismError):
 def from_dp_event(
     event: dp_event.DpEvent, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 ) -> Mechanism:
-    """A jaxdp mechanism whose dominating pair is that of a dp_accounting DpEvent, or dominates it.
+    """The jaxdp mechanism of a dp_accounting DpEvent: with the event's dominating pair, or a pair that dominates it.
 
-    neighboring_relation: the one you will account for. Account for the result with
-    ``relation=relation_name(neighboring_relation)``. event, and what its parameters are taken to mean:
+    neighboring_relation: the relation that you will account for. Account for the result with
+    ``relation=relation_name(neighboring_relation)``. Supported events, and how their parameters are read:
 
     * NoOp, NonPrivate, Composed, SelfComposed.
-    * Gaussian; Laplace and DiscreteLaplace, also of vectors of bounded L1 norm: the scalar pair dominates those
-      (notebooks/proofs/vector_laplace.md). DiscreteGaussian, scalar (dimension=1) only. EpsilonDelta: the guarantee is
-      that of the relation. (Both where the release of dp_accounting has them.)
+    * Gaussian. Laplace and DiscreteLaplace, also of vectors of bounded L1 norm: the scalar pair dominates
+      (notebooks/proofs/vector_laplace.md). DiscreteGaussian with dimension=1 only. EpsilonDelta, whose guarantee must
+      hold under neighboring_relation. (The last two if the release of dp_accounting has them.)
     * PoissonSampled and SampledWithoutReplacement of Gaussian events, or of a single Laplace or DiscreteLaplace event.
-      A batch drawn without replacement uses the safe rate sample_size / source_dataset_size; a batch of all records is
+      Sampling without replacement has the safe rate sample_size / source_dataset_size; a sample of all records is
       accepted under REPLACE_ONE only.
-    * RandomizedResponse under REPLACE_ONE; under REPLACE_SPECIAL, where the special record's report is uniform over the
-      buckets (so reads dp_accounting's PLD accountant).
-    * MixtureOfGaussians of at most 32 sensitivities of at most 40 standard deviations; not under REPLACE_ONE. With one
-      positive sensitivity it is the sampled Gaussian; with more there are upper bounds only.
-    * TruncatedSubsampledGaussian with dataset_size that of the larger of the two data sets; upper bounds only. Under
-      REPLACE_SPECIAL where batches are never cut.
+    * RandomizedResponse under REPLACE_ONE; also under REPLACE_SPECIAL, where the report of the special record is
+      uniform over the buckets, as dp_accounting's PLD accountant reads it.
+    * MixtureOfGaussians with at most 32 sensitivities, each at most 40 standard deviations; not under REPLACE_ONE. With
+      one positive sensitivity it is the sampled Gaussian; with more there are upper bounds only.
+    * TruncatedSubsampledGaussian, where dataset_size is the size of the larger of the two data sets; upper bounds only.
+      Under REPLACE_SPECIAL only if batches are never cut.
     * SingleEpochTreeAggregation under REPLACE_SPECIAL.
 
     Raises:
-        TypeError: not a DpEvent. ValueError: a parameter out of its range.
-        UnsupportedMechanismError: no theorem, or an event this package has no pair for (zCDP among them: a Renyi
-            bound alone is not a pair).
+        TypeError: event is not a DpEvent. ValueError: a parameter outside its range.
+        UnsupportedMechanismError: no theorem is known, or jaxdp has no dominating pair for the event (for zCDP, for
+            example: a Renyi bound alone is not a pair).
 
     >>> import jaxdp
     >>> from jaxdp import interop
@@ -113,11 +113,11 @@ def relation_name(neighboring_relation: NeighboringRelation) -> Relation:
 
 
 class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
-    """dp_accounting's accountant interface on jaxdp's certified bounds.
+    """An accountant with dp_accounting's interface and jaxdp's certified bounds.
 
-    Same calls as dp_accounting's own accountants: compose, get_epsilon, get_delta, supports, ledger. The numbers are
-    never below the truth, and every event counts as often as it was composed (dp_accounting 0.6.0's PLD accountant
-    counts a repeated RandomizedResponseDpEvent once).
+    It has the methods of dp_accounting's accountants: compose, get_epsilon, get_delta, supports, ledger. The numbers
+    are never below the true values, and every event counts as often as it was composed (dp_accounting 0.6.0's PLD
+    accountant counts a repeated RandomizedResponseDpEvent once).
 
     >>> from jaxdp import interop
     >>> import dp_accounting
@@ -137,16 +137,16 @@ class PrivacyAccountant(privacy_accountant.PrivacyAccountant):
         return jaxdp.compose(*self._parts)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Certified upper bound of epsilon at target_delta in [0, 1]; inf where nothing can be said.
+        """Certified upper bound of epsilon at target_delta in [0, 1]; inf if no finite bound is known.
 
-        Also inf at delta = 1 once an event that is not private at all was composed: dp_accounting's convention.
+        By dp_accounting's convention it is inf, even at delta = 1, once an event without any privacy was composed.
         """
         if any(_reveals_everything(atom) and times > 0 for atom, times in flatten(self.mechanism)):
             return math.inf
         return float(jaxdp.epsilon(self.mechanism, target_delta, relation=self._relation))
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Certified upper bound of delta at target_epsilon; 1 where nothing can be said."""
+        """Certified upper bound of delta at target_epsilon; 1 if no better bound is known."""
         # adding 0 turns the -0.0 of an empty composition into 0.0
         return float(jaxdp.delta(self.mechanism, target_epsilon, relation=self._relation)) + 0.0
 
@@ -169,7 +169,7 @@ def _reveals_everything(mechanism: Mechanism) -> bool:
 
 
 def _numbers(event: Any, **domains: Domain) -> list[float]:
-    """Parameters of an event by name, checked."""
+    """The named parameters of an event as floats; ValueError for one outside its domain."""
     return [float(validate.inside(name, getattr(event, name), domain)) for name, domain in domains.items()]
 
 
@@ -180,7 +180,7 @@ def _noise(record: Callable[[float], Mechanism], event: Any, relation: Any) -> M
 
 def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
     rate, shift = _numbers(event, noise_parameter=NONNEGATIVE, sensitivity=whole(0))
-    # the parameter is the decay rate of the noise; dp_accounting reads 0 as no privacy, and so does this translation
+    # noise_parameter is the decay rate of the noise; 0 means no privacy, as in dp_accounting
     if rate == 0:
         return _EVERYTHING
     scale = 1 / rate
@@ -200,7 +200,7 @@ def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
 
 
 def _randomized_response(event: Any, relation: Any) -> Mechanism:
-    """Truth with 1 - p + p/k, each other value with p/k: e^eps = 1 + k (1 - p)/p."""
+    """The true value has probability 1 - p + p/k, each other value p/k: e^eps = 1 + k (1 - p)/p."""
     p, k = _numbers(event, noise_parameter=PROBABILITY, num_buckets=whole(1))
     if k == 1 or p == 1:
         return _NOTHING
@@ -208,15 +208,15 @@ def _randomized_response(event: Any, relation: Any) -> Mechanism:
         return _EVERYTHING
     if relation is NeighboringRelation.REPLACE_SPECIAL:
         return _response_or_uniform(p, int(k))
-    # outward by more than the quotient and the logarithm are rounded
+    # increased by more than the rounding errors of the quotient and the logarithm
     return jaxdp.RandomizedResponse(math.log1p(k * (1 - p) / p) * (1 + 1e-15), k)
 
 
 def _response_or_uniform(p: float, k: int) -> Mechanism:
-    """Randomized response against the uniform law, with the outcomes "own value" and "any other".
+    """The pair of randomized response and the uniform distribution, on the outcomes "own value" and "any other".
 
-    The masses of "any other" are rounded away from each other to multiples of 2^-53, so that 1 minus them is exact. The
-    pair with the larger difference dominates in both orders.
+    The two probabilities of "any other" are rounded away from each other to multiples of 2^-53, so that 1 minus each is
+    exact. A pair with a larger difference of the two dominates in both orders.
     """
     steps = 2**53
     other = math.floor(Fraction(p) * (k - 1) / k * steps) / steps
@@ -225,7 +225,7 @@ def _response_or_uniform(p: float, k: int) -> Mechanism:
 
 
 def _one_query(event: Any, base: Mechanism) -> Mechanism:
-    """All queries on one batch as one mechanism: of several Gaussians, the Gaussian whose mu^2 is the sum of theirs."""
+    """All queries on one batch as one mechanism; several Gaussians become one, whose mu^2 is the sum of their mu^2."""
     atoms = [(atom, float(times)) for atom, times in flatten(base) if float(times) > 0]
     if any(_reveals_everything(atom) for atom, _ in atoms):
         return _EVERYTHING
@@ -267,7 +267,7 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
 
 
 def _mixture(event: Any, relation: Any) -> Mechanism:
-    """A mixture of Gaussians; sensitivities and their probabilities are rounded up, which dominates."""
+    """A mixture of Gaussians that dominates: sensitivities are rounded up, probabilities move to larger ones."""
     (deviation,) = _numbers(event, standard_deviation=NONNEGATIVE)
     sizes = np.atleast_1d(validate.nonnegative("sensitivities", event.sensitivities))
     chances = np.atleast_1d(validate.probability("sampling_probs", event.sampling_probs))
@@ -296,9 +296,9 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
 
 
 def _normalised(chances: np.ndarray) -> np.ndarray:
-    """The probabilities with sum exactly 1 before rounding to doubles.
+    """The probabilities, changed so that their sum is exactly 1 before they are rounded to float64.
 
-    What is missing is added to the last one, what is too much is taken from the first: mass moves to larger shifts.
+    A deficit is added to the last probability, a surplus is taken from the first ones: mass moves to larger shifts.
     """
     exact = [Fraction(float(chance)) for chance in chances]
     surplus = sum(exact) - 1
@@ -322,7 +322,7 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
-    """A record is in one leaf, so in at most ``depth`` nodes of the tree, each released with Gaussian noise."""
+    """A record is in one leaf, so in at most ``depth`` nodes of the tree. Each node is released with Gaussian noise."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
@@ -330,7 +330,7 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     return jaxdp.repeat(_noise(jaxdp.Gaussian, event, relation), depth) if depth > 0 else _NOTHING
 
 
-_NORMALISED = 1e-9
+_NORMALISED = 1e-9  # largest accepted difference of a sum of probabilities from 1
 _WITHOUT_THEOREM = {
     ("RandomizedResponseDpEvent", NeighboringRelation.ADD_OR_REMOVE_ONE),
     ("SampledWithoutReplacementDpEvent", NeighboringRelation.REPLACE_SPECIAL),

@@ -1,4 +1,4 @@
-"""Gaussian noise around a random shift, against the same noise around 0: a finite law of the loss that dominates."""
+"""Gaussian noise around a random shift against Gaussian noise around 0, bounded by a finite law that dominates."""
 
 from typing import ClassVar
 
@@ -12,11 +12,11 @@ from jaxdp.numerics.special import log_expm1
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, ArrayField, Relation
 
-LARGEST_SHIFT = 40.0  # with the cells below, the density falls by at most 2 nats in a cell
+LARGEST_SHIFT = 40.0  # standard deviations; with the cells below, the density falls by at most 2 nats within a cell
 MOST_SHIFTS = 32
 _INNER_CELLS, _OUTER_CELLS = 16384, 2048
-_NEAR, _FAR = 8.0, 37.5  # standard deviations beyond 0 and the largest shift; the tail beyond the second is 5e-308
-_TAIL = 1e-290
+_NEAR, _FAR = 8.0, 37.5  # standard deviations below 0 and above the largest shift; mass beyond _FAR: 5e-308
+_TAIL = 1e-290  # upper bound of the mass of P or Q beyond the cells
 _NODES, _WEIGHTS = 0.5 + 0.5 * GAUSS_NODES, 0.5 * GAUSS_WEIGHTS
 
 
@@ -24,13 +24,14 @@ _NODES, _WEIGHTS = 0.5 + 0.5 * GAUSS_NODES, 0.5 * GAUSS_WEIGHTS
 class GaussianMixtures(FiniteLaw):
     """P = sum_i probabilities_i N(shifts_i, 1) against Q = N(0, 1).
 
-    shifts: in [0, 40]; probabilities: they sum to 1.
+    shifts: in [0, 40]. probabilities: they sum to 1.
 
-    Assumes: with and without a record the release is no easier to tell apart than P and Q; noise as good as real noise.
+    Assumes: the releases with and without a record are no easier to tell apart than P and Q; noise as good as real
+    noise.
 
-    The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells; the masses of
-    a cell are moved to its two ends so that both are preserved, which dominates (`jaxdp.mechanisms.finite`). There
-    are upper bounds only (docs/limits.md).
+    The likelihood ratio r = P/Q increases with the outcome. The outcomes are cut into cells. The masses of a cell under
+    P and under Q are moved to its two ends so that both are preserved; the resulting pair dominates
+    (`jaxdp.mechanisms.finite`). There are upper bounds only (docs/limits.md).
     """
 
     shifts: ArrayField = field(NONNEGATIVE)
@@ -40,18 +41,18 @@ class GaussianMixtures(FiniteLaw):
     exact: ClassVar[bool] = False
 
     def part(self, direction: str) -> Part:
-        """The law of the loss of the pair, or of its swap; either law has less than 1e-290 beyond the cells."""
+        """The law of the loss for the pair or the swapped pair; P and Q have mass below 1e-290 beyond the cells."""
         loss, log_q, blur = _law(xp.asarray(self.shifts), xp.asarray(self.probabilities))
         loss, log_weight = (-loss, log_q) if direction == REVERSE else (loss, log_q + loss)
         return Part(loss, log_weight, blur, _TAIL, _TAIL)
 
     def masses_at_infinity(self, direction: str) -> tuple[float, float]:
-        """Those of `part`, without the law."""
+        """The masses at infinity of `part`, without computing the law."""
         return _TAIL, _TAIL
 
 
 def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
-    """(losses, log masses under Q, error of either) at the edges of the cells of one mixture."""
+    """(losses, log masses under Q, error bound of both) at the edges of the cells, for one mixture."""
     edges = _edges(xp.max(shifts))
     live, log_p = probabilities > 0, log_mass(probabilities)
     parts = log_p + edges[:, None] * shifts - 0.5 * shifts**2
@@ -61,20 +62,20 @@ def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
     ahead = width[:, None] * _NODES
     x = left[:, None] + ahead
     log_density = -0.5 * x * x - 0.5 * np.log(2 * np.pi) + xp.log(width)[:, None] + np.log(_WEIGHTS)
-    # shares of an outcome x of the cell [a, b]: (r(x) - r(a)) / (r(b) - r(a)) goes to b, the rest to a; all terms > 0
+    # an outcome x in the cell [a, b] moves to b with share (r(x) - r(a)) / (r(b) - r(a)), else to a; all terms > 0
     whole = _growth(posterior, shifts, width[:, None])
     to_right = _growth(posterior, shifts, ahead) - whole
     to_left = _growth(posterior + shifts * ahead[..., None], shifts, width[:, None] * (1 - _NODES)) - whole
-    right, rest = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
-    log_q = at_edges(rest, right)
-    # every exponent of the sums above, and what eight nodes miss
+    log_right, log_left = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
+    log_q = at_edges(log_left, log_right)
+    # errors: rounding of every exponent in the sums above, and of the eight-node quadrature
     size = xp.max(xp.where(live, -log_p + xp.abs(edges[:, None]) * shifts + 0.5 * shifts**2, 0.0), axis=1)
     fall = xp.max(width) * (xp.max(xp.abs(edges)) + xp.max(shifts) + 4.0)
     return loss, log_q, 64 * ULP * (4 + size + 0.5 * edges**2) + 4 * gauss_error(fall)
 
 
 def _edges(largest: Array) -> Array:
-    """Cells of equal width where the mass is, wider ones beyond."""
+    """Edges of the cells: equal narrow cells where the mass is, wider cells beyond."""
     inner = -_NEAR + (largest + 2 * _NEAR) * xp.arange(_INNER_CELLS) / _INNER_CELLS
     outer = (_FAR - _NEAR) * xp.arange(_OUTER_CELLS) / _OUTER_CELLS
     return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, xp.full(1, largest + _FAR)])

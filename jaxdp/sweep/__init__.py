@@ -1,4 +1,4 @@
-"""Grids: a function over the product of named axes, tile by tile, into a labelled xarray.Dataset."""
+"""Evaluation of a function on the product of named axes, tile by tile, into a labelled xarray.Dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxdp.typing import Array, Axis, Number
 if TYPE_CHECKING:
     import xarray
 
-# Tiles given to an executor and not finished: several for every worker of a large cluster, few enough to be cancelled.
+# Largest number of unfinished tiles at an executor: several for each worker of a large cluster, few enough to cancel.
 _WAITING = 512
 _ACCURACY = (
     "certified: an upper bound of epsilon or delta is never below the truth; target relative gap 1e-6 in epsilon, "
@@ -40,10 +40,10 @@ _Submit: TypeAlias = Callable[[Callable[[Any], Any], Any], concurrent.futures.Fu
 
 
 class Executor(Protocol):
-    """What `concurrent.futures.Executor` and dask's `Client.get_executor()` offer."""
+    """The interface of an executor: `concurrent.futures.Executor`, or dask's `Client.get_executor()`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> concurrent.futures.Future[Any]:
-        """A call that runs somewhere else."""
+        """Start the call fn(*args) on a worker, and return its future."""
         ...
 
 
@@ -63,33 +63,35 @@ def sweep(
     >>> data.epsilon.values.round(4)
     array([4.8866, 2.2541, 1.0607])
 
-    fn: called with every axis name as a keyword; numeric axes arrive as arrays of equal shape (one tile of grid
-        points), other axes (strings, None, booleans) one value at a time. Returns an array of the tile's shape, a
-        `Bounds` (variables "lower", "upper"), or a dict of these. A single array is stored under the function's own
-        name; from a lambda under the name of the one verb it calls, else "value".
-    batch_size: most grid points of one call of fn, default 4096. A call is one rectangular tile; tiles at the edge are
-        padded, so that all calls have one shape and compile once. Peak memory beyond the result is set by it.
-    devices: jax devices that take tiles in turn, one thread each. Default: the current default device.
-    executor: where tiles are computed instead, as in `concurrent.futures`: ``submit(fn, *args)`` returns a
-        `concurrent.futures.Future`. For a cluster ``dask.distributed.Client(...).get_executor()``. fn has to be
-        picklable for it. A worker that runs other releases of jaxdp, jax, jaxlib or numpy is an error.
-    progress: show a tqdm bar counting grid points.
-    path: a file ending in .nc (netCDF), which is returned as read, or .zarr, whose values are read when they are
-        used. Finished tiles are kept in ``<path>.parts`` as they come: the same call after a kill or a full disk goes
-        on where it stopped, and a finished file is read instead of recomputed. The file itself appears at the end, in
-        one step. A second sweep to the same path waits for the first.
+    fn: called with every axis name as a keyword. Numeric axes arrive as arrays of equal shape, one entry per grid point
+        of a tile; other axes (strings, None, booleans) arrive as one value per call. Returns an array of the same
+        shape, a `Bounds` (variables "lower", "upper"), or a dict of these. A single array is stored under the name of
+        fn; for a lambda, under the name of the one jaxdp function (such as epsilon) that it calls, else as "value".
+    batch_size: largest number of grid points in one call of fn, default 4096. A call computes one rectangular tile.
+        Tiles at the edge are padded, so that all calls have one shape and compile once. It determines the peak memory
+        beyond the result.
+    devices: JAX devices that compute tiles in parallel, one thread each. Default: the current default device.
+    executor: computes the tiles elsewhere, as in `concurrent.futures`: ``submit(fn, *args)`` returns a
+        `concurrent.futures.Future`. For a cluster use ``dask.distributed.Client(...).get_executor()``. fn has to be
+        picklable for it. A worker with other releases of jaxdp, jax, jaxlib or numpy is an error.
+    progress: show a tqdm bar that counts grid points.
+    path: a file ending in .nc (netCDF, read into memory) or .zarr (values are read when they are used). Finished tiles
+        are kept in ``<path>.parts``: after a kill or a full disk the same call continues from them, and a finished
+        file is read instead of recomputed. The file itself appears at the end, in one step. A second sweep to the
+        same path waits for the first.
     axes: 1-D sequences (a scalar is an axis of length 1).
 
-    The numbers do not depend on devices, executor or interruptions, to the last bit, on processors of one kind.
-    Every axis value is tried once before a long run, so that an invalid one is rejected at the start. An error inside
-    a tile is re-raised with a note naming it. The attributes hold versions, accuracy and, where verbs were called by
-    fn, verb, mechanism and relation; where rounds were shuffled, also the bounds and randomizers in use.
+    On processors of one kind, the numbers do not depend on devices, executor or interruptions, to the last bit.
+    Before a long run fn is called with every axis value (with the extreme values only, if all values together are more
+    than batch_size), so that an invalid value is rejected at the start. An error in a tile is raised with a note that
+    names the tile. The attributes hold versions, accuracy, and the jaxdp functions ("verb"), mechanisms and relations
+    that fn used; for shuffled rounds also the bounds and randomizers.
 
     Raises:
         ValueError: bad axes, a wrong result shape, or a path that holds another computation.
-        TypeError: fn accepts single numbers only or cannot be pickled, or an executor is not one.
+        TypeError: fn accepts single numbers only or cannot be pickled, or executor is not an executor.
         RuntimeError: a worker runs other releases.
-        ImportError: xarray is missing; names the extra.
+        ImportError: xarray is missing; the message names the extra.
     """
     validate.function("fn", fn, "values of the grid's points")
     xarray = require("xarray", "sweep", "sweep")
@@ -124,7 +126,7 @@ def _computed(
     devices: Sequence[jax.Device] | None,
     progress: bool,
 ) -> Any:
-    """The data set, from the tiles that the store lacks."""
+    """The data set, after computing the tiles that the store lacks."""
     todo = store.missing()
     bar = require("tqdm", "sweep", "sweep").tqdm if progress else None
     done = grid.size - sum(map(grid.length, todo))
@@ -134,16 +136,16 @@ def _computed(
         how = stack.enter_context(_workers(executor, devices))
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
-        def keep(tile: int, made: Any) -> None:
-            calls.extend(made[1])
-            store.keep(tile, *made)
+        def keep(tile: int, result: Any) -> None:
+            calls.extend(result[1])
+            store.keep(tile, *result)
             if shown is not None:
                 shown.update(grid.length(tile))
 
         try:
             if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
-                _each(task.probe, list(grid.probes()), lambda place, made: calls.extend(made[1]), *how)
-            # The first tile alone: it compiles what the others use.
+                _each(task.probe, list(grid.probes()), lambda probe, result: calls.extend(result[1]), *how)
+            # The first tile runs alone: it compiles the programs that the others use.
             for tiles in (todo[:1], todo[1:]):
                 _each(task, tiles, keep, *how)
         except KeyboardInterrupt:
@@ -155,12 +157,12 @@ def _computed(
 def _each(
     fn: Callable[[Any], Any], arguments: list[Any], keep: Callable[[Any, Any], None], submit: _Submit, window: int
 ) -> None:
-    """keep(argument, fn(argument)) as results come, ``window`` calls at once; an error cancels what has not begun."""
+    """Call keep(argument, fn(argument)) as results come, ``window`` calls at once; an error cancels waiting calls."""
     waiting: dict[concurrent.futures.Future[Any], Any] = {}
-    rest = iter(arguments)
+    remaining = iter(arguments)
     try:
         while True:
-            for argument in itertools.islice(rest, window - len(waiting)):
+            for argument in itertools.islice(remaining, window - len(waiting)):
                 waiting[submit(fn, argument)] = argument
             if not waiting:
                 return
@@ -175,7 +177,7 @@ def _each(
 
 @contextlib.contextmanager
 def _workers(executor: Executor | None, devices: Sequence[jax.Device] | None) -> Iterator[tuple[_Submit, int]]:
-    """How a call is submitted, and how many may be unfinished: the executor, a thread per device, or this thread."""
+    """(submit, number of calls that may be unfinished): on the executor, a thread per device, or this thread."""
     if executor is not None:
         with _on_executor(executor) as submit:
             yield submit, _WAITING
@@ -206,9 +208,9 @@ def _on_free_device(free: queue.SimpleQueue[jax.Device], fn: Callable[[Any], Any
 
 @contextlib.contextmanager
 def _on_executor(executor: Executor) -> Iterator[_Submit]:
-    """Calls on the workers of an executor, which is left open; an error says why one cannot be sent."""
+    """A submit function for an executor, which stays open; an error says why a call cannot be sent to a worker."""
     ask_all = getattr(getattr(executor, "_client", None), "run", None)
-    if ask_all is not None:  # dask: every worker is asked before any work
+    if ask_all is not None:  # dask: the releases on all workers are checked before any work
         ask_all(require_versions, versions())
 
     def submit(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:

@@ -9,16 +9,16 @@ import numpy as np
 
 from jaxdp import validate
 
-# Default number of grid points of a tile: a call's overhead is small beside it, and a kill loses a few seconds of work.
+# Default number of grid points per tile: the overhead of a call is comparatively small, and a kill loses only seconds.
 _DEFAULT_BATCH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The product of axes, cut into rectangular tiles: ranges of the numeric axes, one value of every other axis.
+    """The product of axes, cut into rectangular tiles: a range of every numeric axis, one value of every other axis.
 
-    axes: arrays for numeric axes, lists for others; numeric: the first alone. steps, counts: length of a tile along
-    every axis, and number of tiles. size, batch, tiles: grid points altogether, those of one call, number of tiles.
+    axes: arrays for numeric axes, lists for others. numeric: the numeric axes. shape, steps, counts: along every axis,
+    number of grid points, grid points of a tile, tiles. size, batch, tiles: their products over all axes.
     """
 
     axes: dict[str, np.ndarray | list[Any]]
@@ -32,7 +32,7 @@ class Grid:
 
     @classmethod
     def of(cls, axes: Mapping[str, Any], batch_size: int | None) -> Self:
-        """Checked axes; ValueError for an axis that is neither of real numbers nor of plain values."""
+        """The grid of checked axes; ValueError for values other than real numbers, strings, booleans and None."""
         if not axes:
             raise ValueError(
                 "axes must name at least one axis, such as eps0=[1, 2, 4], got none (batch_size, devices, executor, "
@@ -51,7 +51,7 @@ class Grid:
         return cls(checked, numeric, shape, tuple(steps), counts, *map(math.prod, (shape, steps, counts)))
 
     def region(self, tile: int) -> tuple[slice, ...]:
-        """The ranges of all axes that a tile covers."""
+        """The range of every axis that a tile covers."""
         where = np.unravel_index(tile, self.counts)
         return tuple(
             slice(int(i) * step, min((int(i) + 1) * step, size))
@@ -59,27 +59,27 @@ class Grid:
         )
 
     def length(self, tile: int) -> int:
-        """Grid points of a tile, without the padding of its call."""
+        """Number of grid points of a tile, without padding."""
         return math.prod(part.stop - part.start for part in self.region(tile))
 
     def arguments(self, tile: int) -> dict[str, Any]:
-        """Keyword arguments of a tile's call. Numeric ones have length ``batch``: the last value repeats."""
-        made: dict[str, Any] = {}
+        """Keyword arguments for the call of a tile. Numeric ones have length ``batch``; the last value pads an axis."""
+        first: dict[str, Any] = {}
         rows = {}
         for (name, values), part, step in zip(self.axes.items(), self.region(tile), self.steps, strict=True):
             if isinstance(values, np.ndarray):
                 rows[name] = values[np.minimum(np.arange(part.start, part.start + step), part.stop - 1)]
-            made[name] = values[part.start]
+            first[name] = values[part.start]
         columns = np.meshgrid(*rows.values(), indexing="ij")
-        return made | {name: column.ravel() for name, column in zip(rows, columns, strict=True)}
+        return first | {name: column.ravel() for name, column in zip(rows, columns, strict=True)}
 
     def cut(self, tile: int, values: np.ndarray) -> np.ndarray:
-        """Results of a tile's call in the shape of its region, without the padding."""
+        """The results of a tile's call in the shape of its region, without padding."""
         kept = tuple(slice(0, part.stop - part.start) for part in self.region(tile))
         return values.reshape(self.steps)[kept]
 
     def describe(self, tile: int) -> str:
-        """The axis values of a tile, as the note of an error."""
+        """The axis values of a tile, for the note of an error."""
         places = []
         for (name, values), part in zip(self.axes.items(), self.region(tile), strict=True):
             first, last = values[part.start], values[part.stop - 1]
@@ -87,7 +87,7 @@ class Grid:
         return f"in tile {tile} of {self.tiles}: {', '.join(places)}"
 
     def probes(self) -> Iterator[dict[str, Any]]:
-        """Arguments of calls that together contain every axis value, or the extremes of axes longer than a tile."""
+        """Arguments of calls that try every axis value, or the extreme ones if a tile cannot hold all of them."""
         first: dict[str, Any] = {name: values[0] for name, values in self.axes.items()}
         others = {name: values for name, values in self.axes.items() if name not in self.numeric}
         short = sum(len(axis) for axis in self.numeric.values()) <= self.batch

@@ -1,4 +1,4 @@
-"""Storage of the tiles of a sweep: in memory, or on disk in a zarr store; the names of what they hold."""
+"""Storage for the tiles of a sweep, in memory or on disk in a zarr store; names and units of the variables."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _PLAIN = (
     "num_examples", "num_steps", "num_users", "radius", "sampling_probability", "sensitivity", "smoothness",
     "strong_convexity", "subset_size",
 )  # fmt: skip
-# name: (long name, units)
+# name of an axis or a variable: (long name, units)
 LABELS = {name: (name.replace("num_", "number of ").replace("_", " "), "1") for name in _PLAIN} | {
     "eps0": ("local epsilon", "nats"),
     "epsilon": ("epsilon", "nats"),
@@ -48,7 +48,7 @@ LABELS = {name: (name.replace("num_", "number of ").replace("_", " "), "1") for 
 
 
 def label(name: str) -> dict[str, str]:
-    """The attributes long_name and units of an axis or a variable."""
+    """The attributes long_name and units of an axis or variable."""
     base, _, side = name.rpartition("_")
     if side in ("lower", "upper") and base in LABELS:
         long_name, units = LABELS[base]
@@ -58,10 +58,10 @@ def label(name: str) -> dict[str, str]:
 
 
 def variable(name: str, verb: str, axes: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The final name and the attributes of a variable whose numbers came from a verb.
+    """Final name and attributes of a variable computed by the jaxdp function named ``verb``.
 
-    An array without a name of its own gets the verb's. The two sides of a `Bounds` are labelled by the verb: lower of
-    epsilon_bounds is epsilon_lower.
+    A variable without a name of its own ("value") gets the name of the verb. The two sides of a `Bounds` get the
+    attributes of the verb's quantity: "lower" of epsilon_bounds is labelled like "epsilon_lower".
     """
     if name == "value" and verb in LABELS and verb not in axes:
         name = verb
@@ -71,7 +71,7 @@ def variable(name: str, verb: str, axes: tuple[str, ...]) -> tuple[str, dict[str
 
 
 class Memory:
-    """Tiles of a sweep without a path."""
+    """The tiles of a sweep without a path, in memory."""
 
     def __init__(self, xarray: Any, grid: Grid) -> None:
         self._xarray, self._grid = xarray, grid
@@ -82,7 +82,7 @@ class Memory:
         return list(range(self._grid.tiles))
 
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Keep a tile; the verbs called for it are asked for in the end."""
+        """Store a tile. Its calls are not stored: `finish` is given all calls."""
         if not self._arrays:
             self._arrays = {name: np.empty(self._grid.shape) for name in values}
         _same_names(self._arrays, values)
@@ -99,14 +99,14 @@ class Memory:
         return self._xarray.Dataset(data, _coordinates(self._grid), attributes | made_by)
 
     def kept(self) -> str:
-        """A sentence on what is left after an interrupt."""
+        """A sentence for the user who interrupts the sweep: what is kept."""
         return "Nothing is kept; give path= to go on from where a sweep was interrupted."
 
 
 class Folder:
-    """Tiles on disk beside the final file, tied to one computation; each written whole or not at all.
+    """The tiles of one computation on disk, beside the final file; a tile counts only when it is written completely.
 
-    ``<path>.parts`` holds a zarr store with one chunk a tile, and a note for every tile that is written.
+    ``<path>.parts`` holds a zarr store with one chunk per tile, and a JSON note for every tile that is written.
     """
 
     def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, identity: str) -> None:
@@ -115,19 +115,19 @@ class Folder:
         self._store = self._parts / "store.zarr"
 
     def finished(self) -> Any:
-        """The complete data set of an earlier call, or None after preparing the folder."""
+        """The complete data set of an earlier call. If there is none, prepare the folder of parts and return None."""
         if self._path.exists():
             try:
-                made = self._open(self._path)
+                dataset = self._open(self._path)
             except (OSError, ValueError) as error:
                 raise ValueError(
                     f"{self._path} is not a data set that a sweep wrote ({error}). Choose another path, or remove it."
                 ) from None
-            self._same(made.attrs.get("fingerprint"), self._path)
-            return made
+            self._require_identity(dataset.attrs.get("fingerprint"), self._path)
+            return dataset
         manifest = self._parts / "manifest.json"
         if manifest.exists():
-            self._same(json.loads(manifest.read_text()).get("fingerprint"), self._parts)
+            self._require_identity(json.loads(manifest.read_text()).get("fingerprint"), self._parts)
         else:
             _write(manifest, json.dumps({"fingerprint": self._identity}))
         return None
@@ -138,7 +138,7 @@ class Folder:
         with self._xarray.open_dataset(path) as dataset:
             return dataset.load()
 
-    def _same(self, identity: Any, where: pathlib.Path) -> None:
+    def _require_identity(self, identity: Any, where: pathlib.Path) -> None:
         if identity != self._identity:
             raise ValueError(
                 f"{where} holds another computation (axes, function, batch_size and versions must all be equal). "
@@ -146,35 +146,35 @@ class Folder:
             )
 
     def missing(self) -> list[int]:
-        """The tiles that no earlier call has written."""
+        """The tiles that no call has written."""
         written = {int(note.stem) for note in self._parts.glob("[0-9]*.json")}
         return [tile for tile in range(self._grid.tiles) if tile not in written]
 
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Write a tile into its own region of the store, then the note that it is there."""
+        """Write a tile into its region of the store, then the note that it is complete."""
         import zarr
 
         grid = self._grid
         if not self._store.exists():
-            nothing = tuple(grid.axes), np.broadcast_to(np.nan, grid.shape)
-            template = self._xarray.Dataset(dict.fromkeys(values, nothing), _coordinates(grid))
+            empty = tuple(grid.axes), np.broadcast_to(np.nan, grid.shape)
+            template = self._xarray.Dataset(dict.fromkeys(values, empty), _coordinates(grid))
             draft = self._parts / "empty.zarr"
             template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
             os.replace(draft, self._store)
-        made = zarr.open_group(self._store, mode="r", use_consolidated=False)
-        _same_names(set(made.array_keys()) - set(grid.axes), values)
+        group = zarr.open_group(self._store, mode="r", use_consolidated=False)
+        _same_names(set(group.array_keys()) - set(grid.axes), values)
         for name, array in values.items():
             zarr.open_array(self._store / name, mode="r+")[grid.region(tile)] = array
         _write(self._parts / f"{tile:08d}.json", json.dumps(calls))
 
     def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
-        """Name and label the variables, move the result to its path in one step, drop the parts."""
+        """Name and label the variables, move the result to its path in one step, delete the parts."""
         import zarr
 
         notes = sorted(self._parts.glob("[0-9]*.json"))
         made_by = provenance.summary([call for note in notes for call in json.loads(note.read_text())])
         draft = self._store
-        # the arrays as they are on disk: after a rename, also one of an interrupted call, the consolidated metadata lie
+        # read the arrays on disk: the consolidated metadata are wrong after a rename, also one by an interrupted call
         group = zarr.open_group(draft, mode="r+", use_consolidated=False)
         for name in set(group.array_keys()) - set(self._grid.axes):
             final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
@@ -192,7 +192,7 @@ class Folder:
         return self._open(self._path)
 
     def kept(self) -> str:
-        """A sentence on what is left after an interrupt."""
+        """A sentence for the user who interrupts the sweep: what is kept, and where."""
         lost = sum(map(self._grid.length, self.missing()))
         return (
             f"{self._grid.size - lost:,} of {self._grid.size:,} points are kept in {self._parts}; "
@@ -201,7 +201,7 @@ class Folder:
 
 
 def parts(path: pathlib.Path) -> pathlib.Path:
-    """The folder of unfinished tiles beside a result."""
+    """The folder beside a result that holds the tiles of an unfinished sweep."""
     return path.with_name(path.name + ".parts")
 
 
@@ -214,10 +214,10 @@ def _same_names(names: Any, values: dict[str, np.ndarray]) -> None:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
-    """Inside, no other process sweeps to this path; another one that tries waits.
+    """Context in which no other process sweeps to this path; a process that tries to waits.
 
-    The lock is a file in the folder of parts, which the finishing process removes. A process that was waiting then
-    holds a lock on a removed file; it releases that and tries again.
+    The lock is a file in the folder of parts, which a finishing process removes. A process that was waiting then
+    holds the lock of a removed file; it releases this lock and tries again.
     """
     folder = parts(path)
     while True:
@@ -231,7 +231,7 @@ def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if not any(folder.glob("[0-9]*.json")):  # no tile: nothing to go on from
+        if not any(folder.glob("[0-9]*.json")):  # no finished tile: nothing to resume from
             shutil.rmtree(folder, ignore_errors=True)
         held.release()
 
@@ -244,7 +244,7 @@ def _coordinates(grid: Grid) -> dict[str, Any]:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    """A file that appears complete or not at all."""
+    """Write a file that appears complete or not at all."""
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.draft")
     try:
         with open(draft, "w") as file:

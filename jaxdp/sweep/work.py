@@ -1,4 +1,4 @@
-"""The computation of one tile of a sweep, in this process or on a worker: call and checks."""
+"""The computation of one tile of a sweep, with its checks, in this process or on a worker."""
 
 import dataclasses
 import os
@@ -21,16 +21,16 @@ Calls = list[dict[str, str]]
 
 
 def versions() -> dict[str, str]:
-    """The releases of the packages on which the last digits of a result depend."""
+    """Versions of the packages on which the last digits of a result depend."""
     return {"jaxdp": jaxdp.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A function of the number of a tile, to be sent to workers.
+    """A function of the number of a tile, which is sent to workers.
 
-    expected: `versions` of the process that began the sweep. identity: a text of this run alone, so that an executor
-    that remembers results does not take the call for one of an earlier run.
+    expected: `versions` of the process that started the sweep. identity: a string unique to this run, so that an
+    executor that caches results does not return one of an earlier run.
     """
 
     fn: Callable[..., Any]
@@ -39,7 +39,7 @@ class Task:
     identity: str
 
     def __call__(self, tile: int) -> tuple[Values, Calls]:
-        """The values of a tile and the verbs called for it."""
+        """(values of a tile, records of the jaxdp functions called for them)."""
         try:
             flat, calls = self.probe(self.grid.arguments(tile))
         except Exception as error:
@@ -48,7 +48,7 @@ class Task:
         return {name: self.grid.cut(tile, each) for name, each in flat.items()}, calls
 
     def probe(self, arguments: dict[str, Any]) -> tuple[Values, Calls]:
-        """The values of one call and the verbs called for them; used alone before a long run, to fail at the start."""
+        """(values, calls) for any arguments; also called before a long run, so that errors come at the start."""
         require_versions(self.expected)
         with provenance.observe() as calls:
             return self._evaluate(arguments), calls
@@ -86,7 +86,7 @@ class Task:
 
 
 def require_versions(expected: Mapping[str, str]) -> None:
-    """RuntimeError where this process runs other releases than the one that began the sweep."""
+    """RuntimeError if this process runs other releases than the process that started the sweep."""
     here = versions()
     other = [f"{name} {here[name]} (expected {expected[name]})" for name in expected if here[name] != expected[name]]
     if other:
@@ -97,11 +97,11 @@ def require_versions(expected: Mapping[str, str]) -> None:
 
 
 def _takes_numbers_only(fn: Callable[..., Any], arguments: dict[str, Any]) -> bool:
-    """True where fn fails on an array of equal grid points but accepts one of them as a number."""
+    """Whether fn fails on arrays of equal grid points but accepts one grid point as numbers."""
     arrays = {name: np.full_like(a, a[0]) for name, a in arguments.items() if isinstance(a, np.ndarray)}
     try:
         fn(**{**arguments, **{name: array[0].item() for name, array in arrays.items()}})
-    except Exception:  # whatever it is, the caller has an error of fn to show
+    except Exception:  # of any kind: the caller raises fn's original error instead
         return False
     try:
         fn(**{**arguments, **arrays})
@@ -111,6 +111,7 @@ def _takes_numbers_only(fn: Callable[..., Any], arguments: dict[str, Any]) -> bo
 
 
 def _named(fn: Callable[..., Any], result: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name of the variable, values) for every array in a result of fn."""
     if isinstance(result, Bounds):
         yield f"{prefix}_lower".lstrip("_"), result.lower
         yield f"{prefix}_upper".lstrip("_"), result.upper
