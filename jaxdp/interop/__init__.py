@@ -1,7 +1,7 @@
 """Translation of dp_accounting's DpEvents to jaxdp mechanisms, and a PrivacyAccountant with dp_accounting's interface.
 
-Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). In jaxdp, and in dp_accounting's PLD accountant,
-a noise multiplier is noise / (norm bound of ONE record's contribution): under REPLACE_ONE two data sets differ by twice
+Needs the extra `interop` (``pip install 'jaxdp-accounting[interop]'``). In jaxdp and dp_accounting's PLD accountant, a
+noise multiplier is noise / (norm bound of ONE record's contribution): under REPLACE_ONE two data sets differ by twice
 that bound. In dp_accounting's RDP accountant it is noise / (sensitivity under the relation): under REPLACE_ONE that
 accountant reports smaller numbers for Gaussian, Laplace and SampledWithoutReplacement events.
 """
