@@ -33,7 +33,7 @@ SMALLEST_MU = 1e-150
 class Domain:
     """A set of real numbers.
 
-    contains: float64 array -> booleans of its shape, False for NaN. The function works on NumPy and traced arrays.
+    contains: float64 array -> booleans of its shape, False for NaN. It must work on NumPy and traced arrays.
     allowed: the set in words, to follow "must be" in an error message.
     harmless: a number in the set at which every formula and its derivative are finite.
     remedy: a sentence that ends the error message.
@@ -73,7 +73,7 @@ def whole(minimum: int) -> Domain:
 
 
 def _bits(x: Any) -> Any:
-    """The bits of |x| as int64. They order as |x| does; compiled comparisons of floats treat subnormals as 0."""
+    """The bits of |x| as int64, ordered like |x|; compiled comparisons of floats treat subnormal numbers as 0."""
     return x.view(np.int64) & np.int64(2**63 - 1)
 
 
@@ -94,7 +94,7 @@ COMPUTABLE = Domain(
 
 
 def field(domain: Domain, *, remedy: str = "", **kwargs: Any) -> Any:
-    """A dataclass field whose numbers must lie in the domain; ``remedy`` replaces that of the domain.
+    """A dataclass field whose numbers must lie in the domain. remedy: replaces the domain's remedy, if given.
 
     Other keyword arguments are those of `dataclasses.field`.
 

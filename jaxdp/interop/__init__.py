@@ -66,8 +66,8 @@ def from_dp_event(
       accepted under REPLACE_ONE only.
     * RandomizedResponse under REPLACE_ONE; also under REPLACE_SPECIAL, where the report of the special record is
       uniform over the buckets, as dp_accounting's PLD accountant reads it.
-    * MixtureOfGaussians with at most 32 sensitivities, each at most 40 standard deviations; not under REPLACE_ONE. With
-      one positive sensitivity it is the sampled Gaussian; with more there are upper bounds only.
+    * MixtureOfGaussians, not under REPLACE_ONE. With one positive sensitivity it is the sampled Gaussian. With more
+      there are upper bounds only, for at most 32 sensitivities, each at most 40 standard deviations.
     * TruncatedSubsampledGaussian, where dataset_size is the size of the larger of the two data sets; upper bounds only.
       Under REPLACE_SPECIAL only if batches are never cut.
     * SingleEpochTreeAggregation under REPLACE_SPECIAL.

@@ -68,8 +68,8 @@ def sweep(
         shape, a `Bounds` (variables "lower", "upper"), or a dict of these. A single array is stored under the name of
         fn; for a lambda, under the name of the one jaxdp function (such as epsilon) that it calls, else as "value".
     batch_size: largest number of grid points in one call of fn, default 4096. A call computes one rectangular tile.
-        Tiles at the edge are padded, so that all calls have one shape and compile once. It determines the peak memory
-        beyond the result.
+        Tiles at the edge are padded, so that all calls have one shape and compile once. batch_size determines the
+        peak memory beyond the result.
     devices: JAX devices that compute tiles in parallel, one thread each. Default: the current default device.
     executor: computes the tiles elsewhere, as in `concurrent.futures`: ``submit(fn, *args)`` returns a
         `concurrent.futures.Future`. For a cluster use ``dask.distributed.Client(...).get_executor()``. fn has to be
@@ -82,10 +82,10 @@ def sweep(
     axes: 1-D sequences (a scalar is an axis of length 1).
 
     On processors of one kind, the numbers do not depend on devices, executor or interruptions, to the last bit.
-    Before a long run fn is called with every axis value (with the extreme values only, if all values together are more
-    than batch_size), so that an invalid value is rejected at the start. An error in a tile is raised with a note that
-    names the tile. The attributes hold versions, accuracy, and the jaxdp functions ("verb"), mechanisms and relations
-    that fn used; for shuffled rounds also the bounds and randomizers.
+    Before a long run fn is called with every axis value, so that an invalid value is rejected at the start (only with
+    the extreme values, if the numeric axes together have more than batch_size values). An error in a tile is raised
+    with a note that names the tile. The attributes hold versions, accuracy, and the jaxdp functions ("verb"),
+    mechanisms and relations that fn used; for shuffled rounds also the bounds and randomizers.
 
     Raises:
         ValueError: bad axes, a wrong result shape, or a path that holds another computation.
@@ -133,7 +133,7 @@ def _computed(
     task = Task(fn, grid, versions(), uuid.uuid4().hex)
     calls: Calls = []
     with contextlib.ExitStack() as stack:
-        how = stack.enter_context(_workers(executor, devices))
+        workers = stack.enter_context(_workers(executor, devices))
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
         def keep(tile: int, result: Any) -> None:
@@ -144,10 +144,10 @@ def _computed(
 
         try:
             if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
-                _each(task.probe, list(grid.probes()), lambda probe, result: calls.extend(result[1]), *how)
+                _each(task.probe, list(grid.probes()), lambda probe, result: calls.extend(result[1]), *workers)
             # The first tile runs alone: it compiles the programs that the others use.
             for tiles in (todo[:1], todo[1:]):
-                _each(task, tiles, keep, *how)
+                _each(task, tiles, keep, *workers)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(store.kept()) from None
     attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     overflow: True if the sample has more than ``size`` examples. Do not train on a cut batch: the accounting does not
     cover it. The same key and step with a larger size give the whole sample.
     The adversary must not see the key of a batch. Noise drawn from the same key is independent of the batch. Runs that
-    are composed need different keys: equal samples in two runs cost as much as one run with less noise.
+    are composed need different keys: two runs with equal samples cost as much privacy as one run with less noise.
 
     >>> from jaxdp import training
     >>> batch = training.cyclic_batch(3, num_examples=10, batch_size=4, num_batches=3)
@@ -102,7 +102,7 @@ def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability:
 def truncated_poisson_batch(
     step: Step, key: jax.Array, *, num_examples: int, probability: float | jax.Array, size: int
 ) -> Batch:
-    """The sample of `poisson_batch`; of a sample with more than ``size`` examples, ``size`` uniformly drawn ones.
+    """The sample of `poisson_batch`; if it has more than ``size`` examples, a uniformly drawn part of ``size`` of them.
 
     Arguments as for `poisson_batch`. The examples are in random order, and ``overflow`` is always False. `DPSGD` with
     sampling="truncated_poisson" accounts for this sample.

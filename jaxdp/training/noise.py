@@ -54,7 +54,7 @@ def check_key(key: Any) -> jax.Array:
     if checked.ndim:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap over the keys of several runs.")
     impl = str(jax.random.key_impl(checked))
-    if impl != "threefry2x32":  # with others, draws of two steps or under vmap may coincide
+    if impl != "threefry2x32":  # with other implementations, draws of two steps or under vmap may coincide
         raise ValueError(f"key must be of impl 'threefry2x32', such as jax.random.key(seed, impl=...), got {impl!r}.")
     return checked
 

@@ -92,8 +92,8 @@ class NoisyProjectedSGD:
 
     Guarantee: under replace_one alone (removing an example would move later examples to other places in the order). If
     one example is replaced, a step t that uses it moves the next iterate by at most d_t = 2 eta_t C / b. Every step
-    contracts by kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t. The last
-    iterate is mu-GDP with the mu of the optimal shift allocation (jaxdp.NoisyIteration), or a smaller mu if radius
+    contracts distances by kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t.
+    The last iterate is mu-GDP with mu of the optimal shift allocation (jaxdp.NoisyIteration), or a smaller mu if radius
     bounds the distance of the two runs (constant settings only). Training rounds the step down to float32 and the noise
     up; mu is at most a relative 2e-7 above, and never below, the optimal mu for the stated numbers. With a schedule,
     which a program may round differently, the step is 1e-6 smaller and the noise 4e-6 larger than stated (relative).
@@ -103,10 +103,10 @@ class NoisyProjectedSGD:
     weight decay, scaling or clipping on either side, an optax.chain raises no error but runs another iteration than the
     accounted one. After the last step, any function of the released iterate is allowed.
     Only the last iterate is released (no checkpoints, averages, best-of selection, early stopping or loss curves from
-    private data). The constants of `loss` hold. Every step, without data or with a short batch too, uses the full
-    gradient of the regulariser (`gradient` does). Batches are those of `batch`. Gradients are finite: one non-finite
-    mean gradient voids the guarantee (see `NoisyState.nonfinite`), so clean the data or use `gradient`, which leaves
-    out only the example. x_0 and all settings are independent of the data. A schedule's value in the compiled step is
+    private data). The constants of `loss` hold. Every step uses the full gradient of the regulariser, even with no data
+    or a short batch (`gradient` does this). Batches are those of `batch`. Gradients are finite: one non-finite mean
+    gradient voids the guarantee (see `NoisyState.nonfinite`), so clean the data or use `gradient`, which leaves out
+    only the bad example. x_0 and all settings are independent of the data. A schedule's value in the compiled step is
     within a relative 2^-21 of its value on the host. The projection is convex and public. Floating-point noise is as
     good as real noise (docs/limits.md). The key has 64 random bits; key, state and checkpoints are secret.
     Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Algorithm 1; Feldman, Mironov, Talwar, Thakurta 2018,

@@ -88,8 +88,8 @@ def cyclic_constant_mu(
     """mu of an example in a cyclic order of batches, with constant kappa <= 1 and d/s = ratio.
 
     period: batches of an epoch. slot: place of the example's batch in the epoch, 0..period-1. data_steps: steps that
-    use data. steps: all steps. Arrays broadcast. diameter: that of the ball that holds the iterates, in units of one
-    shift d; it bounds the distance of the two runs before any participation.
+    use data. steps: all steps. Arrays broadcast. diameter of the ball that holds the iterates (inf: no ball), in units
+    of one shift d; it bounds the distance of the two runs before any participation.
     """
     steps, data_steps, slot = (np.asarray(a, np.float64) for a in (steps, data_steps, slot))
     limit = np.minimum(steps, data_steps)

@@ -20,9 +20,9 @@ MOST_STEPS = 2**24
 """Largest number of steps with a schedule: float32, in which schedules compute, is exact up to this step number."""
 
 SLACK = 2.0**-20
-"""Relative margin of training for the difference of a schedule's value in a compiled step and on the host, where it is
-accounted for: eight float32 roundings in the schedule, the rest for what is computed from its value. A number is
-rounded to float32 too before it is used."""
+"""Relative margin that training adds, because a schedule's value in a compiled step may differ from the value on the
+host, which is accounted for: eight float32 roundings in the schedule, the rest for what is computed from its value. A
+plain number is rounded to float32 too before it is used."""
 
 CHECKED_STEPS = 1024
 """Number of steps of a schedule that are checked at construction."""
@@ -88,7 +88,7 @@ def check_budget(epsilon: Any, delta: Any) -> None:
 
 
 def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
-    """Largest count <= max_steps with epsilon of after(count) within the budget; epsilon must not fall with the count.
+    """Largest count <= max_steps with epsilon of after(count) within the budget; epsilon must not fall as it grows.
 
     after: takes an array of counts. Every round computes epsilon for two neighbouring counts, where epsilon would reach
     the budget if it were a power of the count: the square root at first, then the power through the last two rounds.
@@ -96,7 +96,7 @@ def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, ma
     """
     check_budget(epsilon, delta)
     low, high = 0, max_steps + 1
-    guess, turn, last, power = 1.0, 0, np.full(2, np.nan), 0.5
+    guess, rounds, previous, power = 1.0, 0, np.full(2, np.nan), 0.5
     while high - low > 1:
         first = int(np.clip(guess, low + 1, high - 1))
         counts = np.arange(first, min(first + 2, high))
@@ -104,12 +104,12 @@ def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, ma
         first_bad = int(np.argmin([*(found <= epsilon), False]))
         low, high = [low, *map(int, counts), high][first_bad : first_bad + 2]
         with np.errstate(all="ignore"):
-            place = np.log(np.array([first, found[0]]))
-            slope = np.divide(*(place - last)[::-1])
+            logs = np.log(np.array([first, found[0]]))
+            slope = np.divide(*(logs - previous)[::-1])
             power = slope if 0.1 <= slope <= 2 else power
-            guess = np.exp(place[0] + (np.log(epsilon) - place[1]) / power)
-        last, turn = place, turn + 1
-        if turn % 3 == 0 or not 0 < guess < np.inf:
+            guess = np.exp(logs[0] + (np.log(epsilon) - logs[1]) / power)
+        previous, rounds = logs, rounds + 1
+        if rounds % 3 == 0 or not 0 < guess < np.inf:
             guess = np.sqrt(max(low, 1) * high)
     return low
 
