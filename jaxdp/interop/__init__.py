@@ -271,9 +271,9 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
     (deviation,) = _numbers(event, standard_deviation=NONNEGATIVE)
     sizes = np.atleast_1d(validate.nonnegative("sensitivities", event.sensitivities))
     chances = np.atleast_1d(validate.probability("sampling_probs", event.sampling_probs))
-    if sizes.shape != chances.shape or sizes.ndim != 1 or not abs(math.fsum(chances) - 1) <= _NORMALISED:
+    if sizes.shape != chances.shape or sizes.ndim != 1 or not abs(math.fsum(chances) - 1) <= _SUM_TOLERANCE:
         raise ValueError(
-            f"sampling_probs must be as many as sensitivities and sum to 1 (to {_NORMALISED}), "
+            f"sampling_probs must be as many as sensitivities and sum to 1 (to {_SUM_TOLERANCE}), "
             f"got {list(event.sampling_probs)} for {list(event.sensitivities)}."
         )
     order = np.argsort(sizes[chances > 0])
@@ -330,7 +330,7 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     return jaxdp.repeat(_noise(jaxdp.Gaussian, event, relation), depth) if depth > 0 else _NOTHING
 
 
-_NORMALISED = 1e-9  # largest accepted difference of a sum of probabilities from 1
+_SUM_TOLERANCE = 1e-9  # largest accepted difference of a sum of probabilities from 1
 _WITHOUT_THEOREM = {
     ("RandomizedResponseDpEvent", NeighboringRelation.ADD_OR_REMOVE_ONE),
     ("SampledWithoutReplacementDpEvent", NeighboringRelation.REPLACE_SPECIAL),

@@ -41,8 +41,8 @@ class ClippedSum(NamedTuple):
     >>> import jax.numpy as jnp
     >>> from jaxdp import training
     >>> sgd = training.DPSGD(clip_norm=1.0, noise_multiplier=1.0, sampling_probability=1.0)
-    >>> made = sgd.clipped_sum(lambda w, x: w * x, jnp.zeros(()), jnp.array([0.25, -3.0]), 0, jax.random.key(0))
-    >>> f"{float(made.total):.4f}"  # 0.25, and -3 clipped to the norm 1
+    >>> clipped = sgd.clipped_sum(lambda w, x: w * x, jnp.zeros(()), jnp.array([0.25, -3.0]), 0, jax.random.key(0))
+    >>> f"{float(clipped.total):.4f}"  # 0.25, and -3 clipped to the norm 1
     '-0.7500'
     """
 

@@ -115,7 +115,7 @@ def the_state(state: Any) -> NoisyState:
 
 
 def check_steps(steps: Any) -> np.ndarray:
-    """Numbers of updates as float64 whole numbers; an error says what to pass instead of a state or traced count."""
+    """Numbers of updates, whole, as float64; an error says what to pass instead of a state or a traced count."""
     if _states_in(steps):
         raise TypeError("steps must be a whole number, got the optimizer's state: pass state.count.")
     if validate.is_traced(steps):
