@@ -103,7 +103,7 @@ def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def _near_least(x: jax.Array, k: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The least Chernoff bound in row 0 of k = K(e^x); next ends around its abscissa and, in row 1, the saddle point."""
+    """The least Chernoff bound in row 0 of k = K(e^x); new ends around its abscissa and, in row 1, the saddle point."""
     c = xp.exp(x)
     bound = log_chernoff(c[0], k[0], eps)
     return xp.min(bound), _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))

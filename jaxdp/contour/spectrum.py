@@ -1,4 +1,4 @@
-"""What the inversion needs to know of one composed mechanism: K on the real axis and on vertical lines."""
+"""K(z) = log E e^{zL} of one composed mechanism, on the real axis and at the nodes of a vertical line Re z = c."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from jaxdp.sampled_gaussian.moment import real_log_m, tail_mass, tilted_line
 
 SWAPPED = {"forward": "reverse", "reverse": "forward", "replace": "replace"}
 MASS_ROUNDING = 2.0**-42
-"""By which a composed mass at infinity is rounded up, relative: a sum of up to some hundred logarithms."""
+"""Relative amount by which a composed mass at infinity is rounded up; it is a sum of up to some hundred logarithms."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """A stack of sampled Gaussians: mu = 1/sigma, sampling rate and count, each of shape (stack,)."""
+    """A stack of sampled Gaussians. Each of shape (stack,): mu = 1/sigma, sampling rate, times = number of steps."""
 
     mu: Any
     rate: Any
@@ -27,7 +27,7 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """A stack of finite laws of L: losses, log weights, errors of the losses (stack, atoms), counts (stack,)."""
+    """A stack of finite laws. (stack, atoms): losses L, log weights, error bounds of L; (stack,): times = steps."""
 
     loss: Any
     log_weight: Any
@@ -35,7 +35,7 @@ class Discrete:
     times: Any
 
     def kept(self, cut: jax.Array) -> jax.Array:
-        """Log weights without the largest losses, whose mass per step is at most exp(-cut^2/2)."""
+        """Log weights; -inf for the largest losses, as many as have a mass of at most exp(-cut^2/2) together."""
         order = xp.argsort(-self.loss, axis=-1)
         tail = xp.cumsum(xp.exp(xp.take_along_axis(self.log_weight, order, -1)), axis=-1)
         beyond = tail > xp.exp(-0.5 * cut * cut)
@@ -44,20 +44,20 @@ class Discrete:
 
 
 def counted(part: Sampled | Discrete, x: jax.Array) -> jax.Array:
-    """Sum over the stack, the last axis of x, each as often as it is run."""
+    """Sum of times * x over the stack, which is the last axis of x; entries with times = 0 do not count."""
     return xp.sum(xp.where(part.times > 0, part.times * x, 0.0), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """One point's total K(z), split by how it is evaluated. Built by the records, used by the contour.
+    """The total K(z) of one parameter point, split into parts by the method of evaluation.
 
-    closed: K of everything with a formula, counts included; closed_units: bound on its relative error in
-    exp(K), in units of 2^-53. mu2: the exact Gaussian share in ``closed``. sampled: quadrature parts.
-    log_modulus: of |exp(closed(c + it) - closed(c))| between two t, the logarithm of a bound; None where it is 0.
-    infinity, reverse_infinity: masses at infinity of the pair and of its swap, not less than they are. top: supremum of
-    L, not less than it is.
-    lattice: (offset, spacing) when every finite loss lies in offset + spacing Z, else None.
+    closed: K of all mechanisms with a formula, all their steps included. closed_units: bound of the relative error of
+    exp(closed), in units of 2^-53. mu2: lower bound of the total mu^2 of the Gaussians in ``closed``. sampled: parts
+    that need quadrature. discrete: parts that are sums over atoms.
+    log_modulus: upper bound of log |exp(closed(c + it) - closed(c))| for t between two numbers; None stands for 0.
+    infinity, reverse_infinity: upper bounds of the masses at infinity of the pair and of the swapped pair.
+    top: upper bound of the supremum of L. lattice: (offset, spacing) if all finite losses lie in offset + spacing Z.
     """
 
     closed: Callable[[jax.Array], jax.Array]
@@ -74,24 +74,24 @@ class Spectrum:
 
     @property
     def infinity_low(self) -> Any:
-        """The mass at infinity, not more than it is."""
+        """Lower bound of the mass at infinity."""
         return xp.where(self.infinity < 1e-307, 0.0, self.infinity * (1 - 2 * MASS_ROUNDING))
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The quadrature parts, in the order of ``lines``."""
+        """The sampled and the discrete parts, in the order of ``lines``."""
         return (*self.sampled, *self.discrete)
 
     def real(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
-        """Upper bound of K(c) for each c > 0 of a vector (inf where the quadrature cannot tell)."""
+        """Upper bound of K(c) for each c > 0 of a vector; inf where the quadrature gives no bound."""
         return self._real(c, c, cut, max(size // 2, 64), self.direction)
 
     def rough(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
-        """K(c) to a few percent, for choosing c (inf where the quadrature cannot tell)."""
+        """K(c) to a few percent, for choosing c; inf where the quadrature gives no estimate."""
         return self._real(c, c, cut, max(size // 8, 32), self.direction, rough=True)
 
     def real_swapped(self, c: jax.Array, cut: jax.Array, size: int) -> jax.Array:
-        """Upper bound of K(-1 - c), the swapped pair's K at c > 0. Uncut: the cut removes mass, a bound may not."""
+        """Upper bound of K(-1 - c), which is K of the swapped pair at c > 0. No tail cut: it would make K too small."""
         return self._real(-1 - c, c, xp.full_like(cut, xp.inf), max(size // 2, 64), SWAPPED[self.direction])
 
     def _real(
@@ -109,19 +109,19 @@ class Spectrum:
         return xp.where(xp.isnan(total), xp.inf, total)
 
     def lines(self, c: jax.Array, cut: jax.Array, size: int) -> list[Line]:
-        """The tilted one-step laws at c, one stacked Line per sampled part."""
+        """The one-step laws tilted to c: one stacked Line for each entry of ``parts``."""
         make = xp.vmap(tilted_line, in_axes=(None, 0, 0, 0, None, None))
         sampled = [make(c, p.mu, p.rate, xp.broadcast_to(cut, p.mu.shape), self.direction, size) for p in self.sampled]
         law = xp.vmap(discrete_line, in_axes=(None, 0, 0, 0))
         return sampled + [law(c, d.loss, d.kept(cut), d.blur) for d in self.discrete]
 
     def step_count(self) -> jax.Array:
-        """Number of steps with a law of their own, at least 1."""
+        """Total number of steps of the sampled and discrete parts, at least 1."""
         total = sum((xp.sum(part.times) for part in self.parts), xp.zeros(()))
         return xp.maximum(total, 1.0)
 
     def log_kept(self, cut: jax.Array) -> jax.Array:
-        """log of the chance that no step falls beyond the cut (lower bound)."""
+        """Lower bound of the log of the probability that no step has an outcome beyond the cut."""
         kept = xp.zeros(())
         for atoms in self.discrete:
             dropped = xp.minimum(xp.exp(-0.5 * cut * cut) * 1.001, 0.5)
@@ -136,9 +136,10 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """K(c + it) - K(c) at equally spaced t: log modulus and phase; excess: M is off by e^excess - 1 of its modulus.
+    """K(c + it) - K(c) at equally spaced t: real part log_abs, imaginary part phase.
 
-    They are those of a loss that is larger by one and the same number, at most ``shift`` in modulus.
+    The relative error of M = e^K is at most e^excess - 1, for the loss L + S: S is an unknown number, the same at all
+    nodes, with |S| <= shift.
     """
 
     log_abs: jax.Array
@@ -148,26 +149,26 @@ class Nodes:
 
 
 def along_line(spectrum: Spectrum, lines: list[Line], c: jax.Array, step: jax.Array, count: int) -> Nodes:
-    """K on the vertical line through c at t = step (0..count-1), relative to the true K(c), with an error per node.
+    """K(c + it) - K(c) at t = step (0..count-1), with an error bound for each node; K(c) is the true one.
 
-    Each m is off by at most e, so M is off by at most prod (|m| + e)^T - prod |m|^T.
+    If m of each step is off by at most e, then M is off by at most prod (|m| + e)^T - prod |m|^T.
     """
     t = step * xp.arange(count)
     z = xp.complex(xp.full_like(t, c), t)
     base = spectrum.closed(xp.asarray(c, xp.complex128))
     value = spectrum.closed(z) - base
     log_abs, phase = xp.real(value), xp.imag(value)
-    turned = xp.abs(phase)
+    total_turn = xp.abs(phase)
     excess = (spectrum.closed_units + 4 * (xp.abs(base) + xp.abs(value)) + 16) * _ULP
     shift = xp.zeros(())
     for part, line in zip(spectrum.parts, lines, strict=True):
-        size, angle, error, moved = xp.vmap(lambda one: log_ratios(one, step, count))(line)
+        log_size, angle, error, shifts = xp.vmap(lambda one: log_ratios(one, step, count))(line)
         times = part.times[:, None]
-        shift = shift + xp.sum(xp.where(part.times > 0, part.times * moved, 0.0))
-        size, angle, error = (xp.where(times > 0, times * x, 0.0) for x in (size, angle, xp.log1p(error)))
-        log_abs, phase, turned = (
-            total + xp.sum(x, axis=0) for total, x in ((log_abs, size), (phase, angle), (turned, xp.abs(angle)))
+        shift = shift + xp.sum(xp.where(part.times > 0, part.times * shifts, 0.0))
+        log_size, angle, error = (xp.where(times > 0, times * x, 0.0) for x in (log_size, angle, xp.log1p(error)))
+        log_abs, phase, total_turn = (
+            total + xp.sum(x, axis=0) for total, x in ((log_abs, log_size), (phase, angle), (total_turn, xp.abs(angle)))
         )
-        excess = excess + xp.sum(error + 4 * _ULP * xp.abs(size), axis=0)
-    # phases of many parts may be larger than their sum, which is what `node_weights` charges
-    return Nodes(log_abs, excess + 2 * _ULP * xp.maximum(turned - xp.abs(phase), 0.0), phase, shift)
+        excess = excess + xp.sum(error + 4 * _ULP * xp.abs(log_size), axis=0)
+    # `node_weights` charges 2 units of |phase|; the phases of the parts may have a larger sum of moduli
+    return Nodes(log_abs, excess + 2 * _ULP * xp.maximum(total_turn - xp.abs(phase), 0.0), phase, shift)
