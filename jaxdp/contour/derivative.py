@@ -1,4 +1,4 @@
-"""log delta as a differentiable formula: the contour sum at a frozen plan, without certificates."""
+"""log delta as a differentiable formula: the contour sum with a fixed contour, without certified error bounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +12,21 @@ from jaxdp.contour.trapezoid import SMOOTH_EXPONENT, Effort
 from jaxdp.numerics.exponential_sums import split
 from jaxdp.runtime.arrays import xp
 
-_LATTICE_NODES = 16384  # a period of 12 deviations for 1e7 rounds of randomized response
-_FAR, _NEAR = 1e6, 1e-4  # where K tells the mass of the largest loss; the distance from it at which that is all
-_LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of the distance, which rounding may have made negative by so much
-_LEAST = 1e-100  # modulus of a ratio of moments, of which the logarithm still has a derivative
+_LATTICE_NODES = 16384  # for 1e7 rounds of randomized response, the period has 12 standard deviations of the loss
+# order z at which K(z) gives the mass of the largest loss; distance of eps below it at which no other loss counts
+_FAR, _NEAR = 1e6, 1e-4
+_LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of that distance: least value used; most that rounding makes it negative
+_LEAST = 1e-100  # replaces a smaller modulus of m(c + it)/m(c), so that its logarithm has a derivative
 
 
 def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effort: Effort) -> jax.Array:
     """log delta(eps) of the spectrum ``make(params)``, differentiable in params and eps.
 
-    The contour (abscissa, step, cut) is chosen at the given values and held fixed: delta does not depend
-    on it, so neither does the derivative. A smooth effort differentiates delta of the mechanism composed
-    with a Gaussian so small that the contour ends where it has decayed. On a lattice delta has kinks: the derivative is
-    the one between them. Next to a largest loss that has mass, where the sum has no digits left, delta is that of this
-    mass alone.
+    The contour (abscissa, step, cut) is chosen at the given values and held fixed: delta does not depend on it, so
+    neither does the derivative. With ``effort.smooth``, delta is that of the mechanism composed with a small Gaussian,
+    which makes the integrand decay up to the last node. On a lattice delta has kinks; the derivative is the one between
+    two kinks. Just below a largest loss with positive mass, rounding leaves no digit of the sum: there delta is taken
+    from this mass alone.
     """
     frozen = xp.stop_gradient((params, eps))
     plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
@@ -36,7 +37,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     first = xp.exp(-reference) / xp.expm1(xp.minimum(c * period, 700.0))
     away = xp.minimum(eps - (c + 1) * period - reference, 600.0)
     second = xp.exp(away) / -xp.expm1(-(c + 1) * period)
-    # where e^eps is large this says less than that delta is not below 0
+    # where e^eps is large the difference may be negative, and 0 is the better estimate of the alias
     alias = xp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
     total = value * xp.exp(level - reference) - alias + spectrum.infinity * xp.exp(-reference)
     plain = reference + xp.log(xp.where(total > 0, total, 1.0))
@@ -44,26 +45,26 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
 
 
 def _next_to_largest(spectrum: Spectrum, eps: jax.Array, plain: jax.Array) -> jax.Array:
-    """log of infinity + p (1 - e^(eps - top)), p the mass of the largest loss, where eps is close to it; else plain."""
+    """log(infinity + p (1 - e^(eps - top))) where eps is close to top, the largest loss, of mass p; elsewhere plain."""
     top = xp.where(xp.isfinite(spectrum.top), spectrum.top, 0.0)
 
     def log_mass(z: float) -> jax.Array:
-        """K(z) - z top: it tends to log p, or below all numbers."""
+        """K(z) - z top. For z to infinity it tends to log p, or to -inf if top has no mass."""
         k = xp.real(spectrum.closed(xp.asarray(z, xp.complex128)))
         for part in spectrum.discrete:
             k = k + counted(part, xp.logsumexp(part.log_weight + z * part.loss, axis=-1))
         return xp.minimum(k - z * top, 0.0)
 
-    log_p, again = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
+    log_p, farther = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
     left = top - eps
-    near = (spectrum.top < xp.inf) & (left > -_ROUNDED) & (left < _NEAR) & (xp.abs(again - log_p) < 1e-3)
-    positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # moved by it, and with its derivative
+    near = (spectrum.top < xp.inf) & (left > -_ROUNDED) & (left < _NEAR) & (xp.abs(farther - log_p) < 1e-3)
+    positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # max(left, _LEAST_LEFT), slope 1 in left
     total = spectrum.infinity + xp.exp(log_p) * -xp.expm1(-positive)
     return xp.where(near, xp.log(xp.where(near, total, 1.0)), plain)
 
 
 def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log(M(c) e^{-c eps}), the sum over the nodes in units of it, and the period."""
+    """(log(M(c) e^{-c eps}), the contour sum divided by M(c) e^{-c eps}, the alias period)."""
     c, step, count = plan.c, 2 * xp.pi / plan.period, effort.nodes + 1
     t = step * xp.arange(count)
     z = xp.complex(xp.full_like(t, c), t)
@@ -82,9 +83,9 @@ def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tup
 
 
 def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> jax.Array:
-    """m(c + it)/m(c) at t = step (0..count-1), of a step tilted to c, from 2 sqrt(count) exponentials of each loss.
+    """m(c + it)/m(c) at t = step (0..count-1) of a one-step law tilted to c; 2 sqrt(count) exponentials per loss.
 
-    With x and y the exponentials of two angles, less one: that of their sum, less one, is x y + x + y.
+    Uses e^{a+b} - 1 = x y + x + y with x = e^a - 1 and y = e^b - 1.
     """
     inner, outer = split(count)
     low, high = (
@@ -97,7 +98,7 @@ def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> 
 
 
 def _lattice(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of the sum over a period, which has no end; where delta has kinks no end of a contour tells."""
+    """The same as `_line` for a lattice: the sum over one period, which needs no truncation and no smoothing."""
     contour = build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES))
     level = contour.log_m_c[0] - plan.c * eps
     return level, lattice_sum(contour, eps, level)[0][0], contour.plan.period

@@ -1,4 +1,4 @@
-r"""Losses on a lattice a0 + ell Z: one period of the contour is a finite, exact sum.
+r"""The contour sum for losses on a lattice a0 + ell Z: K is periodic along the contour, so one period is a finite sum.
 
 With z_n = c + 2 pi i n/(N ell), n = 0..N-1, b = the first lattice point beyond eps, th = b - eps in (0, ell],
 
@@ -6,8 +6,9 @@ With z_n = c + 2 pi i n/(N ell), n = 0..N-1, b = the first lattice point beyond 
     D(z) = (1 - e^{-z ell}) (1 - e^{-(z+1) ell}),
     A = 1 - e^{-th},  B = e^{-th} - e^{-ell},
 
-is sum_k e^{c p k} delta(eps + p k), p = N ell: no truncation, and the alias of the contour certificate.
-A and B are nonnegative, so nothing cancels between the two geometric sums.
+equals sum_k e^{c p k} delta(eps + p k) over all integers k, p = N ell. There is no truncation error. The terms k != 0
+are the alias, bounded as in notebooks/proofs/contour_certificate.md, section 2. A and B are nonnegative, so the two
+geometric sums do not cancel.
 """
 
 from typing import NamedTuple
@@ -21,15 +22,15 @@ from jaxdp.runtime.arrays import xp
 
 
 class LatticeContour(NamedTuple):
-    """What does not depend on eps. first, second: node weights that go with A and with B."""
+    """The parts of the sum that do not depend on eps; the last six fields are those of `trapezoid.Contour`."""
 
     plan: Plan
-    offset: jax.Array
-    spacing: jax.Array
-    node_t: jax.Array
-    first: tuple[jax.Array, jax.Array]
-    second: tuple[jax.Array, jax.Array]
-    errors: jax.Array
+    offset: jax.Array  # a0
+    spacing: jax.Array  # ell
+    node_t: jax.Array  # imaginary parts of the nodes
+    first: tuple[jax.Array, jax.Array]  # real and imaginary node weights that A multiplies
+    second: tuple[jax.Array, jax.Array]  # real and imaginary node weights that B multiplies
+    errors: jax.Array  # sums over the nodes of |weight| times: the node's error; t 2^-53; 2^-53
     extra_mu2: jax.Array
     mixing: jax.Array
     log_m_c: jax.Array
@@ -39,12 +40,12 @@ class LatticeContour(NamedTuple):
 
 
 def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
-    """Evaluate K on one period. The period of the alias becomes count x spacing."""
+    """Evaluate K at the ``count`` nodes of one period. The period of the alias becomes count x spacing."""
     offset, spacing = spectrum.lattice or (xp.zeros(()), xp.ones(()))
     spacing = xp.where(spacing > 0, spacing, 1.0)
     c, period = plan.c, count * spacing
     step = 2 * xp.pi / period
-    # the second half of the period is the conjugate of the first
+    # K at the second half of the period is the complex conjugate of K at the first half
     nodes = along_line(spectrum, [], c, step, count // 2 + 1)
     t = step * xp.arange(count // 2 + 1)
     ends = (xp.arange(t.shape[0]) == 0) | (xp.arange(t.shape[0]) == count // 2)
@@ -85,13 +86,13 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
 
 
 def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """1 - e^{-(x + iy)} for x > 0, real and imaginary part, without cancellation."""
+    """Real and imaginary part of 1 - e^{-(x + iy)} for x > 0, without cancellation."""
     fade = xp.exp(-x)
     return -xp.expm1(-x) + 2 * fade * xp.sin(0.5 * y) ** 2, fade * xp.sin(y)
 
 
 def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tuple[jax.Array, ...]:
-    """(value, slope in eps, 0, rounding) of S_N at eps in units of e^ref, each of shape (1,)."""
+    """(S_N at eps, its slope in eps, truncation error 0, rounding error) in units of e^ref, each of shape (1,)."""
     c, ell = contour.plan.c, contour.spacing
     position = (eps - contour.offset) / ell
     index = xp.floor(position) + 1
@@ -106,11 +107,12 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     second = xp.sum(contour.second[0] * cosine + contour.second[1] * sine)
     own, moment, mass = contour.errors
     place = xp.abs(contour.offset) + xp.abs(eps) + ell
-    # a misplaced gap moves eps by a few units of its size: delta moves by c + 1 times that, as K is scaled
+    # Rounding of gap acts like a change of eps by a few units of ``place``. It changes delta, in units of
+    # M(c) e^{-c eps}, by c + 1 times as much.
     head = contour.log_m_c_units[0] + 4 * (xp.abs(log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
     moduli = a + b + 16 * _ULP * place
     rounding = front * (moduli * (own + 8 * place * moment + mass * head) + mass * 16 * place)
-    # a misplaced index: delta at an eps' of as much more or less, |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}
+    # A wrong index gives delta at an eps at most ``shift`` away: |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}.
     shift = 16 * _ULP * place
     rounding = rounding + shift * xp.exp(log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
     slope = front * inner * (second - first)

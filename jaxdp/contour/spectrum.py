@@ -18,21 +18,21 @@ MASS_ROUNDING = 2.0**-42
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """A stack of sampled Gaussians. Each of shape (stack,): mu = 1/sigma, sampling rate, times = number of steps."""
+    """A stack of sampled Gaussians; each field has the shape (stack,)."""
 
-    mu: Any
-    rate: Any
-    times: Any
+    mu: Any  # 1/sigma
+    rate: Any  # sampling rate
+    times: Any  # number of steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """A stack of finite laws. (stack, atoms): losses L, log weights, error bounds of L; (stack,): times = steps."""
+    """A stack of finite laws of the loss L."""
 
-    loss: Any
-    log_weight: Any
-    blur: Any
-    times: Any
+    loss: Any  # (stack, atoms)
+    log_weight: Any  # (stack, atoms): log probabilities under P
+    blur: Any  # (stack, atoms): bounds of the errors of ``loss``
+    times: Any  # (stack,): number of steps with this law
 
     def kept(self, cut: jax.Array) -> jax.Array:
         """Log weights; -inf for the largest losses, as many as have a mass of at most exp(-cut^2/2) together."""

@@ -1,4 +1,4 @@
-"""The contour beyond its last node: a majorant of |M(c + it)| (notebooks/proofs/contour_certificate.md, section 3)."""
+"""Bounds of |M(c + it)|/M(c) beyond the contour's last node (notebooks/proofs/contour_certificate.md, section 3)."""
 
 import jax
 
@@ -7,7 +7,7 @@ from jaxdp.numerics.exponential_sums import Line
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.decay import log_decay
 
-_CELLS = 1024  # of an octave of t, each with one bound
+_CELLS = 1024  # intervals into which an octave of t is cut; each interval has one bound
 
 
 def log_tail(
@@ -15,17 +15,17 @@ def log_tail(
 ) -> jax.Array:
     """log of a bound of step x sum over the nodes t = end + step, end + 2 step, ... of |M(c + it)|/M(c) / t^2.
 
-    M(c) is the computed one. ``end`` is the last node kept. |M|/M(c) is at most exp(log_modulus) at all these nodes; a
-    Gaussian share bounds it by exp(-mu2 t^2/2) besides, which falls.
+    M(c) is the computed value. ``end`` is t of the last node kept. |M(c + it)|/M(c) must be at most
+    exp(log_modulus - mu2 t^2/2) at the nodes left out; mu2 is the total mu^2 of the Gaussians in the composition.
     """
-    # the true M(c) against the computed one
+    # log of a bound of (true M(c)) / (computed M(c))
     pairs = zip(spectrum.parts, lines, strict=True)
     blur = sum((counted(part, xp.log1p(line.error)) for part, line in pairs), xp.zeros(()))
     return log_modulus - 0.5 * mu2 * end**2 - xp.log(end) + blur
 
 
 def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array) -> jax.Array:
-    """log of a bound of the sampled steps' |M(c + it)|/M(c), t >= end."""
+    """log of a bound of |M(c + it)|/M(c) for all t >= end, M being that of the sampled steps alone."""
     total = xp.zeros(())
     for part, line in zip(spectrum.sampled, lines, strict=False):
         size = line.weight.shape[-1] // 2
@@ -36,7 +36,7 @@ def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Arr
 
 
 def log_held(spectrum: Spectrum, lines: list[Line], end: jax.Array, until: jax.Array) -> jax.Array:
-    """log of a bound of all but the sampled steps' |M(c + it)|/M(c), end <= t <= until; until: an array that rises."""
+    """log of a bound of |M(c + it)|/M(c) for end <= t <= until, M without the sampled steps; until: a rising array."""
     total = xp.zeros_like(until)
     if spectrum.log_modulus is not None:
         edges = xp.linspace(xp.concatenate([end[None], until[:-1]]), until, _CELLS + 1, axis=-1)
@@ -48,11 +48,11 @@ def log_held(spectrum: Spectrum, lines: list[Line], end: jax.Array, until: jax.A
 
 
 def dense_modulus(line: Line, end: jax.Array, until: jax.Array) -> jax.Array:
-    """A bound of the modulus of a finite law's sum weight e^{it loss}, end <= t <= until; until: an array.
+    """Bound of |sum weight e^{it loss}| for end <= t <= until, of a finite law; until: an array of ends.
 
-    Atoms close to each other are compared with a density that is constant between the midpoints of neighbours: its
-    transform is at most its total variation over t. What an atom has more than the larger of its neighbours' densities
-    stays an atom.
+    Each atom has a cell, which ends halfway to its neighbours. Atoms are replaced by a density, constant in each cell,
+    whose transform is at most (total variation)/t. The density is capped at the larger density of the two neighbouring
+    cells; the mass above this cap remains an atom. The bound includes the error of the replacement.
     """
     weight, loss = xp.real(line.weight), xp.real(line.loss)
     order = xp.argsort(xp.where(weight > 0, loss, xp.inf))
@@ -67,7 +67,7 @@ def dense_modulus(line: Line, end: jax.Array, until: jax.Array) -> jax.Array:
     density = xp.minimum(density, xp.maximum(padded[:-2], padded[2:]))
     mass = density * width
     variation = xp.sum(xp.abs(xp.diff(xp.pad(density, (1, 1)))))
-    moved = xp.vmap(lambda t: xp.sum(mass * xp.minimum(t * off + (t * width) ** 2 / 24, 2.0)))(until)
+    replacement = xp.vmap(lambda t: xp.sum(mass * xp.minimum(t * off + (t * width) ** 2 / 24, 2.0)))(until)
     isolated = xp.sum(xp.maximum(weight - mass, 0.0))
-    total = isolated + variation / end + moved + until * xp.sum(line.drift[1]) + line.error
+    total = isolated + variation / end + replacement + until * xp.sum(line.drift[1]) + line.error
     return total * (1 + 1e-9) + 1e-12
