@@ -2,10 +2,10 @@ r"""delta and epsilon from K by the contour trapezoid, certified from both sides
 
     S = (h/pi) e^{K(c) - c eps} sum'_{n=0..N} Re[ (M(z_n)/M(c)) e^{-i n h eps} / (z_n (z_n + 1)) ],  z_n = c + i n h
 
-(prime: half weight at n = 0). S - delta is a sum of nonnegative alias terms plus the truncated tail. The
-error terms, added outward: alias left (after subtracting M(0)/(e^{c p} - 1) - e^eps M(-1)/(e^{(c+1) p} - 1),
-p = 2 pi/h), alias right, truncation, quadrature and rounding of each node, mass cut away, mass at infinity.
-The argument for each stands in notebooks/proofs/contour_certificate.md.
+(prime: half weight at n = 0). Without truncation, S is delta plus nonnegative alias terms. The bounds of delta include
+these errors: left alias (after subtracting M(0)/(e^{c p} - 1) - e^eps M(-1)/(e^{(c+1) p} - 1), p = 2 pi/h), right
+alias, truncation, quadrature and rounding of each node, mass cut away. The mass at infinity is added to delta.
+Proofs: notebooks/proofs/contour_certificate.md ("section" below refers to it).
 """
 
 from typing import NamedTuple
@@ -32,20 +32,20 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-SMOOTH_EXPONENT = 16.0  # nats by which the smoothing alone has damped the last node
-_FALLEN = 40.0  # nats by which it has to have fallen by itself to need no smoothing
-_PLACES = 2.0 ** np.arange(10)  # times the last node: up to where finite laws may be known to be small
-_TRIES = 12  # of a search at the lesser efforts
-_TRIES_KINKED = 60  # and where a tested end may be far from where Newton expects it, or nothing larger follows
-_OUTWARD = 1 + 1e-9  # error terms are rounded up: their exponents are of size 1e3 at most
-_TOP_ROUNDING = 1e-11
+SMOOTH_EXPONENT = 16.0  # nats by which the smoothing and all Gaussians of the composition together damp the last node
+_FALLEN = 40.0  # nats by which the sampled steps must have decayed at the last node so that no smoothing is used
+_PLACES = 2.0 ** np.arange(10)  # multiples of the last node's t, up to one of which finite laws are bounded
+_TRIES = 12  # largest number of tested points in a search for epsilon with a small effort
+_TRIES_KINKED = 60  # the same where kinks of delta mislead Newton's method, or for the largest efforts
+_OUTWARD = 1 + 1e-9  # factor that covers the rounding of an error term e^x, |x| at most about 1e3
+_TOP_ROUNDING = 1e-11  # relative amount by which the upper bound ``top`` may exceed the supremum of the loss
 
 
 class Effort(NamedTuple):
-    """Static sizes: contour nodes, quadrature nodes; smooth adds a tiny Gaussian (see `Contour`).
+    """Static sizes: number of contour nodes, of quadrature nodes per step; smooth: add a tiny Gaussian (see `Contour`).
 
-    lattice: the loss lies on a lattice (Spectrum.lattice), whose sum over one period is finite and exact.
-    bands: edges of the label by which `jaxdp.contour.largest_loss` splits the law; 0 for the plain contour.
+    lattice: the loss lies on a lattice (Spectrum.lattice); the contour is one period, without truncation.
+    bands: number of edges by which `jaxdp.contour.largest_loss` splits the law; 0 for a single contour.
     """
 
     nodes: int
@@ -56,35 +56,35 @@ class Effort(NamedTuple):
 
 
 class Contour(NamedTuple):
-    """Everything that does not depend on eps. Leading axis: the smoothings, s (and 2s when the effort is smooth).
+    """The parts of the sum that do not depend on eps. Leading axis: the smoothings s and, if the effort is smooth, 2s.
 
     Smoothing: U_s is delta of the mechanism composed with a Gaussian of mu = s. U_s >= delta, and
-    delta >= (1 + w) U_s - w U_2s with w = A(s)/(A(2s) - A(s)), A(s) = erf(s/sqrt 8) (proof in the notes).
-    Nodes carry weight = M(z_n)/M(c) / (z_n (z_n + 1)), halved at n = 0, without the factor e^{-i t eps}; node
-    n = row * columns + column of a table filled up with zeros, because e^{-i t eps} is a product of two factors.
+    delta >= (1 + w) U_s - w U_2s with w = A(s)/(A(2s) - A(s)), A(s) = erf(s/sqrt 8) (proof: section 7).
+    The weight of node n is M(z_n)/M(c) / (z_n (z_n + 1)), halved at n = 0, without the factor e^{-i t eps}. The weights
+    form a table, n = row * columns + column, padded with 0, because e^{-i t eps} is a row factor times a column factor.
     """
 
     plan: Plan
-    step: jax.Array
-    real: jax.Array  # (smoothings, rows, columns)
+    step: jax.Array  # h
+    real: jax.Array  # real parts of the node weights, (smoothings, rows, columns)
     imag: jax.Array
-    errors: jax.Array  # sums over the nodes of |weight| times: the node's error, t 2^-53
-    log_tail: jax.Array
-    extra_mu2: jax.Array
+    errors: jax.Array  # sums over the nodes of |weight| times: the node's error; t 2^-53
+    log_tail: jax.Array  # log of the bound of the truncation error, in units of e^{K(c) - c eps}/pi
+    extra_mu2: jax.Array  # s^2 of each smoothing
     mixing: jax.Array  # w
     log_m_c: jax.Array
     log_m_c_units: jax.Array  # bound of the error of log_m_c, in units of 2^-53
-    log_kept: jax.Array
-    shift: jax.Array  # the sum is that of a loss which is larger by an unknown number, at most this in modulus
+    log_kept: jax.Array  # lower bound of the log of the probability that no outcome lies beyond the tail cut
+    shift: jax.Array  # the sum belongs to the loss L + S; S is an unknown number with |S| <= shift
 
 
 def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeContour:
-    """The contour; that of a lattice has no end."""
+    """The contour: one period for a lattice, otherwise a truncated line."""
     return build_lattice(spectrum, plan, effort.nodes) if effort.lattice else build_truncated(spectrum, plan, effort)
 
 
 def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
-    """Evaluate K on the contour and bound what is beyond its end."""
+    """Evaluate K at the contour's nodes and bound the truncation error."""
     c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
     lines = spectrum.lines(c, plan.cut, effort.quadrature)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
@@ -92,7 +92,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     if effort.smooth:
         places = end * _PLACES
         known = log_held(spectrum, lines, end, places)
-        # what is left out and what is smoothed away, both relative to delta, roughly
+        # rough errors relative to delta: of the nodes left out, and of smoothing
         cost = xp.where(_PLACES > 1, xp.exp(known), 0.0) * (effort.nodes / (25 * end**2)) + 16 / places**2
         best = xp.argmin(cost)
         until, held = places[best], known[best]
@@ -100,22 +100,22 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     mu2 = spectrum.mu2 + extra[0]
     tail = log_tail(spectrum, lines, fallen, until, mu2)
     if effort.smooth:
-        before = log_tail(spectrum, lines, xp.minimum(held, fallen), end, mu2)
-        tail = xp.logaddexp(tail, xp.where(until > end, before, -xp.inf))
+        between = log_tail(spectrum, lines, xp.minimum(held, fallen), end, mu2)
+        tail = xp.logaddexp(tail, xp.where(until > end, between, -xp.inf))
     return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
 
 
 def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra: jax.Array) -> Contour:
-    """The contour's nodes, and what goes with them, with nothing said of what is beyond the last."""
+    """The `Contour` without a bound of the truncation error: log_tail is inf."""
     c, step = plan.c, 2 * xp.pi / plan.period
     nodes = along_line(spectrum, lines, c, step, count + 1)
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
-    # K(c) stands here and is taken from every node: two values, each with its error
+    # closed(c) is computed twice, here and in `along_line`, with an error each time
     units = 16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m_c[-1])
     for part, line in zip(spectrum.parts, lines, strict=True):
         log_m_c = log_m_c + counted(part, line.log_m)
-        # log m(c) = top + log(sum) + log(step): each of size |log m| + a dozen, rounded, then multiplied by T; and the
-        # nodes are relative to the true m(c)
+        # log m(c) = top + log(sum) + log(step): each rounded at a size of |log m(c)| + 12, and counted T times.
+        # line.error: the nodes are relative to the true m(c), log_m_c is computed.
         units = units + counted(part, 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53)
     return through(plan, step, nodes, extra, log_m_c, units)._replace(log_kept=spectrum.log_kept(plan.cut))
 
@@ -123,23 +123,23 @@ def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra
 def through(
     plan: Plan, step: jax.Array, nodes: Nodes, extra: jax.Array, log_m_c: jax.Array, units: jax.Array
 ) -> Contour:
-    """The contour through the nodes, with nothing said of what is beyond the last or was cut away."""
+    """The `Contour` with these nodes, without bounds of the truncation error (inf) and of the mass cut away (0)."""
     real, imag, errors = node_weights(nodes, plan.c, step * xp.arange(nodes.log_abs.shape[0]), extra)
-    units, nothing, unknown = xp.broadcast_to(units, extra.shape), xp.zeros(()), xp.asarray(xp.inf)
+    units, zero, unknown = xp.broadcast_to(units, extra.shape), xp.zeros(()), xp.asarray(xp.inf)
     return Contour(
-        plan, step, table(real), table(imag), errors, unknown, extra, nothing, log_m_c, units, nothing, nodes.shift
+        plan, step, table(real), table(imag), errors, unknown, extra, zero, log_m_c, units, zero, nodes.shift
     )
 
 
 def table(values: jax.Array) -> jax.Array:
-    """Node weights (..., nodes) as rows of about sqrt(nodes), (smoothings, rows, columns), padded with 0."""
+    """Node weights (..., nodes) as a table (smoothings, rows, columns), about square, padded with 0."""
     columns, rows = split(values.shape[-1])
     padded = xp.pad(values, ((0, 0), (0, rows * columns - values.shape[-1])))
     return padded.reshape(-1, rows, columns)
 
 
 def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(s^2 and (2s)^2, w): s so large that the Gaussian has decayed where the contour ends, 0 if all else has."""
+    """([s^2, (2s)^2], w): mu2 + s^2 damps t = end by SMOOTH_EXPONENT nats; s = 0 if ``fallen`` shows decay enough."""
     s2 = xp.maximum(2 * SMOOTH_EXPONENT / end**2 - mu2, 0.0)
     s2 = xp.where(fallen < -_FALLEN, 0.0, s2)
     s = xp.sqrt(s2)
@@ -149,19 +149,19 @@ def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.A
 
 
 def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Real and imaginary node weights and the error sums of `Contour`."""
-    # the Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
+    """The fields real, imag (still in one row) and errors of `Contour`; extra: s^2 of each smoothing."""
+    # a Gaussian of mu^2 = x multiplies M(c + it)/M(c) by exp(-x t^2/2 + i t x (2c + 1)/2)
     log_abs = nodes.log_abs - 0.5 * extra[:, None] * t**2
     phase = nodes.phase + 0.5 * extra[:, None] * (2 * c + 1) * t
     half = xp.where(xp.arange(t.shape[0]) == 0, 0.5, 1.0)
-    # 1/(z (z+1)) by real arithmetic
+    # 1/(z (z+1)) = (a - ib) norm
     a, b = c * (c + 1) - t * t, t * (2 * c + 1)
     norm = 1 / (a * a + b * b)
-    size = xp.exp(log_abs) * half
+    modulus = xp.exp(log_abs) * half
     cosine, sine = xp.cos(phase), xp.sin(phase)
-    real, imag = size * norm * (cosine * a + sine * b), size * norm * (sine * a - cosine * b)
-    moduli = size * xp.sqrt(norm)
-    # the error of M itself (huge where M is only noise), then rounding of the sum and of the phase
+    real, imag = modulus * norm * (cosine * a + sine * b), modulus * norm * (sine * a - cosine * b)
+    moduli = modulus * xp.sqrt(norm)
+    # slack: error of M(z)/M(c), very large where M is all rounding error; units: rounding of the sum and of the phase
     raised = xp.exp(xp.clip(log_abs + nodes.excess, -745.0, 600.0))
     slack = xp.where(nodes.excess < 1, xp.exp(log_abs) * xp.expm1(xp.minimum(nodes.excess, 1.0)), raised)
     columns, rows = split(t.shape[0])
@@ -171,65 +171,61 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
 
 
 class Sums(NamedTuple):
-    """In units of e^ref: upper and lower bound of delta, and d delta / d eps of the sum."""
+    """Bounds of delta and an estimate of it, in units of e^ref."""
 
     upper: jax.Array
     lower: jax.Array
-    middle: jax.Array
-    slope: jax.Array
+    middle: jax.Array  # estimate of delta
+    slope: jax.Array  # d middle / d eps
 
 
 class Raw(NamedTuple):
-    """The sum itself in units of e^ref, per smoothing: value, slope in eps, what is left out, rounding."""
+    """The contour sum for each smoothing, in units of e^ref."""
 
     total: jax.Array
-    slope: jax.Array
-    tail: jax.Array
-    rounding: jax.Array
+    slope: jax.Array  # d total / d eps
+    tail: jax.Array  # bound of the truncation error
+    rounding: jax.Array  # bound of the error of the nodes and of rounding
 
 
 def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
-    """The sum of `Contour` at eps, with what is left out beyond its end and its rounding."""
+    """The contour sum at eps, with bounds of its truncation error and of its rounding."""
     c, h = contour.plan.c, contour.step
     base = contour.log_m_c - c * eps - ref
     front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]
-    down, along = h * columns * xp.arange(rows), h * xp.arange(columns)
-    cosine, sine = xp.cos(along * eps), xp.sin(along * eps)
-    waves = xp.stack([cosine, sine, along * cosine, along * sine], axis=1)
+    row_t, column_t = h * columns * xp.arange(rows), h * xp.arange(columns)
+    cosine, sine = xp.cos(column_t * eps), xp.sin(column_t * eps)
+    waves = xp.stack([cosine, sine, column_t * cosine, column_t * sine], axis=1)
     real_waves, imag_waves = (xp.moveaxis(in_blocks(x, waves), -1, 0) for x in (contour.real, contour.imag))
     real, imag = real_waves[0] + imag_waves[1], imag_waves[0] - real_waves[1]
     real_t, imag_t = real_waves[2] + imag_waves[3], imag_waves[2] - real_waves[3]
-    cosine, sine = xp.cos(down * eps), xp.sin(down * eps)
+    cosine, sine = xp.cos(row_t * eps), xp.sin(row_t * eps)
     total = xp.sum(real * cosine + imag * sine, axis=1)
-    turned = xp.sum((imag_t + down * imag) * cosine - (real_t + down * real) * sine, axis=1)
+    phase_slope = xp.sum((imag_t + row_t * imag) * cosine - (real_t + row_t * real) * sine, axis=1)
     exponent = xp.abs(contour.log_m_c) + xp.abs(c * eps) + xp.abs(ref)
     own, moment = contour.errors
-    # ``head`` is the error of the logarithm of ``front``; where it exceeds a quarter no bound is claimed
+    # head: bound of the error of log(front); above 1/4 no bound is claimed (below, e^x - 1 <= 2x)
     head = (contour.log_m_c_units + 4 * exponent + 16) * _ULP + 2 * c * contour.shift
     raised = 1 + 2 * xp.minimum(head, 0.25)
     tail = xp.exp(base + contour.log_tail) / xp.pi * _OUTWARD * raised
     rounding = front * ((own + 4 * xp.abs(eps) * moment) * raised + 2 * head * xp.abs(total))
     tail, rounding = (xp.where(head < 0.25, bound, xp.inf) for bound in (tail, rounding))
-    return Raw(front * total, front * (turned - c * total), tail, rounding)
+    return Raw(front * total, front * (phase_slope - c * total), tail, rounding)
 
 
 class Aliases(NamedTuple):
-    """The parts of the alias terms that do not depend on eps; M(0) and M(-1) are those of the finite part.
-
-    log_first, log_second: of M(0)/(e^{c p} - 1) and M(-1)/(e^{(c+1) p} - 1). kept: the share of both that is certain.
-    off: their relative error.
-    """
+    """The parts of the alias terms that do not depend on eps; M excludes the masses at infinity."""
 
     bound: AliasBound
-    log_first: jax.Array
-    log_second: jax.Array
-    kept: jax.Array
-    off: jax.Array
+    log_first: jax.Array  # log of an upper bound of M(0)/(e^{c p} - 1)
+    log_second: jax.Array  # log of an upper bound of M(-1)/(e^{(c+1) p} - 1)
+    kept: jax.Array  # factor that turns either upper bound into a lower bound
+    off: jax.Array  # relative error of both, besides
 
 
 def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax.Array, mu2: jax.Array) -> Aliases:
-    """The alias terms given log M(0), log M(-1) and the logarithm of their certain share; mu2: of the smoothing."""
+    """The `Aliases` for upper bounds of log M(0), log M(-1) and log(lower/upper bound); mu2: s^2 of the smoothing."""
     c, p = plan.c, plan.period
     k_above = plan.k_above + 0.5 * mu2 * plan.above * (plan.above + 1)
     k_below = plan.k_below + 0.5 * mu2 * plan.below * (plan.below + 1)
@@ -243,7 +239,7 @@ def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax
 
 
 def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
-    """The alias terms of a contour, for `evaluate`."""
+    """The `Aliases` of a contour."""
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
@@ -255,7 +251,7 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
 
 
 def enclosed(contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, ref: jax.Array) -> tuple[Sums, Raw]:
-    """Bounds of the finite part of delta as of `evaluate`, for each smoothing, and the sum they are from."""
+    """Bounds of delta for each smoothing, as in `evaluate` but without masses at infinity and cut away; and the sum."""
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
@@ -269,7 +265,7 @@ def enclosed(contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, 
 def evaluate(
     contour: Contour | LatticeContour, known: Aliases, spectrum: Spectrum, eps: jax.Array, ref: jax.Array
 ) -> Sums:
-    """Certified delta at a number within ``contour.shift`` of eps, the same distance for all eps, in units of e^ref."""
+    """Certified bounds of delta(eps - S) in units of e^ref; S is an unknown constant with |S| <= contour.shift."""
     upper, lower, middle, slope = enclosed(contour, known, eps, ref)[0]
     infinity = spectrum.infinity * xp.exp(-ref)
     cut_away = -xp.expm1(contour.log_kept) * xp.exp(-ref)
@@ -285,26 +281,26 @@ def evaluate(
 
 
 def _left_alias(
-    contour: Contour | LatticeContour, known: Aliases, rest: jax.Array, eps: jax.Array, ref: jax.Array
+    contour: Contour | LatticeContour, known: Aliases, remainder: jax.Array, eps: jax.Array, ref: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Bounds of the alias left of eps, sum_j e^{-c j p} delta(eps - j p), j >= 1.
+    """(lower, upper) bound of the left alias, the sum over j >= 1 of e^{-c j p} delta(eps - j p).
 
-    delta(e) = M(0) - e^e M(-1) + e^e delta_QP(-e), and ``rest`` bounds the last term. Besides 0 <= delta(e) <= M(0),
-    which is the better bound where e^e is large.
+    delta(x) = M(0) - e^x M(-1) + e^x delta_QP(-x); ``remainder`` bounds the sum of the last terms. Where e^x is large,
+    0 <= delta(x) <= M(0) is the better bound.
     """
     first, second = xp.exp(known.log_first - ref), xp.exp(known.log_second + eps - ref)
     rounded = 1e-14 * (1 + contour.plan.c * contour.plan.period + xp.abs(ref) + xp.abs(eps)) + known.off
     rounded = rounded + 2 * contour.shift
     blur = rounded * (first + second)
     low = first * known.kept - second - blur
-    high = first - second * known.kept + blur + rest
+    high = first - second * known.kept + blur + remainder
     return xp.fmax(low, 0.0), xp.fmin(high, first * (1 + rounded))
 
 
 def epsilon_bounds(
     spectrum: Spectrum, delta: jax.Array, known: jax.Array, effort: Effort
 ) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon at delta in [0, 1]. known: an upper bound of epsilon, or inf."""
+    """Certified (lower, upper) bounds of epsilon at delta in [0, 1]. known: an upper bound of epsilon, or inf."""
     spare = delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1)
     ref = xp.log(xp.where(inside, spare, 0.5))
@@ -313,7 +309,7 @@ def epsilon_bounds(
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
 
     left_and_right = aliases(contour, spectrum)
-    # The Chernoff bound certifies this end, because it leaves 1e-9 of delta for the mass cut away (at most 1e-10).
+    # The plan's epsilon is certified for 1 - 1e-9 of ``spare``, which leaves 1e-9 of ``spare`` for the mass cut away.
     enough = -xp.expm1(contour.log_kept) <= 1e-9 * xp.exp(ref)
     ceiling = xp.where(enough & xp.isfinite(plan.rdp_epsilon), xp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), xp.inf)
     ceiling = xp.minimum(xp.minimum(ceiling, known), spectrum.top)
@@ -322,7 +318,7 @@ def epsilon_bounds(
     def at(eps: jax.Array) -> Evaluation:
         return relative_to(target, evaluate(contour, left_and_right, spectrum, eps, ref))
 
-    # A long search on a smooth delta is not worth its time: a larger effort will be asked next.
+    # If delta is smooth, a long search costs more than it gains: the caller tries the next larger effort.
     kinked = effort.lattice or effort.quadrature == 1 or bool(spectrum.discrete)
     tries = _TRIES if effort.nodes < 10_000 and not kinked else _TRIES_KINKED
     lower, upper, _ = proved_ends(at, 0.0, 0.9 * search, search, ceiling=ceiling, most_tries=tries)
@@ -332,10 +328,10 @@ def epsilon_bounds(
 
 
 def relative_to(target: jax.Array, sums: Sums) -> Evaluation:
-    """Logarithms of sums relative to ``target``.
+    """Logarithms of ``sums`` relative to ``target``, for a root search.
 
-    A negative sum is lost in rounding: by much left of the root, by little right of it. An upper bound that is not
-    positive proves nothing: something in it underflowed.
+    A sum that is not positive is all rounding error: the root is taken to be right of the point if |sum| > target, left
+    of it otherwise. An upper bound that is not positive proves nothing, because a part of it has underflowed.
     """
     upper, lower, middle = (xp.log(value / target) for value in (sums.upper, sums.lower, sums.middle))
     little = xp.abs(sums.middle) <= target
@@ -348,36 +344,42 @@ def relative_to(target: jax.Array, sums: Sums) -> Evaluation:
 
 
 def epsilon_edges(spectrum, delta, inside, lower, upper):
-    """The bounds found; those known without a search where delta is not between the mass at infinity and 1."""
-    # a lossless mechanism (K = 0) has epsilon 0; delta = 0 asks for the supremum of the loss
+    """Bounds of epsilon: lower and upper where ``inside``, elsewhere those that are known without a search.
+
+    inside: whether delta lies strictly between the mass at infinity and 1. lower, upper: bounds found by a search.
+    """
+    # a lossless mechanism (K = 0) has epsilon 0; epsilon at delta = 0 is the supremum of the loss
     top = xp.maximum(spectrum.top, 0.0)
     blur = sum((counted(part, xp.max(part.blur, axis=-1)) for part in spectrum.discrete), xp.zeros(()))
     exact_zero = (delta == 0) & (spectrum.infinity == 0)
     outside = xp.where(delta >= 1, 0.0, xp.where(exact_zero, top, xp.inf))
     flat = (delta == spectrum.infinity) & (delta > 0) & (delta < 1)
     upper = xp.where(inside, xp.minimum(upper, top), xp.where(flat, top, outside))
-    # The supremum and the mass at infinity are rounded up, the supremum by the error of the losses.
+    # ``top`` and ``infinity`` are upper bounds; for a lower bound of epsilon take their rounding and blur away
     supremum = xp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
     never = xp.where(exact_zero, supremum, xp.where(delta < spectrum.infinity_low, xp.inf, 0.0))
     lower = xp.where(inside, xp.minimum(lower, upper), xp.where(delta >= 1, 0.0, never))
-    known = (delta >= 0) & (delta <= 1)
+    valid = (delta >= 0) & (delta <= 1)
     trivial = spectrum.top <= 0
     upper = xp.where(trivial & (delta >= spectrum.infinity), 0.0, upper)
     return (
-        xp.where(known & ~xp.isnan(lower) & ~(trivial & inside), lower, 0.0),
-        xp.where(known & ~xp.isnan(upper), upper, xp.inf),
+        xp.where(valid & ~xp.isnan(lower) & ~(trivial & inside), lower, 0.0),
+        xp.where(valid & ~xp.isnan(upper), upper, xp.inf),
     )
 
 
 def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
-    """1 - e^eps + e^eps delta(-eps) of the swapped pair, from its Chernoff bound: close left of the losses' bulk."""
+    """Upper bound 1 - e^eps + e^eps delta_QP(-eps) for eps < 0, by the Chernoff bound of the swapped pair; else inf.
+
+    It is close to delta where eps is smaller than nearly all losses.
+    """
     swapped = xp.exp(xp.min(log_chernoff(plan.below, plan.k_below, -eps))) + reverse_infinity
     least = -xp.expm1(xp.minimum(eps, 0.0))
     return xp.where(eps < 0, (least + xp.exp(xp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, xp.inf)
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps (any sign). known: an upper bound of delta, or 1."""
+    """Certified (lower, upper) bounds of delta at eps (any sign). known: an upper bound of delta, or 1."""
     finite = xp.isfinite(eps)
     e = xp.where(finite, eps, 1.0)
     plan = plan_delta(spectrum, e, effort.quadrature, xp.log(xp.clip(known, SMALLEST, 1.0)))
@@ -386,7 +388,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: E
     left_and_right = aliases(contour, spectrum)
     sides = e + contour.shift * xp.array([0.0] if effort.lattice else [-1.0, 1.0])
     sums = xp.vmap(lambda eps: evaluate(contour, left_and_right, spectrum, eps, ref))(sides)
-    # what underflows is charged the smallest normal number
+    # subnormal numbers are computed as 0, so the smallest normal number is added
     upper = xp.where(sums.upper[0] > 0, sums.upper[0] * xp.exp(ref), xp.inf) + SMALLEST
     lower = sums.lower[-1] * xp.exp(ref)
     chernoff = xp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
@@ -407,15 +409,16 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: E
 
 
 def ratio_bounds(spectrum: Spectrum, eps: jax.Array, delta: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) of a contour's sum over delta, 0 < delta < 1; delta(eps), eps > 0, is at most the sum.
+    """Certified (lower, upper) bounds of (contour sum at eps)/delta for eps > 0, 0 < delta < 1.
 
-    The alias terms are not subtracted: they are nonnegative.
+    The alias terms, which are nonnegative, are not subtracted, and the upper bound includes the masses at infinity and
+    cut away: delta(eps)/delta is at most the upper bound.
     """
     ref = xp.log(delta)
     contour = build_truncated(spectrum, plan_comparison(spectrum, eps, ref, effort.quadrature), effort)
     raw = contour_sum(contour, eps - contour.shift, ref)
     left_out = (spectrum.infinity - xp.expm1(contour.log_kept)) / delta
     error = (raw.tail + raw.rounding)[0]
-    # besides: ref is the logarithm of delta to two units
+    # the last factor covers the rounding of ref = log(delta)
     upper = (raw.total[0] + error + left_out) * (1 + (32 + 4 * xp.abs(ref)) * _ULP)
     return xp.fmax(raw.total[0] - error, 0.0), xp.where(xp.isnan(upper), xp.inf, upper)
