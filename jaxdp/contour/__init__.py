@@ -1,1 +1,1 @@
-"""From K(z) = log E e^{zL} to certified delta and epsilon: plan, trapezoid sum, truncation, lattice, derivative."""
+"""Certified delta and epsilon from K(z) = log E e^{zL}: plan, trapezoid sum, truncation, lattice, derivative."""

@@ -1,1 +1,1 @@
-"""delta and epsilon split by the range in which the largest loss of a run lies: one contour a range."""
+"""delta and epsilon split by the range (band) in which the largest loss of a run lies: one contour for each band."""

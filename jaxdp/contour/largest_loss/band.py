@@ -1,7 +1,7 @@
-"""One band's contour: the law of those outcomes whose largest loss carries one label.
+"""The contour of one band: of the part of the law in which the largest label of a sampled step is j (see `bands`).
 
-M_j = prod C_j^T - prod (C_j - A_j)^T over the sampled steps, C_j up to the band's upper edge and A_j within it; see
-`bands`. Argument: notebooks/proofs/contour_certificate.md, section 10.
+M_j = prod C_j^T - prod (C_j - A_j)^T over the sampled steps, where C_j is the moment of the outcomes with a label <= j,
+and A_j is the moment of the outcomes with the label j. Proof: notebooks/proofs/contour_certificate.md, section 10.
 """
 
 import dataclasses
@@ -22,36 +22,36 @@ from jaxdp.sampled_gaussian.decay import log_decay
 from jaxdp.sampled_gaussian.label import NEVER, STEEPEST, Label
 from jaxdp.sampled_gaussian.moment import real_log_m, tilted_line
 
-_COARSER = 5  # times fewer quadrature nodes choose an abscissa than compute with it
+_COARSER = 5  # the search for an abscissa uses this many times fewer quadrature nodes than the bounds
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """One band's K, outcomes beyond the cut left out. low, high: its edges for each step; size: of the quadrature."""
+    """K of one band, without the outcomes beyond the tail cut."""
 
     spectrum: Spectrum
     steps: Sampled
-    low: jax.Array
-    high: jax.Array
+    low: jax.Array  # lower edge of the band for each step, (stack,)
+    high: jax.Array  # upper edge
     cut: jax.Array
-    size: int
+    size: int  # quadrature nodes per step
 
     @property
     def labels(self) -> Label:
-        """Of all outcomes up to the band (C) and of those within it (A), each edge of shape (2, stack)."""
+        """The label of all outcomes up to the band (C) and the label of the band (A), stacked: edges (2, stack)."""
         return Label(xp.stack([xp.full_like(self.low, -NEVER), self.low]), xp.stack([self.high, self.high]))
 
     @property
     def largest(self) -> jax.Array:
-        """The largest c for which there are bounds of K."""
+        """The largest abscissa c at which K can be bounded."""
         return 0.49 * STEEPEST / xp.max(self.steps.mu)
 
     def rough(self, c: jax.Array) -> jax.Array:
-        """K(c) to a few percent (inf where the quadrature cannot tell)."""
+        """K(c) to a few percent; inf where the quadrature gives no estimate."""
         return self._bounds(c, max(self.size // _COARSER, 32), True)[1]
 
     def real(self, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Bounds of K(c), c >= -1."""
+        """(lower, upper) bound of K(c) for c >= -1."""
         return self._bounds(c, self.size, False)
 
     def _bounds(self, c: jax.Array, size: int, rough: bool) -> tuple[jax.Array, jax.Array]:
@@ -70,76 +70,75 @@ class Band:
 
 
 def _lifted_part(steps: Sampled, ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(lift, log of e^lift times 1 - prod (1 - A/C)^T), ratio: log A/C, -inf where a step is not taken.
+    """(lift, lift + log(1 - prod (1 - A/C)^T)); ratio: log(A/C), -inf for a step that is taken 0 times.
 
-    Tiny ratios are raised to e^-400, where the product is linear in them to 1e-170.
+    Where all A/C are below e^-400 they are multiplied by e^lift, against underflow: there 1 - prod (1 - A/C)^T is
+    linear in A/C to 1e-170.
     """
     lift = xp.maximum(-400.0 - xp.max(ratio, axis=-1), 0.0)
     return lift, log1mexp(counted(steps, log1mexp(xp.minimum(ratio + lift[..., None], 0.0))))
 
 
 class _Steps(NamedTuple):
-    """Of both labels (first axis) of every step: m(c), how small m(c + it) is beyond the last node, and `log_ratios`.
+    """One-step moments m, for both labels C and A (first axis) and every step (second axis)."""
 
-    All but C's ratios are relative to the computed m(c).
-    """
-
-    log_m: jax.Array
-    error: jax.Array
-    fallen: jax.Array
-    size: jax.Array
-    angle: jax.Array
-    off: jax.Array
+    log_m: jax.Array  # computed log m(c)
+    error: jax.Array  # relative error of m(c)
+    fallen: jax.Array  # log of a bound of |m(c + it)|/(computed m(c)) beyond the last node
+    size: jax.Array  # log |m(c + it)/m(c)| at the nodes; m(c) is the true value for C, the computed one for A
+    angle: jax.Array  # angle of m(c + it)/m(c)
+    off: jax.Array  # error of m(c + it)/m(c) over its modulus
 
 
 def _steps(band: Band, c: jax.Array, step: jax.Array, nodes: int) -> _Steps:
     cut, direction, size = band.cut, band.spectrum.direction, band.size
 
-    def one(mu: jax.Array, rate: jax.Array, label: Label, computed: jax.Array) -> _Steps:
+    def one_step(mu: jax.Array, rate: jax.Array, label: Label, computed: jax.Array) -> _Steps:
         line = tilted_line(c, mu, rate, cut, direction, size, label)
         fallen = log_decay(c, mu, rate, cut, direction, size, line.log_m, step * nodes, label)
         return _Steps(line.log_m, line.error, fallen, *log_ratios(line, step, nodes + 1, computed)[:3])
 
-    both = xp.vmap(xp.vmap(one, in_axes=(0, 0, 0, None)), in_axes=(None, None, 0, 0))
-    return both(band.steps.mu, band.steps.rate, band.labels, xp.array([False, True]))
+    every_step = xp.vmap(xp.vmap(one_step, in_axes=(0, 0, 0, None)), in_axes=(None, None, 0, 0))
+    return every_step(band.steps.mu, band.steps.rate, band.labels, xp.array([False, True]))
 
 
-def _log_moved(total: Callable[[jax.Array], jax.Array], share, grown, swung, off_c, off_a) -> jax.Array:
-    """log of a bound by how much prod C^T - prod (C - A)^T is off, in units of prod |C|^T.
+def _log_error(total: Callable[[jax.Array], jax.Array], share, log_rest, rest_angle, off_c, off_a) -> jax.Array:
+    """log of an error bound of prod C^T - prod (C - A)^T, in units of prod |C|^T.
 
-    share: |A/C|; grown, swung: log(1 - A/C); off_c, off_a: errors of C and A in units of |C|. The derivatives
-    T (C - A)^{T-1} in A and T (C^{T-1} - (C - A)^{T-1}) in C are at most those at the moduli, raised by the errors.
+    share: |A/C|; log_rest + i rest_angle: log(1 - A/C); off_c, off_a: errors of C and A in units of |C|. The
+    derivatives are T (C - A)^{T-1} in A and T (C^{T-1} - (C - A)^{T-1}) in C. They are bounded by their values at the
+    moduli, enlarged by the errors.
     """
-    below = xp.exp(grown) + off_c + off_a
+    below = xp.exp(log_rest) + off_c + off_a
     over = below + share + off_a
     fall = -xp.log1p((share + off_a) / below)
     others = total(fall) - fall
-    moved = total((off_a * xp.exp(others) - off_c * xp.expm1(others)) / over)
-    rounded = xp.exp(total(fall)) * xp.expm1(16 * _ULP * total(xp.abs(grown) + xp.abs(swung)))
-    return total(xp.log(over)) + xp.log(moved + rounded)
+    error = total((off_a * xp.exp(others) - off_c * xp.expm1(others)) / over)
+    rounded = xp.exp(total(fall)) * xp.expm1(16 * _ULP * total(xp.abs(log_rest) + xp.abs(rest_angle)))
+    return total(xp.log(over)) + xp.log(error + rounded)
 
 
 def band_contour(band: Band, plan: Plan, effort: Effort) -> Contour:
-    """Evaluate M_j on its contour and bound what is beyond the end."""
+    """The `Contour` of M_j: its values at the nodes and a bound of the truncation error."""
     c, step, live = plan.c, 2 * xp.pi / plan.period, band.steps.times > 0
-    log_m, error, fallen, size, angle, off = _steps(band, c, step, effort.nodes)
+    log_m, error, fallen, log_size, angle, off = _steps(band, c, step, effort.nodes)
 
     def total(x: jax.Array) -> jax.Array:
-        """Over the steps, the first axis, each as often as it is taken."""
+        """Sum of times * x over the steps, the first axis of x."""
         return counted(band.steps, x.T)
 
-    # A/C at c and at the nodes, raised by the lift, and prod (1 - A/C)^T - 1
+    # |A/C| at c and at the nodes, times e^lift; the logarithm of prod (1 - A/C)^T - 1
     ratio = xp.where(live, xp.minimum(log_m[1] - log_m[0], 0.0), -xp.inf)
     lift, at_c = _lifted_part(band.steps, ratio)
-    share, turn = xp.exp((ratio + lift)[:, None] + size[1] - size[0]), angle[1] - angle[0]
-    grown, swung = log_one_plus(-share * xp.cos(turn), -share * xp.sin(turn))
-    part, phase = log_expm1_complex(total(grown), total(swung))
+    share, turn = xp.exp((ratio + lift)[:, None] + log_size[1] - log_size[0]), angle[1] - angle[0]
+    log_rest, rest_angle = log_one_plus(-share * xp.cos(turn), -share * xp.sin(turn))
+    part, phase = log_expm1_complex(total(log_rest), total(rest_angle))
     noise = _ULP * (128 + 4 * xp.sum(xp.abs(log_m), axis=0))[:, None]
-    rounding = noise + _ULP * (8 * lift + 4 * xp.sum(xp.abs(size) + xp.abs(angle), axis=0))
+    rounding = noise + _ULP * (8 * lift + 4 * xp.sum(xp.abs(log_size) + xp.abs(angle), axis=0))
     off_a = share * ((1 + off[1]) * (1 + error[0][:, None]) * (1 + rounding) - 1)
-    excess = xp.softplus(_log_moved(total, share, grown, swung, off[0], off_a) - part)
+    excess = xp.softplus(_log_error(total, share, log_rest, rest_angle, off[0], off_a) - part)
 
-    # |M_j| <= sum_i T_i |A_i| prod max(|C|, |B|)^T / max(|C_i|, |B_i|), and |B| <= C - A at c
+    # |M_j| <= sum_i T_i |A_i| prod max(|C|, |B|)^T / max(|C_i|, |B_i|), B = C - A, and |B| is at most its value at c
     blur = xp.log1p(error)
     fallen = xp.minimum(fallen, 0.0) + blur
     largest = xp.maximum(fallen[0], xp.log(xp.sum(error, axis=0) + noise[:, 0] - xp.expm1(ratio)))
@@ -150,14 +149,14 @@ def band_contour(band: Band, plan: Plan, effort: Effort) -> Contour:
     spectrum, t = band.spectrum, step * xp.arange(effort.nodes + 1)
     base = spectrum.closed(xp.asarray(c, xp.complex128))
     value = spectrum.closed(xp.complex(xp.full_like(t, c), t)) - base
-    log_abs, turned = total(size[0]) + part - at_c, total(angle[0])
-    sizes = total(xp.abs(size[0]) + xp.abs(angle[0])) + xp.abs(part) + xp.abs(at_c)
+    log_abs, turned = total(log_size[0]) + part - at_c, total(angle[0])
+    sizes = total(xp.abs(log_size[0]) + xp.abs(angle[0])) + xp.abs(part) + xp.abs(at_c)
     units = spectrum.closed_units + 4 * (xp.abs(base) + xp.abs(value)) + 4 * sizes + 64
     nodes = Nodes(
         xp.real(value) + log_abs, excess + units * _ULP, xp.imag(value) + turned + phase + xp.pi, xp.zeros(())
     )
     log_m_c = xp.real(base) + total(log_m[0]) + at_c - lift
-    # as in `on_line`; C is relative to the true C(c) at the nodes
+    # as in `on_line`: at the nodes C is relative to the true C(c), hence error[0]
     units = 16 + 2 * spectrum.closed_units + 4 * (xp.abs(log_m_c) + xp.abs(at_c) + lift)
     units = units + total(4 * (xp.abs(log_m[0]) + 12) + error[0] / _ULP)
     contour = through(plan, step, nodes, xp.zeros(1), log_m_c[None], units)

@@ -1,13 +1,13 @@
-"""delta and epsilon where a few rare large losses rule: one contour for each band of the largest loss.
+"""delta and epsilon where a few rare large losses decide delta: one contour for each band of the largest loss.
 
-Near a phase transition no single tilt serves both the many small losses and the one large loss: the integrand of the
-plain contour cancels or does not decay. Labelling every outcome by its size splits the law of the sum exactly,
+Near a phase transition no single abscissa suits both the many small losses and the one large loss: the integrand of the
+single contour cancels or does not decay. Each outcome gets a label by its size. This splits the law of the sum exactly:
 
     M(z) = sum_j M_j(z),     M_j = prod C_j^T - prod C_{j-1}^T     (the largest label is j),
 
-C_j the moment of a step's outcomes with a label of at most j. Each M_j, the transform of a positive measure, gets an
-abscissa of its own (the argument stands in notebooks/proofs/contour_certificate.md, section 10). Remove direction;
-sampled Gaussians with anything in closed form.
+where C_j is the moment of a step's outcomes with a label <= j. Each M_j is the transform of a positive measure (band j)
+and gets its own abscissa. Proof: notebooks/proofs/contour_certificate.md, section 10. For the remove and replace
+directions, and for sampled Gaussians composed with mechanisms that have a formula.
 """
 
 from typing import NamedTuple
@@ -24,24 +24,24 @@ from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.label import NEVER, WIDTH
 
-_MOST_PLACES, _CLOSE = 5, 3e-7  # how often the contours are rebuilt for one epsilon; gap at which they are not
-_SMALL = 1e-9  # a smaller epsilon is not sought
-_START = 0.999  # of the known bound of epsilon, where a search begins
-_TRIES = 60  # tries of a search on one set of contours
-_FALL = 60.0  # u^2 may exceed that of a loss of eps by this much; losses beyond are negligible
+_MOST_BUILDS, _CLOSE = 5, 3e-7  # most sets of contours built for one epsilon; relative gap at which no more are built
+_SMALL = 1e-9  # least right end of the interval in which epsilon is searched
+_START = 0.999  # first tested epsilon, as a share of the known upper bound
+_TRIES = 60  # most tested points with one set of contours
+_FALL = 60.0  # the last edge u has at most u^2 = (u at the loss eps)^2 + this: larger losses are negligible
 
 
 class Bands(NamedTuple):
-    """Contour and alias terms of every band, stacked over the bands; none of them depends on eps."""
+    """Contours and alias terms, stacked over the bands; they do not depend on eps."""
 
     contours: Contour
     known: Aliases
 
 
 def label_edges(steps: Sampled, eps: jax.Array, cut: jax.Array, count: int) -> jax.Array:
-    """Per step the label's edges, equally spaced in u, not below 2.
+    """The ``count`` label edges of each step, equally spaced outcomes u >= 2, of shape (stack, count).
 
-    From a loss of 3 % of eps to where the density has fallen by e^-30 more than at a loss of eps.
+    They reach from a loss of 3 % of eps to where the normal density is e^-30 of the density at a loss of eps.
     """
     mu, q = steps.mu, xp.where(steps.rate > 0, steps.rate, 1.0)
 
@@ -56,43 +56,43 @@ def label_edges(steps: Sampled, eps: jax.Array, cut: jax.Array, count: int) -> j
 
 
 def make_bands(spectrum: Spectrum, cut: jax.Array, eps: jax.Array, log_delta: jax.Array, effort: Effort) -> Bands:
-    """The contours to be used near eps; errors far below ``log_delta`` do not count."""
+    """The contours for use near eps; errors far below e^log_delta are accepted."""
     parts = [(part.mu, part.rate, part.times) for part in spectrum.sampled]
     steps = Sampled(*(xp.concatenate(x) for x in zip(*parts, strict=True)))
     edges = label_edges(steps, eps, cut, effort.bands).T
     end = xp.full_like(edges[:1], NEVER)
 
-    def one(ends: tuple[jax.Array, jax.Array]) -> Bands:
+    def between(ends: tuple[jax.Array, jax.Array]) -> Bands:
         low, high = ends
         band = Band(spectrum, steps, low, high, cut, effort.quadrature)
         return one_band(band, *plan_part(band, eps, log_delta), effort)
 
-    return xp.lax_map(one, (xp.concatenate([-end, edges]), xp.concatenate([edges, end])))
+    return xp.lax_map(between, (xp.concatenate([-end, edges]), xp.concatenate([edges, end])))
 
 
 def one_band(band: Band, plan: Plan, masses: Masses, effort: Effort) -> Bands:
-    """One band's contour and alias terms."""
+    """Contour and alias terms of one band."""
     known = alias_terms(plan, masses.upper, xp.min(masses.share), xp.zeros(()), xp.zeros(()))
     return Bands(band_contour(band, plan, effort), known)
 
 
 def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Array, ref: jax.Array) -> Sums:
-    """Bounds of e^-ref delta(eps): the sums over the contours of all bands, with their errors."""
+    """Bounds of e^-ref delta(eps): the sum over all bands. charges: bound of the mass beyond the tail cut."""
 
-    def one(contour: Contour, known: Aliases) -> Sums:
+    def of_band(contour: Contour, known: Aliases) -> Sums:
         sums, raw = enclosed(contour, known, eps, ref)
         upper, lower, middle, slope = (x[0] for x in sums)
         plan = contour.plan
-        largest = xp.exp(xp.min(log_chernoff(plan.above, plan.k_above, eps)) - ref) * (1 + 1e-9)
-        told = (raw.tail + raw.rounding)[0] < largest  # otherwise the band's Chernoff bound says more
+        chernoff = xp.exp(xp.min(log_chernoff(plan.above, plan.k_above, eps)) - ref) * (1 + 1e-9)
+        informative = (raw.tail + raw.rounding)[0] < chernoff  # otherwise only the Chernoff bound of the band is used
         return Sums(
-            xp.where(told, xp.fmin(upper, largest), largest),
+            xp.where(informative, xp.fmin(upper, chernoff), chernoff),
             xp.where(xp.isnan(lower), 0.0, xp.maximum(lower, 0.0)),
-            xp.where(told, middle, 0.0),
-            xp.where(told, slope, 0.0),
+            xp.where(informative, middle, 0.0),
+            xp.where(informative, slope, 0.0),
         )
 
-    upper, lower, middle, slope = (xp.sum(x) for x in xp.vmap(one)(*bands))
+    upper, lower, middle, slope = (xp.sum(x) for x in xp.vmap(of_band)(*bands))
     mass = spectrum.infinity * xp.exp(-ref)
     return Sums(
         (upper + mass * (1 + 4 * _ULP) + charges * xp.exp(-ref)) * (1 + 64 * _ULP),
@@ -103,7 +103,7 @@ def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Arr
 
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) delta at eps > 0; (0, 1) elsewhere. known: an upper bound, the closer the better."""
+    """Certified (lower, upper) delta at eps > 0; (0, 1) at other eps. known: an upper bound, as close as possible."""
     usable = xp.isfinite(eps) & (eps > 0)
     e, ref = xp.where(usable, eps, 1.0), xp.log(xp.clip(known, SMALLEST, 1.0))
     cut = tail_cut(spectrum, ref)
@@ -116,7 +116,7 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: E
 def epsilon_bounds(
     spectrum: Spectrum, delta: jax.Array, known: jax.Array, effort: Effort
 ) -> tuple[jax.Array, jax.Array]:
-    """Certified (lower, upper) epsilon at delta. known: an upper bound; where it is infinite nothing is found."""
+    """Certified (lower, upper) epsilon at delta. known: an upper bound of epsilon; where it is inf, none is found."""
     spare = delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1) & xp.isfinite(known)
     ref = xp.log(xp.where(inside, spare, 0.5))
@@ -125,7 +125,7 @@ def epsilon_bounds(
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
     ceiling = xp.maximum(xp.where(inside, known, 1.0), _SMALL)
 
-    # Contours built for one eps serve eps near it. They are rebuilt until the root is near the eps they were built for.
+    # Contours built for one eps are good near this eps only. So they are rebuilt until the root is close to that eps.
     def improve(state):
         _, root, lower, upper, _, count = state
         bands = make_bands(spectrum, cut, root, ref, effort)
@@ -137,12 +137,12 @@ def epsilon_bounds(
         return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.contours.plan.c), count + 1
 
     def far(state) -> jax.Array:
-        place, root, lower, upper, steepest, count = state
-        again = (steepest * xp.abs(root - place) > 0.5) & ~(upper - lower <= _CLOSE * upper)
-        return (count < 1) | ((count < _MOST_PLACES) & again)
+        built_at, root, lower, upper, largest_c, count = state
+        rebuild = (largest_c * xp.abs(root - built_at) > 0.5) & ~(upper - lower <= _CLOSE * upper)
+        return (count < 1) | ((count < _MOST_BUILDS) & rebuild)
 
-    nothing = xp.zeros(())
-    start = ceiling, ceiling, nothing, ceiling, nothing, xp.asarray(0)
+    zero = xp.zeros(())
+    start = ceiling, ceiling, zero, ceiling, zero, xp.asarray(0)
     _, _, lower, upper, _, _ = xp.while_loop(far, improve, start)
     upper, lower = xp.where(inside, upper, xp.inf), xp.where(inside, lower, 0.0)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
