@@ -1,7 +1,7 @@
-"""The add direction of the sampled Gaussian: g A^{-c} is log-concave, and lives ever nearer to its mode.
+"""The add direction of the sampled Gaussian: g A^{-c} is log-concave, and the larger c, the narrower its peak.
 
-What this says about the integrand replaces the cruder bounds of `jaxdp.sampled_gaussian.moment` next to the supremum
-of the loss, where c is huge. Argument: notebooks/proofs/contour_certificate.md, sections 4 and 5.
+Bounds from log-concavity replace the cruder bounds of `jaxdp.sampled_gaussian.moment`. They matter next to the supremum
+of the loss, where c is very large. Proof: notebooks/proofs/contour_certificate.md, sections 4 and 5.
 """
 
 import jax
@@ -11,19 +11,19 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.likelihood_ratio import HALF_WIDTH, ROOT_2PI, rough_log_mixture
 
-_DROP = (50.0, 600.0)  # nats below its peak where the line ends, if nearer than `HALF_WIDTH`: left, right
-_HALVINGS = 6
+_DROP = (50.0, 600.0)  # the line ends (left, right) where the integrand is this many nats below its peak, or earlier
+_HALVINGS = 6  # bisection steps for an end of the line
 
 
 def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(mode of g A^{-c}, bound of its error): the zero of u + c mu s(u), s = q e^w / A.
+    """(mode of g A^{-c}, bound of its error). The mode is the zero of u + c mu s(u), s = q e^w / A.
 
-    It lies between 0 and -c mu, and, as s <= q e^w / (1 - q) there and y e^y = r implies y <= log(1 + r), not below
-    -log(1 + c mu^2 q e^{-mu^2/2} / (1 - q)) / mu.
+    It lies in [-c mu, 0]. There s <= q e^w / (1 - q), and y e^y = r implies y <= log(1 + r); therefore it is also at
+    least -log(1 + c mu^2 q e^{-mu^2/2} / (1 - q)) / mu.
     """
     logit = xp.log(xp.where(q > 0, q, 1e-300)) - xp.log1p(-xp.minimum(q, 1 - ULP))
-    size = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
-    width = xp.minimum(c * mu, xp.softplus(size) / mu * (1 + 1e-12))
+    log_r = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
+    width = xp.minimum(c * mu, xp.softplus(log_r) / mu * (1 + 1e-12))
 
     low, high = bisect(
         lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(width), 10
@@ -32,9 +32,10 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where log(g A^{-c}), concave, has fallen by `_DROP`: within 9.5 of the mode, much nearer if c is large.
+    """(low, high): where log(g A^{-c}) is `_DROP` below its peak, at most 9.5 from the mode; much closer for large c.
 
-    On the right by more, because there |A|^{-c} is much larger off the axis than on it. c: (..., 1), and so the ends.
+    The drop is larger on the right, where |A|^{-c} is much larger off the real axis than on it. c, low and high have
+    the shape (..., 1).
     """
     mode, slack = _mode(c, mu, q)
     sides, drops = xp.array([-1.0, 1.0]), xp.array(_DROP)
@@ -52,9 +53,9 @@ def interval(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.
 
 
 def outside(ends, log_a, c, mu, q, log_m):
-    """What g A^{-c}, log-concave, carries outside the two ends, relative to m(c): at most its ends over their slopes.
+    """Bound of the integral of g A^{-c} outside the two ends, relative to m(c): value / |slope of its log| at each end.
 
-    log_a: log A at the ends. Infinite where an end is on the wrong side of the mode.
+    It holds because g A^{-c} is log-concave. inf if an end is on the wrong side of the mode. log_a: log A at the ends.
     """
     w = ends * mu - mu * mu / 2
     share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - log_a, 0.0))
@@ -64,11 +65,11 @@ def outside(ends, log_a, c, mu, q, log_m):
 
 
 def growth(v: jax.Array, log_a: jax.Array, y: jax.Array, c: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
-    """Bound of -c log(|A(v + is)| / A(v)), |s| <= 2y <= pi/(2 mu): |A|^2 = A^2 - 2 q (1-q) e^w (1 - cos(s mu)).
+    """Upper bound of -c log(|A(v + is)| / A(v)) for |s| <= 2y <= pi/(2 mu); log_a: log A(v).
 
-    With x = 2 q (1-q) e^w (1 - cos)/A^2 <= 1/2, -log(1 - x) <= x (1 + x). log_a: log A(v).
+    |A(v + is)|^2 = A^2 (1 - x), x = 2 q (1-q) e^w (1 - cos(s mu))/A^2 <= 1/2, so that -log(1 - x) <= x (1 + x).
     """
     w = v * mu - mu * mu / 2
-    both = xp.log(xp.where(q > 0, q, 1e-300)) + xp.log1p(-xp.minimum(q, 1 - ULP)) + w
-    x = 2 * xp.exp(xp.minimum(both - 2 * log_a, 0.0)) * (1 - xp.cos(2 * y * mu))
+    log_product = xp.log(xp.where(q > 0, q, 1e-300)) + xp.log1p(-xp.minimum(q, 1 - ULP)) + w
+    x = 2 * xp.exp(xp.minimum(log_product - 2 * log_a, 0.0)) * (1 - xp.cos(2 * y * mu))
     return 0.5 * c * x * (1 + x) * (1 + 1e-9)

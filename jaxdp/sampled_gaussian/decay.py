@@ -1,11 +1,11 @@
-r"""How far a sampled Gaussian's characteristic function has decayed, for good: a bound that only falls with t.
+r"""A bound of |m(c + is)| of a sampled Gaussian for all s >= t: a bound that decreases in t.
 
-On a line raised by y, |exp(i t L)| = e^{-t Im L} with Im L >= 0, so
+On the line Im u = y (add: Im u = -y), |exp(i t L)| = e^{-t Im L} with Im L >= 0. Hence
 
-    |m(c + it)| <= D_y(t) = int |the integrand of m(c)| e^{-t Im L} du  over Im u = y  (add: Im u = -y),
+    |m(c + it)| <= D_y(t) = int |the integrand of m(c)| e^{-t Im L} du  over this line,
 
-which falls in t. At small t the best y is small and D is what a Gaussian of the same variance would have; far out it is
-an exponential. Argument: notebooks/proofs/contour_certificate.md, section 4.
+which decreases in t. For small t the best y is small, and D_y is about the bound for a Gaussian of the same variance.
+For large t, D_y decays exponentially. Proof: notebooks/proofs/contour_certificate.md, section 4.
 """
 
 import jax
@@ -18,13 +18,13 @@ from jaxdp.sampled_gaussian.label import Label, off_axis
 from jaxdp.sampled_gaussian.likelihood_ratio import ROOT_2PI, exact_nodes, exp_or_inf, integrand_and_mixture
 from jaxdp.sampled_gaussian.moment import along_edges, exponent, height, interval, loss_units
 
-_HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # of the strip's
-_HIGHER = np.arange(0.65, 0.95, 0.05)  # and with a label, whose strip is low
-_FEWER = 4, 16  # every so many nodes tell which height is best, without a label and with one
+_HEIGHTS = 2.0 ** -np.arange(1.0, 12.0, 2.0)  # heights y that are tried, as shares of the height of the strip
+_HIGHER = np.arange(0.65, 0.95, 0.05)  # further shares with a label, because the strip is low then
+_FEWER = 4, 16  # to choose y, every 4th node is used without a label, every 16th with a label
 
 
 def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label | None = None) -> jax.Array:
-    """log of a bound of |m(c + is)| / e^{log_m} for all s >= end; at most a little above 0."""
+    """log of a bound of |m(c + is)| / e^{log_m} for all s >= end; never above 1. size: quadrature nodes."""
     low, high = interval(c[None], mu[None], q[None], cut[None], direction, label)
     low, cell, v = exact_nodes(low[0], high[0], size)
     high = low + size * cell
@@ -35,7 +35,7 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label
     few = v[::fewer]
     heights = strip * (_HEIGHTS if label is None else np.append(_HEIGHTS, _HIGHER))
     rough = xp.vmap(lambda y: xp.logsumexp(_fallen(few, y, c, mu, q, direction, end, label)[0]))(heights)
-    if label is not None:  # the rule's own error is about e^5 of the second
+    if label is not None:  # add the error of the midpoint rule, roughly e^(5 - 2 pi (strip - y)/cell)
         rough = xp.logaddexp(rough + xp.log(fewer * cell / ROOT_2PI) - log_m, 5 - 2 * xp.pi * (strip - heights) / cell)
     y = heights[xp.argmin(rough)]
     bound = _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, end, label)
@@ -43,27 +43,27 @@ def log_decay(c, mu, q, cut, direction: str, size: int, log_m, end, label: Label
 
 
 def _turn_units(v: jax.Array, mu: jax.Array) -> jax.Array:
-    """Units of 2^-53 by which t arg A may be off, relative to itself (q <= 1/2): e^w's by that of w, and its own."""
+    """Relative error of t arg A for q <= 1/2, in units of 2^-53: an upper bound that includes the rounding of w."""
     return 16 + 4 * mu * (xp.abs(v) + mu)
 
 
 def _fallen(v, y, c, mu, q, direction: str, t, label) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """log of D_y(t)'s integrand at v + iy; t Im L; units of 2^-53 by which the powers of A and the label may be off."""
+    """At v + iy: log of the integrand of D_y(t); t Im L; error of log (powers of A times label) in units of 2^-53."""
     signed = -y if direction == "reverse" else y
     log_size, _, loss_re, loss_im = exponent(v, signed, c, mu, q, direction)
-    turned = t * xp.maximum(loss_im, 0.0)
-    own = (c + 1) * loss_units(xp.complex(loss_re, loss_im), v, mu, q, direction)
+    t_im_loss = t * xp.maximum(loss_im, 0.0)
+    units = (c + 1) * loss_units(xp.complex(loss_re, loss_im), v, mu, q, direction)
     if label is not None:
         more, _ = off_axis(v, y, label)
-        log_size, own = log_size + more, own + 80 * xp.where(more > -1e12, xp.abs(more), 0.0)  # e^more is 0
-    return log_size - turned, turned, own
+        log_size, units = log_size + more, units + 80 * xp.where(more > -1e12, xp.abs(more), 0.0)  # else e^more = 0
+    return log_size - t_im_loss, t_im_loss, units
 
 
 def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t, label) -> jax.Array:
-    """D_y(t) relative to e^{log_m}, from above, by the midpoint rule: analytic up to the height ``strip``."""
-    log_size, turned, own = _fallen(v, y, c, mu, q, direction, t, label)
+    """Upper bound of D_y(t) / e^{log_m} by the midpoint rule; the integrand is analytic up to the height ``strip``."""
+    log_size, t_im_loss, factor_units = _fallen(v, y, c, mu, q, direction, t, label)
     weight = xp.exp(xp.minimum(log_size - log_m, 600.0)) * cell / ROOT_2PI
-    units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + turned * _turn_units(v, mu) + own
+    units = v.shape[0] + 32 + 8 * (v * v + xp.abs(log_m)) + t_im_loss * _turn_units(v, mu) + factor_units
     units = units + xp.where(q > 0.5, 4 * t * y * mu, 0.0) * (2 if direction == "replace" else 1)
     total = xp.sum(weight * exp_or_inf(ULP * units))
     room = strip - y
@@ -76,5 +76,5 @@ def _modulus(v, cell, ends, y, strip, c, mu, q, direction, log_m, t, label) -> j
         outside = add_direction.outside(ends, log_a[-2:], c, mu, q, log_m)
     kernel = xp.expm1(xp.minimum(2 * xp.pi * room / cell, 600.0))
     sides = xp.sum(exp_or_inf(at_ends)) * (6 * strip + 3 * cell) / ROOT_2PI
-    # (log A on the axis is within 3e-14, which counts c times)
+    # the last factor: log A on the real axis has an error of at most 3e-14, multiplied by about c
     return total + (2 * edge / kernel + sides + outside) * (1 + 1e-9) * exp_or_inf(6e-14 * (xp.abs(c) + 1))

@@ -1,32 +1,32 @@
-"""A = 1 - q + q e^w, the likelihood ratio of a sampled Gaussian, on the axis and off it."""
+"""The likelihood ratio A = 1 - q + q e^w, w = u mu - mu^2/2, of a sampled Gaussian at real and complex outcomes u."""
 
 import jax
 
 from jaxdp.runtime.arrays import xp
 
 ROOT_2PI = 2.5066282746310002
-HALF_WIDTH = 9.5  # half width of a line in standard deviations: 2 Phi_c(9.5) = 2e-21 of m(c) is left out
+HALF_WIDTH = 9.5  # half the length of a line of integration, in standard deviations: it leaves out 2 Phi_c(9.5) = 2e-21
 
 
 def log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of log(1 - q + q e^w), accurate relative to itself for small q.
+    """Real and imaginary part of log(1 - q + q e^w), with a small relative error even for small q.
 
-    For q > 1/2 the roles are swapped, log A(w; q) = w + log A(-w; 1 - q): 1 + q expm1(w) would cancel.
+    For q > 1/2, where 1 + q expm1(w) would cancel, log A(w; q) = w + log A(-w; 1 - q) is used.
     """
     flip = q > 0.5
     sign, rate = xp.where(flip, -1.0, 1.0), xp.where(flip, 1 - q, q)
-    re, im = _small(sign * w_re, sign * w_im, rate)
+    re, im = _log_mixture_small_rate(sign * w_re, sign * w_im, rate)
     return re + xp.where(flip, w_re, 0.0), im + xp.where(flip, w_im, 0.0)
 
 
-def _small(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _log_mixture_small_rate(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     large = w_re > 30
     a = xp.where(large, 0.0, w_re)
     half = xp.sin(0.5 * w_im)
     re = q * (xp.expm1(a) * xp.cos(w_im) - 2 * half * half)
     im = q * xp.exp(a) * xp.sin(w_im)
     excess = re * (2 + re) + im * im
-    # XLA's log1p is up to 129 ulp off near -0.414 (jax-ml/jax 39707); away from 0 the plain logarithm is not
+    # XLA's log1p is up to 129 ulp off near -0.414 (jax-ml/jax 39707), so log is used away from 0
     near_one = xp.abs(excess) < 0.25
     log_abs = 0.5 * xp.where(near_one, xp.log1p(xp.where(near_one, excess, 0.0)), xp.log(1 + excess))
     angle = xp.arctan2(im, 1 + re)
@@ -40,7 +40,7 @@ def _small(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, j
 
 
 def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
-    """log(1 - q + q e^w) for real w, to 3e-14 absolute (XLA's log1p is 129 ulp off near -0.414)."""
+    """log(1 - q + q e^w) for real w, with an absolute error below 3e-14 (XLA's log1p is 129 ulp off near -0.414)."""
     flip = q > 0.5
     x, rate = xp.where(flip, -w, w), xp.where(flip, 1 - q, q)
     near = xp.log1p(rate * xp.expm1(xp.minimum(x, 700.0)))
@@ -49,13 +49,13 @@ def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def rough_log_mixture(w: jax.Array, q: jax.Array) -> jax.Array:
-    """The same by one exponential and one logarithm, to roundings of the size of w and 1: certifies nothing."""
+    """log(1 - q + q e^w) by one exponential and one logarithm, to a few ULP of 1 + |w|. Not for certified bounds."""
     larger = xp.where(w > 0, q, 1 - q)
     return xp.maximum(w, 0.0) + xp.log(larger + (1 - larger) * xp.exp(-xp.abs(w)))
 
 
 def integrand_and_mixture(v, c, mu, q, direction, mixture=log_mixture_real):
-    """Logarithm of the integrand (without 1/sqrt(2 pi)) at real u = v, t = 0, and log A there."""
+    """(log of the integrand without 1/sqrt(2 pi), log A) at real u = v and t = 0."""
     a = mixture(v * mu - mu * mu / 2, q)
     if direction == "forward":
         return -v * v / 2 + (c + 1) * a, a
@@ -65,20 +65,20 @@ def integrand_and_mixture(v, c, mu, q, direction, mixture=log_mixture_real):
 
 
 def exp_or_inf(x: jax.Array) -> jax.Array:
-    """e^x of a bound: what is out of reach is infinite, not clipped, for a tiny factor may follow."""
+    """e^x of a log bound; inf for x >= 600. A clipped value would not be a bound if a tiny factor follows."""
     return xp.where(x < 600, xp.exp(xp.minimum(x, 600.0)), xp.inf)
 
 
 def gained(at: jax.Array, to: jax.Array) -> jax.Array:
-    """u^2 at one end of a cell less its smallest in the cell: what g's exponent gains, twice over."""
+    """u^2 at one end of a cell minus the least u^2 in the cell: twice the largest increase of log g in the cell."""
     smallest = xp.where(at * to < 0, 0.0, xp.minimum(xp.abs(at), xp.abs(to)))
     return at * at - smallest * smallest
 
 
 def exact_nodes(low: jax.Array, high: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(low, cell, midpoints) of ``size`` cells from about low to about high, free of rounding; high may move up.
+    """(low, cell width, midpoints) of ``size`` cells from about low to about high, exact; the end may be above high.
 
-    The nodes are multiples of 2^-41: a steep integrand would notice nodes a unit in the last place off the grid.
+    The nodes are multiples of 2^-41. A steep integrand would change if a node were one ULP away from its grid point.
     """
     grain = 2.0**-40
     low = xp.floor(low / grain) * grain
@@ -87,7 +87,7 @@ def exact_nodes(low: jax.Array, high: jax.Array, size: int) -> tuple[jax.Array, 
 
 
 def log_units(v: jax.Array, log_a: jax.Array, mu: jax.Array, q: jax.Array) -> jax.Array:
-    """Units of 2^-53 by which log A, real or complex, may be off at Re u = v: its own and those of w."""
+    """Error bound of log A, real or complex, at Re u = v, in units of 2^-53: its own rounding and the rounding of w."""
     size = mu * (xp.abs(v) + mu)
     w = v * mu - mu * mu / 2
     share = xp.exp(xp.minimum(xp.log(xp.where(q > 0, q, 1e-300)) + w - xp.real(log_a), 10.0))
