@@ -1,1 +1,1 @@
-"""One step of a sampled Gaussian: its moment at every complex order, with quadrature error and decay."""
+"""One step of a sampled Gaussian: its moment m(z) at every complex order z, with error bounds, and its decay."""
