@@ -1,1 +1,1 @@
-"""Ground floor: special functions, rounding, root finding. Knows nothing of privacy."""
+"""Numerical functions that do not depend on privacy: special functions, sums of exponentials, rounding, root search."""

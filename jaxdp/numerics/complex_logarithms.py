@@ -1,4 +1,4 @@
-"""log(1 + x) and log(e^x - 1) of complex x, as modulus and angle, without cancellation next to 0."""
+"""log(1 + x) and log(e^x - 1) for complex x, as (log of the modulus, angle), without cancellation near x = 0."""
 
 import jax
 
@@ -6,13 +6,13 @@ from jaxdp.runtime.arrays import xp
 
 
 def _log_modulus(re: jax.Array, im: jax.Array) -> jax.Array:
-    """log|re + i im|, no less than log 1e-300."""
+    """log|re + i im|, at least log(1e-300)."""
     size, other = xp.maximum(xp.abs(re), xp.abs(im)), xp.minimum(xp.abs(re), xp.abs(im))
     return xp.log(xp.maximum(size, 1e-300)) + 0.5 * xp.log1p((other / xp.where(size > 0, size, 1.0)) ** 2)
 
 
 def log_one_plus(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """log(1 + x) of any complex x, as modulus and angle; next to -1 accurate to |x|, not to |1 + x|."""
+    """(log|1 + x|, angle of 1 + x), x = re + i im. Near x = -1 the error is relative to |x|, not to |1 + x|."""
     a, b = xp.clip(re, -1.0, 1.0), xp.clip(im, -1.0, 1.0)
     excess = a * (2 + a) + b * b
     near = (xp.abs(excess) < 0.25) & (xp.abs(re) < 1) & (xp.abs(im) < 1)
@@ -21,7 +21,7 @@ def log_one_plus(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def log_expm1_complex(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """log|e^x - 1| and its angle, x = re + i im."""
+    """(log|e^x - 1|, angle of e^x - 1), x = re + i im."""
     big = re > 40
     a = xp.where(big, 0.0, xp.maximum(re, -700.0))
     half = xp.sin(0.5 * im)

@@ -1,4 +1,4 @@
-"""Tilted one-step laws as sums of exponentials, and those sums at many equally spaced points at once."""
+"""One-step laws, tilted to an abscissa c, as sums of exponentials; and these sums at many equally spaced points t."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array
 
-_LEAST_RATIO = 1e-100  # a smaller modulus is taken for this
-_SHARES = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
-_TABLE_UNITS = 640  # of the tables and their products: notebooks/proofs/contour_certificate.md, section 5
-_GOOD = 1e-12  # largest error of m(c) at which an error of the mean is taken for a shift of the loss
+_LEAST_RATIO = 1e-100  # replaces a smaller modulus of m(c + it)/m(c)
+_RECIPROCALS = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
+_TABLE_UNITS = 640  # error of the tables and their products, in 2^-53 (notebooks/proofs/contour_certificate.md, 5)
+_GOOD = 1e-12  # largest Line.error at which the error of the tilted mean is treated as a shift of the loss
 
 
 class Line(NamedTuple):
@@ -23,23 +23,23 @@ class Line(NamedTuple):
     log_m: jax.Array  # log m(c)
     weight: jax.Array  # complex (size,)
     loss: jax.Array  # complex (size,)
-    error: jax.Array  # of m(c), relative to itself; also of sum weight exp(i t loss), every t >= 0
-    rule: jax.Array  # of m(c + it)/m(c) - 1 with exact weights and losses: what does not fall with t
-    mean_rule: jax.Array  # bound of |Im sum weight loss|, exact weights and losses: the tilted mean of L is real
-    drift: jax.Array  # (2, size) |weight| times: its relative error and |loss|, the error of loss
+    error: jax.Array  # relative error of m(c); also error of sum weight exp(i t loss) for every t >= 0
+    rule: jax.Array  # error of m(c + it)/m(c) - 1 for exact weights and losses, a bound for every t > 0
+    mean_rule: jax.Array  # bound of |Im sum weight loss| for exact weights and losses; the tilted mean of L is real
+    drift: jax.Array  # (2, size): |weight| (relative error of weight) |loss|; |weight| (error of loss)
 
 
 def discrete_log_m(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.Array, jax.Array]:
-    """log m(z) at real z of finite laws, and what it may be off by; the laws' last axis is that of the atoms.
+    """(log m(z), its error bound) at real z of finite laws; the last axis of the laws is the atoms.
 
-    blur: error of each loss. A log weight is off by as much, and rounded at its own size and the loss's.
+    blur: error bound of each loss. The error of a log weight is at most blur plus the rounding of itself and the loss.
     """
     log_m, _, _, error = _tilted(z, loss, log_weight, blur)
     return log_m, error
 
 
 def _tilted(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.Array, ...]:
-    """log m(z), the weights tilted to z, the relative error of each, and their mean: the error of m(z)."""
+    """(log m(z), weights tilted to z, relative error of each weight, relative error of m(z), which is their mean)."""
     z = xp.asarray(z)[..., None]
     exponents = log_weight + z * loss
     log_m = xp.logsumexp(exponents, axis=-1, keepdims=True)
@@ -48,13 +48,13 @@ def _tilted(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.
     off = 4 * ULP * size + (1 + xp.abs(z)) * blur
     weight = xp.where(live, xp.exp(exponents - log_m), 0.0)
     error = xp.sum(weight * off, axis=-1) + loss.shape[-1] * ULP
-    # of first order: where an exponent is off by so much that a weight may have been lost, nothing is known
+    # The error is of first order: no bound (inf) if the exponent of a weight that may matter is off by more than 1/4.
     unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0), axis=-1)
     return log_m[..., 0], weight, off, xp.where(unsure, xp.inf, error)
 
 
 def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: jax.Array) -> Line:
-    """A finite law of the loss, tilted to c: exact up to rounding, with atoms that never decay."""
+    """A finite law of the loss, tilted to c: exact up to rounding and blur (the error bounds of the losses)."""
     log_m, weight, off, error = _tilted(c, loss, log_weight, blur)
     drift = weight * xp.stack([(2 * off + error) * xp.abs(loss), xp.broadcast_to(blur, loss.shape)])
     drift, rule = xp.where(xp.isfinite(error), drift, 0.0), xp.where(xp.isfinite(error), 0.0, xp.inf)
@@ -62,23 +62,23 @@ def discrete_line(c: jax.Array, loss: jax.Array, log_weight: jax.Array, blur: ja
 
 
 def ratios_less_one(line: Any, step: jax.Array, count: int, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1): real and imaginary part.
+    """Real and imaginary part of m(c + it)/m(c) - 1 = sum weight (exp(i t L) - 1) at t = step (0..count-1), Im L >= 0.
 
-    Im L >= 0. It is i t mean + sum weight (exp(i t L) - 1 - i t L): nearly all outcomes have next to no loss, so the
-    second sum is of second order, and with it all errors but that of the mean (`ratio_error`). The nodes are equally
-    spaced, t = anchor + offset: with p, x = exp(i t L) - 1 at the anchors and offsets and p', x' the same less i t L,
-    two small tables instead of count x size exponentials, the second sum is that of weight (p x + x' + p').
+    Computed as i t mean + sum weight (exp(i t L) - 1 - i t L). Nearly all outcomes have a tiny loss, so the second sum
+    is of second order in L, as are all errors except that of the mean (`ratio_error`). The nodes are equally spaced,
+    t = anchor + offset. With p, x = exp(i t L) - 1 at anchors and offsets, and p', x' = exp(i t L) - 1 - i t L there,
+    the second sum is sum weight (p x + x' + p'): two small tables replace count x size exponentials.
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
     base = _turned_by(step * line.loss)
-    low, following = _powers(base, inner)
-    high, _ = _powers(following, outer)
+    low, next_power = _powers(base, inner)
+    high, _ = _powers(next_power, outer)
     low = _with_bend(step * xp.arange(inner)[:, None] * line.loss, low)
     high = _with_bend(step * inner * xp.arange(outer)[:, None] * line.loss, high)
     a, b = w_re * high.re - w_im * high.im, w_re * high.im + w_im * high.re
     x, y = low.re.T, low.im.T
-    rows, columns = (_weighted(w_re, w_im, one.bend_re, one.bend_im) for one in (high, low))
+    rows, columns = (_weighted(w_re, w_im, part.bend_re, part.bend_im) for part in (high, low))
     re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
     im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
     t, (mean_re, mean_im) = step * xp.arange(count), mean_loss(line, shifted)
@@ -86,9 +86,10 @@ def ratios_less_one(line: Any, step: jax.Array, count: int, shifted: bool = True
 
 
 def mean_loss(line: Any, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of the tilted mean of the loss, a real number: the latter kept where nothing is shifted.
+    """Real and imaginary part of the computed tilted mean sum weight loss; the exact mean is real.
 
-    There the weights' errors count only up to their sum (`ratio_error`), which holds for the whole complex sum.
+    The imaginary part is set to 0 where the error of the mean is treated as a shift of the loss. It is kept elsewhere,
+    because there the error bound by the sum of the weights' errors (`ratio_error`) holds for the whole complex sum.
     """
     real, imag = _weighted(
         xp.real(line.weight), xp.imag(line.weight), xp.real(line.loss)[None], xp.imag(line.loss)[None]
@@ -97,18 +98,19 @@ def mean_loss(line: Any, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
 
 
 def _is_good(line: Any) -> jax.Array:
-    """Whether an error of the mean is taken for a shift of the loss."""
+    """Whether the error of the tilted mean is treated as a shift of the loss."""
     return line.error < _GOOD
 
 
 def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Real and imaginary part of sum weight (x + iy) over the last axis."""
     return sum_in_blocks(w_re * x - w_im * y), sum_in_blocks(w_re * y + w_im * x)
 
 
-def _turned(line: Any, step: jax.Array, count: int) -> jax.Array:
-    """Bounds of the sums of `_per_loss` times min(t |L|, 2) at t = step (0..count-1): (3, count).
+def _angle_sums(line: Any, step: jax.Array, count: int) -> jax.Array:
+    """Upper bounds of the sums of `_per_loss` times min(t |L|, 2) at t = step (0..count-1): shape (3, count).
 
-    The sums rise with t; each node takes those at a place step 2^i right of it.
+    The sums increase with t, so each node uses the sum at a larger t = step 2^i.
     """
     places = 2.0 ** np.arange(count.bit_length())
     reached = xp.minimum(step * places[:, None] * xp.abs(line.loss), 2.0)
@@ -124,28 +126,28 @@ def _per_loss(line: Any) -> jax.Array:
 def ratio_error(
     line: Any, re: jax.Array, im: jax.Array, step: jax.Array, shifted: bool = True
 ) -> tuple[jax.Array, jax.Array]:
-    """(error, shift): by how much 1 + re + i im, the ratios of `ratios_less_one`, may be off in all.
+    """(error, shift) of the ratios 1 + re + i im from `ratios_less_one`.
 
-    They are within ``error`` of e^{its} m(c + it)/m(c), the true m(c), for one real |s| <= shift: an error of the mean
-    does not count at every node but moves the loss, all at once. Where the weights are poor, or nothing is to be
-    shifted, the shift is 0.
+    For one real number s, |s| <= shift, all ratios are within ``error`` of e^{its} m(c + it)/m(c), with the true m(c):
+    the error of the mean acts like a shift of the loss by s and is not charged at each node. If the weights are not
+    accurate (`_GOOD`), or ``shifted`` is false, the shift is 0.
     Proof: notebooks/proofs/contour_certificate.md, section 5.
     """
     count, size, t = re.shape[0], line.loss.shape[0], step * xp.arange(re.shape[0])
-    weights, losses, moved = xp.sum(_per_loss(line), axis=-1)
+    weights, losses, mean_modulus = xp.sum(_per_loss(line), axis=-1)
     mean_units = 1.5 * (sum(short_blocks_of(size)) + 4) + 4
     units = _TABLE_UNITS + 0.75 * (sum(blocks_of(size)) + 4) + 1.5 * (sum(short_blocks_of(size)) + 4)
-    by_weight, by_loss, by_table = _turned(line, step, count)
+    by_weight, by_loss, by_table = _angle_sums(line, step, count)
     rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
-    off_mean = ULP * mean_units * moved
+    off_mean = ULP * mean_units * mean_modulus
     mass = xp.sum(xp.abs(line.weight))
     plain = rounded + t * (off_mean + losses) + xp.minimum(t * weights, 2 * line.error * (1 + mass))
     if not shifted:
         return plain, xp.zeros(())
     shift = weights + losses + off_mean
-    turned = t * shift  # by which a ratio that is not 1 turns
-    centred = (rounded + t * (line.mean_rule + by_weight + by_loss)) * (1 + turned)
-    centred = centred + turned * (xp.abs(re) + xp.abs(im) + 2 * turned)
+    turn = t * shift  # bound of the angle |ts| by which the shift turns a ratio
+    centred = (rounded + t * (line.mean_rule + by_weight + by_loss)) * (1 + turn)
+    centred = centred + turn * (xp.abs(re) + xp.abs(im) + 2 * turn)
     centred = xp.minimum(centred, plain + t * (line.mean_rule + shift))
     return xp.where(_is_good(line), centred, plain), xp.where(_is_good(line), shift, 0.0)
 
@@ -153,11 +155,11 @@ def ratio_error(
 def log_ratios(
     line: Any, step: jax.Array, count: int, computed: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, the error of the ratio over its modulus, shift.
+    """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, error of the ratio over its modulus, shift.
 
-    The error is small where the ratio is next to one: a step taken T times counts T times log(ratio), not T roundings.
-    Error and shift are those of `ratio_error`. computed: None, or without a shift whether m(c) is the computed one, for
-    which a weight's error does not grow with t.
+    The error is small where the ratio is close to 1, because a step taken T times counts T times. Error and shift are
+    defined in `ratio_error`. computed: if None, a shift is allowed and m(c) is the true value. Otherwise there is no
+    shift, and computed tells whether m(c) is the computed value; then the errors of the weights do not grow with t.
     """
     nodes = xp.arange(count)
     if computed is not None:
@@ -177,39 +179,39 @@ def log_ratios(
 
 
 def split(count: int) -> tuple[int, int]:
-    """(inner, outer), about equal, inner a power of two, inner x outer >= count."""
+    """(inner, outer) with inner x outer >= count: about equal, inner a power of two."""
     inner = 1 << (max(count - 1, 1).bit_length() // 2)
     return inner, -(-count // inner)
 
 
 def blocks_of(terms: int) -> tuple[int, int]:
-    """(terms of a block, blocks) of a sum: it is off by as many units as both together, not by their product."""
+    """(terms per block, blocks) for a sum taken in blocks: its rounding error is at most terms + blocks units."""
     blocks = max(1, min(4, terms // 128))
     return -(-terms // blocks), blocks
 
 
 def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The matrix product (..., rows, terms) x (terms, columns), its sums taken as `blocks_of` says."""
+    """The matrix product (..., rows, terms) x (terms, columns), summed in the blocks of `blocks_of`."""
     terms, blocks = blocks_of(right.shape[0])
     parts = [slice(i * terms, (i + 1) * terms) for i in range(blocks)]
     return sum(xp.exact_matmul(left[..., part], right[part]) for part in parts)
 
 
 def short_blocks_of(terms: int) -> tuple[int, int]:
-    """The same for `sum_in_blocks`: about as many blocks as terms in a block."""
+    """(terms per block, blocks) for `sum_in_blocks`: both about sqrt(terms)."""
     size = math.isqrt(max(terms - 1, 0)) + 1
     return size, -(-terms // size)
 
 
 def sum_in_blocks(rows: jax.Array) -> jax.Array:
-    """Sums over the last axis, taken as `short_blocks_of` says."""
+    """Sums over the last axis, taken in the blocks of `short_blocks_of`."""
     terms, blocks = short_blocks_of(rows.shape[-1])
     padded = xp.pad(rows, ((0, 0), (0, terms * blocks - rows.shape[-1])))
     return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
 
 
 class Turned(NamedTuple):
-    """e^{i theta} - 1, and e^{i theta} - 1 - i theta: real and imaginary parts."""
+    """e^{i theta} - 1 (re, im) and e^{i theta} - 1 - i theta (bend_re, bend_im)."""
 
     re: jax.Array
     im: jax.Array
@@ -222,43 +224,43 @@ def _is_small(angle: jax.Array) -> jax.Array:
 
 
 def _turned_by(angle: jax.Array) -> Turned:
-    """`Turned` of complex angles, Im >= 0, without cancellation; of large angles the first two numbers only."""
+    """`Turned` of complex angles, Im >= 0, without cancellation; for large angles only re and im are valid."""
     u, v = xp.real(angle), xp.imag(angle)
     less_one, half = xp.expm1(-v), 0.5 * u
     sine, cosine = xp.sin(half), xp.cos(half)
     turned, side = -2 * sine * sine, 2 * sine * cosine  # cos - 1 and sin of the whole angle
     z = xp.where(_is_small(angle), xp.complex(-v, u), 0.0)  # e^z - 1 - z = (z^2 / 2) (1 + (z / 3) (1 + (z / 4) (...)))
-    series, _ = xp.scan(lambda more, share: (1 + z * share * more, None), xp.ones_like(z), _SHARES)
+    series, _ = xp.scan(lambda inner, reciprocal: (1 + z * reciprocal * inner, None), xp.ones_like(z), _RECIPROCALS)
     bend = 0.5 * z * z * series
     return Turned(less_one * (1 + turned) + turned, (1 + less_one) * side, xp.real(bend), xp.imag(bend))
 
 
 def _with_bend(angle: jax.Array, turned: Turned) -> Turned:
-    """The same with e^{i theta} - 1 - i theta of large angles as a difference, in which little cancels."""
+    """``turned`` with valid bends for large angles, too: (e^{i theta} - 1) - i theta, which hardly cancels there."""
     small = _is_small(angle)
     re, im = turned.re + xp.imag(angle), turned.im - xp.real(angle)
     return turned._replace(bend_re=xp.where(small, turned.bend_re, re), bend_im=xp.where(small, turned.bend_im, im))
 
 
-def _times(one: Turned, other: Turned) -> Turned:
-    """Of the sum of both angles: e^{i(a + b)} - 1 = p x + p + x."""
-    (p, q, c, d), (x, y, e, f) = one, other
+def _times(left: Turned, right: Turned) -> Turned:
+    """`Turned` of the sum of both angles a and b: e^{i(a + b)} - 1 = p x + p + x, p = e^{ia} - 1, x = e^{ib} - 1."""
+    (p, q, c, d), (x, y, e, f) = left, right
     re, im = p * x - q * y, p * y + q * x
     return Turned(re + p + x, im + q + y, re + c + e, im + d + f)
 
 
 def _powers(base: Turned, count: int) -> tuple[Turned, Turned]:
-    """Of the angles k base, k = 0..count-1, shape (count, size), and of count base.
+    """`Turned` of the angles k theta, k = 0..count-1, of shape (count, size), and of count theta; base: that of theta.
 
-    count is a power of two. k = row x inner + column: products of two smaller tables, down to four powers, each the one
-    before times the base.
+    count is a power of two. With k = row x inner + column, the table is the product of two smaller tables. A table of
+    up to four powers multiplies each power by the base.
     """
     if count <= 4:  # a loop, because the compiler would compute the base again for every power
-        nothing = Turned(*[xp.zeros_like(x) for x in base])
-        following, table = xp.scan(lambda now, _: (_times(base, now), now), nothing, None, length=count)
-        return table, following
+        zero = Turned(*[xp.zeros_like(x) for x in base])
+        next_power, table = xp.scan(lambda now, _: (_times(base, now), now), zero, None, length=count)
+        return table, next_power
     inner, outer = split(count)
-    low, following = _powers(base, inner)
-    high, following = _powers(following, outer)
-    made = _times(Turned(*[x[:, None] for x in high]), low)
-    return Turned(*[x.reshape(outer * inner, -1)[:count] for x in made]), following
+    low, next_power = _powers(base, inner)
+    high, next_power = _powers(next_power, outer)
+    products = _times(Turned(*[x[:, None] for x in high]), low)
+    return Turned(*[x.reshape(outer * inner, -1)[:count] for x in products]), next_power

@@ -1,4 +1,4 @@
-"""Bracketed root finding whose two ends are both tested points, never the last iterate unchecked."""
+"""Bracketed root finding: both ends of the returned interval are tested points, never an untested last iterate."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,30 +9,31 @@ from jaxdp.domains import SMALLEST
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 
-_NEWTON = 0.05  # a larger residual asks for another step of Newton's; with a smaller one the ends are tested
-_CLOSE = 1e-9
+_NEWTON = 0.05  # residual above which another Newton step is made; below it, the ends are tested
+_CLOSE = 1e-9  # relative distance from the root at which an end is not improved further
 
 
 def bisect(
     holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array, halvings: int
 ) -> tuple[jax.Array, jax.Array]:
-    """(a, b) around the smallest x of [low, high] at which a condition holds that holds at every larger x; elementwise.
+    """(a, b) around the smallest x in [low, high] at which ``holds`` is true; elementwise.
 
-    The interval is halved ``halvings`` times. An end that moved was tested: ``holds`` is false at a, true at b.
+    ``holds`` must be true at every larger x. The interval is halved ``halvings`` times. Each end that has moved was
+    tested: ``holds`` is false at a and true at b.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         middle = 0.5 * (ends[0] + ends[1])
-        done = holds(middle)
-        return xp.where(done, ends[0], middle), xp.where(done, middle, ends[1])
+        is_true = holds(middle)
+        return xp.where(is_true, ends[0], middle), xp.where(is_true, middle, ends[1])
 
     return xp.fori_loop(0, halvings, halve, (low, high))
 
 
 class Evaluation(NamedTuple):
-    """Certified bounds of a decreasing function at one point, an estimate between them, and the estimate's slope.
+    """Certified bounds of a decreasing function at one point, an estimate of its value, and the slope of the estimate.
 
-    Where only the sign of the estimate is known it is infinite. Where it is NaN a search ends on what it has.
+    An infinite estimate tells only on which side of the target the value is. A NaN estimate ends the search.
     """
 
     upper: jax.Array
@@ -42,9 +43,9 @@ class Evaluation(NamedTuple):
 
 
 def of_delta(lower: jax.Array, upper: jax.Array, steepness: jax.Array) -> Evaluation:
-    """The logarithm of a delta with these bounds and minus this slope, to be compared with the logarithm of another.
+    """`Evaluation` of log delta, from bounds of delta and steepness = -(slope of delta); the target is a log delta too.
 
-    Both logarithms are rounded: each bound is moved outward by 2 units in the last place of either.
+    Both logarithms are rounded. So each bound is moved outward by 2 units in the last place for each of the two.
     """
     middle = 0.5 * (lower + upper)
     logs = xp.log(lower), xp.log(upper)
@@ -54,15 +55,15 @@ def of_delta(lower: jax.Array, upper: jax.Array, steepness: jax.Array) -> Evalua
 
 class _Search(NamedTuple):
     point: jax.Array
-    low: jax.Array  # the largest point with lower >= target
-    high: jax.Array  # the smallest point with upper <= target
-    left: jax.Array  # the estimate's root lies between left and right; -1 before 0 was looked at
+    low: jax.Array  # the largest tested point with lower >= target
+    high: jax.Array  # the smallest tested point with upper <= target
+    left: jax.Array  # the root of the estimate lies between left and right; -1 until a point is known to be left of it
     right: jax.Array
-    root: jax.Array
+    root: jax.Array  # the next approximation of the root
     done: jax.Array
-    tries: jax.Array
-    tests: jax.Array  # tries next to the root
-    before: jax.Array  # size of the residual from which Newton came here, or infinite
+    tries: jax.Array  # number of points evaluated
+    tests: jax.Array  # number of points evaluated after Newton's method had converged
+    before: jax.Array  # |residual| at the last point if Newton's method chose this point from it, otherwise inf
 
 
 def proved_ends(
@@ -77,32 +78,32 @@ def proved_ends(
     anywhere: bool = False,
     most_tries: int = 40,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(low, high, root): points tested to have lower >= target and upper <= target, and the root of the estimate.
+    """(low, high, root): tested points with lower >= target at low and upper <= target at high; root of the estimate.
 
-    low is 0 and high is ``ceiling`` (``end`` unless given) where none is found. start: a first guess in (0, end), the
-    range that is searched. wanted: False where no search is to be made. close: ends closer than this (relative) to the
-    root are not improved; at least 1e-13. anywhere: the bounds are close at every point, not only near the root; then
-    the function is taken for the logarithm of a delta, which is convex in e^epsilon.
+    low is 0 and high is ``ceiling`` (by default ``end``) where no such point is found. start: a first guess in the
+    range of the search, (0, end). wanted: whether to search at all. close: an end within this relative distance of the
+    root is not improved; at least 1e-13. anywhere: whether the bounds are close at every point, not only near the root;
+    then the function must be the logarithm of a delta, which is convex in e^epsilon.
 
-    Newton's method finds the root of the estimate; then it is left by as much as the bounds differ from it, on one side
-    and on the other.
+    Newton's method finds the root of the estimate. Then points on both sides of the root are tested, as far from it as
+    the difference between bound and estimate requires.
     """
 
     def advance(s: _Search) -> _Search:
         x = s.point
-        seen = evaluate(x)
-        high = xp.where(seen.upper <= target, xp.minimum(s.high, x), s.high)
-        low = xp.where(seen.lower >= target, xp.maximum(s.low, x), s.low)
-        residual = seen.estimate - target
+        here = evaluate(x)
+        high = xp.where(here.upper <= target, xp.minimum(s.high, x), s.high)
+        low = xp.where(here.lower >= target, xp.maximum(s.low, x), s.low)
+        residual = here.estimate - target
         left = xp.where((residual > 0) & (x < high), xp.maximum(s.left, x), s.left)
         right = xp.where((residual <= 0) & (x > left), xp.minimum(s.right, x), s.right)
-        steep = xp.abs(seen.slope)
+        steep = xp.abs(here.slope)
         newton = x + residual / steep
-        # next to the end of its support delta falls to 0 linearly: Newton on delta itself
+        # near the supremum of the loss delta falls to 0 linearly: Newton step for delta instead of log delta
         linear = -xp.expm1(-xp.clip(residual, -30.0, 700.0)) / steep
         linear = x + (xp.log1p(linear) if anywhere else linear)
         nearest = xp.maximum(left, 0.0)
-        # where Newton creeps the next point is in the middle
+        # bisect where the last Newton step did not halve the residual
         quick = (xp.abs(residual) < xp.inf) & ((xp.abs(residual) < 0.5 * s.before) | (xp.abs(residual) <= _NEWTON))
         usable = [quick & (guess >= nearest) & (guess <= right) for guess in (newton, linear)]
         middle = 0.5 * (nearest + right)
@@ -111,26 +112,26 @@ def proved_ends(
         root = xp.where(usable[0], newton, xp.where(usable[1], linear, middle))
         rough = ~usable[0] | (xp.abs(residual) > _NEWTON)
         curved = residual * residual / steep + 1e-14 * root
-        distances = 1.1 * (seen.upper - seen.estimate) / steep, 1.1 * (seen.estimate - seen.lower) / steep
-        # Where a bound proves nothing near the root its error is unknown: try smaller and smaller shares of the root.
+        distances = 1.1 * (here.upper - here.estimate) / steep, 1.1 * (here.estimate - here.lower) / steep
+        # Where a bound proves nothing near the root, its error is unknown: try smaller and smaller shares of the root.
         known = [(distance >= 0) & (distance < root) for distance in distances]
         guessed = 0.3 * root * 0.25 ** (s.tests % 8)
         enough_above = known[0] & (high - root <= 2 * distances[0] + close * root)
         enough_below = known[1] & (root - low <= 2 * distances[1] + close * root)
         above, below = (xp.where(k, d, guessed) + curved for k, d in zip(known, distances, strict=True))
-        grown = 2.0 ** xp.maximum(s.tests - 4, 0)  # a failed test is followed by a wider one
-        outward = xp.where(enough_above, xp.maximum(root - grown * below, 0.5 * root), root + grown * above)
-        following = xp.minimum(xp.where(rough, root, outward), 0.5 * (root + end))
-        # where the root may be below 0: 0 itself, once
-        following = xp.where((newton <= 0) & (left < 0), 0.0, following)
-        lost = xp.isnan(seen.estimate)
+        widening = 2.0 ** xp.maximum(s.tests - 4, 0)  # after four tests, each test is twice as far from the root
+        outward = xp.where(enough_above, xp.maximum(root - widening * below, 0.5 * root), root + widening * above)
+        next_point = xp.minimum(xp.where(rough, root, outward), 0.5 * (root + end))
+        # where the root may be below 0, the point 0 is tested, once
+        next_point = xp.where((newton <= 0) & (left < 0), 0.0, next_point)
+        lost = xp.isnan(here.estimate)
         done = (~rough & enough_above & enough_below) | lost | (high <= 0) | (s.tries + 1 >= most_tries)
         before = xp.where(usable[0] | usable[1], xp.abs(residual), xp.inf)
-        return _Search(following, low, high, left, right, root, done, s.tries + 1, s.tests + ~rough, before)
+        return _Search(next_point, low, high, left, right, root, done, s.tries + 1, s.tests + ~rough, before)
 
     zero = xp.zeros_like(end)
     top = end if ceiling is None else ceiling
-    none = xp.zeros((), xp.int32)
-    begun = _Search(start, zero, top, zero - 1, end, start, ~xp.asarray(wanted), none, none, zero + xp.inf)
+    count = xp.zeros((), xp.int32)
+    begun = _Search(start, zero, top, zero - 1, end, start, ~xp.asarray(wanted), count, count, zero + xp.inf)
     found = xp.while_loop(lambda s: ~s.done, advance, begun)
     return xp.minimum(found.low, found.high), found.high, found.root

@@ -1,8 +1,7 @@
-"""Special functions at one float64 point, traceable, with a stated error each.
+"""Special functions in float64, traceable, each with a stated error.
 
-Ground floor: every function takes and returns float64 arrays of one shape and is meant to run inside a
-float64 scope. The forms differ from the textbook ones where the textbook ones lose digits; the comment at
-each says which and how many.
+Every function takes and returns float64 arrays of one shape and must run inside a float64 scope. Where a textbook
+formula loses digits, another one is used, and a comment says how many digits would be lost.
 """
 
 import functools
@@ -18,10 +17,10 @@ from jaxdp.typing import Array, Number
 
 _SMALLEST_BITS = int(np.float64(SMALLEST).view(np.int64))
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-_FAR = 26.0
+_FAR = 26.0  # x/sqrt(2) beyond which the Mills ratio is computed by its asymptotic series
 _MILLS_SERIES = (1.0, -1.0, 3.0, -15.0, 105.0, -945.0, 10395.0)
 _SQRT_2 = math.sqrt(2.0)
-_TABLE_END = 16
+_TABLE_END = 16  # Stirling errors below this k are in a table
 
 
 _STIRLING_TABLE = np.array(
@@ -29,13 +28,13 @@ _STIRLING_TABLE = np.array(
 )
 _STIRLING_SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _ATANH_SERIES = tuple(2.0 / (2 * j + 1) for j in range(1, 11))
-_NEAR_ZERO = 0.3  # below, log(1 + x) = 2 artanh(x/(2 + x)) by its series: the next term is below 1e-17 of D(x)
+_NEAR_ZERO = 0.3  # for |x| below, log(1 + x) = 2 artanh(x/(2 + x)) by series; its next term is < 1e-17 `deviance`(x)
 
 
 def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x >= 0 with subnormal numbers replaced by the smallest normal one, and where they were.
+    """(x with subnormal numbers replaced by the smallest normal number, whether x is subnormal), for x >= 0.
 
-    Compiled arithmetic, comparisons included, takes a subnormal number for 0: only its bits tell.
+    Compiled arithmetic, including comparisons, treats a subnormal number as 0, so it is found by its bits.
     """
     bits = xp.bits(x)
     subnormal = (bits > 0) & (bits < _SMALLEST_BITS)
@@ -43,12 +42,12 @@ def raised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rounded_up(value: Array, positive: Array) -> Array:
-    """The value of a short formula rounded up, by 4e-13; never 0 where the exact value is ``positive``."""
+    """``value``, of a short formula, rounded up by a relative 4e-13; never 0 where the exact value is ``positive``."""
     return xp.where(positive, xp.maximum(value * (1 + 4e-13), SMALLEST), 0.0)
 
 
 def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
-    """Sum of coefficients[i] x^i, two or more, by Horner's rule."""
+    """Sum of coefficients[i] x^i by Horner's rule; at least two coefficients."""
     value = coefficients[-1] * x + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
         value = value * x + coefficient
@@ -56,9 +55,9 @@ def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
 
 
 def mills(x: jax.Array) -> jax.Array:
-    """Mills ratio Phi_c(x)/density(x) of the standard normal law; relative error 2e-15 (1 + x^2 if x < 0)."""
-    # jax's erfcx is 0 between 26.543 and 26.642 (e^{x^2} erfc(x), erfc subnormal): beyond 26 the asymptotic series, the
-    # next term of which is below 2e-17
+    """Mills ratio Phi_c(x)/density(x) of N(0, 1); relative error 2e-15, for x < 0 2e-15 (1 + x^2)."""
+    # JAX's erfcx is 0 between 26.543 and 26.642, because it is e^{x^2} erfc(x) with a subnormal erfc. So beyond 26 the
+    # asymptotic series is used; its next term is below 2e-17.
     z = x / _SQRT_2
     far = xp.where(z > _FAR, z, _FAR)
     series = polynomial(_MILLS_SERIES, 0.5 / (far * far)) / (far * math.sqrt(math.pi))
@@ -66,30 +65,31 @@ def mills(x: jax.Array) -> jax.Array:
 
 
 def log_normal_tail(x: jax.Array) -> jax.Array:
-    """log Phi_c(x), the upper normal tail; any real x. Error about 1e-15 times the value's size, or 1e-16 for x < 0."""
-    size = xp.where(x > 0, x, xp.minimum(-x, 40.0))  # beyond -40 it is 0
+    """log Phi_c(x), the upper normal tail, for real x. Error at most 1e-15 |log Phi_c(x)|; for x < 0 at most 5e-16."""
+    size = xp.where(x > 0, x, xp.minimum(-x, 40.0))  # for x < -40 the result is 0
     tail = -0.5 * size * size - LOG_SQRT_2PI + xp.log(mills(size))
-    # Phi_c(x) = 1 - Phi_c(-x): for x < 0 the complement is the small number.
+    # For x < 0: Phi_c(x) = 1 - Phi_c(-x), where Phi_c(-x) is the small number.
     return xp.where(x > 0, tail, log_one_plus(-xp.exp(tail)))
 
 
 @functools.cache
 def normal_quantiles(size: int, variance: float) -> np.ndarray:
-    """The middles of `size` equally likely parts of N(0, variance): places whose density is the normal one."""
+    """Points whose density is that of N(0, variance): the medians of `size` intervals of equal probability."""
     law = statistics.NormalDist(0.0, math.sqrt(variance))
     return np.array([law.inv_cdf((i + 0.5) / size) for i in range(size)])
 
 
 def log_one_plus(x: jax.Array) -> jax.Array:
-    """log(1 + x), x > -1: within 4 units of 2^-53; XLA's log1p is 241 units off near -0.414 (measured)."""
+    """log(1 + x), x > -1, to 4 units of 2^-53; XLA's log1p has an error of 241 units near -0.414 (measured)."""
     near = xp.abs(x) < 0.25
     return xp.where(near, xp.log1p(xp.where(near, x, 0.0)), xp.log(xp.where(near, 1.0, 1.0 + x)))
 
 
 def log_complement(q: Number, p: Number) -> Array:
-    """log(1 - q), 0 <= q < 1, given p = 1 - q: within 4 units of 2^-53.
+    """log(1 - q), 0 <= q < 1, given p = 1 - q, to 4 units of 2^-53.
 
-    From q where it is the small number; not up to 1/2, as XLA's log1p is 241 units off near -0.414 (measured).
+    Computed from q for q < 1/4, else from p. The limit is not 1/2, because XLA's log1p has an error of 241 units near
+    -0.414 (measured).
     """
     return xp.where(q < 0.25, xp.log1p(-xp.minimum(q, 0.25)), xp.log(xp.maximum(p, 1e-320)))
 
@@ -97,8 +97,8 @@ def log_complement(q: Number, p: Number) -> Array:
 def log1mexp(x: jax.Array) -> jax.Array:
     """log(1 - e^x) for x < 0; -inf at 0.
 
-    Two forms, because either alone loses everything on the other's side of -log 2 (measured: 3.6e-9 at
-    x = -1e-10, all digits at x = -40).
+    One formula for x > -log 2 and one for x below, because each loses digits on the other side (measured: an error of
+    3.6e-9 at x = -1e-10, all digits at x = -40).
     """
     near = x > -math.log(2.0)
     return xp.where(near, xp.log(-xp.expm1(xp.where(near, x, -1.0))), log_one_plus(-xp.exp(xp.where(near, -1.0, x))))
@@ -111,7 +111,7 @@ def log_expm1(x: Array) -> jax.Array:
 
 
 def _excess_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(x v, log(1 + x) - 2 v) of |x| <= 0.3, v = x/(2 + x): 2 v - x = -x v, so nothing cancels."""
+    """(x v, log(1 + x) - 2 v) for |x| <= 0.3, v = x/(2 + x); since 2 v = x - x v, log(1 + x) - x is second - first."""
     v = x / (2.0 + x)
     return x * v, v * v * v * polynomial(_ATANH_SERIES, v * v)
 
@@ -121,8 +121,8 @@ def deviance(x: jax.Array) -> jax.Array:
     small = xp.abs(x) < _NEAR_ZERO
     near = xp.where(small, x, 0.0)
     square, tail = _excess_terms(near)
-    # log(1 + x), not log1p(x): the latter is up to 129 ulp off near -0.4 on CPU (jax-ml/jax 39707). What 1 + x loses
-    # by rounding is left out of both terms (D' = log(1 + x) is small): ratio - 1, exact where it cancels, not x.
+    # log(ratio), not log1p(x), which is up to 129 ulp off near -0.4 on CPU (jax-ml/jax 39707). Both terms use the
+    # rounded 1 + x: this is D at a slightly different x, and D' = log(1 + x) is small. ratio - 1 is exact near 1.
     ratio = 1.0 + xp.where(small, 1.0, x)
     direct = ratio * xp.log(xp.where(ratio > 0, ratio, 1.0)) - (ratio - 1.0)
     return xp.where(small, square + (1.0 + near) * tail, direct)
@@ -146,10 +146,10 @@ def stirling_error(k: jax.Array) -> jax.Array:
 
 
 def log_binomial_pmf(k: jax.Array, n: jax.Array, p: Number, q: Number) -> jax.Array:
-    """log P[Bin(n, p) = k] for whole k and n (float64, up to 1e15), p > 0, q = 1 - p > 0 given by the caller.
+    """log P[Bin(n, p) = k] for whole k and n (float64, up to 1e15), p > 0 and q = 1 - p > 0; -inf unless 0 <= k <= n.
 
-    Loader's deviance form. Differences of lgamma lose 4e-6 at n = 1e9; here the absolute error is 2e-12 where the value
-    is above -700, and 2^-53 |k - n p| more for the rounding of n p and n q. -inf outside 0 <= k <= n.
+    Loader's deviance form. Its absolute error is at most 2e-12 where the value is above -700, plus 2^-53 |k - n p| for
+    the rounding of n p and n q. Differences of lgamma would have an error of 4e-6 at n = 1e9.
     """
     successes, failures = k, n - k
     mean, rest = xp.maximum(n * p, 1e-300), xp.maximum(n * q, 1e-300)
