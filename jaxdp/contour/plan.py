@@ -1,6 +1,8 @@
-"""Choice of the contour Re z = c (abscissa c, step h, tail cut); Chernoff and alias bounds that hold for every choice.
+"""Choice of the contour, and the Chernoff and alias bounds that hold for every choice.
 
-A poor choice makes the bounds wide, never wrong. `Plan.rdp_epsilon`, `Plan.log_chernoff` and `log_alias` are certified.
+The contour is the line Re z = c on which e^{K(z) - z eps}/(z (z+1)) is integrated, in steps h; K(z) = log E e^{zL}.
+This module chooses c, h and the tail cut. A poor choice makes the bounds wide, never wrong.
+`Plan.rdp_epsilon`, `Plan.log_chernoff` and `log_alias` are certified.
 """
 
 from typing import Any, NamedTuple
@@ -64,7 +66,7 @@ def log_chernoff(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     return k - away + constant + 1e-14 * (xp.abs(k) + xp.abs(away) + xp.abs(constant))
 
 
-def _scale(infinity: jax.Array, k: jax.Array) -> jax.Array:
+def _variance(infinity: jax.Array, k: jax.Array) -> jax.Array:
     """Rough variance of the loss, from k = K at ``_ORDERS``.
 
     K(z) is about z(z+1)/2 x variance. The smaller of two estimates is taken: past a phase transition K(1) is too large.
@@ -97,7 +99,7 @@ def _between(ends: jax.Array, points: int) -> jax.Array:
     return ends[0][:, None] + (ends[1] - ends[0])[:, None] * xp.linspace(0.0, 1.0, points)
 
 
-def _one_row(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def _one_sequence(ends: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Equally spaced points between the two ends, as one sequence in a table of this shape."""
     return xp.linspace(ends[0], ends[1], shape[0] * shape[1]).reshape(shape)
 
@@ -106,12 +108,12 @@ def _near_least(x: jax.Array, k: jax.Array, eps: jax.Array) -> tuple[jax.Array, 
     """The least Chernoff bound in row 0 of k = K(e^x); new ends around its abscissa and, in row 1, the saddle point."""
     c = xp.exp(x)
     bound = log_chernoff(c[0], k[0], eps)
-    return xp.min(bound), _beside_least(x, xp.stack([bound, _saddle(c[1], k[1], eps)]))
+    return xp.min(bound), _beside_least(x, xp.stack([bound, _log_integrand(c[1], k[1], eps)]))
 
 
-def _following(ends: jax.Array, saddle: jax.Array, zooming: jax.Array) -> jax.Array:
+def _next_rows(ends: jax.Array, saddle: jax.Array, zooming: jax.Array) -> jax.Array:
     """The next two rows of log c: between the ends while zooming, then both rows around the saddle point."""
-    return xp.where(zooming, _between(ends, _POINTS), _one_row(saddle + xp.array(_NEAR), _TWO_ROWS))
+    return xp.where(zooming, _between(ends, _POINTS), _one_sequence(saddle + xp.array(_NEAR), _TWO_ROWS))
 
 
 def _first_points(shape: tuple[int, int]) -> jax.Array:
@@ -126,7 +128,7 @@ def _beside_least(x: jax.Array, value: jax.Array) -> jax.Array:
     return xp.stack([xp.take_along_axis(x, at[:, None], 1)[:, 0] for at in (low, high)])
 
 
-def _saddle(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
+def _log_integrand(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     """log of the integrand's modulus at real z = c; its minimum over c is the saddle point."""
     return k - c * eps - xp.log(c) - xp.log1p(c)
 
@@ -163,14 +165,14 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
         near = _beside_least(x, bound)
         best = xp.where(zooming, 0.5 * (near[0] + near[1]), best)
         eps = xp.where(zooming, xp.min(bound), eps)
-        center = 0.5 * xp.log(2 * (1 - log_delta) / _scale(spectrum.infinity, k.ravel()))
+        center = 0.5 * xp.log(2 * (1 - log_delta) / _variance(spectrum.infinity, k.ravel()))
         ends = xp.where(i == 0, center + xp.array([[-9.0], [_widest(spectrum)]]), near)
-        bottom = x.ravel()[xp.argmin(_saddle(c, k, level_of(eps)))]
+        bottom = x.ravel()[xp.argmin(_log_integrand(c, k, level_of(eps)))]
         row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
-        return xp.where(i < _ZOOMS, _between(ends, _POINTS), _one_row(row, shape)), x, k, best, eps
+        return xp.where(i < _ZOOMS, _between(ends, _POINTS), _one_sequence(row, shape)), x, k, best, eps
 
-    nothing = xp.zeros(shape)
-    start = _first_points(shape), nothing, nothing, xp.zeros(1), xp.zeros(())
+    zeros = xp.zeros(shape)
+    start = _first_points(shape), zeros, zeros, xp.zeros(1), xp.zeros(())
     _, x, k, best, rough = xp.fori_loop(0, _ZOOMS + 3, one_round, start)
     candidates, least = xp.exp(x.ravel()), xp.exp(best)
     above = _above(candidates, k.ravel(), level_of(rough))
@@ -199,7 +201,7 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) 
     def one_round(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, _, _, cut, around, best = state
         k = spectrum.rough(xp.exp(x).ravel(), cut, size).reshape(x.shape)
-        variance = _scale(spectrum.infinity, k.ravel())
+        variance = _variance(spectrum.infinity, k.ravel())
         center = xp.log(xp.maximum(xp.abs(eps) / variance, 1 / xp.sqrt(variance)))
         # Search down to c = 1/(1 + eps): with a few rare large losses the saddle point is far left of a Gaussian's.
         ends = xp.minimum(center + reach, xp.append(-xp.log1p(xp.maximum(eps, 0.0)), xp.inf))
@@ -209,10 +211,10 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) 
         best = xp.where(i > last, best, 0.5 * (near[0] + near[1]))
         restart = i % _ZOOMS == 0
         cut = xp.where(restart & (i > 0) & (i < last), tail_cut(spectrum, least), cut)
-        return _following(xp.where(restart, around[:, None], near), best[1], i < last), x, k, cut, around, best
+        return _next_rows(xp.where(restart, around[:, None], near), best[1], i < last), x, k, cut, around, best
 
-    nothing = xp.zeros(_TWO_ROWS)
-    start = _first_points(_TWO_ROWS), nothing, nothing, loose, reach, xp.zeros(2)
+    zeros = xp.zeros(_TWO_ROWS)
+    start = _first_points(_TWO_ROWS), zeros, zeros, loose, reach, xp.zeros(2)
     _, x, k, cut, _, best = xp.fori_loop(0, last + 2, one_round, start)
     candidates, least = xp.exp(x.ravel()), xp.exp(best[:1])
     above = _above(candidates, k.ravel(), eps)
@@ -227,7 +229,7 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) 
 def plan_part(part: Any, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Masses]:
     """Contour for delta(eps) of a part of a law, and the part's masses; errors far below e^log_delta are accepted.
 
-    part: a `jaxdp.contour.largest_loss.band.Band`, the law of the outcomes whose largest loss lies in one band.
+    part: a `jaxdp.contour.largest_loss.band.Band`, the part of the law in which the largest loss lies in one band.
 
     Rounds: zoom on the least Chernoff bound and on the saddle point; search around the saddle point. The last entry of
     ``above`` is the abscissa of the least Chernoff bound.
@@ -238,7 +240,7 @@ def plan_part(part: Any, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Ma
         k = part.rough(xp.exp(x).ravel()).reshape(x.shape)
         _, near = _near_least(x, k, eps)
         best = xp.where(i > _ZOOMS, best, 0.5 * (near[0] + near[1]))
-        return _following(near, best[1], i < _ZOOMS), x, k, best
+        return _next_rows(near, best[1], i < _ZOOMS), x, k, best
 
     ends = xp.minimum(xp.array([[1e-6], [5000.0]]) / eps, part.largest * xp.array([[1e-3], [1.0]]))
     first = _between(xp.log(ends) + xp.zeros(2), _POINTS)
@@ -267,7 +269,7 @@ def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, si
     cut = tail_cut(spectrum, log_delta)
     mu = 2 * eps / (xp.sqrt(-2 * log_delta) + xp.sqrt(2 * eps - 2 * log_delta))
     candidates = xp.maximum(eps / mu**2 - 0.5, 0.2) * xp.exp(xp.linspace(-1.5, 1.2, _POINTS))
-    height = _saddle(candidates, spectrum.rough(candidates, cut, size), eps)
+    height = _log_integrand(candidates, spectrum.rough(candidates, cut, size), eps)
     small = height <= log_delta - 1
     c = candidates[xp.where(xp.any(small), xp.argmax(small), xp.argmin(height))]
     unused = xp.zeros(1)
@@ -276,7 +278,7 @@ def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, si
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
     """The saddle point, that is, the candidate with the least integrand, and six abscissae right of it."""
-    return candidates[xp.argmin(_saddle(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
+    return candidates[xp.argmin(_log_integrand(candidates, k, eps))] * xp.array([1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0])
 
 
 def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -287,7 +289,7 @@ def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> t
 
 def _finish(cut, eps, log_delta, candidates, k_candidates, above, k_above, below, k_below, masses=None) -> Plan:
     """The plan with the candidate abscissa that allows the largest step without much cancellation."""
-    height = _saddle(candidates, k_candidates, eps)
+    height = _log_integrand(candidates, k_candidates, eps)
     cancels = ~(height <= xp.min(height) + _CANCELLATION)
 
     def shortest(c: jax.Array) -> jax.Array:
