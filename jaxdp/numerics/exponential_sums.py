@@ -67,7 +67,8 @@ def ratios_less_one(line: Any, step: jax.Array, count: int, shifted: bool = True
     Computed as i t mean + sum weight (exp(i t L) - 1 - i t L). Nearly all outcomes have a tiny loss, so the second sum
     is of second order in L, as are all errors except that of the mean (`ratio_error`). The nodes are equally spaced,
     t = anchor + offset. With p, x = exp(i t L) - 1 at anchors and offsets, and p', x' = exp(i t L) - 1 - i t L there,
-    the second sum is sum weight (p x + x' + p'): two small tables replace count x size exponentials.
+    the second sum is sum weight (p x + x' + p'): two small tables replace count x size exponentials. shifted: whether
+    the error of the mean may be treated as a shift of the loss (`ratio_error`).
     """
     inner, outer = split(count)
     w_re, w_im = xp.real(line.weight), xp.imag(line.weight)
@@ -157,9 +158,10 @@ def log_ratios(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """log(m(c + it)/m(c)) at t = step (0..count-1): real part, angle, error of the ratio over its modulus, shift.
 
-    The error is small where the ratio is close to 1, because a step taken T times counts T times. Error and shift are
-    defined in `ratio_error`. computed: if None, a shift is allowed and m(c) is the true value. Otherwise there is no
-    shift, and computed tells whether m(c) is the computed value; then the errors of the weights do not grow with t.
+    The error is small where the ratio is close to 1; this matters because a step taken T times counts it T times. Error
+    and shift are defined in `ratio_error`. computed: if None, a shift is allowed and m(c) is the true value. Otherwise
+    there is no shift, and ``computed`` tells whether m(c) is the computed value, for which the errors of the weights do
+    not grow with t.
     """
     nodes = xp.arange(count)
     if computed is not None:

@@ -35,12 +35,12 @@ from jaxdp.sampled_gaussian.likelihood_ratio import (
     rough_log_mixture,
 )
 
-_OUTSIDE = 1e-20  # bound of the integral outside the line, relative to m(c) or, with a label, to that along an edge
+_OUTSIDE = 1e-20  # bound of the integral outside the line over m(c); with a label, over the integral along an edge
 _DEAD = 1e-15  # largest error from the ends of the line, relative to m(c), at which a rough log m(c) is accepted
 
 
 def interval(c, mu, q, cut, direction: str, label: Label | None = None) -> tuple[jax.Array, jax.Array]:
-    """Ends of the line of integration, at most ``cut``. Outside the line lies at most 4e-21 of m(c).
+    """Ends of the line of integration, at most ``cut`` (remove, replace). Outside the line lies at most 4e-21 of m(c).
 
     In the add direction the share outside is bounded by `add_direction.outside`. With a label the ends do not depend on
     c, and outside lies at most 2e-21 of the integral along the edges of the strip. c and the ends: shape (..., 1).
