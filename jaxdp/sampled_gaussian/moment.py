@@ -136,11 +136,11 @@ def real_log_m(
     sides = xp.concatenate([low, high], axis=-1)
     at = xp.concatenate([v, sides], axis=-1)
     # Remove and replace need the two ends only separately; in one array with the nodes the compiled loop is slower.
-    apart = (v, sides) if direction != "reverse" and label is None else (at,)
-    pairs = zip(*(integrand_and_mixture(x, c, mu, q, direction, mixture) for x in apart), strict=True)
+    groups = (v, sides) if direction != "reverse" and label is None else (at,)
+    pairs = zip(*(integrand_and_mixture(x, c, mu, q, direction, mixture) for x in groups), strict=True)
     everywhere, log_a = (xp.concatenate(x, axis=-1) for x in pairs)
-    own = None if label is None else labels.on_axis(v, label)
-    inside = everywhere[..., :-2] if label is None else everywhere[..., :-2] + own
+    log_label = None if label is None else labels.on_axis(v, label)
+    inside = everywhere[..., :-2] if label is None else everywhere[..., :-2] + log_label
     top = xp.max(inside, axis=-1, keepdims=True)
     log_m = top + xp.log(xp.sum(xp.exp(inside - top), axis=-1, keepdims=True)) + xp.log(step / ROOT_2PI)
     y = height(low, high, c, mu, direction, label)
@@ -154,10 +154,10 @@ def real_log_m(
     error = strip + ends
     if direction == "reverse":
         error = error + add_direction.outside(at[..., -2:], log_a[..., -2:], c, mu, q, log_m)[..., None]
-    terms = xp.abs(2 * c + 1) * _mean_error(v, inside - top, log_a[..., :-2], mu, q, direction)
-    rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + terms
+    power_error = xp.abs(2 * c + 1) * _mean_error(v, inside - top, log_a[..., :-2], mu, q, direction)
+    rounding = size * ULP + 1e-14 * (1 + xp.abs(log_m)) + power_error
     if label is not None:  # ``edge`` is relative to the computed m(c)
-        error, rounding = error + _OUTSIDE * edge, rounding + ULP * _label_units(v, inside - top, own)
+        error, rounding = error + _OUTSIDE * edge, rounding + ULP * _label_units(v, inside - top, log_label)
         return log_m[..., 0], (xp.log1p(2 * error) + rounding)[..., 0]
     return log_m[..., 0], xp.where(error < 1e-3, 2 * error + rounding, xp.inf)[..., 0]
 
@@ -194,13 +194,13 @@ def tilted_line(c, mu, q, cut, direction: str, size: int, label: Label | None = 
     y = height(low, high, c, mu, direction, label)
     y = xp.minimum(y, 8 * step) if label is None else y
     re, phase, loss_re, loss_im = exponent(v, -y if direction == "reverse" else y, c, mu, q, direction)
-    more, turned = labels.off_axis(v, y, label) if label else (None, None)
-    re, phase = (re + more, phase + turned) if label else (re, phase)
+    label_re, label_im = labels.off_axis(v, y, label) if label else (None, None)
+    re, phase = (re + label_re, phase + label_im) if label else (re, phase)
     top = xp.max(re)
     scale = xp.exp(re - top)
     units = 16 + 3 * v * v + xp.abs(phase) + xp.abs(re - top)
     if label is not None:  # where the weight is 0, units and phase may be arbitrarily large
-        units, phase = (xp.where(scale > 0, x, 0.0) for x in (units + 80 * xp.abs(more) + 16, phase))
+        units, phase = (xp.where(scale > 0, x, 0.0) for x in (units + 80 * xp.abs(label_re) + 16, phase))
     total = xp.sum(scale * xp.cos(phase))
     weight = xp.complex(scale * xp.cos(phase), scale * xp.sin(phase)) / total
     loss = xp.complex(loss_re, loss_im)
