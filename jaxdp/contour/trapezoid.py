@@ -68,7 +68,7 @@ class Contour(NamedTuple):
     step: jax.Array  # h
     real: jax.Array  # real parts of the node weights, (smoothings, rows, columns)
     imag: jax.Array
-    errors: jax.Array  # sums over the nodes of |weight| times: the node's error; t 2^-53
+    errors: jax.Array  # two sums over the nodes: |weight| x relative error of the node; |weight| x t 2^-53
     log_tail: jax.Array  # log of the bound of the truncation error, in units of e^{K(c) - c eps}/pi
     extra_mu2: jax.Array  # s^2 of each smoothing
     mixing: jax.Array  # w
@@ -243,8 +243,8 @@ def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
     off = spectrum.closed_units * _ULP
     for atoms in spectrum.discrete:
-        both, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
-        ends = ends + counted(atoms, both)
+        log_m, error = discrete_log_m(xp.array([[0.0], [-1.0]]), atoms.loss, atoms.log_weight, atoms.blur)
+        ends = ends + counted(atoms, log_m)
         off = off + xp.max(counted(atoms, error + 4 * _ULP))
     off = xp.where(off < 0.25, off * (1 + off), xp.inf)
     return alias_terms(contour.plan, ends, contour.log_kept, off, contour.extra_mu2[-1])
