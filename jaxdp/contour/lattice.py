@@ -30,7 +30,7 @@ class LatticeContour(NamedTuple):
     node_t: jax.Array  # imaginary parts of the nodes
     first: tuple[jax.Array, jax.Array]  # real and imaginary node weights that A multiplies
     second: tuple[jax.Array, jax.Array]  # real and imaginary node weights that B multiplies
-    errors: jax.Array  # sums over the nodes: |weight| x relative error of the node; |weight| x t 2^-53; |weight| x 2^-53
+    errors: jax.Array  # sums over the nodes of |weight| x: relative error of the node; t 2^-53; 2^-53
     extra_mu2: jax.Array
     mixing: jax.Array
     log_m_c: jax.Array
