@@ -32,7 +32,7 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-SMOOTH_EXPONENT = 16.0  # nats by which the smoothing and all Gaussians of the composition together damp the last node
+SMOOTH_EXPONENT = 16.0  # nats by which smoothing plus all Gaussians of the composition damp |M| where other bounds end
 _FALLEN = 40.0  # nats by which the sampled steps must have decayed at the last node so that no smoothing is used
 _PLACES = 2.0 ** np.arange(10)  # multiples of the last node's t, up to one of which finite laws are bounded
 _TRIES = 12  # largest number of tested points in a search for epsilon with a small effort
