@@ -2,13 +2,14 @@
 
 Every order gives a valid bound; the smallest over the given orders is returned. `rdp_tradeoff` uses all orders at once.
 
-The Poisson-subsampled Gaussian, "remove", with the far tail cut off: from order about 2 sigma^2 log(1/q) on, the moment
-is dominated by outcomes so far out that their probability is far below delta, and the plain conversion is loose. So
+The `cut_...` functions treat the Poisson-subsampled Gaussian under "remove". From order about 2 sigma^2 log(1/q) on,
+outcomes so far out that their probability is far below delta dominate the moment, and the plain conversion is loose. So
 every step is restricted to the outcomes below a cut. With p = P(above the cut) per step and T steps,
 
     delta(eps) <= 1 - (1 - p)^T + [restricted moment]^T e^{-c eps} c^c/(c+1)^(c+1),     c = order - 1,
 
-since the cut changes delta by at most its probability. At whole orders the restricted moment is a finite positive sum.
+because the cut changes delta by at most the probability of what it removes. At whole orders the restricted moment is a
+finite sum of positive terms.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, checked, theorem
 from jaxdp.typing import Array, Real
 
-# Charge for the handful of operations on a term, relative to its size.
+# Charge for the rounding of the few operations on a term, relative to the size of the term.
 _ROUNDING = 20 * ULP
-# The logarithm of the order minus 1 is searched on 64 points, then three times on 33 points around the best one.
+# log(order - 1) is searched on 64 points in the first of three rounds, and on 33 points around the best one afterwards.
 _GRID, _ROUNDS, _LOCAL = 64, 3, 33
 _LEAST_EXCESS, _LARGEST_EXCESS = 1e-3, 1e6
 
 
 def log_gain(excess: Any) -> Any:
-    """log of sup_x (1 - e^-x) e^-cx = c^c / (c+1)^(c+1), c = order - 1."""
+    """log of sup_x (1 - e^-x) e^-cx = c^c / (c+1)^(c+1), with c = excess = order - 1."""
     return -excess * xp.log1p(1 / excess) - xp.log1p(excess)
 
 
@@ -48,7 +49,7 @@ def epsilon_at_order(order, renyi, delta, infinity, sharp):
     room = xp.where(delta > infinity, delta - infinity, 1.0)
     gain = xp.where(sharp > 0, log_gain(excess), 0.0)
     value = renyi + (gain - xp.log(room)) / excess
-    # the rounding of delta - infinity_mass counts delta / room times
+    # The rounding error of delta - infinity, relative to room, is ULP * delta / room.
     lost = _ROUNDING * (xp.abs(renyi) + (xp.abs(gain) + xp.abs(xp.log(room)) + delta / room) / excess)
     return xp.where(delta > infinity, xp.maximum(value + lost, 0.0), xp.inf)
 
@@ -82,11 +83,11 @@ def epsilon_from_rdp(
     The smallest value over the orders a of
     "cks": rho_a + [log(1/delta) + (a-1) log(1 - 1/a) - log a]/(a-1); "classic": rho_a + log(1/delta)/(a-1).
 
-    orders: a > 1, last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
-    renyi: upper bounds rho_a of the Renyi divergence in nats, last axis that of the orders, inf where unknown; or a
-        callable, elementwise from an array of orders to an array of the same shape.
+    orders: a > 1, on the last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
+    renyi: upper bounds rho_a of the Renyi divergence in nats, orders on the last axis, inf where unknown; or a callable
+        that maps an array of orders elementwise to an array of the same shape.
     delta: in [0, 1]; broadcasts with the leading axes of renyi.
-    infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L.
+    infinity_mass: upper bound of P(L = inf) in [0, 1], if renyi is the curve of the finite part of the loss L.
     method: "cks" or "classic"; "cks" is never larger.
 
     >>> orders = [2.0, 4.0, 8.0, 16.0]
@@ -110,11 +111,11 @@ def delta_from_rdp(
 ) -> Array:
     """Certified delta at epsilon of a mechanism with the given Renyi curve rho_a.
 
-    The smallest value over the orders a of e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a ("cks"), without the last factor for
-    "classic", plus infinity_mass.
+    infinity_mass plus the smallest value over the orders a of
+    "cks": e^{(a-1)(rho_a - eps)} (a-1)^{a-1}/a^a; "classic": e^{(a-1)(rho_a - eps)}.
 
-    epsilon: in nats, any real number; broadcasts with the leading axes of renyi. The others, accuracy, errors and
-        references: those of `epsilon_from_rdp`.
+    epsilon: in nats, any real number; broadcasts with the leading axes of renyi. Other arguments, accuracy, errors and
+        references: as for `epsilon_from_rdp`.
 
     >>> orders = [2.0, 4.0, 8.0, 16.0]
     >>> print(f"{jaxdp.conversions.delta_from_rdp(orders, [a / 8 for a in orders], 2.5):.2e}")
@@ -126,15 +127,15 @@ def delta_from_rdp(
 
 
 def named_scalars(target: dict[str, tuple[Domain, Any]], infinity_mass: Real) -> dict[str, Any]:
-    """The target, given as {name: (domain, value)}, and the mass at infinity: checked, by name."""
+    """{name: checked value} of the target, given as {name: (domain, value)}, and of the mass at infinity."""
     arguments = target | {"infinity_mass": (PROBABILITY, infinity_mass)}
     return dict(zip(arguments, checked(**arguments), strict=True))
 
 
 def _smallest(
-    formula_: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
+    formula: Callable, orders: Any, renyi: Any, infinity_mass: Real, method: str, **target: tuple[Domain, Real]
 ) -> Array:
-    """The smallest value of the formula over the orders; target: delta or epsilon, as (check, value)."""
+    """The smallest value of the formula over the orders. target: delta or epsilon, as name=(domain, value)."""
     sharp = 1.0 if validate.choice("method", method, ("cks", "classic")) == "cks" else 0.0
     scalars = named_scalars(target, infinity_mass)
     shape = validate.broadcast(**scalars)
@@ -142,7 +143,7 @@ def _smallest(
     goal, infinity = (xp.broadcast_to(xp.asarray(a), shape)[..., None] for a in scalars.values())
 
     def bounds(at: Any, values: Any) -> Any:
-        return formula_(at, values, goal, infinity, sharp)
+        return formula(at, values, goal, infinity, sharp)
 
     if callable(renyi) and orders is None:
         return _search(bounds, renyi, shape)
@@ -155,7 +156,7 @@ def _smallest(
 
 
 def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "renyi") -> tuple[Any, Any]:
-    """Orders in the domain, and values >= 0 or inf, checked under `name`; their last axes agree."""
+    """The checked (orders, renyi): orders in the domain, values >= 0 or inf, equal last axes. name: for the errors."""
     (orders,) = checked(orders=(domain, orders))
     if not validate.is_traced(renyi):
         renyi = validate.real_array(name, renyi)
@@ -171,7 +172,7 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
 
 
 def _search(bounds: Callable, renyi: Callable, shape: tuple[int, ...]) -> Any:
-    """The smallest bound found over the orders; every order is valid, so the search affects tightness only."""
+    """The smallest bound found over the orders. Every order gives a valid bound: the search affects tightness only."""
     log_excess = np.broadcast_to(np.linspace(np.log(_LEAST_EXCESS), np.log(_LARGEST_EXCESS), _GRID), (*shape, _GRID))
     best = np.full(shape, np.inf)
     for _ in range(_ROUNDS):
@@ -184,12 +185,12 @@ def _search(bounds: Callable, renyi: Callable, shape: tuple[int, ...]) -> Any:
     return best[()]
 
 
-# Terms of the binomial sum, one a count; orders are whole and below this number.
+# Number of terms of the binomial sum, counts 0 to 2047. Orders are whole and below this number.
 _TERMS = 2048
 _ORDERS = np.unique(np.round(np.geomspace(2, _TERMS - 1, 48)))
-# Relative error charged to the moment: ten times that of log_binomial_pmf, 1e-12 in the terms that count.
+# Relative error charged to the moment: ten times the error of log_binomial_pmf in the terms that matter, 1e-12.
 _ERROR = 1e-11
-# Shares of delta given to the cut tail. Each gives a valid bound, and the smallest bound is returned.
+# Shares of delta spent on the tail above the cut. Each gives a valid bound, and the smallest bound is returned.
 _SHARES = np.array([1e-6, 1e-3, 1e-2, 1e-1, 0.5])
 _ORDER = Domain(
     lambda a: (a >= 2) & (a < _TERMS) & (a % 1 == 0), f"a whole number from 2 to {_TERMS - 1}", harmless=2.0, whole=True
@@ -200,20 +201,20 @@ _TARGET = Domain(lambda delta: (delta > 0) & (delta <= 1), "in (0, 1]", harmless
 
 
 def _log_moment(order: jax.Array, sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
-    """log E_P0[A^order; u <= cut], A = 1 - q + q e^w, for a whole order; u in units of sigma."""
+    """log E[A(u)^order; u <= cut] for u ~ N(0, 1), A(u) = 1 - q + q e^{u/sigma - 1/(2 sigma^2)}, for a whole order."""
     j = xp.arange(_TERMS, dtype=xp.float64)
     pmf = special.log_binomial_pmf(j, order, q, 1 - q)
     shift = j / sigma
     away = shift - cut
-    # Where shift > cut, `tilted` and the log tail, both of size j^2 / (2 sigma^2), would cancel; `beyond` is their sum
-    # with the squares subtracted exactly.
+    # Where shift > cut, `tilted` and the log tail are both of size j^2 / (2 sigma^2) and would cancel. There `beyond`
+    # is their sum, in which the squares are cancelled by algebra.
     far = away > 0
     c = xp.where(far & (cut > -xp.inf), cut, 0.0)
     log_mills = xp.log(special.mills(xp.where(far, away, 0.0)))
     beyond = shift * (c - 0.5 / sigma) - 0.5 * c * c - special.LOG_SQRT_2PI + log_mills
     tilted = 0.5 * shift * ((j - 1) / sigma)
     inside = tilted + special.log_normal_tail(xp.where(far, 0.0, away))
-    # the derivatives of log mills, and of the log tail for away <= 0, are below 1 in size
+    # An error of `away` enters with a factor below 1: the derivative of log mills, or of the log tail at away <= 0.
     size = shift + xp.where(far, shift * (xp.abs(c) + 0.5 / sigma) + 0.5 * c * c + xp.abs(log_mills), tilted) + 1
     terms = pmf + xp.where(far, beyond, inside) + 8 * ULP * (size + xp.abs(pmf))
     value = xp.logsumexp(xp.where(j <= order, terms, -xp.inf))
@@ -221,13 +222,13 @@ def _log_moment(order: jax.Array, sigma: jax.Array, q: jax.Array, cut: jax.Array
 
 
 def _tail(sigma: jax.Array, q: jax.Array, cut: jax.Array) -> jax.Array:
-    """P(u > cut) with the record present: under the mixture of N(0, 1) and N(1/sigma, 1)."""
+    """Upper bound of P(u > cut) with the record present: u ~ (1 - q) N(0, 1) + q N(1/sigma, 1)."""
     away = xp.exp(special.log_normal_tail(cut))
     shift = cut - 1 / sigma
-    # the rounding of 1 / sigma and of the difference counts as often as the argument of the tail is large
+    # Lower the shift by its rounding error: the relative error of the tail is |shift| times the error of the shift.
     shift = xp.where(xp.isfinite(shift), shift - 4 * ULP * (1 / sigma + xp.abs(shift)), shift)
     mass = ((1 - q) * away + q * xp.exp(special.log_normal_tail(shift))) * (1 + _ERROR)
-    return xp.where(cut == xp.inf, 0.0, mass + SMALLEST)  # of two tails one may lose digits
+    return xp.where(cut == xp.inf, 0.0, mass + SMALLEST)  # a tail may be subnormal
 
 
 @theorem(order=_ORDER, **_STEP, cut=NOT_NAN, working_set=4 * _TERMS)
@@ -235,14 +236,15 @@ def cut_renyi(order: Real, noise_multiplier: Real, sampling_probability: Real, c
     """Renyi curve K(a - 1)/(a - 1) of one subsampled Gaussian step restricted to the outcomes below a cut.
 
     order: a, whole, 2 to 2047.
-    noise_multiplier, sampling_probability: sigma > 0, noise over the norm bound of one record, and q in (0, 1).
+    noise_multiplier: sigma > 0, standard deviation of the noise / norm bound of one record.
+    sampling_probability: q in (0, 1).
     cut: in standard deviations of the noise; inf gives the plain Renyi divergence.
 
     >>> print(f"{jaxdp.conversions.cut_renyi(32, noise_multiplier=1.0, sampling_probability=0.01, cut=6.0):.4f}")
     0.5738
 
-    Returns an upper bound in nats of the broadcast shape, float64; it may be negative. Charged are 1e-11/(a-1) and the
-    rounding of the terms, 1e-15 of their size. Raises ValueError.
+    Returns an upper bound in nats of the broadcast shape, float64; it may be negative. For rounding, 1e-11/(a-1) and
+    1e-15 of the size of the terms are added. Raises ValueError.
     """
     value = _log_moment(order, noise_multiplier, sampling_probability, cut) / (order - 1)
     return value + xp.where(cut > -xp.inf, 2 * ULP * xp.abs(value), 0.0)
@@ -266,12 +268,13 @@ def cut_mass(noise_multiplier: Real, sampling_probability: Real, cut: Real) -> A
 def cut_renyi_epsilon(noise_multiplier: Real, sampling_probability: Real, times: Real, delta: Real) -> Array:
     """Certified epsilon at delta of `times` Poisson-subsampled Gaussian steps, for "remove", by cut Renyi divergence.
 
-    The smallest over 48 whole orders up to 2047 and five shares of delta for the cut tail. Where no order gains from
-    the cut it is, up to that share, the conversion of Canonne, Kamath, Steinke of the plain Renyi curve at whole
-    orders. For "add" the plain curve is not loose in this way: use `epsilon_from_rdp`.
+    The smallest bound over 45 whole orders up to 2047 and five shares of delta for the tail above the cut.
+    Where the cut does not help, this is the conversion of Canonne, Kamath, Steinke of the plain Renyi curve at whole
+    orders, at delta less its share. For "add" the plain curve is not loose in this way: use `epsilon_from_rdp`.
 
     noise_multiplier, sampling_probability: as for `cut_renyi`.
-    times, delta: number of steps, whole, >= 1, and a number in (0, 1].
+    times: number of steps, whole, >= 1.
+    delta: in (0, 1].
 
     >>> print(f"{jaxdp.conversions.cut_renyi_epsilon(1.0, 0.01, times=1000, delta=1e-6):.4f}")
     2.4176
