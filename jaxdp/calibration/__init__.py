@@ -1,4 +1,4 @@
-"""The parameter of a mechanism that meets a target epsilon at a delta, always from the safe side."""
+"""Calibration: the parameter of a mechanism whose epsilon comes closest to a target without exceeding it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.sources.base import gap_near
 from jaxdp.typing import Array, Real, Relation
 
-# Never reached: a search that halves its bracket, from the largest number to the smallest, takes about 60.
+# Limit of the calls of a search. It is never reached: bisection from the largest to the smallest double takes about 60.
 _MAX_CALLS = 200
-# Relative rise and fall of epsilon that may come from the gap of its bounds; more means that it is not monotone.
+# Relative change of epsilon that the gap of its bounds can cause. An epsilon that rises and falls more is not monotone.
 _WOBBLE = 0.01
-# Relative excess over the target that may come from rounding (7e-14 seen).
+# Relative excess over the target that rounding can cause (7e-14 was observed).
 _ROUNDING = 1e-11
-# The ends of a first bracket are squared from call to call, up to the largest power of 2 that is a double (for whole
-# numbers: below which every whole number is a double).
+# Largest end of a bracket in a search without one; the ends are squared from call to call. Real values: 2^1022, whose
+# reciprocal is the smallest normal double. Whole values: 2^53, up to which every whole number is a double.
 _LARGEST, _LARGEST_WHOLE = 2.0**1022, 2.0**53
-# Nine calls reach the largest number from 1, and nine the smallest; a monotone function needs no more.
+# Limit of the calls that look for a bracket. Nine calls lead from 1 to the largest number and nine to the smallest; a
+# monotone function needs no more.
 _OUTWARD_CALLS = 20
 
 
@@ -40,16 +41,16 @@ def calibrate(
 ) -> Array:
     """The value in ``bracket`` whose certified epsilon at ``delta`` is nearest to ``epsilon`` without exceeding it.
 
-    make_mechanism: value -> mechanism, monotone in epsilon, increasing or decreasing. It is called with arrays where it
-        accepts them and number by number where it does not. A value that must be whole (a number of steps or users) is
-        found out by the mechanism refusing fractions, and then only whole values are tried.
-    epsilon: the target, nats, >= 0.
-    delta: the target's probability, in [0, 1].
-    bracket: (low, high), finite, low < high. None: for a function that is defined and monotone for all numbers > 0
-        (whole ones from 1), see below.
+    make_mechanism: value -> mechanism, whose epsilon is monotone in the value, increasing or decreasing. It is called
+        with arrays if it accepts them, otherwise with one number at a time. If the mechanism refuses a fraction but
+        accepts the whole number next to it (a number of steps or users), only whole values are tried.
+    epsilon: the target in nats, >= 0.
+    delta: the delta of the target, in [0, 1].
+    bracket: (low, high), finite, low < high. None: see below; make_mechanism must be defined and monotone for all
+        numbers > 0 (or all whole numbers >= 1).
     relation: as for `jaxdp.epsilon`.
-    unreachable: "raise", or "nan", which puts NaN where no value of the bracket meets the target (or, without a
-        bracket, no two values on either side were found), and lets the other elements through.
+    unreachable: "raise", or "nan": NaN for an element if no value of its bracket meets the target (or, without a
+        bracket, if no two values were found with the target between them); the other elements are solved.
 
     The noise that makes 100 Gaussian releases (1, 1e-5)-DP, and how many releases noise of 30 allows:
 
@@ -59,18 +60,18 @@ def calibrate(
     >>> print(jaxdp.calibrate(lambda times: jaxdp.repeat(jaxdp.Gaussian(30.0), times), epsilon=1.0, delta=1e-5))
     64.0
 
-    epsilon, delta and bracket broadcast, also with the arrays inside the mechanism: one calibration per element.
+    epsilon, delta, bracket and the arrays inside the mechanism broadcast: one calibration per element.
     Returns NumPy float64 of the broadcast shape. `jaxdp.epsilon(make_mechanism(value), delta) <= epsilon` was evaluated
-    and holds for the value returned; a tested value within 2e-10 of it (relative; or 1e-16 of the bracket's width where
-    the bracket holds 0), or the next whole one, fails it.
-    Where the whole bracket is safe the answer is the end with the larger epsilon.
+    and holds for the returned value. A tested value close to it fails: the next whole number if only whole values are
+    tried, otherwise a value within 2e-10 (relative; 1e-16 of the bracket's width if the bracket contains 0).
+    If every value of the bracket meets the target, the result is the end with the larger epsilon.
 
-    Without a bracket the function is evaluated at 1 and 4, then at 16, 256, ..., or at 1/4, 1/16, ..., whichever way
-    the certified epsilons lead towards the target (both ways while they are equal), until two values lie on either side
-    of it: they are the bracket. A probability is refused at 2 or 4 and needs a bracket.
+    Without a bracket, make_mechanism is evaluated at 1 and 4, then at 16, 256, ... or at 1/4, 1/16, ..., in the
+    direction in which the certified epsilons approach the target (in both while they are equal), until the target lies
+    between the epsilons of two values: these are the bracket. A probability needs a bracket, because 4 is refused.
 
-    Raises ValueError, naming the element, when neither end of its bracket meets the target, or epsilon turns round
-    inside the bracket, or make_mechanism refuses a value that the search without a bracket has to try.
+    Raises ValueError, naming the element, if neither end of its bracket meets the target, if epsilon is not monotone
+    inside the bracket, or if make_mechanism refuses a value that the search without a bracket has to try.
     """
     validate.function("make_mechanism", make_mechanism, "a mechanism")
     refuse_traced(epsilon, delta, bracket)
@@ -78,9 +79,9 @@ def calibrate(
     problem = Problem.of(make_mechanism, epsilon, delta, bracket, relation)
     if 0 in problem.shape:
         return np.empty(problem.shape)
-    # The search for one dominating pair costs half of that for both. Its epsilon is at most that of both, so that a
-    # value which fails for the pair fails for both. Its solution is then tested for both; where it does not meet the
-    # target, or the pair has no solution, the search is made for both.
+    # Search with one dominating pair first, which costs half as much as with both. The epsilon of one pair is at most
+    # that of both, so a value that fails for one pair fails for both. The solution is then tested with both pairs. If
+    # it fails, or the search finds none, the other pair is tried, and after that both pairs together.
     for pair in problem.pairs():
         with contextlib.suppress(ValueError):
             return _verified(problem, _searched(pair, bracket is None, keep_others), _ROUNDING)
@@ -88,13 +89,14 @@ def calibrate(
 
 
 def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
-    """The search until every bracket is closed; ValueError where there is nothing to find."""
+    """The search, run until every bracket is closed; ValueError for an element without a solution."""
     no_bracket = np.zeros(problem.target.shape, bool)
     if outward:
         problem, no_bracket = _bracketed(problem, keep_others and problem.direction is None)
     values = problem.round(grid(problem.low, problem.high))
     epsilons = problem.evaluate(values)
-    # Some theorems are better at an end alone, as that of fixed batches at the sampling probability 1.
+    # Some theorems are tighter exactly at one end, such as that of fixed batches at sampling probability 1. If epsilon
+    # is monotone without that end, the end is moved to the next value inside the bracket.
     for end, others in ((-1, slice(None, -1)), (0, slice(1, None))):
         jumps = _turned(problem.target, epsilons) & ~_turned(problem.target, epsilons[others])
         if jumps.any():
@@ -128,7 +130,7 @@ def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
 
 
 def _advice(epsilons: np.ndarray, target: float, outward: bool) -> str:
-    """What may help where no value tried meets the target, or every one."""
+    """What the user can change if no value tried meets the target, or every value does."""
     bracket = "give a bracket" if outward else "widen the bracket"
     if not np.isfinite(epsilons).any():
         return f"Take a larger delta, or {bracket}."
@@ -142,7 +144,7 @@ def _advice(epsilons: np.ndarray, target: float, outward: bool) -> str:
 
 
 def _turned(target: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
-    """Where epsilons over ordered values both rise and fall, by more than what their bounds may be apart."""
+    """Where the epsilons of ordered values both rise and fall by more than the gap of their bounds."""
     with np.errstate(invalid="ignore"):
         steps = np.nan_to_num(np.diff(epsilons, axis=0), nan=0.0)
     smaller = np.minimum(epsilons[1:], epsilons[:-1])
@@ -151,7 +153,7 @@ def _turned(target: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
 
 
 def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray]:
-    """The problem with brackets found by going outward from its own, and the rows in which none was found."""
+    """The problem with brackets found by going outward from its first brackets, and whether a row found none."""
     low, high = problem.low, problem.high
     epsilons = problem.evaluate_new(low, high)
     largest, beyond = _LARGEST_WHOLE if problem.whole else _LARGEST, ""
@@ -167,13 +169,13 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
             break
         above = np.minimum(np.minimum(high, 2.0**511) ** 2, largest)
         below = np.maximum(np.clip(low, 2.0**-511, 0.5) ** 2, 1 / largest)
-        # where the two epsilons tell the direction, the next bracket begins at the end of this one
+        # Where the two epsilons show the direction, the next bracket begins at the end of this bracket.
         starts = np.where(down, below, np.where(up & ~flat, high, low))
         ends = np.where(up, above, np.where(down & ~flat, low, high))
         try:
             found = problem.evaluate_new(starts, ends)
         except ValueError as error:
-            if keep_others:  # a row whose search ends here may have a solution
+            if keep_others:  # NaN would say that the rows still searched have no solution
                 raise
             beyond = f" Beyond, a value is refused: {error.__cause__ or error}"
             break
@@ -191,10 +193,10 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
 
 
 def _verified(problem: Problem, search: Search, excess: float) -> np.ndarray:
-    """The safe values, tested once more in the caller's shape: the rounding depends on the size of a batch.
+    """The safe values, tested once more in the caller's shape, because rounding depends on the size of a batch.
 
     A value that fails is moved away from the unsafe end, by a distance that doubles, until it meets the target.
-    ValueError where an epsilon exceeds its target by more than ``excess`` (relative).
+    ValueError if an epsilon exceeds its target by more than ``excess`` (relative).
     """
     values, lost = search.safe, search.lost
     step, away = 1.0 if problem.whole else 2.0**-43, np.sign(search.safe - search.unsafe)

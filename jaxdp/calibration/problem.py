@@ -1,4 +1,4 @@
-"""The calibrations of a call: what is asked of each, and how candidates are evaluated."""
+"""The calibrations of one call of `calibrate`: their targets and brackets, and how candidate values are evaluated."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import batch_shape
 from jaxdp.typing import Real, Relation
 
-# First bracket of a search without one.
+# First bracket of a search if the caller gives none.
 START = (1.0, 4.0)
 NEEDS_BRACKET = "bracket (low, high) must be given unless every positive number is accepted. Tried without one: {}"
-# Values tested first, from end to end: they show whether the function is monotone.
+# Number of values tested first, from end to end of the bracket. They show whether epsilon is monotone.
 _CANDIDATES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The calibrations to be made: one row per element of the broadcast shape.
+    """The calibrations of one call: one row (or problem) per element of the broadcast shape.
 
-    refusal: what was said of a value that is not whole, where only whole ones are tried. by_array: make takes arrays of
-    values. direction: the one dominating pair that is accounted for, None for all that the relation asks for. seen: the
-    epsilons of candidates so far, where there is one problem.
+    refusal: the error message for a fraction if only whole values are tried, else "". by_array: whether make accepts
+    arrays of values. direction: the only dominating pair that is accounted for; None: all pairs of the relation. seen:
+    value -> epsilon of the candidates tested so far, used if there is only one problem.
     """
 
     make: Callable[..., Mechanism]
@@ -56,20 +56,20 @@ class Problem:
         validate.reject("epsilon", target, ~(target >= 0), ">= 0")
         delta = validate.probability("delta", delta)
         low, high = _ends(START if bracket is None else bracket)
-        empty = validate.broadcast(epsilon=target, delta=delta, bracket=low)
-        if 0 in empty:
-            return cls(make, empty, target, delta, low, high, relation, "", True)
+        asked_shape = validate.broadcast(epsilon=target, delta=delta, bracket=low)
+        if 0 in asked_shape:
+            return cls(make, asked_shape, target, delta, low, high, relation, "", True)
         try:
             refusal = _refusal_of_fractions(make, low.flat[0], high.flat[0])
             if refusal:
                 low, high = np.ceil(low), np.floor(high)
                 validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
-            of_one = _shape_of(make(_number(low.flat[0])))
+            mechanism_shape = _shape_of(make(_number(low.flat[0])))
         except ValueError as error:
             if bracket is None:
                 raise ValueError(NEEDS_BRACKET.format(error)) from error
             raise
-        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(of_one))
+        shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(mechanism_shape))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
         by_array = _takes_arrays(make, (np.rint if refusal else np.array)(grid(low, high)).reshape(-1, *shape))
         if not by_array and shape:
@@ -82,47 +82,47 @@ class Problem:
         return bool(self.refusal)
 
     def round(self, values: np.ndarray) -> np.ndarray:
-        """The values, rounded to whole numbers where only those are accepted, and moved into the bracket."""
+        """The values, rounded if only whole values are tried, and clipped to the bracket."""
         return np.clip(np.rint(values) if self.whole else values, self.low, self.high)
 
     def next_inside(self, end: np.ndarray) -> np.ndarray:
-        """The next value inside the bracket from one of its ends."""
+        """The value inside the bracket that is next to the given end: the next double or whole number."""
         towards = np.where(end == self.high, self.low, self.high)
         return end + np.sign(towards - end) if self.whole else np.nextafter(end, towards)
 
     def pairs(self) -> list[Problem]:
-        """The problem for each dominating pair alone; an empty list where there is only one pair."""
+        """The problem for each dominating pair alone; an empty list if there is only one pair."""
         first = self.make(_number(self.low[0]) if not self.shape else self.low.reshape(self.shape))
         directions = first.directions(self.relation)
-        made = [dataclasses.replace(self, direction=each, seen={}) for each in directions]
-        return made if len(made) > 1 else []
+        problems = [dataclasses.replace(self, direction=each, seen={}) for each in directions]
+        return problems if len(problems) > 1 else []
 
     def without(self, lost: np.ndarray) -> Problem:
-        """The problem with an infinite target, which every value meets, in the rows ``lost``."""
+        """The problem with the target inf, which every value meets, in the rows where ``lost`` is True."""
         return dataclasses.replace(self, target=np.where(lost, np.inf, self.target))
 
     def element(self, i: int) -> str:
-        """Which element of the broadcast shape the i-th problem is, for messages."""
+        """The index of the i-th problem in the broadcast shape, as words for an error message."""
         index = ", ".join(str(k) for k in np.unravel_index(i, self.shape))
         return f" for element [{index}]" if self.shape else ""
 
     def answer(self, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
-        """One value per problem, in the caller's shape; NaN where there is none."""
+        """One value per problem, in the caller's shape; NaN where ``lost``."""
         return np.where(lost, np.nan, values).reshape(self.shape)[()].astype(np.float64)
 
     def evaluate(self, values: np.ndarray) -> np.ndarray:
-        """Certified epsilons of candidates, shape (candidates, problems), in one call where possible."""
+        """Certified epsilons of the candidates, shape (candidates, problems), in one call if possible."""
         if self.shape:
             return self._epsilon(values.reshape(-1, *self.shape)).reshape(values.shape)
         asked = values[:, 0].tolist()
         new = np.array([value for value in dict.fromkeys(asked) if value not in self.seen])
         if new.size:
-            made = self._epsilon(new) if self.by_array else [self._epsilon(_number(value)) for value in new]
-            self.seen.update(zip(new.tolist(), made, strict=True))
+            found = self._epsilon(new) if self.by_array else [self._epsilon(_number(value)) for value in new]
+            self.seen.update(zip(new.tolist(), found, strict=True))
         return np.array([[self.seen[value]] for value in asked], np.float64)
 
     def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Certified epsilons, shape (2, problems), of values not named by the caller: a refusal asks for a bracket."""
+        """Certified epsilons, shape (2, problems), at values not given by the caller; a refusal asks for a bracket."""
         values = np.stack([low, high])
         try:
             for value in [values.reshape(-1, *self.shape)] if self.by_array else map(_number, values.ravel()):
@@ -132,7 +132,7 @@ class Problem:
         return self.evaluate(values)
 
     def evaluate_one(self, values: np.ndarray) -> np.ndarray:
-        """Certified epsilons of one value per problem, in the batch of the caller's shape, as `jaxdp.epsilon` gives."""
+        """Certified epsilons of one value per problem: the numbers of `jaxdp.epsilon` in the caller's shape."""
         value: Any = values.reshape(self.shape) if self.shape else _number(values[0])
         delta = self.delta.reshape(self.shape)
         return np.reshape(accounting.epsilon(self.make(value), delta, relation=self.relation), values.shape)
@@ -160,12 +160,12 @@ def _ends(bracket: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _number(value: Any) -> int | float:
-    """A plain number: an int where it is whole, so that `range(value)` works in a caller's function."""
+    """A Python number: an int if it is whole, so that `range(value)` works in the caller's function."""
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
 
 
 def refuse_traced(*numbers: Any) -> None:
-    """A search cannot be part of a program."""
+    """RuntimeError for traced numbers: a search cannot be part of a compiled program."""
     if validate.is_traced(numbers):
         raise RuntimeError("calibrate searches on concrete numbers: call it outside jit, vmap and grad.")
 
@@ -177,7 +177,7 @@ def _shape_of(mechanism: Any) -> tuple[int, ...]:
 
 
 def _refusal_of_fractions(make: Callable[..., Mechanism], low: float, high: float) -> str:
-    """What is said of a fraction inside the bracket, if it is refused while the whole number beside it is not."""
+    """The error message for a fraction in the bracket, if the nearest whole number is accepted; else ""."""
     fraction = low + 0.37 * (high - low)
     fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
     whole = min(max(np.rint(fraction), np.ceil(low)), np.floor(high))
@@ -197,7 +197,7 @@ def _takes_arrays(make: Callable[..., Mechanism], values: np.ndarray) -> bool:
 
 
 def grid(low: np.ndarray, high: np.ndarray, count: int = _CANDIDATES) -> np.ndarray:
-    """Equally spaced candidates from end to end: in the logarithm where the ends are a factor of 4 apart."""
+    """Candidates from end to end, equally spaced; in the logarithm if both ends are > 0 and a factor > 4 apart."""
     steps = np.linspace(0.0, 1.0, count)[:, None]
     geometric = (np.minimum(low, high) > 0) & ((high / 4 > low) | (low / 4 > high))
     safe_low, safe_high = np.where(geometric, low, 1.0), np.where(geometric, high, 1.0)

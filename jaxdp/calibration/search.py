@@ -1,35 +1,36 @@
-"""The search inside brackets whose ends were tested."""
+"""The root search inside the brackets of all problems of a calibration."""
 
 import numpy as np
 
 from jaxdp.calibration.problem import Problem, grid
 
-# Width at which a bracket is closed: relative to the value; relative to the first bracket where that contains 0.
+# A bracket is closed at this width: relative to the value, or to the first bracket's width if that contains 0.
 _RELATIVE = 2e-10
 _ABSOLUTE = 1e-16
 
 
 class Search:
-    """A shrinking bracket per problem, by Chandrupatla's method.
+    """One shrinking bracket per problem, by Chandrupatla's method.
 
-    Its ends were tested, one of them meets the target and one does not; both are the same where the bracket is closed.
-    What was tested is an array (value, log(epsilon / target)) of all problems: above 0 the target is not met.
+    Both ends are tested values. The safe end meets the target and the unsafe end does not. If every value tested first
+    meets the target, both ends are the value with the largest epsilon. A tested point is an array (2, problems) of
+    values and residuals log(epsilon / target); a residual > 0 does not meet the target.
     """
 
     def __init__(self, problem: Problem, values: np.ndarray, epsilons: np.ndarray, lost: np.ndarray) -> None:
         self._problem, self.lost = problem, lost
         rising = epsilons[-1] >= epsilons[0]
-        # the candidates from the safe end on
+        # Order the values from the end with the smaller epsilon, the safe end.
         values, epsilons = (np.where(rising, x, x[::-1]) for x in (values, epsilons))
         tested, fails = np.stack([values, self._residual(epsilons)]), epsilons > problem.target
         last, each = len(values) - 1, np.arange(values.shape[1])
         unsafe = np.where(fails.any(axis=0), np.argmax(fails, axis=0), last)
         safe = np.where(fails.any(axis=0), unsafe - 1, last)
-        # the newest end, and beyond it a value that it replaced; the end opposite to both
-        second = safe > 0
-        self._newest = tested[:, np.where(second, safe, unsafe), each]
-        self._opposite = tested[:, np.where(second, unsafe, safe), each]
-        self._replaced = tested[:, np.where(second, safe - 1, np.minimum(unsafe + 1, last)), each]
+        # The end that was moved last, the end opposite to it, and the former end that the newest end replaced.
+        newest_is_safe = safe > 0
+        self._newest = tested[:, np.where(newest_is_safe, safe, unsafe), each]
+        self._opposite = tested[:, np.where(newest_is_safe, unsafe, safe), each]
+        self._replaced = tested[:, np.where(newest_is_safe, safe - 1, np.minimum(unsafe + 1, last)), each]
 
     @property
     def safe(self) -> np.ndarray:
@@ -38,29 +39,30 @@ class Search:
 
     @property
     def unsafe(self) -> np.ndarray:
-        """The other end."""
+        """The end that does not meet the target."""
         return np.where(self._newest[1] > 0, self._newest[0], self._opposite[0])
 
     def _residual(self, epsilons: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
             ratio = np.log(epsilons) - np.log(self._problem.target)
-        # the rounding of a logarithm must not change the side
+        # The rounding of the logarithms must not change the sign.
         return np.where(epsilons > self._problem.target, np.fmax(ratio, 1e-300), np.fmin(ratio, 0.0))
 
     def update(self, values: np.ndarray, epsilons: np.ndarray) -> None:
-        """Take in one tested value per problem, which tells nothing new unless it lies inside the bracket."""
+        """Shrink each bracket with one tested value per problem. A value outside its bracket is ignored."""
         tested, newest, opposite = np.stack([values, self._residual(epsilons)]), self._newest, self._opposite
-        moved = (np.minimum(newest[0], opposite[0]) < values) & (values < np.maximum(newest[0], opposite[0]))
+        inside = (np.minimum(newest[0], opposite[0]) < values) & (values < np.maximum(newest[0], opposite[0]))
         same_side = (tested[1] > 0) == (newest[1] > 0)
-        self._replaced = np.where(moved, np.where(same_side, newest, opposite), self._replaced)
-        self._opposite = np.where(moved & ~same_side, newest, opposite)
-        self._newest = np.where(moved, tested, newest)
+        self._replaced = np.where(inside, np.where(same_side, newest, opposite), self._replaced)
+        self._opposite = np.where(inside & ~same_side, newest, opposite)
+        self._newest = np.where(inside, tested, newest)
 
     def candidates(self) -> np.ndarray | None:
-        """Values to test for each problem (an end where its bracket is closed); None when all brackets are closed.
+        """Values to test for each problem (the safe end if its bracket is closed); None if all brackets are closed.
 
-        Two on either side of the solution: so close that they close the bracket where the solution is known so well,
-        else so far that they enclose it, with one more between them. A compiled call with three takes little longer.
+        Two values lie on the two sides of the estimated solution. If all estimates are good, the values are so close
+        that they close the bracket. Otherwise they are far enough apart to enclose the solution, and the estimate
+        itself is a third value: a compiled call with three values takes little longer.
         """
         problem, safe, unsafe = self._problem, self.safe, self.unsafe
         low, high = np.minimum(safe, unsafe), np.maximum(safe, unsafe)
@@ -81,9 +83,9 @@ class Search:
         return np.where(is_open, np.clip(tested, low + space, high - space), safe)
 
     def _interpolated(self, middle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The zero of the inverse quadratic through the three values, and how far it is from that of the chord.
+        """(solution, doubt): the zero of the inverse quadratic through the three points, its distance from the chord's.
 
-        Where it is not to be trusted: the middle, and a quarter of the bracket.
+        Where Chandrupatla's criterion rejects the quadratic: the middle, and a quarter of the bracket's width.
         """
         points = self._newest, self._opposite, self._replaced
         logarithmic = self._problem.low > 0

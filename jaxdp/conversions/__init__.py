@@ -1,22 +1,23 @@
-"""Conversions between the descriptions of a privacy guarantee; theorems of Zhu, Dong, Wang 2022 unless said.
+"""Conversions between descriptions of a privacy guarantee; theorems of Zhu, Dong, Wang 2022 unless stated otherwise.
 
 | from -> to | function |
 |---|---|
 | (P, Q) -> (Q, P) | `swapped_delta` |
 | delta -> F | `loss_tail_from_delta` |
 | F -> delta | `delta_from_cdfs` |
-| phi -> F | `levy_cdf` (estimate; the verbs invert by a certified contour) |
+| phi -> F | `levy_cdf` (an estimate; `jaxdp.delta` and `jaxdp.epsilon` use a certified contour sum instead) |
 | f -> delta | `delta_from_tradeoff` |
 | delta -> f | `tradeoff_from_delta` |
-| f -> phi | `pair_from_tradeoff`, then its log_mgf(1j t) |
-| delta -> pair, phi | `pair_from_profile`, then its log_mgf |
+| f -> phi | `pair_from_tradeoff`, then log_mgf(1j t) of the pair |
+| delta -> pair, phi | `pair_from_profile`, then log_mgf of the pair |
 | delta -> Renyi | `renyi_from_profile` |
 | Renyi -> (eps, delta) | `epsilon_from_rdp`, `delta_from_rdp` (one order at a time); `optimal_...` (all at once) |
 | Renyi -> f | `tradeoff_from_rdp` |
 | delta -> mu-GDP | `gdp_mu_from_profile` |
 
-Every function but `levy_cdf`, `levy_delta` and `quadrature_log_characteristic` returns a certified bound, and says on
-which side of the truth its arguments must be.
+(P, Q): a dominating pair; delta: the privacy profile; F, phi: distribution and characteristic function of the loss; f:
+trade-off function. Every function but `levy_cdf`, `levy_delta` and `quadrature_log_characteristic` returns a certified
+bound, and says whether its arguments must be upper or lower bounds.
 """
 
 from jaxdp.conversions.dominating_pair import (

@@ -1,12 +1,12 @@
-"""Renyi DP to f-DP, and through it to (epsilon, delta): all orders at once, those below and at 1 included.
+"""Renyi DP to f-DP, and from there to (epsilon, delta): all orders a > 0 at once, orders a <= 1 included.
 
-A test that rejects with probability x under Q and p under P is post-processing, so the Bernoulli pair (p, x) obeys
-R_a(p, x) <= rho_a at every order, and R_a(x, p) <= rho'_a where rho' bounds R_a(Q, P). With p*(x) the largest p that
-all constraints allow, the trade-off function is at least 1 - p*(x), and delta <= max_x [p*(x) - e^eps x]. The set of
-allowed (p, x) is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is), so p* is concave,
-and its values on a grid bound the maximum from above (`cell_bounds`).
+A test that rejects with probability x under Q and p under P is post-processing. So the Bernoulli pair (p, x) obeys
+R_a(p, x) <= rho_a at every order, and R_a(x, p) <= rho'_a if rho'_a bounds R_a(Q, P). Let p*(x) be the largest p that
+all constraints allow. Then the trade-off function is at least 1 - p*(x), and delta <= max_x [p*(x) - e^eps x]. The set
+of allowed (p, x) is convex (for a < 1 the divergence is jointly convex, for a > 1 its exponential is). So p* is
+concave, and its values on a grid bound the maximum from above (`cell_bounds`).
 
-Zhu, Dong, Wang 2022, Appendix F. Whether any conversion does better at every point is open.
+Zhu, Dong, Wang 2022, Appendix F. Whether another conversion is better at every point is an open question.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from jaxdp.runtime.formulas import at_points
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.typing import Array, Real
 
-# Halvings that give the logit of p* to 2e-10, the relative accuracy of p*.
+# Bisection steps for the logit of p*. The last interval is at most 3.3e-10 wide, which is the relative accuracy of p*.
 _HALVINGS = 42
+# Cells of the grid of logits of x, and how often the grid is refined around the maximum over x.
 _CELLS, _ROUNDS = 40, 6
-# Largest logit of the grid: expit(-700) is 1e-304. Tests beyond it are bounded by monotonicity.
+# Largest |logit| of the grid: expit(-700) is 1e-304. Tests with x beyond the grid are bounded by monotonicity.
 _FAR = 700.0
 _Pair: TypeAlias = tuple[jax.Array, jax.Array]
-# (orders, forward bounds, backward bounds), each of one axis.
+# (orders a, upper bounds of R_a(P, Q), upper bounds of R_a(Q, P)), one axis each.
 _Curve: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -46,7 +47,7 @@ def _log_probabilities(logit: jax.Array) -> _Pair:
 def _violated(order: jax.Array, bound: jax.Array, first: _Pair, second: _Pair, sign: jax.Array) -> jax.Array:
     """Whether R_order(first, second) of two Bernoulli laws, given by log probabilities, exceeds the bound.
 
-    sign +1: True only where it certainly does; -1: False only where it certainly does not: all rounding is charged.
+    Rounding is charged. With sign = 1, True is certain. With sign = -1, False is certain.
     """
     (f1, f0), (s1, s0) = first, second
     excess = order - 1
@@ -68,7 +69,7 @@ def _violated(order: jax.Array, bound: jax.Array, first: _Pair, second: _Pair, s
 
 
 def _largest_power(curve: _Curve, logit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(lower, upper) bound of the logit of p*(x), at x = expit(logit)."""
+    """(lower, upper) bound of the logit of p*(x) at x = expit(logit)."""
     orders, forward, backward = curve
     x = _log_probabilities(logit)
 
@@ -84,7 +85,7 @@ def _largest_power(curve: _Curve, logit: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _advantage(curve: _Curve, logit: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(x, low, high) with low <= p*(x) - e^eps x <= high at x = expit(logit)."""
+    """(x, low, high) at x = expit(logit), with low <= p*(x) - e^eps x <= high."""
     x, rest = jax.nn.sigmoid(logit), jax.nn.sigmoid(-logit)
     tilt = jnp.exp(eps)
 
@@ -100,7 +101,7 @@ def _advantage(curve: _Curve, logit: jax.Array, eps: jax.Array) -> tuple[jax.Arr
 
 
 def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Certified delta at eps, and -e^eps x* (the derivative in eps, for Newton only)."""
+    """Certified delta at eps, and an estimate of its derivative for Newton's method: -e^eps x at the best x."""
 
     def refine(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         left, right, dead, _, _ = state
@@ -111,13 +112,13 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
         first = jnp.argmax(alive)
         last = _CELLS - 1 - jnp.argmax(alive[::-1])
         dead = jnp.maximum(dead, jnp.max(jnp.where(alive, -jnp.inf, upper)))
-        # one more cell on each side: its chord bounds the cells next to it
+        # Keep one more cell on each side: its chord is needed to bound the cell next to it.
         left, right = grid[jnp.maximum(first - 1, 0)], grid[jnp.minimum(last + 2, _CELLS)]
         total = jnp.maximum(dead, jnp.max(jnp.where(alive, upper, -jnp.inf)))
         return left, right, dead, total, x[jnp.argmax(low)]
 
     far = jnp.asarray(_FAR)
-    # With E = e^eps: left of the grid p - E x <= p*(x_0), right of it p - E x <= (1 - E) + E (1 - x).
+    # Let E = e^eps. Left of the grid p - E x <= p*(expit(-far)); right of it p - E x <= (1 - E) + E (1 - expit(far)).
     left_end = jax.nn.sigmoid(_largest_power(curve, -far)[1])
     falling = -jnp.expm1(eps)
     right_end = falling + 8 * ULP * jnp.abs(falling) + jnp.exp(eps) * jax.nn.sigmoid(-far) * (1 + 16 * ULP)
@@ -128,10 +129,11 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _curve(orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity: jax.Array) -> _Curve:
-    """The curve of the finite part taken for a law of its own, of total mass 1.
+    """The curve of the normalised finite part, p / (1 - d) with d = infinity, against Q.
 
-    Its p is p / (1 - d), which raises sum p^a q^(1-a) by (1-d)^-a where forward is that of the part itself, of mass
-    1 - d. At orders below 1, and backward, that bound is the larger of the two.
+    The given curve may be that of the finite part itself, of mass 1 - d. Normalising multiplies sum p^a q^(1-a) by
+    (1-d)^-a, which is charged to forward at orders >= 1. Normalising does not increase forward at orders below 1, nor
+    backward.
     """
     lost = -jnp.log1p(-jnp.minimum(infinity, 1.0))
     more = jnp.where(orders == 1, forward * jnp.expm1(lost) + lost, orders / (orders - 1) * lost) * (1 + 16 * ULP)
@@ -140,7 +142,7 @@ def _curve(orders: jax.Array, forward: jax.Array, backward: jax.Array, infinity:
 
 def _valid(curve: _Curve, infinity: jax.Array) -> jax.Array:
     orders, forward, backward = curve
-    return (infinity >= 0) & jnp.all((forward >= 0) & (backward >= 0) & (orders > 0))  # no NaN among them
+    return (infinity >= 0) & jnp.all((forward >= 0) & (backward >= 0) & (orders > 0))  # False for NaN
 
 
 @kernel(working_set=20000)
@@ -154,7 +156,7 @@ def _delta_kernel(orders, forward, backward, infinity, eps):
 
 
 def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The curve at orders above 1, of which the conversions of one order are; no bound in place of the others."""
+    """(orders, forward) for the conversions at one order, which need orders > 1: other orders get the bound inf."""
     return jnp.where(orders > 1, orders, 2.0), jnp.where(orders > 1, forward, jnp.inf)
 
 
@@ -184,7 +186,7 @@ def _tradeoff_kernel(orders, forward, backward, infinity, x):
     curve = _curve(orders, forward, backward, infinity)
     inside = (x > 0) & (x < 1)
     safe = jnp.where(inside, x, 0.5)
-    # x is rounded up, because p* increases
+    # Round x up, because p* increases.
     logit = jnp.log(safe) - jnp.log1p(-safe) + 16 * ULP * (1 + jnp.abs(jnp.log(safe)) + 1 / (1 - safe))
     miss = jax.nn.sigmoid(-_largest_power(curve, jnp.clip(logit, -_FAR, _FAR))[1]) * (1 - 128 * ULP)
     at_zero = jax.nn.sigmoid(-_largest_power(curve, jnp.asarray(-_FAR))[1]) * (1 - 128 * ULP)
@@ -197,13 +199,13 @@ def optimal_delta_from_rdp(
 ) -> Array:
     """Certified delta at epsilon from all orders of a Renyi curve at once, through its trade-off function.
 
-    orders: a > 0, last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
-    renyi: upper bounds of R_a(P, Q) in nats, last axis that of the orders; inf where unknown.
+    orders: a > 0, on the last axis. Orders in [1/2, 1] tighten the bound; orders a > 1 are needed for small delta.
+    renyi: upper bounds of R_a(P, Q) in nats, orders on the last axis; inf where unknown.
     epsilon: in nats, any real number; broadcasts with the leading axes of renyi.
     reverse_renyi: upper bounds of R_a(Q, P) at the orders. For a symmetric mechanism give renyi again. None: unknown.
-        R_a(P, Q) in its place is wrong for asymmetric pairs.
-    infinity_mass: upper bound of P(L = inf) in [0, 1], where renyi is that of the finite part of the loss L, normalised
-        or not: log E_P[e^((a-1)L); L < inf] / (a-1) is (`jaxdp.log_mgf` over a - 1).
+        Bounds of R_a(P, Q) instead would make delta too small for asymmetric pairs.
+    infinity_mass: upper bound of P(L = inf) in [0, 1], if renyi is the curve of the finite part of the loss L. The
+        curve may be normalised or not: log E_P[e^((a-1)L); L < inf] / (a-1), `jaxdp.log_mgf` over a - 1, is not.
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
@@ -211,7 +213,7 @@ def optimal_delta_from_rdp(
     1.35e-06
 
     Returns delta in [0, 1], float64, of the broadcast shape without the axis of orders: an upper bound of the maximum
-    over tests (docs/limits.md: how far above it). Raises ValueError, also for unequal lengths.
+    over x (docs/limits.md says how close). Raises ValueError, also for unequal lengths.
     Reference: Zhu, Dong, Wang 2022, Appendix F.
     """
     return _run(_delta_kernel, orders, renyi, reverse_renyi, infinity_mass, epsilon=(NOT_NAN, epsilon))
@@ -222,7 +224,7 @@ def optimal_epsilon_from_rdp(
 ) -> Array:
     """Certified epsilon >= 0 at delta from all orders of a Renyi curve at once, through its trade-off function.
 
-    delta: in [0, 1]; broadcasts with the leading axes of renyi. The others, and the reference: those of
+    delta: in [0, 1]; broadcasts with the leading axes of renyi. Other arguments and the reference: as for
         `optimal_delta_from_rdp`.
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
@@ -231,8 +233,8 @@ def optimal_epsilon_from_rdp(
     2.5429
 
     Returns epsilon in nats, float64, of the broadcast shape without the axis of orders: the smallest epsilon tried
-    whose certified delta meets the target (1e-9 relative); inf where delta does not exceed infinity_mass or no order
-    above 1 has a finite bound. Raises ValueError.
+    whose certified delta meets the target (to 1e-9 relative); inf where delta does not exceed infinity_mass, or where
+    no order above 1 has a finite bound. Raises ValueError.
     """
     return _run(_epsilon_kernel, orders, renyi, reverse_renyi, infinity_mass, delta=(PROBABILITY, delta))
 
@@ -247,8 +249,8 @@ def tradeoff_from_rdp(
 ) -> Array:
     """Certified smallest false negative rate 1 - p*(x) at false positive rate x, from all orders at once.
 
-    false_positive_rate: x in [0, 1], the error under Q; broadcasts with the leading axes of renyi. The others, and the
-        reference: those of `optimal_delta_from_rdp`.
+    false_positive_rate: x in [0, 1], the probability of rejecting under Q; broadcasts with the leading axes of renyi.
+        Other arguments and the reference: as for `optimal_delta_from_rdp`.
 
     >>> orders = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     >>> curve = [a / 8 for a in orders]  # Gaussian, sigma = 2
@@ -263,7 +265,7 @@ def tradeoff_from_rdp(
 
 
 def _run(point: Kernel, orders: Any, renyi: Any, reverse: Any, infinity: Real, **target: tuple[Domain, Real]) -> Array:
-    """The kernel at the broadcast of the leading axes; target: delta, epsilon or rate, as (check, value)."""
+    """The kernel at the broadcast of the leading axes. target: delta, epsilon or rate, as name=(domain, value)."""
     orders, forward = renyi_curve(orders, renyi, POSITIVE)
     backward: Any = np.full(np.shape(forward), np.inf)
     if reverse is not None:
