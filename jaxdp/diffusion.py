@@ -1,4 +1,4 @@
-"""Diffusion mechanisms: Brownian motion and Ornstein-Uhlenbeck as records that account and sample.
+"""Diffusion mechanisms: Brownian motion and the Ornstein-Uhlenbeck process as mechanisms that account and sample.
 
 Theorem numbers: Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
 """
@@ -30,17 +30,18 @@ __all__ = [
 
 _NODES = 15
 _PANELS = 512
-# Range of the integration variable u = log(s - t); its outermost panels are part of the error estimate.
+# Range of the integration variable u = log(s / t - 1). The integral over the two outermost panels is part of the error
+# estimate.
 _LOG_RANGE = (-40.0, 60.0)
-# A mu below this one is replaced by it, so that a positive mu is never answered as perfect privacy (mu = 0). The verbs
-# give no lower bound below SMALLEST_MU.
+# A smaller mu is replaced by this one, so that an underflow to mu = 0 never means perfect privacy. For mu below
+# SMALLEST_MU no lower bounds of epsilon or delta are given.
 _LEAST_MU = 0.99 * SMALLEST_MU
-# Charge for a dozen roundings.
+# Factor that covers a dozen rounding errors.
 _UP = 1.0 + 2.0**-49
 
 
 class Quadrature(NamedTuple):
-    """An integral (value) and an estimate of its absolute error: difference of two rules plus the outermost panels.
+    """An integral (value) and an estimate of its absolute error: difference of two rules plus the two outermost panels.
 
     >>> integral = jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 1.0)
     >>> print(f"{integral.value:.4f} {integral.error < 1e-6}")
@@ -52,11 +53,11 @@ class Quadrature(NamedTuple):
 
 
 class OUParameters(NamedTuple):
-    """Parameters of an Ornstein-Uhlenbeck mechanism, and its error next to that of Gaussian noise.
+    """Parameters of an Ornstein-Uhlenbeck mechanism, its error, and the error of Gaussian noise of equal privacy.
 
-    theta, rho, time: pull towards 0 and noise level, > 0, and the t at which the value is released.
-    mse_at_radius: mean squared error of a value of norm R. gaussian_mse: that of Gaussian noise with the same Renyi
-        curve. ratio: mse_at_radius / gaussian_mse.
+    theta: pull towards 0, > 0. rho: noise level, > 0. time: the time t of the release.
+    mse_at_radius: mean squared error for a value of norm R. gaussian_mse: mean squared error of Gaussian noise with the
+        same Renyi curve. ratio: mse_at_radius / gaussian_mse.
 
     >>> found = jaxdp.diffusion.calibrate_ornstein_uhlenbeck(rdp=0.5, sensitivity=1.0, radius=1.0, dimension=10)
     >>> print(f"{found.theta:.3f} {found.rho:.3f} {found.ratio:.3f}")
@@ -74,16 +75,16 @@ class OUParameters(NamedTuple):
 def _ou_mu(theta, rho, time, sensitivity):
     """(sensitivity / rho) sqrt(theta) e^{-theta t} / sqrt(1 - e^{-2 theta t}), rounded up, and its relative excess.
 
-    A factor may overflow.
+    Computed by a sum of logarithms, because a factor may overflow.
     """
     theta, rho, time, sensitivity = xp.broadcast_arrays(*map(xp.asarray, (theta, rho, time, sensitivity)))
-    pull = xp.minimum(theta * time, 1e4)  # beyond, mu is below the least one whatever the other numbers are
-    # log of (1 - e^(-2 theta t)) / (2 theta t): where the quotient is next to 1 by its series
+    pull = xp.minimum(theta * time, 1e4)  # beyond 1e4, mu is below _LEAST_MU for all values of the other arguments
+    # share: log of (1 - e^(-2 theta t)) / (2 theta t), by a series where the quotient is close to 1
     near = pull < 1e-4
     apart = xp.where(near, 1.0, pull)
     share = xp.where(near, pull * (pull / 6 - 1), xp.log(-xp.expm1(-2 * apart)) - xp.log(2 * apart))
     logs = xp.log(sensitivity), -xp.log(rho), -(math.log(2) + xp.log(time)) / 2, -share / 2, -pull
-    # of each term its own rounding, that of the sums, and that of theta t
+    # Relative rounding error of mu: the errors of the logarithms, of their sum and of theta t.
     slack = 8 * ULP * (16 + sum(map(xp.abs, logs)))
     return xp.maximum(xp.exp(sum(logs)) * (1 + slack), _LEAST_MU), 2 * slack
 
@@ -92,17 +93,17 @@ def _ou_mu(theta, rho, time, sensitivity):
 class BrownianMotion(GaussianMechanism):
     """The value plus Brownian motion run for a time t, N(x, 2 t I): Gaussian noise with mu = sensitivity / sqrt(2 t).
 
-    The Renyi divergence of order alpha is alpha Delta^2 / (4 t), under the neighbouring relation that Delta belongs to.
+    The Renyi divergence of order alpha is alpha Delta^2 / (4 t), under the relation for which Delta is the sensitivity.
 
     time: t > 0, any shape.
     sensitivity: Delta > 0 in L2, any shape that broadcasts with time.
 
     >>> motion = jaxdp.diffusion.BrownianMotion(time=2.0)
-    >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # that of Gaussian noise of standard deviation 2
+    >>> print(f"{jaxdp.epsilon(motion, 1e-6):.4f}")  # as Gaussian noise of standard deviation 2
     2.2541
 
-    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time
-    t is released; its noise is real, not that of a generator or of floating point.
+    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Only the state at the time t is
+    released. Its noise is ideal, without the flaws of a random number generator or of floating point.
 
     Reference: Examples 4 and 5.
     """
@@ -112,7 +113,7 @@ class BrownianMotion(GaussianMechanism):
 
     @in_float64
     def gaussian_mu(self) -> Array:
-        """Mu = sensitivity / sqrt(2 time), at least 1e-150."""
+        """Mu = sensitivity / sqrt(2 time), rounded up, at least 9.9e-151."""
         return xp.maximum(self.sensitivity / xp.sqrt(self.time) * (math.sqrt(0.5) * _UP), _LEAST_MU)
 
     def lam(self) -> Array:
@@ -120,7 +121,7 @@ class BrownianMotion(GaussianMechanism):
         return brownian_lambda(self.time, self.sensitivity)
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
-        """One release of `value`, in the dtype and shape of value."""
+        """One release of `value`, with the dtype and shape of value."""
         dtype = xp.asarray(value).dtype
         return value + xp.sqrt(2 * xp.asarray(self.time, dtype)) * jax.random.normal(key, xp.shape(value), dtype)
 
@@ -134,19 +135,20 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     """The value moved along dX = -theta X dt + sqrt(2) rho dW for a time t.
 
     The law at time t is N(e^{-theta t} x, (rho^2 / theta)(1 - e^{-2 theta t}) I): Gaussian noise on a shrunken value,
-    with mu^2 = 2 Lambda = theta Delta^2 / (rho^2 (e^{2 theta t} - 1)). In the limit theta -> 0 it is Gaussian noise of
+    with mu^2 = 2 Lambda = theta Delta^2 / (rho^2 (e^{2 theta t} - 1)). The limit theta -> 0 is Gaussian noise of
     variance 2 rho^2 t.
 
-    theta: pull towards 0, > 0, any shape; all four broadcast.
+    theta: pull towards 0, > 0, any shape; all four fields broadcast.
     rho: noise level, > 0.
-    time, sensitivity: t > 0, and Delta > 0 in L2.
+    time: t > 0.
+    sensitivity: Delta > 0 in L2.
 
     >>> mechanism = jaxdp.diffusion.OrnsteinUhlenbeck(theta=1.0, rho=1.0, time=1.0)
     >>> print(f"{jaxdp.epsilon(mechanism, 1e-6):.4f}")
     1.7446
 
-    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Nothing but the state at the time
-    t is released; its noise is real, not that of a generator or of floating point.
+    Assumes: values of neighbouring data sets are at most the sensitivity apart in L2. Only the state at the time t is
+    released. Its noise is ideal, without the flaws of a random number generator or of floating point.
 
     Reference: Corollary 7.
     """
@@ -158,26 +160,26 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 
     @in_float64
     def gaussian_mu(self) -> Array:
-        """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), at least 1e-150."""
+        """Mu = (sensitivity / rho) sqrt(theta / expm1(2 theta time)), rounded up, at least 9.9e-151."""
         return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)[0]
 
     def mu_excess(self, mu: Number) -> Number:
-        """What the logarithms of the factors are rounded by."""
+        """Bound of the relative excess of `gaussian_mu` over the exact mu, from the rounding of the logarithms."""
         return _ou_mu(self.theta, self.rho, self.time, self.sensitivity)[1]
 
     def lam(self) -> Array:
-        """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) in nats: the Renyi divergence per unit of order."""
+        """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) in nats: Renyi divergence per unit of order."""
         return ornstein_uhlenbeck_lambda(self.theta, self.rho, self.time, self.sensitivity)
 
     def sample(self, key: jax.Array, value: jax.Array) -> jax.Array:
-        """One release of `value` at time t from its exact law (no time steps), in the dtype and shape of value."""
+        """One release of `value` at time t from its exact law (no time steps), with the dtype and shape of value."""
         dtype = xp.asarray(value).dtype
         rate, time, level = (xp.asarray(x, dtype) for x in (self.theta, self.time, self.rho))
         std = level * xp.sqrt(-xp.expm1(-2 * rate * time) / rate)
         return xp.exp(-rate * time) * value + std * jax.random.normal(key, xp.shape(value), dtype)
 
     def mse(self, norm: Real, dimension: Real) -> Array:
-        """Mean squared error of one release of a value of this L2 norm, see `ornstein_uhlenbeck_mse`."""
+        """Mean squared error of one release of a value with the given L2 norm, see `ornstein_uhlenbeck_mse`."""
         return ornstein_uhlenbeck_mse(self.theta, self.rho, self.time, norm, dimension)
 
 
@@ -185,7 +187,7 @@ class OrnsteinUhlenbeck(GaussianMechanism):
 def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = Delta^2 / (4 t) of Brownian motion: the release is (alpha, alpha Lambda)-RDP for all alpha.
 
-    time, sensitivity: t > 0, and Delta > 0 in L2.
+    time: t > 0. sensitivity: Delta > 0 in L2.
 
     >>> print(f"{jaxdp.diffusion.brownian_lambda(2.0):.4f}")
     0.1250
@@ -200,7 +202,7 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
 def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: Real = 1.0) -> Array:
     """Lambda(t) = theta Delta^2 / (2 rho^2 (e^{2 theta t} - 1)) of the Ornstein-Uhlenbeck mechanism.
 
-    theta, rho: pull towards 0 and noise level, > 0. All else is as for `brownian_lambda`.
+    theta: pull towards 0, > 0. rho: noise level, > 0. Other arguments, result and errors: as for `brownian_lambda`.
 
     >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_lambda(1.0, 1.0, 1.0):.4f}")
     0.0783
@@ -215,7 +217,7 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
     """Mean squared error (1 - e^{-theta t})^2 |f|^2 + (d rho^2 / theta)(1 - e^{-2 theta t}) of one release.
 
     theta, rho, time: > 0, as for `OrnsteinUhlenbeck`.
-    norm, dimension: |f| >= 0, L2 norm of the value, and d, whole, >= 1.
+    norm: |f| >= 0, L2 norm of the value. dimension: d, whole, >= 1.
 
     >>> print(f"{jaxdp.diffusion.ornstein_uhlenbeck_mse(1.0, 1.0, 1.0, norm=1.0, dimension=10):.4f}")
     9.0462
@@ -230,17 +232,17 @@ def ornstein_uhlenbeck_mse(theta: Real, rho: Real, time: Real, norm: Real, dimen
 def gaussian_mse(lam: Real, sensitivity: Real, dimension: Real, *, radius: Real | None = None) -> Array:
     """Mean squared error d s^2 of Gaussian noise with Renyi divergence alpha Lambda, s^2 = Delta^2 / (2 Lambda).
 
-    lam, sensitivity: Lambda > 0 in nats, Renyi divergence per unit of order, and Delta > 0 in L2.
+    lam: Lambda > 0 in nats, Renyi divergence per unit of order. sensitivity: Delta > 0 in L2.
     dimension: d, whole, >= 1.
-    radius: R > 0 with |f| <= R for all data sets. With it the result is the worst-case error d s^2 / (1 + d s^2 / R^2)
-        of the release rescaled by the best constant.
+    radius: R > 0 with |f| <= R for all data sets. If given, the release is rescaled by the best constant, and the
+        result is the worst-case error d s^2 / (1 + d s^2 / R^2).
 
     >>> print(jaxdp.diffusion.gaussian_mse(0.5, 1.0, 10))
     10.0
 
     Returns the mean squared error of the broadcast shape, float64. Raises ValueError.
     """
-    # the square of the largest double is infinite: no bound on |f|, and no rescaling
+    # Without a radius: the square of the largest double overflows to inf, so noise / radius^2 is 0.
     return _rescaled_mse(lam, sensitivity, dimension, np.finfo(np.float64).max if radius is None else radius)
 
 
@@ -262,8 +264,8 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     >>> print(f"error {found.mse_at_radius:.3f}, Gaussian {found.gaussian_mse:.3f}")
     error 0.909, Gaussian 10.000
 
-    Returns OUParameters of the broadcast shape, float64. `ratio` is that at |f| = R; the error is smaller inside. The
-    error is below that of Gaussian noise at the time t = 1; at other times it may not be, see
+    Returns OUParameters of the broadcast shape, float64. `ratio` is the ratio at |f| = R; for |f| < R the error is
+    smaller. The error is below that of Gaussian noise at the time t = 1, but not always at other times, see
     `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
     Reference: Theorem 8.
     """
@@ -285,7 +287,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
 
 
 def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dimension: Real) -> Array:
-    """Whether theta R^2 <= 4 d rho^2: exactly then the error is at most that of Gaussian noise at every time.
+    """Whether theta R^2 <= 4 d rho^2: if and only if so, the error is at most that of Gaussian noise at every time.
 
     theta, rho, radius, dimension: as for `OrnsteinUhlenbeck` and `calibrate_ornstein_uhlenbeck`.
 
@@ -302,21 +304,21 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
 
 
 def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Quadrature:
-    """Lambda(t) = integral over s > t of kappa(s) of a diffusion given by its kappa; an estimate.
+    """Lambda(t) = integral over s > t of kappa(s), for a diffusion given by the function kappa; an estimate.
 
-    kappa(s) = sup over neighbours and y of Gamma(log p_s(f(D), y) / p_s(f(D'), y)); then the release at time t is
-    (alpha, alpha Lambda(t))-RDP for all alpha.
+    kappa(s) = sup over neighbours and y of Gamma(log p_s(f(D), y) / p_s(f(D'), y)), with Gamma the carre du champ of
+    the diffusion. The release at time t is (alpha, alpha Lambda(t))-RDP for all alpha.
 
-    kappa: elementwise function of s > 0 with values >= 0, integrable at infinity.
+    kappa: elementwise function of an array of s > 0, with values >= 0, integrable at infinity.
     time: t > 0, any shape.
 
     >>> print(f"{jaxdp.diffusion.diffusion_lambda(lambda s: 0.25 / s**2, 2.0).value:.4f}")  # Brownian motion
     0.1250
 
-    Returns Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s - t). The error is
-    not a certificate, because kappa is known at the nodes only: check that it is small, and add it to the value. Where
-    kappa is hardly integrable it is far too small (s^-1.1: 5e-4, where 0.02 of 10 are missing). Raises ValueError where
-    kappa returns a negative or non-finite value or a wrong shape.
+    Returns Quadrature(value, error) of the shape of time, value in nats, by Gauss-Legendre in log(s / t - 1). The error
+    is an estimate, because kappa is known only at the nodes: check that it is small, and add it to the value. It is far
+    too small if kappa decays too slowly (kappa = s^-1.1, t = 1: value 10, error 0.02, estimate 5e-4). Raises ValueError
+    if kappa returns a negative or non-finite value or a wrong shape.
     Reference: Theorem 6.
     """
     start = validate.positive("time", time)
@@ -344,7 +346,7 @@ def _integral(kappa, start, panels):
 def renyi_from_lambda(order: Real, lam: Real) -> Array:
     """Renyi divergence alpha Lambda of a diffusion mechanism at order alpha >= 1.
 
-    order, lam: alpha, and Lambda >= 0 in nats, as the functions above give it.
+    order: alpha. lam: Lambda >= 0 in nats, for example of `brownian_lambda` or `ornstein_uhlenbeck_lambda`.
 
     >>> print(f"{jaxdp.diffusion.renyi_from_lambda(4.0, 0.125):.4f}")
     0.5000

@@ -1,7 +1,7 @@
 """Privacy amplification by mixing: a private mechanism followed by a Markov kernel.
 
-Either one mixing coefficient of the kernel is known (Theorem 1), or the kernel adds noise (couplings). Theorem numbers:
-Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
+The bounds use a mixing coefficient of the kernel (Theorem 1), or the noise that the kernel adds (couplings). Theorem
+numbers: Balle, Barthe, Gaboardi, Geumlek 2019, "Privacy amplification by mixing and diffusion mechanisms".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DOWN = 1.0 - 2.0**-48
 class Guarantee(NamedTuple):
     """An (epsilon, delta) guarantee: the result of an amplification theorem.
 
-    epsilon, delta: in nats, >= 0, and in [0, 1].
+    epsilon: in nats, >= 0. delta: in [0, 1].
 
     >>> amplified = jaxdp.mixing.Guarantee(epsilon=1.0, delta=1e-6)
     >>> jaxdp.ApproximateDP(*amplified)  # a mechanism that composes with others
@@ -51,7 +51,7 @@ _VACUOUS = Guarantee(np.inf, 1.0)
 
 
 def _raised(*numbers):
-    """Positive numbers are at least the smallest normal one, as every bound here increases in them."""
+    """The numbers, subnormal ones raised to the smallest normal one: the bounds here increase in every argument."""
     return (raised(number)[0] for number in numbers)
 
 
@@ -60,10 +60,11 @@ def _times(delta, gamma):
 
 
 def _mixed_epsilon(epsilon, gamma):
-    # log(1 + g (e^eps - 1)). The exponential overflows past eps = 709; from 500 on e^eps - 1 rounds to e^eps.
+    # log(1 + g (e^eps - 1)). e^eps overflows past eps = 709; from eps = 500 on e^eps - 1 rounds to e^eps.
     direct = xp.log1p(gamma * xp.expm1(xp.minimum(epsilon, 500.0)))
     log_gamma = xp.log(xp.where(gamma > 0, gamma, 1.0))
-    grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)  # charge for rounding at the size of the two terms
+    # log(g e^eps), with a rounding charge in proportion to the size of its two terms
+    grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)
     large = xp.where(grown < 30.0, xp.log1p(xp.exp(xp.minimum(grown, 30.0))), grown + xp.exp(-grown))
     return rounded_up(xp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
 
@@ -72,7 +73,7 @@ def _mixed_epsilon(epsilon, gamma):
 def dobrushin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     """Guarantee (epsilon, gamma delta) of a mechanism followed by a gamma-Dobrushin kernel (case 1).
 
-    A kernel K is gamma-Dobrushin when the total variation distance of K(x) and K(x') is at most gamma for all x, x'.
+    A kernel K is gamma-Dobrushin if the total variation distance of K(x) and K(x') is at most gamma for all x, x'.
 
     epsilon, delta: guarantee of the mechanism; epsilon in nats, >= 0, delta in [0, 1].
     gamma: coefficient of the kernel, in [0, 1]; see `dobrushin_coefficient`.
@@ -81,7 +82,7 @@ def dobrushin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarante
     epsilon 1.00, delta 5.0e-06
 
     Returns a Guarantee of the broadcast shape, float64, rounded up. Raises ValueError.
-    Reference: Theorem 1 with its four cases, for this function and the next ones.
+    Reference: Theorem 1; its four cases are this function and the next three amplification functions.
     """
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
     return Guarantee(epsilon, _times(delta, gamma))
@@ -92,14 +93,15 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
 
     The kernel K satisfies H_{e^level}(K(x), K(x')) <= gamma for all x, x', where H is the hockey-stick divergence.
 
-    epsilon, delta, gamma: as for `dobrushin_amplification`, gamma being the `hockey_stick_coefficient` at this level.
-    level: >= 0 in nats, up to `required_level`. The coefficient decreases in the level.
+    epsilon, delta: as for `dobrushin_amplification`.
+    gamma: coefficient of the kernel at this level, in [0, 1]; see `hockey_stick_coefficient`.
+    level: in nats, from 0 to `required_level`. The coefficient decreases as the level grows.
 
     >>> print("epsilon {:.2f}, delta {:.1e}".format(*jaxdp.mixing.hockey_stick_amplification(1.0, 1e-5, 0.1, 2.0)))
     epsilon 1.00, delta 1.0e-06
 
-    Returns and raises as `dobrushin_amplification`. A level above the required one is a ValueError; under a trace it
-    gives (epsilon, delta).
+    Returns and raises as `dobrushin_amplification`. A level above `required_level` raises ValueError; under a trace
+    the result is then (epsilon, delta).
     """
     guarantee, limit = _hockey_stick(epsilon, delta, gamma, level)
     if not validate.is_traced(limit, level):
@@ -118,15 +120,15 @@ def _hockey_stick(epsilon, delta, gamma, level):
 def _required(epsilon, delta):
     grown, share = xp.expm1(xp.minimum(epsilon, 500.0)), xp.where(delta > 0, delta, 1.0)
     ratio = grown / share
-    # log(1 + ratio) is log(ratio) where the ratio is huge, and the ratio may overflow
+    # Where the ratio is huge it may overflow, and log(1 + ratio) rounds to log(ratio).
     large = xp.where(epsilon < 500.0, xp.log(xp.where(grown > 0, grown, 1.0)), epsilon) - xp.log(share)
-    # rounded down, so that no level above the exact limit is accepted
+    # Round down, so that no level above the exact limit is accepted.
     return xp.where(delta > 0, xp.where(ratio < 1e100, xp.log1p(ratio), large) * _DOWN, xp.inf)
 
 
 @theorem(epsilon=NONNEGATIVE, delta=PROBABILITY, vacuous=0.0)
 def required_level(epsilon: Real, delta: Real) -> Array:
-    """Largest level log(1 + (e^eps - 1)/delta) at which Theorem 1, case 2, holds; inf at delta = 0.
+    """The largest level, log(1 + (e^eps - 1)/delta), at which Theorem 1, case 2, holds; inf at delta = 0.
 
     epsilon, delta: as for `dobrushin_amplification`.
 
@@ -142,15 +144,15 @@ def required_level(epsilon: Real, delta: Real) -> Array:
 def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     """Guarantee (eps', delta') of a mechanism followed by a gamma-Doeblin kernel (case 3).
 
-    A kernel K is gamma-Doeblin when K(x) >= (1 - gamma) omega for all x and one law omega. Then
+    A kernel K is gamma-Doeblin if there is a law omega with K(x) >= (1 - gamma) omega for all x. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma (1 - e^{eps'-eps} (1 - delta)), which is > 0 even at delta = 0.
-    All else is as for `dobrushin_amplification`, with gamma of `doeblin_coefficient`.
+    Arguments, result and errors: as for `dobrushin_amplification`; for gamma see `doeblin_coefficient`.
 
     >>> print("epsilon {:.4f}, delta {:.4f}".format(*jaxdp.mixing.doeblin_amplification(1.0, 1e-5, 0.5)))
     epsilon 0.6201, delta 0.1580
     """
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
-    # 1 - e^{eps'-eps} (1 - delta) with e^{eps'-eps} = 1 - (1-g)(1 - e^{-eps}) keeps the digits of a small delta.
+    # 1 - e^{eps'-eps} (1 - delta) = s + (1 - s) delta with s = (1-g)(1 - e^{-eps}): a small delta keeps its digits.
     shrink = (1 - gamma) * -xp.expm1(-epsilon)
     positive = (gamma > 0) & xp.where(gamma < 1, (epsilon > 0) | (delta > 0), delta > 0)
     mixed = xp.minimum(rounded_up(gamma * (shrink + (1 - shrink) * delta), positive), 1.0)
@@ -161,33 +163,33 @@ def doeblin_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
 def ultra_mixing_amplification(epsilon: Real, delta: Real, gamma: Real) -> Guarantee:
     """Guarantee (eps', delta') of a mechanism followed by a gamma-ultra-mixing kernel (case 4).
 
-    A kernel K is gamma-ultra-mixing when dK(x)/dK(x') >= 1 - gamma everywhere, for all x, x'. Then
+    A kernel K is gamma-ultra-mixing if dK(x)/dK(x') >= 1 - gamma everywhere, for all x, x'. Then
     eps' = log(1 + gamma (e^eps - 1)) and delta' = gamma delta e^{eps'-eps}.
-    All else is as for `dobrushin_amplification`, with gamma of `ultra_mixing_coefficient`.
+    Arguments, result and errors: as for `dobrushin_amplification`; for gamma see `ultra_mixing_coefficient`.
 
     >>> print("epsilon {:.4f}, delta {:.2e}".format(*jaxdp.mixing.ultra_mixing_amplification(1.0, 1e-5, 0.5)))
     epsilon 0.6201, delta 3.42e-06
     """
     epsilon, delta, gamma = _raised(epsilon, delta, gamma)
-    # e^{eps'-eps} = g + (1-g) e^{-eps} as a sum: 1 - (1-g)(1 - e^{-eps}) loses all digits where both are small.
+    # e^{eps'-eps} as the sum g + (1-g) e^{-eps}: the form 1 - (1-g)(1 - e^{-eps}) cancels where both terms are small.
     kept = gamma + (1 - gamma) * xp.exp(-epsilon)
     mixed = xp.minimum(rounded_up(gamma * delta * kept, (gamma > 0) & (delta > 0)), 1.0)
     return Guarantee(_mixed_epsilon(epsilon, gamma), mixed)
 
 
-# Largest distance of a row sum from 1 that is put down to the rounding of whatever computed the matrix.
+# Largest |row sum - 1| that is attributed to rounding errors of the given matrix.
 _ROW_SUM_ERROR = 1e-9
 
 
 def _kernel_matrix(kernel: Real) -> tuple[np.ndarray, float]:
-    """The stochastic matrix with rows rescaled to sum 1, and the relative error of an entry that this causes."""
+    """The stochastic matrix with rows rescaled to sum to 1, and the relative error of its entries from rescaling."""
     matrix = validate.real_array("kernel", kernel)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"kernel must be a matrix with one row per state, got shape {matrix.shape}.")
     validate.reject("kernel", matrix, ~(np.isfinite(matrix) & (matrix >= 0)), "made of probabilities >= 0")
     sums = matrix.sum(axis=1)
     validate.reject("row sum of kernel", sums, np.abs(sums - 1) > _ROW_SUM_ERROR, f"1 within {_ROW_SUM_ERROR}")
-    # a row whose sum is 1 up to the rounding of the sum itself is not rescaled
+    # A row whose sum is 1 up to the rounding error of the summation is not rescaled.
     exact = np.abs(sums - 1) <= matrix.shape[1] * ULP
     return matrix / np.where(exact, 1.0, sums)[:, None], 0.0 if exact.all() else (matrix.shape[1] + 2) * ULP
 
@@ -196,7 +198,7 @@ def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
     """Coefficient gamma = max over states x, x' of H_{e^level}(K(x), K(x')) of a finite kernel.
 
     kernel: (m, k) stochastic matrix; row K[x] is the law of the output at state x. Rows sum to 1 within 1e-9.
-    level: >= 0 in nats, any shape. 0 gives the Dobrushin coefficient, inf the mass of K(x) where K(x') has none.
+    level: >= 0 in nats, any shape. 0 gives the Dobrushin coefficient, inf the mass of K(x) on outputs impossible at x'.
 
     >>> print(f"{jaxdp.mixing.hockey_stick_coefficient([[0.9, 0.1], [0.2, 0.8]], 0.5):.4f}")
     0.6351
@@ -209,7 +211,7 @@ def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
 
 
 def _largest_hockey_stick(matrix, error, level):
-    # e^level is rounded by up to 2 ulp. The subtracted row must not be too large: the difference may be small.
+    # e^level has an error of up to 2 ulp. Round the subtracted row down: the difference may be much smaller than it.
     down = (1.0 if level == 0 else 1 - 2.0**-51) * (1 - 2 * error)
     worst = 0.0
     for row in matrix:
@@ -222,7 +224,7 @@ def _largest_hockey_stick(matrix, error, level):
 def dobrushin_coefficient(kernel: Real) -> float:
     """Dobrushin coefficient of a finite kernel: the largest total variation distance between two rows.
 
-    It is `hockey_stick_coefficient` at level 0, with the kernel, the accuracy and the errors of that function.
+    This is `hockey_stick_coefficient` at level 0. Kernel, accuracy and errors: as there.
 
     >>> print(f"{jaxdp.mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
@@ -233,8 +235,8 @@ def dobrushin_coefficient(kernel: Real) -> float:
 def doeblin_coefficient(kernel: Real) -> float:
     """Doeblin coefficient of a finite kernel: 1 minus the sum over outputs of the smallest entry of the column.
 
-    It is the smallest gamma with K(x) >= (1 - gamma) omega for all states x and some law omega. Kernel, accuracy and
-    errors: as for `hockey_stick_coefficient`.
+    The smallest gamma for which a law omega exists with K(x) >= (1 - gamma) omega for all states x. Kernel, accuracy
+    and errors: as for `hockey_stick_coefficient`.
 
     >>> print(f"{jaxdp.mixing.doeblin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000
@@ -246,7 +248,7 @@ def doeblin_coefficient(kernel: Real) -> float:
 def ultra_mixing_coefficient(kernel: Real) -> float:
     """Ultra-mixing coefficient of a finite kernel: 1 minus the smallest ratio K(x)[y] / K(x')[y].
 
-    It is 1 where an output is possible in one state and not in another. Kernel, accuracy and errors: as for
+    It is 1 if an output is possible in one state and impossible in another. Kernel, accuracy and errors: as for
     `hockey_stick_coefficient`.
 
     >>> print(f"{jaxdp.mixing.ultra_mixing_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
@@ -261,8 +263,8 @@ def ultra_mixing_coefficient(kernel: Real) -> float:
 def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
     """Local guarantee (level, gamma) of a finite kernel read as a local randomizer.
 
-    gamma is `hockey_stick_coefficient`, with its arguments, shape, accuracy and errors: the delta of the kernel at
-    epsilon = level. `pure_local_epsilon` gives the guarantee with delta = 0.
+    gamma is the delta of the kernel at epsilon = level, by `hockey_stick_coefficient`: arguments, shape, accuracy and
+    errors are the same. `pure_local_epsilon` gives the guarantee with delta = 0.
 
     >>> print("epsilon {:.1f}, delta {:.4f}".format(*jaxdp.mixing.local_privacy([[0.9, 0.1], [0.2, 0.8]], 1.0)))
     epsilon 1.0, delta 0.5282
@@ -274,7 +276,7 @@ def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
 def pure_local_epsilon(gamma: Real) -> Array:
     """Local epsilon log(1/(1 - gamma)) of a gamma-ultra-mixing kernel read as a local randomizer.
 
-    gamma: `ultra_mixing_coefficient`, in [0, 1], any shape.
+    gamma: the `ultra_mixing_coefficient`, in [0, 1], any shape.
 
     >>> print(f"{jaxdp.mixing.pure_local_epsilon(0.875):.4f}")
     2.0794
@@ -286,14 +288,14 @@ def pure_local_epsilon(gamma: Real) -> Array:
         return (-np.log1p(-value) * _UP)[()]
 
 
-_HALVINGS = 80  # of the shift that the first noise hides
+_HALVINGS = 80  # bisection steps for the part of the shift that the first noise hides
 Divergence: TypeAlias = Callable[[Array, Array], Array]
 
 
 class IteratedLaplace(NamedTuple):
-    """Renyi bound of Laplace noise after Laplace noise, and the split of the shift that gives it.
+    """Renyi bound of Laplace noise after Laplace noise, and the split of the shift that attains it.
 
-    rdp: upper bound, in nats. first_share: share in [0, 1] of the shift that the first noise hides.
+    rdp: upper bound in nats. first_share: share in [0, 1] of the shift that the first noise hides.
 
     >>> result = jaxdp.mixing.iterated_laplace_rdp(2.0, 1.0, 1.0, 1.0)
     >>> print(f"{result.rdp:.4f} {result.first_share:.2f}")
@@ -307,10 +309,10 @@ class IteratedLaplace(NamedTuple):
 def coupling_bound(renyi_first: Divergence, renyi_kernel: Divergence, order: Real, shift: Real, hidden: Real) -> Array:
     """Renyi bound R_alpha(P1 + w, P1) + R_alpha(P2 + (shift - w), P2) of noise P2 added after noise P1.
 
-    The translation coupling by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
+    The coupling is a translation by w: the first noise P1 hides a part w of the shift, the kernel's noise P2 the rest.
 
     renyi_first, renyi_kernel: (order, shift) -> R_alpha(P + shift, P) for P = P1 and for P = P2, elementwise.
-    order, shift, hidden: alpha > 1, shift >= 0 in the units of the noises, and w in [0, shift].
+    order: alpha > 1. shift: >= 0, in the units of the noises. hidden: w in [0, shift].
 
     >>> laplace = lambda order, shift: jaxdp.convolution.laplace_rdp(order, shift, 1.0)
     >>> print(f"{jaxdp.mixing.coupling_bound(laplace, laplace, order=2.0, shift=1.0, hidden=0.5):.4f}")
@@ -332,7 +334,7 @@ def coupling_bound(renyi_first: Divergence, renyi_kernel: Divergence, order: Rea
 def iterated_gaussian_rdp(
     order: Real, shift: Real, first_std: Real, second_std: Real, *, lipschitz: Real = 1.0
 ) -> Array:
-    """Renyi bound alpha Delta^2 / (2 (s1^2 + s2^2 / L^2)) of Gaussian noise, an L-Lipschitz map, Gaussian noise again.
+    """Renyi bound alpha Delta^2 / (2 (s1^2 + s2^2 / L^2)) of Gaussian noise, an L-Lipschitz map and Gaussian noise.
 
     order: alpha > 1.
     shift: Delta >= 0, L2 distance of the two values before the first noise.
@@ -347,7 +349,7 @@ def iterated_gaussian_rdp(
     Reference: Examples 1 and 3. `gaussian_split` gives the coupling that attains it.
     """
     shift, lipschitz = raised(shift)[0], raised(lipschitz)[0]
-    # an infinite deviation, or a ratio that underflows, would claim a divergence of 0
+    # An infinite standard deviation, or an underflow of the ratio, must not give a divergence of 0.
     ratio = shift / xp.minimum(xp.hypot(first_std, second_std / lipschitz), np.finfo(float).max)
     return rounded_up(order * ratio * ratio / 2, shift > 0)
 
@@ -373,8 +375,8 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
     """Smallest Renyi bound of Laplace noise after Laplace noise, over all splits of the shift.
 
     min over t in [0, Delta] of [log g_alpha(t/l1) + log g_alpha((Delta-t)/l2)] / (alpha-1), where
-    log g_alpha / (alpha-1) is the Renyi divergence of Laplace noise of scale 1. log g is strictly convex with slope 0
-    at 0: bisection on the slope finds the one minimiser. Every t gives a valid bound; an inexact split loosens it.
+    log g_alpha / (alpha-1) is the Renyi divergence of Laplace noise of scale 1. log g_alpha is strictly convex with
+    slope 0 at 0, so bisection on the slope finds the unique minimiser. Every t gives a valid bound.
 
     order: alpha > 1.
     shift: Delta >= 0, in the units of the scales.
@@ -401,9 +403,9 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
 
 
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:
-    """Smallest epsilon Delta / max(l1, l2) with (epsilon, 0)-DP of Laplace noise after Laplace noise.
+    """Smallest epsilon, Delta / max(l1, l2), for which Laplace noise after Laplace noise is (epsilon, 0)-DP.
 
-    The weaker noise gains nothing here.
+    The noise of smaller scale does not improve this guarantee.
 
     shift, first_scale, second_scale: as for `iterated_laplace_rdp`.
 

@@ -1,14 +1,15 @@
 """Optimal shift allocation along a noisy iteration, by pooling adjacent violators.
 
-The iteration x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)) stays within the distance z_j of a neighbouring run, where
-z_j = kappa_j z_{j-1} + d_j - a_j and z_0 = z_T = 0. Hiding the part a_j of the distance at step j costs a_j^2 / s_j^2,
-and the last iterate is mu-GDP with mu^2 the total cost. The cheapest allocation is an isotonic regression. Its blocks
-are runs of steps with a common slope, and mu^2 is the sum over the blocks of (sum D)^2 / (sum v): D are the distances
-and v the variances of the steps of a block, both scaled by the later kappas to the units at the end of the run.
+The iteration is x_j = Pi(psi_j(x_{j-1}) + N(0, s_j^2 I)). The map psi_j is kappa_j-Lipschitz, and the maps of two
+neighbouring runs differ by at most d_j. The noise of step j hides a part a_j of the distance between the two runs at
+the cost a_j^2 / s_j^2. The distance not yet hidden is at most z_j = kappa_j z_{j-1} + d_j - a_j, with z_0 = z_T = 0.
+The last iterate is mu-GDP, and mu^2 is the total cost. The cheapest allocation is an isotonic regression. Its blocks
+are runs of steps with a common slope, and mu^2 is the sum over the blocks of (sum D)^2 / (sum v). D are the distances
+d_j and v the variances s_j^2 of the steps, both scaled by the later kappas to the end of the run.
 
-A block is stored as (log m, log v) in the units at some step, its frame. m = D^2 / v does not depend on the frame, so
-changing the frame loses no digits, and log v does not overflow where kappa^(2T) would. A block of noiseless steps only
-is marked by bare = 1 (otherwise 0); its v is set to 1 in the frame of its last step.
+A block is stored as (log m, log v), expressed in the units at some step, its frame. m = D^2 / v does not depend on the
+frame, so a change of frame loses no digits, and log v stays in range where kappa^(2T) overflows. A block without noise
+has bare = 1 (otherwise 0), and v = 1 in the frame of its last step.
 """
 
 import functools
@@ -23,45 +24,46 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, many
 
+# Schedules that NumPy computes together; steps of one schedule that NumPy computes in the time of compiling (1.6 s).
 _AT_ONCE, _STEPS_OF_COMPILING = 256, 8000
 
 
 def _working_set(schedule, *_):
-    """A quarter of the numbers alive per point, three stacks of eight a step: few are touched at once."""
+    """A quarter of the 24 numbers per step that a point holds (three stacks of eight): few are used at a time."""
     return 6 * (schedule.shape[-1] + 1)
 
 
 def _patience(schedule, *_):
-    """Schedules for which NumPy takes as long as compiling: 0.2 ms a step, ten times that for hundreds at once."""
+    """Schedules that NumPy computes in the time of compiling: 0.2 ms a step, 2 ms for hundreds of schedules at once."""
     steps = schedule.shape[-1] + 1
     together = min(_AT_ONCE, 20_000 / steps) if many(schedule) else 0
     return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
-LEAST_SHARE = 1e-307  # below it numbers lose digits
+LEAST_SHARE = 1e-307  # next to the smallest normal number: smaller quotients lose digits
 
 
 def _share(noise, unit):
-    """noise / unit, and 0, less than there is, where the quotient loses digits."""
+    """noise / unit, or 0 where the quotient would lose digits: less noise gives a larger mu^2."""
     share = noise / unit
     return xp.where(share > LEAST_SHARE, share, 0.0)
 
 
 def _unit(numbers):
-    """The largest number, or 1 where all are 0: divided by it, they are in the range of their logarithms."""
+    """The largest number, or 1 if all are 0. The numbers are expressed in this unit before logarithms are taken."""
     largest = xp.max(numbers)
     return xp.where(largest > 0, largest, 1.0)
 
 
 def _log_share(distance, unit):
-    """log(distance / unit), from above where the quotient may underflow: a distance is not to be forgotten."""
+    """log(distance / unit), rounded up where the quotient may underflow: no distance may become 0."""
     share = distance / unit
     lost = (distance > 0) & (share < LEAST_SHARE)
     return xp.where(lost, xp.log(distance) - xp.log(unit) + 1e-12, xp.log(share))
 
 
 def _merge(first, second):
-    """Two blocks (log m, log v, bare) of the same frame as one: distances add, variances add."""
+    """The union of two blocks (log m, log v, bare) in the same frame: distances add, variances add."""
     (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
     log_d = xp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
     log_v = xp.where(bare1 > bare2, log_v2, xp.where(bare2 > bare1, log_v1, xp.logaddexp(log_v1, log_v2)))
@@ -69,16 +71,16 @@ def _merge(first, second):
 
 
 def _log_slope(log_m, log_v, bare):
-    """2 log(D / v), the slope of a block; inf for a distance without noise."""
+    """2 log(D / v), where D / v is the slope of the block; inf for a distance without noise."""
     return xp.where((bare > 0) & (log_m > -xp.inf), xp.inf, log_m - log_v)
 
 
 def _one_move(steps, carry, _):
-    """One move: merge the two topmost blocks where their slopes decrease, otherwise add the next step as a block.
+    """One move: merge the two topmost blocks if their slopes decrease, otherwise add the next step as a block.
 
-    At most 2 T moves are needed for T steps. A block is (log m, log v, log of the product of the kappas since it was
-    pushed, first step, bare). A block below the top is brought to the frame of the top only when it is compared, so
-    that a move takes constant time.
+    T steps need at most 2 T moves. A block is (log m, log v, log of the product of the kappas since it was pushed,
+    first step, bare). A block below the top is changed to the frame of the top only when the two are compared, so a
+    move takes constant time.
     """
     log_k, log_s2, log_d2 = steps
     index, depth, top, below, stack, largest = carry
@@ -99,8 +101,8 @@ def _one_move(steps, carry, _):
     fresh = xp.stack([moved - noise, noise, xp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
 
     pushes = takes & ~empty & ~only_scales
-    # Every move writes (to a spare last row when nothing is pushed) and then reads the next block. In any other order
-    # XLA copies the whole stack at every move.
+    # Every move first writes (to a spare last row if nothing is pushed) and then reads the next block. In any other
+    # order XLA copies the whole stack at every move.
     slot = xp.where(pushes, depth, log_k.shape[0])
     stack = xp.set_at(stack, slot, scaled)
     new_top = xp.where(merges, merged, xp.where(takes, xp.where(only_scales, scaled, fresh), top))
@@ -111,7 +113,7 @@ def _one_move(steps, carry, _):
 
 
 def _blocks(log_k, log_s2, log_d2):
-    """Final blocks as rows (log m, log v, -, first step, bare), their number, and the largest |log v| met."""
+    """The final blocks as rows (log m, log v, unused, first step, bare), their number, and the largest |log v| seen."""
     count = log_k.shape[0]
     top = xp.array([-xp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
     stack = xp.zeros((count + 1, 5), log_k.dtype)
@@ -126,23 +128,23 @@ def _is_valid(contraction, noise_std, shift):
     return xp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
 
 
-def _outward(log_mu2, some, log_unit, largest, steps, valid):
-    """mu^2 in the caller's units, rounded up; inf where a distance is never hidden by noise, and for invalid input."""
+def _outward(log_mu2, positive, log_unit, largest, steps, valid):
+    """mu^2 in the caller's units, rounded up; inf if a distance is never hidden by noise, or for invalid input."""
     slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * xp.abs(log_unit)
     slack = slack + 16 * ULP * xp.where(log_mu2 > -xp.inf, xp.abs(log_mu2), 0.0)
     value = xp.maximum(xp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
-    value = xp.where(some, value, 0.0)  # `some`, not mu2 > 0: a positive optimum may have underflowed
+    value = xp.where(positive, value, 0.0)  # not mu2 > 0, because a positive optimum may have underflowed
     return xp.where((value < xp.inf) & valid, value, xp.inf)
 
 
 def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
-    """mu^2 of a schedule given by logarithms, in units whose quotient is log_unit, and the final blocks."""
+    """mu^2 of a schedule given by logarithms, and the final blocks. log_unit: log of (unit of d / unit of s)^2."""
     stack, number, largest = _blocks(log_k, log_s2, log_d2)
     log_m = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 0], -xp.inf)
-    some = log_m > -xp.inf
-    # the sum of m over the blocks may underflow or overflow; it is inf if a block has no noise
-    log_mu2 = xp.where(xp.any(some & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
-    mu2 = _outward(log_mu2, xp.any(some), log_unit, largest, log_k.shape[0], valid)
+    positive = log_m > -xp.inf
+    # A logarithm, because the sum of m over the blocks may underflow or overflow. It is inf if a block has no noise.
+    log_mu2 = xp.where(xp.any(positive & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
+    mu2 = _outward(log_mu2, xp.any(positive), log_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number)
 
 
@@ -155,7 +157,7 @@ def _solve(contraction, noise_std, shift):
 
 
 def _cost(block, contraction, noise_std, shift):
-    """mu^2 of given blocks, each the sum over its steps (sum D)^2 / (sum v); block: number of a step's own, or 0."""
+    """mu^2 of given blocks: the sum of (sum D)^2 / (sum v). block: the number of each step's block, or 0 for none."""
     begins = xp.diff(block, prepend=0) > 0
     s_unit, d_unit = xp.stop_gradient(_unit(noise_std)), xp.stop_gradient(_unit(shift))
 
@@ -164,12 +166,12 @@ def _cost(block, contraction, noise_std, shift):
         first, kappa, noise, moved = x
         kept, unit = xp.where(first, 0.0, kappa), xp.where(first, 1.0, unit)
         distance, variance = kept * distance + unit * moved, kept**2 * variance + (unit * noise) ** 2
-        some = variance > 0
-        cost = xp.where(some, distance**2 / xp.where(some, variance, 1.0), 0.0)
-        # both in units of the larger one, which the cost does not depend on: they stay in range
-        size = xp.stop_gradient(xp.maximum(distance, xp.sqrt(variance)))
-        size = xp.where(size > 0, size, 1.0)
-        return (distance / size, variance / size**2, unit / size), cost
+        noisy = variance > 0
+        cost = xp.where(noisy, distance**2 / xp.where(noisy, variance, 1.0), 0.0)
+        # Rescaling does not change the cost. It keeps the distance and the variance in the range of doubles.
+        scale = xp.stop_gradient(xp.maximum(distance, xp.sqrt(variance)))
+        scale = xp.where(scale > 0, scale, 1.0)
+        return (distance / scale, variance / scale**2, unit / scale), cost
 
     zero = xp.zeros((), shift.dtype)
     _, costs = xp.scan(step, (zero, zero, zero + 1), (begins, contraction, noise_std / s_unit, shift / d_unit))
@@ -177,16 +179,16 @@ def _cost(block, contraction, noise_std, shift):
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
-    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`; inf where it may stand for less."""
+    """Bound of the relative excess of mu = sqrt(`shift_allocation_mu2`); inf if tiny numbers were replaced in mu."""
 
-    def size(x, unit):
+    def abs_log(x, unit):
         return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
 
     steps = shift.shape[-1]
     if steps == 0:
         return xp.zeros_like(mu)
     s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
-    largest = math.log(steps + 1) + 2 * xp.sum(size(contraction, 1.0)) + 2 * xp.max(size(noise_std, s_unit))
+    largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction, 1.0)) + 2 * xp.max(abs_log(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
     exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
@@ -200,7 +202,7 @@ def _mu2(contraction, noise_std, shift):
 
 @_mu2.defjvp
 def _mu2_jvp(primals, tangents):
-    # Envelope theorem: the derivative at the optimum is that of the cost of its blocks.
+    # Envelope theorem: the derivative of the optimum is the derivative of the cost with the optimal blocks held fixed.
     mu2, (stack, number) = _solve(*primals)
     first = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 3], xp.inf)
     block = xp.searchsorted(first, xp.arange(stack.shape[0] - 1, dtype=first.dtype), side="right")
@@ -216,10 +218,10 @@ def shift_allocation_mu2(contraction, noise_std, shift):
     noise_std: (T,) noise standard deviations s_j >= 0 per coordinate.
     shift: (T,) distances d_j >= 0 between the two maps of step j.
 
-    Returns the scalar mu^2 >= 0; inf where a distance is never hidden by noise, or where an entry is invalid. It
-    exceeds the exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units
-    of the largest s_j^2; a positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and
-    differentiable once in all arrays: the blocks are locally constant, so the derivative is that of the closed form.
+    Returns the scalar mu^2 >= 0; inf if a distance is never hidden by noise, or if an entry is invalid. mu^2 exceeds
+    the exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units of the
+    largest s_j^2. A positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and differentiable once
+    in all arrays: the blocks are locally constant, so the derivative is that of the cost of fixed blocks.
     Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
     contraction, noise_std, shift = map(xp.asarray, (contraction, noise_std, shift))
@@ -243,7 +245,7 @@ def _allocation_canary():
 
 @kernel(working_set=_working_set, by_numpy=_patience, at_once=_AT_ONCE)
 def participation_allocation(log_contraction, log_variance, log_shift2):
-    """mu^2 of a schedule given by logarithms (kappa, s^2, d^2), as `participation_steps` returns it."""
+    """mu^2 of a schedule given by (log kappa, log s^2, log d^2), as `participation_steps` returns them; rounded up."""
     if log_shift2.shape[0] == 0:
         return xp.zeros((), log_shift2.dtype)
     largest = xp.max(log_shift2), xp.max(log_variance)
@@ -253,13 +255,13 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
 
 
 def _follow(first, second):
-    """Two successive stretches of noise-only steps as one: (log of the product of kappas, log of the variance)."""
+    """Two successive stretches of noise-only steps as one: (log product of kappas, log noise variance at the end)."""
     (k1, v1), (k2, v2) = first, second
     return k1 + k2, np.logaddexp(np.where(k2 == -np.inf, -np.inf, v1 + 2 * k2), v2)
 
 
 def _stretches(log_k, log_v, start, stop):
-    """(log kappa, log variance) of the stretches start..stop-1 of T steps, by doubling in O(T log T)."""
+    """(log kappa, log variance) of the steps start..stop-1, for many stretches of T steps; by doubling, O(T log T)."""
     count = log_k.size
     table = log_k, log_v
     total = np.zeros(start.shape), np.full(start.shape, -np.inf)
@@ -270,8 +272,8 @@ def _stretches(log_k, log_v, start, stop):
         piece = tuple(part[np.minimum(position, count - 1)] for part in table)
         total = tuple(np.where(taken, new, old) for new, old in zip(_follow(total, piece), total, strict=True))
         position = position + np.where(taken, span, 0)
-        nothing = np.zeros(min(span, count)), np.full(min(span, count), -np.inf)
-        table = _follow(table, tuple(np.append(part[span:], end) for part, end in zip(table, nothing, strict=True)))
+        no_steps = np.zeros(min(span, count)), np.full(min(span, count), -np.inf)
+        table = _follow(table, tuple(np.append(part[span:], end) for part, end in zip(table, no_steps, strict=True)))
     return total
 
 
@@ -279,14 +281,15 @@ def participation_steps(log_contraction, log_noise, log_shift, steps):
     """One step per participation: (log kappa, log s^2, log d^2), each of the shape of `steps`. NumPy arrays in and out.
 
     log_contraction, log_noise, log_shift: (T,) logarithms of kappa_j, s_j and d_j.
-    steps: (n, p) increasing zero-based steps at which record i takes part, filled up with T. A participation and the
-    steps up to the next one count as one step, because noise-only steps always merge into the block before them.
+    steps: (n, p); row i holds the increasing zero-based steps at which record i takes part, padded with T.
+    A participation and the steps up to the next one form one step, because steps that only add noise always merge into
+    the block before them.
     """
     count = log_contraction.size
     following = np.append(steps[:, 1:], np.full((steps.shape[0], 1), count), axis=1)
     real, here = steps < count, np.minimum(steps, count - 1)
     begin = np.minimum(steps + 1, count)
-    with np.errstate(invalid="ignore"):  # -inf less -inf, where there is no noise
+    with np.errstate(invalid="ignore"):  # -inf - (-inf) where there is no noise
         rest = _stretches(log_contraction, 2 * log_noise, begin, np.maximum(following, begin))
         step_k, step_v = _follow((log_contraction[here], 2 * log_noise[here]), rest)
         log_d2 = 2 * log_shift[here] + 2 * rest[0]
@@ -295,16 +298,17 @@ def participation_steps(log_contraction, log_noise, log_shift, steps):
 
 @kernel(working_set=_working_set, by_numpy=_patience, at_once=_AT_ONCE)
 def single_participation_mu2(contraction, noise_std, shift):
-    """mu^2 for a record that takes part in one step only, for every step of one schedule; rounded up.
+    """mu_i^2 of a record that takes part in step i only, for every step i of one schedule; rounded up.
 
-    mu_i^2 = d_i^2 / S_i with S_i = s_i^2 + S_{i+1} / kappa_{i+1}^2: all terms positive, one backward scan.
-    Relative excess at most 4 ulp (T + 8).
+    mu_i^2 = d_i^2 / S_i with S_i = s_i^2 + S_{i+1} / kappa_{i+1}^2, by one backward scan. All terms are positive, and
+    the relative excess is at most 4 ulp (T + 8).
     """
     if shift.shape[0] == 0:
         return shift
     valid = _is_valid(contraction, noise_std, shift)
     unit = _unit(noise_std)
-    huge = 1e300  # less noise than there is, as are squares and quotients that lose digits: still an upper bound
+    # More noise counts as 1e300, and squares or quotients that lose digits as 0. Less noise gives a larger mu^2.
+    huge = 1e300
 
     def step(hidden, x):
         kappa, noise = x
@@ -325,8 +329,9 @@ def single_participation_mu2(contraction, noise_std, shift):
 def _absorb_to_the_right(block, depth, stack):
     """Merge a new first block with the blocks after it until the slopes increase.
 
-    block: (log m, log v, bare). Rows of the stack: (log m, log v, log scale since pushed, log of the sum of m over this
-    block and all later ones, bare).
+    block: (log m, log v, bare). The rows of the stack are (log m, log v, log of the scale since the row was pushed, log
+    of the sum of m over this and all later blocks, bare). Returns (merged block, number of blocks after it, log of the
+    scale, log of the sum of m over all blocks).
     """
 
     def next_of(state):
@@ -343,22 +348,22 @@ def _absorb_to_the_right(block, depth, stack):
 
     merged, depth, scale = xp.while_loop(violates, absorb, (block, depth, xp.zeros((), block.dtype)))
     rest = xp.where(depth > 0, stack[xp.maximum(depth - 1, 0), 3], -xp.inf)
-    endless = (merged[2] > 0) & (merged[0] > -xp.inf) | (rest == xp.inf)
-    return merged, depth, scale, xp.where(endless, xp.inf, xp.logaddexp(merged[0], xp.where(endless, 0.0, rest)))
+    infinite = (merged[2] > 0) & (merged[0] > -xp.inf) | (rest == xp.inf)
+    return merged, depth, scale, xp.where(infinite, xp.inf, xp.logaddexp(merged[0], xp.where(infinite, 0.0, rest)))
 
 
 def _prepend(log_reset, carry, x):
-    """Add one step in front of the later steps; update their mu^2, and the best one with a restart at this step."""
+    """Add a step before the later steps. Update log mu^2 without restarts (plain) and the smallest with one (best)."""
     depth, stack, best, plain, alive, largest = carry
     log_k, noise, moved, first = x
     bare = (noise == -xp.inf).astype(moved.dtype)
-    thick = xp.where(bare > 0, 0.0, noise)
+    log_v = xp.where(bare > 0, 0.0, noise)
     jump = 2 * xp.logaddexp(moved / 2, log_reset + log_k)
-    _, _, _, restarted = _absorb_to_the_right(xp.stack([jump - thick, thick, bare]), depth, stack)
+    _, _, _, restarted = _absorb_to_the_right(xp.stack([jump - log_v, log_v, bare]), depth, stack)
     best = xp.where(alive & ~first, xp.minimum(best, restarted), best)
-    merged, lower, scale, total = _absorb_to_the_right(xp.stack([moved - thick, thick, bare]), depth, stack)
+    merged, lower, scale, total = _absorb_to_the_right(xp.stack([moved - log_v, log_v, bare]), depth, stack)
     keeps = alive & ~((noise == -xp.inf) & (moved == -xp.inf))
-    # Change to the frame of the step before: all later distances are divided by kappa.
+    # Change to the frame of the step before this one: all later distances are divided by kappa.
     back = xp.where(log_k == -xp.inf, 0.0, -log_k)
     row = xp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
     slid = stack[xp.maximum(depth - 1, 0)] + back * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
@@ -372,10 +377,10 @@ def _prepend(log_reset, carry, x):
 
 @kernel(working_set=_working_set, by_numpy=_patience)
 def restarted_mu2(contraction, noise_std, shift, diameter):
-    """Smallest mu^2 of one schedule when the iterates stay in a set of the given diameter; rounded up.
+    """Smallest mu^2 of one schedule whose iterates stay in a set of the given diameter; rounded up.
 
     The two runs are never further apart than the diameter, so the allocation may start at any step k from z = diameter.
-    The minimum over k is taken in one pass from the last step to the first. Accuracy as `shift_allocation_mu2`.
+    One pass from the last step to the first finds the minimum over k. Accuracy as for `shift_allocation_mu2`.
     Traceable; not differentiable in reverse mode. Takes 0.1 s at T = 1e4, 13 s at 1e5: blocks are copied at each step.
     """
     count = shift.shape[0]

@@ -1,6 +1,6 @@
-"""The published theorems on amplification by iteration, as stated, and the constants of a problem that they need.
+"""The published theorems on amplification by iteration, as stated there, and the constants of the loss they need.
 
-The theorems are about the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. Bounds are rounded up.
+The theorems bound the last iterate and share the assumptions of `jaxdp.iteration.gdp_mu`. All bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _UP = 1.0 + 2.0**-50
 
 
 def _product(positive, *logs):
-    """The exponential of a sum of logarithms, rounded up; 0 unless positive. No factor of it underflows.
+    """exp(sum of logs), rounded up, or 0 unless positive: a product whose factors cannot underflow.
 
-    logs: each by itself, because the rounding of all that cancels is charged.
+    logs: the logarithms of the factors, separately, because rounding is charged in proportion to the sum of |log|.
     """
     size = sum(xp.abs(xp.where(positive, log, 0.0)) for log in logs)
     total = sum(xp.where(positive, log, 0.0) for log in logs)
@@ -39,7 +39,8 @@ class LossConstants(NamedTuple):
     """Constants of the loss of one example.
 
     lipschitz: bound of the gradient norm of the data part (without the penalty).
-    smoothness, strong_convexity: beta, Lipschitz constant of the gradient, and rho in [0, beta].
+    smoothness: beta, Lipschitz constant of the gradient.
+    strong_convexity: rho in [0, beta].
 
     >>> constants = jaxdp.iteration.logistic_regression(feature_norm=2.0, l2=0.1)
     >>> print(constants.smoothness)
@@ -75,18 +76,18 @@ _ARGUMENTS = {"step_size": POSITIVE, "smoothness": POSITIVE, "strong_convexity":
 def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0, *, published: bool = False) -> Array:
     """Lipschitz constant kappa of the gradient step w -> w - eta grad f(w).
 
-    The sharp constant is max(|1 - eta rho|, |1 - eta beta|), for eta <= 2 / beta. With published=True it is
-    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho): equal at 2 / (beta + rho), larger elsewhere
-    (Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5).
+    The sharp constant is max(|1 - eta rho|, |1 - eta beta|), for eta <= 2 / beta. With published=True the result is
+    sqrt(1 - 2 eta beta rho / (beta + rho)), for eta <= 2 / (beta + rho). It equals the sharp constant at
+    eta = 2 / (beta + rho) and is larger elsewhere (Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 5).
 
     step_size: eta > 0.
-    smoothness, strong_convexity: beta > 0, Lipschitz constant of grad f on the whole space; rho in [0, beta], 0 for a
-        convex f.
+    smoothness: beta > 0, Lipschitz constant of grad f on the whole space.
+    strong_convexity: rho in [0, beta]; 0 if f is only convex.
 
     >>> print(f"{jaxdp.iteration.contraction(step_size=0.5, smoothness=1.0, strong_convexity=0.1):.4f}")
     0.9500
 
-    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp and 2^-52; the published one by 2^-51
+    Returns kappa >= 0 of the broadcast shape, float64, rounded up (by 4 ulp plus 2^-52; with published=True by 2^-51
     under the root); exactly 1 for rho = 0. Under a trace an invalid argument gives inf. Raises ValueError.
     Assumes: f is beta-smooth and rho-strongly convex everywhere, not only near the optimum.
     """
@@ -94,10 +95,10 @@ def contraction(step_size: Real, smoothness: Real, strong_convexity: Real = 0.0,
 
 
 def _sharp(step_size, smoothness, strong_convexity):
-    # 1 - 0 is exact: a convex loss has kappa = 1, without the charge for rounding
+    # With strong_convexity = 0 kappa is exactly 1: nothing is rounded.
     flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
     steepest = xp.maximum(xp.abs(1 - step_size * strong_convexity), xp.abs(1 - step_size * smoothness))
-    return xp.where(flat, 1.0, steepest * _UP + 2 * ULP)  # the products, of size 2 at most, are rounded
+    return xp.where(flat, 1.0, steepest * _UP + 2 * ULP)  # 2 ULP: the products are rounded and at most 2
 
 
 _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
@@ -106,7 +107,7 @@ _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
 @theorem(_CONVEXITY, _PUBLISHED_STEP, **_ARGUMENTS)
 def _published(step_size, smoothness, strong_convexity):
     total = smoothness + strong_convexity
-    # charged is the rounding of the difference, of size 1; the root enlarges it where the difference is small
+    # The rounding error of the difference is absolute. It is charged under the root, which magnifies it near 0.
     square = xp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 4 * ULP
     sharp = _sharp(step_size, smoothness, strong_convexity)
     return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * _UP, sharp))
@@ -115,10 +116,11 @@ def _published(step_size, smoothness, strong_convexity):
 def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     """Constants of L2-regularised logistic regression: Lipschitz B, smoothness B^2 / 4 + l2, strong convexity l2.
 
-    The loss of one example is log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with y in {-1, 1}. The Lipschitz constant is that
-    of the data part: the penalty is the same in both runs, and counts in the contraction only.
+    The loss of one example is log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2 with y in {-1, 1}. The Lipschitz constant belongs
+    to the data part: the penalty is the same in both runs and affects only the contraction.
 
-    feature_norm, l2: B > 0 with |x| <= B for every example, and the weight of the penalty, >= 0.
+    feature_norm: B > 0 with |x| <= B for every example.
+    l2: weight of the penalty, >= 0.
 
     >>> print(*jaxdp.iteration.logistic_regression(feature_norm=1.0, l2=0.1))
     1.0 0.35 0.1
@@ -126,7 +128,8 @@ def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     Assumes: the bias column counts in B and is penalised too (otherwise the strong convexity is 0). Features are scaled
     by public constants only.
 
-    Returns LossConstants of the broadcast shape, float64. Raises ValueError. Traced, it gives constants (inf, inf, 0).
+    Returns LossConstants of the broadcast shape, float64. Raises ValueError; under a trace an invalid argument gives
+    the constants (inf, inf, 0).
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(bound, bound**2 / 4 + penalty, penalty)
@@ -136,13 +139,13 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     """Constants of L2-regularised softmax regression: Lipschitz sqrt(2) B, smoothness B^2/2 + l2, strong convexity l2.
 
     They hold for any number of classes: |p - e_y| <= sqrt(2) and diag(p) - p p' <= 1/2 for all probability vectors p.
-    Arguments, result and errors: those of `logistic_regression`, the penalty being l2 |W|^2 / 2; the Lipschitz constant
-    is rounded up.
+    Arguments, result and errors: as for `logistic_regression`, with the penalty l2 |W|^2 / 2. The Lipschitz constant is
+    rounded up.
 
     >>> print("{:.4f} {:.2f} {:.2f}".format(*jaxdp.iteration.softmax_regression(feature_norm=1.0, l2=0.1)))
     1.4142 0.60 0.10
 
-    Assumes: as there, and gradients are not clipped: clipping may make the softmax step expand.
+    Assumes: as `logistic_regression`. Gradients are not clipped: with clipping the softmax step may be expansive.
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
     return LossConstants(2**0.5 * bound * _UP, bound**2 / 2 + penalty, penalty)
@@ -187,12 +190,12 @@ def noisy_sgd_rdp_at_index(
     """Renyi divergence alpha e_i of one pass of noisy projected SGD for the record at index i, as published.
 
     e_n = 2 C^2 / sigma^2 and e_i = 2 C^2 / ((n - i) sigma^2) (1 - 2 eta beta rho / (beta + rho))^((n-i+1)/2).
-    `per_index_mu` is smaller: by the factor 1 + 1/(n-i) at rho = 0, exponentially for long contracting runs.
+    `per_index_mu` gives less: by a factor 1 + 1/(n-i) at rho = 0, exponentially less in long contracting runs.
 
     order: alpha >= 1 (alpha = 1 returns e_i itself).
-    lipschitz, noise_std: C > 0, gradient bound of one loss; sigma > 0, of the noise added to the gradient.
+    lipschitz: C > 0, gradient bound of one loss. noise_std: sigma > 0 of the noise added to the gradient.
     step_size, smoothness, strong_convexity: eta in (0, 2 / (beta + rho)], beta > 0, rho in [0, beta].
-    num_steps, index: n, whole, >= 1, and i in 1..n, counted from 1 as in the paper.
+    num_steps: n, whole, >= 1. index: i in 1..n, counted from 1 as in the paper.
 
     >>> divergence = jaxdp.iteration.noisy_sgd_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, strong_convexity=0.1, noise_std=4.0,
@@ -207,7 +210,7 @@ def noisy_sgd_rdp_at_index(
     """
     last = 2 * xp.log(lipschitz), -2 * xp.log(noise_std)
     fall = 2 * xp.asarray(step_size) * smoothness * strong_convexity / (smoothness + strong_convexity)
-    # at most 1, but for what the rule and roundings add: rounded down to below 1
+    # fall is at most 1 up to the tolerance of the rule and rounding. The factor keeps 1 - fall > 0.
     kept = xp.log1p(-fall * (1 - 2.0**-48)) * (num_steps - index + 1) / 2
     later = xp.log(xp.maximum(num_steps - index, 1.0))
     return _product(lipschitz > 0, xp.log(2 * order), *last, -later, xp.where(index == num_steps, 0.0, kept))
@@ -219,7 +222,7 @@ def feldman_rdp_at_index(
 ) -> Array:
     """Renyi divergence 2 alpha C^2 / ((n + 1 - i) sigma^2) of one pass of noisy projected SGD on convex losses.
 
-    Arguments, result, errors and assumptions: those of `noisy_sgd_rdp_at_index`, with eta in (0, 2 / beta].
+    Arguments, result, errors and assumptions: as for `noisy_sgd_rdp_at_index`, with eta in (0, 2 / beta].
 
     >>> divergence = jaxdp.iteration.feldman_rdp_at_index(
     ...     2.0, lipschitz=1.0, step_size=0.5, smoothness=1.0, noise_std=4.0, num_steps=10, index=1
@@ -238,7 +241,7 @@ def contractive_iteration_rdp(
 ) -> Array:
     """Renyi divergence alpha sum_t a_t^2 / (2 s_t^2) of the last iterate, for a given shift allocation a_t.
 
-    order, allocation: alpha >= 1, and a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
+    order: alpha >= 1. allocation: a_t >= 0, last axis = steps. Leading axes of all arguments broadcast.
     contraction, noise_std, shift: kappa_t >= 0 (1 in the paper), s_t > 0 and d_t >= 0.
 
     >>> spent = [0.5, 0.5]
@@ -246,9 +249,9 @@ def contractive_iteration_rdp(
     >>> print(f"{jaxdp.iteration.contractive_iteration_rdp(2.0, spent, **constants):.4f}")
     0.5000
 
-    Returns the divergence in nats of the leading shape, float64. The square of `gdp_mu` is the minimum over all
-    allocations at alpha = 2. Raises ValueError where the allocation exceeds the distance left at a step (z_t < 0), or
-    leaves a distance (z_T > 0).
+    Returns the divergence in nats of the leading shape, float64. At alpha = 2 its minimum over all allocations is the
+    square of `gdp_mu`. Raises ValueError if the allocation exceeds the distance left at a step (z_t < 0), or if a
+    distance remains at the end (z_T > 0).
     Assumes: as `gdp_mu`.
     Reference: Feldman, Mironov, Talwar, Thakurta 2018, Theorem 22 (Theorem 1 of the abstract).
     """
@@ -277,8 +280,8 @@ def contractive_iteration_rdp(
 def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: Real) -> Array:
     """Renyi bound (alpha L^2 / (2 sigma^2)) sum_i L^(2(r-i)) W_i^2 along a given path of r couplings.
 
-    order, noise_std: alpha >= 1 and sigma > 0.
-    contraction: L > 0, Lipschitz constant of every map; above 1 is allowed.
+    order: alpha >= 1. noise_std: sigma > 0 of the noise of every step.
+    contraction: L > 0, Lipschitz constant of every map; L > 1 is allowed.
     distances: W_i = W_inf(mu_i, mu_{i-1}) >= 0 for i = 1..r, last axis; mu_0 and mu_r are the two inputs.
 
     >>> print(f"{jaxdp.iteration.shifted_rdp(2.0, contraction=1.0, noise_std=1.0, distances=[0.5, 0.5]):.4f}")
@@ -306,13 +309,13 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
     """Renyi bound alpha Delta^2 L^(r+1) / (2 r sigma^2) after r noisy L-Lipschitz steps, for L <= 1.
 
     order, contraction, noise_std: as for `shifted_rdp`, with L in (0, 1].
-    distance, num_steps: Delta >= 0, W_inf distance of the two inputs, and r, whole, >= 1.
+    distance: Delta >= 0, W_inf distance of the two inputs. num_steps: r, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.shifted_rdp_path(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4):.4f}")
     0.1476
 
     Returns a bound in nats of the broadcast shape, float64; `shifted_rdp_optimum` is never larger. Raises ValueError.
-    Reference: Theorem 4, equation (3), of the same paper.
+    Reference: Balle, Barthe, Gaboardi, Geumlek 2019, Theorem 4, equation (3).
     """
     ratio = 2 * _log(distance), -2 * xp.log(noise_std)
     kept = (num_steps + 1) * xp.log(contraction)
@@ -320,9 +323,9 @@ def shifted_rdp_path(order: Real, *, contraction: Real, noise_std: Real, distanc
 
 
 def _log_geometric(x, count):
-    """Log sum_{k=0..count-1} e^{k x}, without cancellation at x = 0 and without overflow."""
+    """log sum_{k=0..count-1} e^{k x}, without cancellation at x = 0 and without overflow."""
     size = xp.abs(x)
-    near = count * size < 1e-4  # there a series, which can be differentiated at 0
+    near = count * size < 1e-4  # a series is used there, because it has a derivative at 0
     safe = xp.where(near, 1.0, size)
     apart = xp.log(xp.expm1(-count * safe) / xp.expm1(-safe)) + xp.where(x > 0, (count - 1) * x, 0.0)
     close = xp.where(near, x, 0.0)
@@ -334,7 +337,7 @@ def _log_geometric(x, count):
 def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, distance: Real, num_steps: Real) -> Array:
     """Renyi bound alpha Delta^2 / (2 sigma^2 sum_{k=1..r} L^(-2k)): the minimum of `shifted_rdp` over all paths.
 
-    Arguments, result and errors: those of `shifted_rdp_path`, with any L > 0.
+    Arguments, result and errors: as for `shifted_rdp_path`, with any L > 0.
 
     >>> bound = jaxdp.iteration.shifted_rdp_optimum(2.0, contraction=0.9, noise_std=1.0, distance=1.0, num_steps=4)
     >>> print(f"{bound:.4f}")
@@ -348,17 +351,18 @@ def shifted_rdp_optimum(order: Real, *, contraction: Real, noise_std: Real, dist
 def full_batch_mu(contraction: Real, noise_std: Real, shift: Real, num_steps: Real) -> Array:
     """Gaussian-DP parameter of noisy gradient descent on all records: (d/s) sqrt((1-k^T)(1+k) / ((1+k^T)(1-k))).
 
-    contraction: k in (0, 1]; above 1 the formula would under-estimate: use `gdp_mu`.
-    noise_std, shift, num_steps: s > 0, d >= 0, and T, whole, >= 1.
+    contraction: k in (0, 1]; above 1 the formula would be too small: use `gdp_mu`.
+    noise_std: s > 0. shift: d >= 0. num_steps: T, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.full_batch_mu(0.9, noise_std=1.0, shift=0.1, num_steps=100):.4f}")
     0.4359
 
-    Returns mu of the broadcast shape, float64: `gdp_mu` up to rounding; sqrt(T) d / s at k = 1. Raises ValueError.
+    Returns mu of the broadcast shape, float64: equal to `gdp_mu` up to rounding; sqrt(T) d / s at k = 1. Raises
+    ValueError.
     Assumes: as `gdp_mu`.
     Reference: Bok, Su, Altschuler 2024, NoisyGD.
     """
-    # (1 - k^T)/(1 - k) as a geometric sum: no division by 1 - kappa, so kappa = 1 is not a special case.
+    # (1 - k^T)/(1 - k) as a geometric sum: without the division, k = 1 is not a special case.
     log_sum = _log_geometric(xp.log(contraction), num_steps)
     share = 0.5 * (log_sum + xp.log1p(contraction) - xp.log1p(xp.power(contraction, num_steps)))
     return _product(shift > 0, _log(shift), -xp.log(noise_std), share)
@@ -374,7 +378,7 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     mu^2 = (d/s)^2 [1 + k^(2l-2) (1-k^2)(1-k^(l(E-1))) / ((1-k^l)^2 (1+k^(l(E-1))))].
 
     contraction, noise_std, shift: as for `full_batch_mu`.
-    num_batches, num_epochs: l, whole, >= 2 (for l = 1 use `full_batch_mu`), and E, whole, >= 1.
+    num_batches: l, whole, >= 2 (for l = 1 use `full_batch_mu`). num_epochs: E, whole, >= 1.
 
     >>> print(f"{jaxdp.iteration.cyclic_mu(0.9, noise_std=1.0, shift=0.1, num_batches=10, num_epochs=5):.4f}")
     0.1032
@@ -384,7 +388,7 @@ def cyclic_mu(contraction: Real, noise_std: Real, shift: Real, num_batches: Real
     Reference: Bok, Su, Altschuler 2024, NoisyCGD; at k = 1 Feldman, Mironov, Talwar, Thakurta 2018, Theorem 34.
     """
     x = xp.log(contraction)
-    # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which stay exact up to kappa = 1.
+    # (1 - k^2)(1 - k^(l(E-1)))/(1 - k^l)^2 as geometric sums, which do not cancel near k = 1.
     epoch = _log_geometric(x, num_batches)
     rounds = xp.exp(_log_geometric(num_batches * x, xp.maximum(num_epochs - 1, 1.0)) - epoch) * (1 + contraction)
     earlier = xp.exp(2 * x * (num_batches - 1)) * rounds / (1 + xp.exp(x * num_batches * (num_epochs - 1)))
