@@ -28,7 +28,7 @@ __all__ = [
     "local_privacy", "pure_local_epsilon", "required_level", "ultra_mixing_amplification", "ultra_mixing_coefficient",
 ]  # fmt: skip
 
-_UP = 1.0 + 2.0**-48
+_UP = 1.0 + 2.0**-48  # factors that cover some ten rounding errors
 _DOWN = 1.0 - 2.0**-48
 
 
@@ -224,7 +224,7 @@ def _largest_hockey_stick(matrix, error, level):
 def dobrushin_coefficient(kernel: Real) -> float:
     """Dobrushin coefficient of a finite kernel: the largest total variation distance between two rows.
 
-    This is `hockey_stick_coefficient` at level 0. Kernel, accuracy and errors: as there.
+    This is `hockey_stick_coefficient` at level 0, with the same kernel, accuracy and errors.
 
     >>> print(f"{jaxdp.mixing.dobrushin_coefficient([[0.9, 0.1], [0.2, 0.8]]):.4f}")
     0.7000

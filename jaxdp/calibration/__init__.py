@@ -68,7 +68,7 @@ def calibrate(
 
     Without a bracket, make_mechanism is evaluated at 1 and 4, then at 16, 256, ... or at 1/4, 1/16, ..., in the
     direction in which the certified epsilons approach the target (in both while they are equal), until the target lies
-    between the epsilons of two values: these are the bracket. A probability needs a bracket, because 4 is refused.
+    between the epsilons of two values: these are the bracket. A probability needs a bracket: values > 1 are refused.
 
     Raises ValueError, naming the element, if neither end of its bracket meets the target, if epsilon is not monotone
     inside the bracket, or if make_mechanism refuses a value that the search without a bracket has to try.

@@ -177,7 +177,7 @@ def _shape_of(mechanism: Any) -> tuple[int, ...]:
 
 
 def _refusal_of_fractions(make: Callable[..., Mechanism], low: float, high: float) -> str:
-    """The error message for a fraction in the bracket, if the nearest whole number is accepted; else ""."""
+    """Why a fraction in the bracket is refused, "" if it is accepted. Raises if a whole number is refused too."""
     fraction = low + 0.37 * (high - low)
     fraction = fraction + 0.5 if float(fraction).is_integer() else fraction
     whole = min(max(np.rint(fraction), np.ceil(low)), np.floor(high))

@@ -31,7 +31,7 @@ from jaxdp.typing import Array, Real
 
 # Relative increase of H(a) - (1 - a)_+. It covers the rounding of the logarithms that DiscretePair takes of the masses.
 _MARGIN = 1e-12
-# Absolute charge for the rounding of the sum of the Q-masses. Only the swapped pair needs it.
+# Absolute charge for rounding the Q-masses down: the lost Q-mass becomes mass at infinity of the swapped pair.
 _SUM_ERROR = 1e-15
 # Largest |epsilon|: e^eps and e^-eps are far inside the range of doubles.
 _FAR = 700.0
@@ -260,7 +260,7 @@ Profile: TypeAlias = Callable[[np.ndarray], Real]
 def sampled_delta(
     base_delta: Profile, epsilon: Real, sampling_probability: Real, relation: Literal["remove", "add", "replace_one"]
 ) -> Array:
-    """Certified delta at epsilon of one sampled round: q delta_base(log(1 + (e^eps - 1)/q)).
+    """Certified delta at epsilon of one sampled round; for "remove" it is q delta_base(log(1 + (e^eps - 1)/q)).
 
     base_delta: maps an array of real epsilons elementwise to certified upper bounds of the base mechanism's delta. The
         epsilons are negative for "remove" at eps < 0 and for "add" at eps > 0. For "remove" and "add" give the profile

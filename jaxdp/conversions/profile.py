@@ -100,8 +100,8 @@ def loss_tail_from_delta(epsilons: Real, lower: Real, upper: Real) -> Bounds[Arr
     """Bounds of P(L > eps_i) and P(L >= eps_i) of the loss L, from bounds of the profile at the points eps_i.
 
     P(L > eps) = H - a H'(a) with a = e^eps. Because H is convex, its derivative lies between the slopes of the chords
-    to the neighbouring points. For the first point the left chord goes to H(0) = 1. For the last point the right bound
-    is a derivative of 0. The bounds are wide where the points are far apart.
+    to the neighbouring points. The left chord of the first point goes to H(0) = 1. At the last point the derivative is
+    at most 0. The bounds are wide where the points are far apart.
 
     epsilons: increasing real numbers in nats, one axis, at least one.
     lower, upper: bounds of delta at the epsilons, in [0, 1], same length.

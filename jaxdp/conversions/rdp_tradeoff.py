@@ -86,14 +86,14 @@ def _largest_power(curve: _Curve, logit: jax.Array) -> tuple[jax.Array, jax.Arra
 
 def _advantage(curve: _Curve, logit: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(x, low, high) at x = expit(logit), with low <= p*(x) - e^eps x <= high."""
-    x, rest = jax.nn.sigmoid(logit), jax.nn.sigmoid(-logit)
+    x, not_x = jax.nn.sigmoid(logit), jax.nn.sigmoid(-logit)
     tilt = jnp.exp(eps)
 
     def gain(v: jax.Array, sign: float) -> jax.Array:
-        p, lost = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
+        p, not_p = jax.nn.sigmoid(v), jax.nn.sigmoid(-v)
         near_one = x > 0.5
-        value = jnp.where(near_one, -jnp.expm1(eps) + tilt * rest - lost, p - tilt * x)
-        size = jnp.where(near_one, jnp.abs(jnp.expm1(eps)) + tilt * rest + lost, p + tilt * x)
+        value = jnp.where(near_one, -jnp.expm1(eps) + tilt * not_x - not_p, p - tilt * x)
+        size = jnp.where(near_one, jnp.abs(jnp.expm1(eps)) + tilt * not_x + not_p, p + tilt * x)
         return value + sign * 16 * ULP * size * (1 + jnp.abs(v) / 16 + jnp.abs(eps))
 
     low, high = _largest_power(curve, logit)
@@ -104,7 +104,7 @@ def _delta_and_slope(curve: _Curve, eps: jax.Array) -> tuple[jax.Array, jax.Arra
     """Certified delta at eps, and an estimate of its derivative for Newton's method: -e^eps x at the best x."""
 
     def refine(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        left, right, dead, _, _ = state
+        left, right, dead, _, _ = state  # dead: the largest upper bound of the cells that were dropped
         grid = left + (right - left) * jnp.linspace(0.0, 1.0, _CELLS + 1)
         x, low, high = jax.vmap(lambda u: _advantage(curve, u, eps))(grid)
         upper = cell_bounds(x, low, high)

@@ -18,7 +18,7 @@ from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
 from jaxdp.typing import Array, Real
 
-_UP = 1.0 + 2.0**-50
+_UP = 1.0 + 2.0**-50  # factor that covers a few rounding errors
 
 
 def _product(positive, *logs):

@@ -14,7 +14,7 @@ from jaxdp.runtime.formulas import at_points, checked
 from jaxdp.runtime.precision import Kernel
 from jaxdp.typing import Array, Real
 
-_UP = 1.0 + 2.0**-51
+_UP = 1.0 + 2.0**-51  # factor that covers the rounding error of a square root
 
 
 class Schedule(NamedTuple):
