@@ -92,6 +92,7 @@ def _one_move(steps, carry, _):
     here = xp.minimum(index, log_k.shape[0] - 1)
     takes = ~merges & (index < log_k.shape[0])
     kappa, noise, moved = log_k[here], log_s2[here], log_d2[here]
+    # kappa = 0 forgets all earlier steps. A step without noise and distance only scales the top block.
     forgets = kappa == -xp.inf
     empty = forgets | (top[0] == -xp.inf)
     only_scales = (noise == -xp.inf) & (moved == -xp.inf) & ~forgets
@@ -179,7 +180,7 @@ def _cost(block, contraction, noise_std, shift):
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
-    """Bound of the relative excess of mu = sqrt(`shift_allocation_mu2`); inf if tiny numbers were replaced in mu."""
+    """Bound of the relative excess of mu = sqrt(`shift_allocation_mu2`); inf if mu was raised or tiny noise dropped."""
 
     def abs_log(x, unit):
         return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
@@ -331,7 +332,7 @@ def _absorb_to_the_right(block, depth, stack):
 
     block: (log m, log v, bare). The rows of the stack are (log m, log v, log of the scale since the row was pushed, log
     of the sum of m over this and all later blocks, bare). Returns (merged block, number of blocks after it, log of the
-    scale, log of the sum of m over all blocks).
+    scale from the next block's frame, log of the sum of m over all blocks).
     """
 
     def next_of(state):
