@@ -1,4 +1,4 @@
-"""What a mechanism is: an immutable record of numbers plus its one formula, K(z)."""
+"""The base class of mechanisms: an immutable record of numbers with one formula, K(z) = log E_P[exp(z L)]."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
 
 RELATIONS = (*typing.get_args(Relation), None)
-# The neighbouring relation decides which dominating pairs must hold; each is composed on its own.
+# Directions: the pair (P, Q), its swap (Q, P), and the symmetric pair of sampling under replace_one. The neighbouring
+# relation decides which of these pairs are needed; each is composed on its own.
 FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
 T = TypeVar("T", bound=type)
 M = TypeVar("M", bound="Mechanism")
 
 
 class UnsupportedMechanismError(ValueError):
-    """No theorem is known for this combination, or it would need data the record does not hold.
+    """Raised where no theorem is known for a combination, or where it needs data that the record does not hold.
 
     >>> try:
     ...     jaxdp.epsilon(jaxdp.LocalRandomizer(1.0), delta=1e-6, relation="add")
@@ -38,9 +39,9 @@ class UnsupportedMechanismError(ValueError):
 
 
 def static_field(**kwargs: Any) -> Any:
-    """A dataclass field that is configuration, not a number: part of the pytree's structure.
+    """A dataclass field that holds a setting, not a number: part of the pytree's structure, not a leaf.
 
-    Keyword arguments as for `dataclasses.field`.
+    Takes the keyword arguments of `dataclasses.field`.
     """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
@@ -49,37 +50,37 @@ def static_field(**kwargs: Any) -> Any:
 def record(cls: T) -> T:
     """Class decorator: frozen dataclass, registered as a pytree whose leaves are the numeric fields.
 
-    A numeric field states its domain as ``jaxdp.domains.field(domain)``; one that does not must be finite. `Mechanism`
-    says what else a record of one's own needs. All records of jaxdp are made with this decorator:
+    A numeric field declares its domain by ``jaxdp.domains.field(domain)``; without a domain its numbers must be finite.
+    `Mechanism` says which methods your own record needs. All records of jaxdp use this decorator:
 
     >>> jax.tree.leaves(jaxdp.repeat(jaxdp.Gaussian(2.0), 10))
     [2.0, 10]
     >>> jax.tree.map(lambda number: 2 * number, jaxdp.Gaussian(2.0))
     Gaussian(noise_multiplier=4.0)
     """
-    made: Any = cls
+    record_class: Any = cls
     if "__post_init__" not in cls.__dict__:
-        made.__post_init__ = lists_to_arrays
-    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(made)
-    fields = dataclasses.fields(made)
+        record_class.__post_init__ = lists_to_arrays
+    record_class = dataclasses.dataclass(frozen=True, eq=False, repr=False)(record_class)
+    fields = dataclasses.fields(record_class)
     static = [each.name for each in fields if each.metadata.get("static")]
     data = [each.name for each in fields if each.name not in static]
 
     def flatten_with_keys(instance: Any) -> tuple[Any, Any]:
         children = [(jax.tree_util.GetAttrKey(name), getattr(instance, name)) for name in data]
-        return children, (made, *(getattr(instance, name) for name in static))
+        return children, (record_class, *(getattr(instance, name) for name in static))
 
-    def unflatten(kept: Any, children: Any) -> Any:
-        return made(**dict(zip(data, children, strict=True)), **dict(zip(static, kept[1:], strict=True)))
+    def unflatten(aux: Any, children: Any) -> Any:
+        return record_class(**dict(zip(data, children, strict=True)), **dict(zip(static, aux[1:], strict=True)))
 
-    # Not `register_dataclass`: up to jax 0.10.1 at least, the structures of two such classes with equally many leaves
-    # compare equal, so that jit may run the program compiled for one class on the other.
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten)
-    return made
+    # Not `register_dataclass`: in jax up to at least 0.10.1 the tree structures of two dataclasses with equally many
+    # leaves compare equal, so jit may run the program that was compiled for one class on the other.
+    jax.tree_util.register_pytree_with_keys(record_class, flatten_with_keys, unflatten)
+    return record_class
 
 
 def lists_to_arrays(self: Any) -> None:
-    """Replace lists of numbers by arrays: a list would be a pytree of its entries. The verbs check the values."""
+    """Replace lists of numbers by arrays, because JAX treats a list as a pytree. The verbs check the values later."""
     for each in dataclasses.fields(self):
         name, value = each.name, getattr(self, each.name)
         if isinstance(value, (list, tuple)) and not any(isinstance(v, Mechanism) for v in value):
@@ -88,14 +89,14 @@ def lists_to_arrays(self: Any) -> None:
 
 
 class Mechanism:
-    """Base class of every mechanism; derive from it to account for one of your own.
+    """Base class of every mechanism; derive from it to define your own mechanism.
 
-    Write a class decorated with `record`, with your parameters as fields, and one method
+    Write a class with the decorator `record`, with your parameters as fields, and one method
     ``log_mgf(self, z)``: the log moment generating function of the privacy loss,
 
         K(z) = log E_P[exp(z L); L finite],   L = log dP/dQ,
 
-    for a complex array ``z`` and scalar fields (no batch axes: the library maps over grids). Two Gaussian queries:
+    for a complex array ``z`` and scalar fields (the library maps over batch axes). An example, two Gaussian queries:
 
     >>> from jaxdp.typing import RealField
     >>> @jaxdp.record
@@ -111,26 +112,27 @@ class Mechanism:
     >>> print(f"{jaxdp.renyi(TwoQueries(first=2.0), order=4):.4f}")
     2.5000
 
-    Take (P, Q) dominating for "remove"; "add" is read off as K(-1 - z). If P has mass where Q has none, return it from
-    ``infinity_mass``; if Q has mass where P has none, from ``reverse_infinity_mass``, unless the pair is symmetric. A
-    method ``finite_pair() -> (log_p, log_q)`` (log masses of all outcomes, -inf for none) allows sampling. The pair
-    stands for every relation unless ``at_distance`` says otherwise: noise per norm bound of a record needs it, as
-    neighbours under replace_one are two norm bounds apart. exp(log_mgf) must be right to ``unit_errors`` 2^-53,
-    relative.
+    (P, Q) must be a dominating pair for "remove"; for "add" the library uses K(-1 - z). If P has mass where Q has none,
+    return that mass from ``infinity_mass``. If Q has mass where P has none, return it from ``reverse_infinity_mass``; a
+    symmetric pair needs the first method only. To allow sampling, define ``finite_pair() -> (log_p, log_q)``, the log
+    masses of all outcomes (-inf: no mass). The pair is used for every relation unless you define ``at_distance``. Noise
+    that is scaled to the norm bound of one record must define it: neighbours under replace_one are two norm bounds
+    apart. The relative error of exp(log_mgf) must be at most ``unit_errors`` times 2^-53.
 
-    A field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, a field without a
-    domain finite. The verbs refuse concrete numbers outside; under a trace such a row has the vacuous bound, and your
-    formula sees a harmless number instead. Conditions on several fields: ``derived``.
+    The numbers of a field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, the
+    numbers of a field without a domain finite. The verbs raise ValueError for a concrete number outside its domain.
+    Under a trace they return the vacuous bound for such a row, and ``log_mgf`` receives a harmless number instead. To
+    state conditions on several fields together, define ``derived``.
 
-    Mechanisms are equal, and hash equally, when class, configuration, shapes and numbers are equal (a traced number
-    equals itself only). The repr of a mechanism, evaluated in the namespace of jaxdp, is an equal one.
+    Two mechanisms are equal, and have equal hashes, when class, static fields, shapes and numbers are equal (a traced
+    number equals only itself). Evaluating the repr of a mechanism in jaxdp's namespace gives an equal mechanism.
 
     Attributes:
-        event_ndim: by field, how many trailing axes belong to one mechanism (default 0); all other axes are a batch.
-        relations: accepted neighbouring relations, the natural one first.
+        event_ndim: number of trailing axes of each field that belong to one mechanism (default 0); the rest are batch.
+        relations: accepted neighbouring relations; the first is the natural one, used for relation=None.
         symmetric: True when (P, Q) and (Q, P) have the same privacy profile.
-        fixed_order: True when the guarantee is for records in a fixed order, which a random batch does not have.
-        exact: False when K belongs to a pair that only dominates: a lower bound needs ``enclosing_records``.
+        fixed_order: True when the guarantee needs records in a fixed order; such a mechanism cannot be sampled.
+        exact: False when (P, Q) only dominates the mechanism: a lower bound then needs ``enclosing_records``.
         unit_errors: bound on the relative error of exp(K), in units of 2^-53.
     """
 
@@ -146,41 +148,41 @@ class Mechanism:
         """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
         raise self._undefined("log_mgf")
 
-    # The methods up to `offers` are optional: a record defines those it has, and `offers` tells which these are.
+    # The methods from here to `offers` are optional; `offers` tells whether a record defines a method.
 
     def lattice(self) -> tuple[Number, Number]:
-        """(offset, spacing) of the lattice on which the losses lie."""
+        """(offset, spacing) of the lattice of losses: every loss is offset + k spacing for an integer k."""
         raise self._undefined("lattice")
 
     def log_modulus(self, low: jax.Array, high: jax.Array) -> jax.Array:
-        """log of a bound of |exp(K(c + it) - K(c))| for low <= t <= high and any c > 0, in both directions."""
+        """Log of an upper bound of |exp(K(c + it) - K(c))| for low <= t <= high, every c > 0, and both directions."""
         raise self._undefined("log_modulus")
 
     def renyi_divergence(self, order: Number) -> Number:
-        """An upper bound of the Renyi divergence of the dominating pair at the order, in closed form."""
+        """Upper bound of the Renyi divergence of the dominating pair at this order, in closed form."""
         raise self._undefined("renyi_divergence")
 
     def finite_pair(self) -> FinitePair:
-        """A pair of finite laws that dominates the mechanism's pair. A mechanism without one cannot be sampled."""
+        """A pair of finite laws that dominates the mechanism's pair. Sampling needs it, except for Gaussian noise."""
         return self.enclosing_pair(inner=False, fine=False)
 
     def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:
-        """A finite pair that dominates the mechanism's own, inner: one that it dominates; fine: of more outcomes.
+        """A finite pair that dominates the mechanism's pair; with ``inner`` a pair that the mechanism's pair dominates.
 
-        Upper bounds of the sampled mechanism are those of the first pair, lower bounds those of the second.
+        fine: use more outcomes. Upper bounds of the sampled mechanism use the first pair, lower bounds the inner one.
         """
         raise self._undefined("finite_pair")
 
     def log_middle(self, loss: Array) -> Array:
-        """Of additive noise: log of the law halfway between P and Q over Q, by the loss; concave in e^loss."""
+        """log(dM/dQ) at a loss, M the law of the noise halfway between P and Q; dM/dQ must be concave in e^loss."""
         raise self._undefined("log_middle")
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
-        """(log of a bound of sum p^order q^(1-order), least loss) of the outcomes that ``finite_pair`` leaves out."""
+        """(log of a bound of sum p^order q^(1-order), least loss), over the outcomes left out of ``finite_pair``."""
         raise self._undefined("tail_moment")
 
     def offers(self, name: str) -> bool:
-        """Whether the record has this optional method."""
+        """Whether the record's class defines this optional method."""
         return getattr(type(self), name) is not getattr(Mechanism, name)
 
     def _undefined(self, name: str) -> UnsupportedMechanismError:
@@ -191,7 +193,7 @@ class Mechanism:
         return 0.0
 
     def reverse_infinity_mass(self) -> Number:
-        """Q(dP = 0), the mass at infinity of the swapped pair."""
+        """Q(dP/dQ = 0), the mass at infinity of the swapped pair (Q, P)."""
         return self.infinity_mass() if self.symmetric else 0.0
 
     def max_loss(self) -> Number:
@@ -203,63 +205,64 @@ class Mechanism:
         return -self.max_loss() if self.symmetric else -xp.inf
 
     def simplified(self) -> Mechanism:
-        """An equivalent record of the form that the accountant computes with."""
+        """An equivalent record in the form that the accountant computes with."""
         return self
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """The mechanism for neighbouring inputs that lie ``distance`` norm bounds of one record's contribution apart.
+        """The mechanism for neighbours whose query answers lie ``distance`` norm bounds of one record apart.
 
-        Records of noise define it. Any other guarantee is stated for the caller's relation, whatever the distance.
+        Records of noise override this. Any other guarantee is stated for the caller's relation, whatever the distance.
         """
         return self
 
     def under(self, relation: str) -> Mechanism:
-        """The record whose pairs are those of the relation. The verbs apply it once."""
+        """The record whose dominating pairs hold under the relation. The verbs call this once."""
         return self.at_distance(2.0) if relation == "replace_one" else self
 
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
-        """Mass at infinity of the pair of a direction, and of its swap."""
+        """(mass at infinity of the pair in this direction, mass at infinity of its swap)."""
         masses = self.infinity_mass(), self.reverse_infinity_mass()
         return masses[::-1] if direction == REVERSE and not self.symmetric else masses
 
     def top_loss(self, direction: str) -> Number:
-        """Supremum of the finite losses of the pair of a direction."""
+        """Supremum of the finite losses of the pair in this direction."""
         return -self.min_loss() if direction == REVERSE and not self.symmetric else self.max_loss()
 
     def is_exact(self, direction: str) -> bool:
-        """False when the pair of this direction only dominates."""
+        """Whether the pair in this direction is the mechanism's own, not merely a pair that dominates it."""
         return self.exact
 
     def finite_pair_is_exact(self) -> bool:
-        """False when ``finite_pair`` only dominates the mechanism's pair, as where there is an ``enclosing_pair``."""
+        """Whether ``finite_pair`` is the mechanism's own pair; by default not where ``enclosing_pair`` is defined."""
         return self.exact and not self.offers("enclosing_pair")
 
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
-        """For a record that is not exact: a record that dominates it and one that it dominates, None if unknown.
+        """For a record that is not exact: (a record that dominates it, a record that it dominates), None if unknown.
 
-        Both have the same pytree structure and keep the batch axes of the fields. fine: closer ones, at a higher cost.
+        Both have the same pytree structure and keep the batch axes of the fields. fine: enclose more closely, at a
+        higher cost.
         """
         return None
 
     def check_structure(self) -> None:
-        """Raise TypeError or ValueError for fields of a wrong kind or shape; values of numbers are not to be tested.
+        """Raise TypeError or ValueError for a field of a wrong type or shape; the values of numbers are not tested.
 
-        The verbs call it, under a trace too.
+        The verbs call this, also under a trace.
         """
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
-        """Conditions on several fields: by name, a number computed from them, of the batch shape, and its domain."""
+        """Conditions on several fields: {name: (number computed from the fields, of the batch shape, its domain)}."""
         return {}
 
     def validate(self) -> None:
-        """ValueError for a concrete number outside its domain, in this record or in a mechanism inside it.
+        """Raise ValueError for a concrete number outside its domain, in this record or in a mechanism that it holds.
 
-        The verbs make these checks. They also call an override, afterwards, where no field is traced.
+        The verbs make the same checks themselves. Where no field is traced, they also call an override of this method.
         """
         confined(self, overridden=False)
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """The dominating pairs that a relation asks for."""
+        """The directions, that is the dominating pairs, that a relation needs."""
         relation = validate.choice("relation", relation, RELATIONS) or self.relations[0]
         if relation not in self.relations:
             raise UnsupportedMechanismError(
@@ -277,7 +280,7 @@ class Mechanism:
         return self.symmetric
 
     def replace_directions(self) -> tuple[str, ...]:
-        """Pairs that cover replace-one; by default the record's pair is stated for the caller's relation."""
+        """Directions for replace_one: by default both orders of the pair, which is stated for the caller's relation."""
         return (FORWARD, REVERSE)
 
     def __eq__(self, other: object) -> bool:
@@ -288,13 +291,13 @@ class Mechanism:
 
     def __repr__(self) -> str:
         if not dataclasses.is_dataclass(self):
-            return object.__repr__(self)  # a class that lacks the decorator
+            return object.__repr__(self)  # the class lacks the decorator `record`
         shown = (f"{each.name}={as_text(getattr(self, each.name))}" for each in dataclasses.fields(self))
         return f"{public_name(type(self))}({', '.join(shown)})"
 
 
 def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
-    """The record with change(field, value) for every number, mechanism and None in its numeric fields."""
+    """A copy in which change(field, value) replaces each number, mechanism and None of the numeric fields."""
     numbers = {
         each.name: jax.tree.map(
             functools.partial(change, each),
@@ -308,23 +311,23 @@ def _changed(mechanism: M, change: Callable[[Any, Any], Any]) -> M:
 
 
 def _harmless_outside(rows: Any, mechanism: M) -> M:
-    """The record with harmless numbers where ``rows`` is False."""
+    """A copy in which harmless numbers replace the numbers of every row where the mask ``rows`` is False."""
 
     def harmless(each: Any, value: Any) -> Any:
         if value is None or isinstance(value, Mechanism):
             return value
-        own = xp.reshape(rows, xp.shape(rows) + (1,) * mechanism.event_ndim.get(each.name, 0))
+        mask = xp.reshape(rows, xp.shape(rows) + (1,) * mechanism.event_ndim.get(each.name, 0))
         with jax.numpy_rank_promotion("allow"):
-            return xp.where(own, value, each.metadata.get("domain", FINITE).harmless)
+            return xp.where(mask, value, each.metadata.get("domain", FINITE).harmless)
 
     return _changed(mechanism, harmless)
 
 
 def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
-    """The mechanism with every traced number moved into its domain, and which rows were inside to begin with.
+    """(the mechanism with harmless traced numbers in place of those outside their domains, tests of the given numbers).
 
-    The second is a list of tests, each True or a boolean array that broadcasts to the batch shape. A concrete number
-    outside its domain is a ValueError. overridden: whether an override of `validate` is called.
+    Each test is True, or a boolean array that broadcasts to the batch shape: whether the row's numbers are inside.
+    Raises ValueError for a concrete number outside. overridden: whether to call an override of `validate`.
     """
     mechanism.check_structure()
     tests: list[Array | bool] = []
@@ -333,13 +336,13 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
         if value is None and each.default is None:
             return None
         if isinstance(value, Mechanism) and "domain" not in each.metadata:
-            value, some = confined(value)
-            tests.extend(some)
+            value, inner_tests = confined(value)
+            tests.extend(inner_tests)
             return value
-        own, event = each.metadata.get("domain", FINITE), mechanism.event_ndim.get(each.name, 0)
-        for domain in (own, dataclasses.replace(COMPUTABLE, harmless=own.harmless)):
+        declared, event_axes = each.metadata.get("domain", FINITE), mechanism.event_ndim.get(each.name, 0)
+        for domain in (declared, dataclasses.replace(COMPUTABLE, harmless=declared.harmless)):
             value, test = validate.confined(each.name, value, domain)
-            tests.append(test if test is True else xp.all(test, axis=tuple(range(-event, 0))))
+            tests.append(test if test is True else xp.all(test, axis=tuple(range(-event_axes, 0))))
         return value
 
     inside = _changed(mechanism, inside_its_domain)
@@ -348,7 +351,7 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
         if tests[-1] is not True:
             inside = _harmless_outside(tests[-1], inside)
     if validate.is_traced(inside):
-        # a concrete number stays as it was given: a concrete count of 1 may choose a shorter route
+        # Concrete numbers stay as they were given: a concrete count of 1 may select a shorter route.
         return jax.tree.map(lambda new, old: new if validate.is_traced(new) else old, inside, mechanism), tests
     if overridden and type(mechanism).validate is not Mechanism.validate:
         mechanism.validate()
@@ -356,40 +359,40 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
 
 
 def _identity(mechanism: Mechanism) -> tuple[Any, ...]:
-    """A hashable key, equal for equal mechanisms: classes, configuration, and every number with its shape."""
+    """A hashable key that is equal for equal mechanisms: classes, static fields, and every number with its shape."""
     leaves, structure = jax.tree.flatten(mechanism)
     return structure, *(_exact_value(leaf) for leaf in leaves)
 
 
 def _exact_value(leaf: Any) -> Any:
-    """A hashable value, equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
-    if validate.is_traced(leaf) or isinstance(leaf, Mechanism):  # one without the decorator is a leaf
+    """A hashable value that is equal for arrays of equal shape and numbers (NaN equals NaN), whatever their types."""
+    if validate.is_traced(leaf) or isinstance(leaf, Mechanism):  # a mechanism without the decorator `record` is a leaf
         return id(leaf)
-    # Python compares the numbers exactly, whatever their types
+    # Python compares numbers exactly, whatever their types.
     return np.shape(leaf), *("nan" if number != number else number for number in np.ravel(leaf).tolist())
 
 
 class FiniteLaw(Mechanism):
-    """A record whose loss has a finite law in each direction, `part`."""
+    """A record whose privacy loss takes finitely many values; `part` returns its law in each direction."""
 
     def part(self, direction: str) -> finite.Part:
         """The law of the loss in one direction, with its masses at infinity."""
         raise self._undefined("part")
 
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
-        """Masses at infinity of the pair of a direction and of its swap."""
+        """(mass at infinity of the pair in this direction, mass at infinity of its swap)."""
         return self.part(direction)[3:]
 
     def top_loss(self, direction: str) -> Number:
-        """The largest finite loss of a direction, rounded up."""
+        """The largest finite loss in this direction, rounded up."""
         return self.top_of(self.part(direction))
 
     def top_of(self, part: finite.Part) -> Number:
-        """The same, of a law that is known."""
+        """The largest finite loss of this law, rounded up."""
         return xp.max(xp.where(part.log_weight > -xp.inf, part.loss + part.blur, -xp.inf))
 
     def log_tail(self, order: Number, direction: str) -> Number | None:
-        """log of a bound of what outcomes at infinity add to E_P[e^((order - 1) L)]: -inf for none, None if unknown."""
+        """Log of a bound of E_P[e^((order-1) L)] over the outcomes that `part` puts at infinity; None: unknown."""
         return None
 
     def log_mgf(self, z: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The unsampled mechanisms, each a record and its K(z)."""
+"""The mechanisms without sampling and shuffling, each a record with its K(z)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from jaxdp.typing import Array, ArrayField, Number, RealField, Relation
 class Gaussian(GaussianMechanism):
     """Gaussian noise on a query of any dimension.
 
-    noise_multiplier: sigma, the noise's standard deviation over the L2 norm bound of one record's contribution, > 0,
-        any shape.
+    noise_multiplier: sigma, the standard deviation of the noise divided by the L2 norm bound of one record's
+        contribution, > 0, any shape.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.Gaussian(noise_multiplier=1.0), delta=1e-5):.4f}")
     4.3772
 
-    Assumes: the norm bound holds for every record that could be there, by clipping or by the query itself; noise of the
-    same standard deviation in every coordinate, fresh for every release, and as good as real noise.
+    Assumes: the norm bound holds for every possible record, by clipping or by the query itself. The noise has the same
+    standard deviation in every coordinate, is drawn anew for every release, and is as good as exact Gaussian noise.
 
-    The dominating pair is N(1/sigma, 1) against N(0, 1). Under replace_one two data sets differ by twice the norm
-    bound: N(2/sigma, 1) against N(0, 1).
+    The dominating pair is N(1/sigma, 1) against N(0, 1). Under replace_one two data sets differ by up to twice the norm
+    bound, and the pair is N(2/sigma, 1) against N(0, 1).
     """
 
     noise_multiplier: RealField = field(NOISE)
@@ -47,11 +47,11 @@ class Gaussian(GaussianMechanism):
         return 1.0 / self.noise_multiplier
 
     def at_distance(self, distance: Number) -> GaussianMechanism:
-        """As private as noise smaller by that factor."""
+        """The mechanism with noise smaller by the factor ``distance``."""
         return Gaussian(self.noise_multiplier / distance)
 
     def log_middle(self, loss: Array) -> Array:
-        """Half the loss and a constant."""
+        """loss / 2 + mu^2 / 8."""
         return 0.5 * loss + self.gaussian_mu() ** 2 / 8
 
 
@@ -59,16 +59,16 @@ class Gaussian(GaussianMechanism):
 class Laplace(Mechanism):
     """Laplace noise on a query with one real answer.
 
-    noise_multiplier: b, the noise's scale over the L1 norm bound of one record's contribution, > 0, any shape.
+    noise_multiplier: b, the noise scale divided by the L1 norm bound of one record's contribution, > 0, any shape.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.Laplace(10.0), 100), delta=1e-5):.4f}")
     4.2203
 
-    Assumes: the norm bound holds for every record that could be there, by clipping or by the query itself; noise fresh
-    for every release, and as good as real noise: floating-point Laplace noise can be told apart by its last digits
-    (Mironov 2012).
+    Assumes: the norm bound holds for every possible record, by clipping or by the query itself. The noise is drawn anew
+    for every release and is as good as exact Laplace noise; the last digits of floating-point Laplace noise can reveal
+    which of two data sets was used (Mironov 2012).
 
-    Under replace_one two data sets differ by twice the norm bound, which is as private as noise of half the scale.
+    Under replace_one two data sets differ by up to twice the norm bound: the guarantee is that of half the noise scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 
@@ -76,11 +76,11 @@ class Laplace(Mechanism):
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """log(e^{-1/(2b)} [cosh y + sinh(y)/(2by)]), y = (z + 1/2)/b: no 0/0 at z = -1/2; e^y taken out."""
+        """log(e^{-1/(2b)} [cosh y + sinh(y)/(2by)]), y = (z + 1/2)/b: no 0/0 at z = -1/2. Factors e^y out."""
         b = self.noise_multiplier
-        left = xp.real(z) < -0.5  # even in y: the mirror image
+        left = xp.real(z) < -0.5  # the formula is even in y: take the y with real part >= 0
         y = xp.where(left, -(z + 0.5), z + 0.5) / b
-        # e^{-y}[cosh y + sinh(y)/(2by)]; (1 - e^{-2y})/(2y) by its series where it cancels
+        # e^{-y}[cosh y + sinh(y)/(2by)], with a series for (1 - e^{-2y})/(2y) at small y, where the difference cancels
         small = xp.abs(y) < 1e-2
         safe = xp.where(small, 1.0, y)
         series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
@@ -89,15 +89,15 @@ class Laplace(Mechanism):
         return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """As private as noise smaller by that factor."""
+        """The mechanism with noise smaller by the factor ``distance``."""
         return Laplace(self.noise_multiplier / distance)
 
     def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
-        """A pair on a grid."""
+        """A pair made by cutting the outcomes into cells."""
         return finite.laplace_pair(self.noise_multiplier, fine, inner)
 
     def log_middle(self, loss: Array) -> Array:
-        """Left of the middle it falls with the loss, right of it it is constant."""
+        """min(loss, 0) + 1 / (2 noise_multiplier)."""
         return xp.minimum(loss, 0.0) + 0.5 / self.noise_multiplier
 
     def renyi_divergence(self, order: Number) -> Number:
@@ -105,22 +105,23 @@ class Laplace(Mechanism):
         return laplace_renyi(order, 1.0 / self.noise_multiplier)
 
     def max_loss(self) -> Number:
-        """1/b."""
+        """1 / noise_multiplier."""
         return 1.0 / self.noise_multiplier
 
 
 @record
 class RandomizedResponse(NamedSetRandomizer):
-    """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else another category.
+    """k-ary randomized response: the truth with probability e^epsilon / (e^epsilon + k - 1), else a random other value.
 
-    epsilon: local guarantee, nats, >= 0, any shape.
-    num_categories: k, whole, >= 2, any shape.
+    epsilon: the local guarantee in nats, >= 0, any shape.
+    num_categories: k, a whole number >= 2, any shape.
 
     >>> survey = jaxdp.RandomizedResponse(4.0, num_categories=10)
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
     0.1099
 
-    epsilon is that of replacing one person's value, the natural relation; every other relation has the same guarantee.
+    epsilon is the guarantee for replacing one person's value (replace_one, the natural relation). It is the guarantee
+    under every other relation, too.
 
     Assumes, when shuffled: what `Shuffled` assumes.
     """
@@ -135,19 +136,19 @@ class RandomizedResponse(NamedSetRandomizer):
         return xp.where(two, self.epsilon, 0.0), xp.where(two, 2.0, 1.0) * self.epsilon
 
     def finite_pair(self) -> finite.FinitePair:
-        """The outcomes "own value", "the other value", "any third"."""
+        """Three outcomes: the person's value, the value that replaces it, any third value."""
         return finite.randomized_response_pair(self.epsilon, self.num_categories)
 
     def renyi_divergence(self, order: Number) -> Number:
-        """log[1 + e^{(a-1) eps} (1 - e^{-a eps})(1 - e^{-(a-1) eps})/(1 + (k-1) e^-eps)]/(a - 1): nothing cancels."""
+        """log[1 + e^{(a-1) eps} (1 - e^{-a eps})(1 - e^{-(a-1) eps})/(1 + (k-1) e^-eps)]/(a - 1), a = order."""
         eps, excess = xp.asarray(self.epsilon), xp.asarray(order) - 1
-        falls = [xp.log(xp.maximum(-xp.expm1(-x), SMALLEST)) for x in (order * eps, excess * eps)]
-        s = excess * eps + falls[0] + falls[1] - xp.log1p((xp.asarray(self.num_categories) - 1.0) * xp.exp(-eps))
+        logs = [xp.log(xp.maximum(-xp.expm1(-x), SMALLEST)) for x in (order * eps, excess * eps)]
+        s = excess * eps + logs[0] + logs[1] - xp.log1p((xp.asarray(self.num_categories) - 1.0) * xp.exp(-eps))
         small = xp.exp(xp.minimum(s, 0.0) - xp.log(excess))
         return xp.where(eps > 0, xp.maximum(xp.where(s < -40, small, xp.softplus(s) / excess), SMALLEST), 0.0)
 
     def named_sets(self) -> NamedSets:
-        """A report names one category."""
+        """A report names the one input that it states."""
         k = xp.asarray(self.num_categories) + 0.0 * xp.asarray(self.epsilon)
         one, zero = 1 / k, xp.zeros_like(k)
         others = xp.maximum(k - 2, 0.0)
@@ -157,7 +158,7 @@ class RandomizedResponse(NamedSetRandomizer):
 
 
 class WorstCase(Mechanism):
-    """The worst case of a guarantee, binary randomized response: losses +-epsilon."""
+    """Base class of stated guarantees, with binary randomized response as the worst case: losses +-epsilon."""
 
     epsilon: RealField
     symmetric: ClassVar[bool] = True
@@ -167,7 +168,7 @@ class WorstCase(Mechanism):
         return RandomizedResponse(self.epsilon, 2).log_mgf(z)
 
     def finite_pair(self) -> finite.FinitePair:
-        """That of binary randomized response."""
+        """The pair of binary randomized response."""
         return finite.randomized_response_pair(self.epsilon, 2)
 
     def lattice(self) -> tuple[Number, Number]:
@@ -183,19 +184,20 @@ class WorstCase(Mechanism):
 class PureDP(WorstCase):
     """Any eps-DP mechanism, by its worst case: binary randomized response (Kairouz, Oh, Viswanath 2015).
 
-    epsilon: the guarantee under the relation that you account for, the same number in each; nats, >= 0, any shape.
+    epsilon: the guarantee in nats, >= 0, any shape; used for whichever relation you account for.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.PureDP(0.1), 100), delta=1e-6):.4f}")
     4.7746
 
-    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one; in
-    `PoissonSampled` under replace_one: also for one record more or less), in every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for, in every run, whatever was released before.
+    Inside `FixedSizeSampled` it must hold under replace_one. Inside `PoissonSampled` under replace_one it must hold for
+    adding and removing a record as well.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
 
     def renyi_divergence(self, order: Number) -> Number:
-        """That of binary randomized response."""
+        """The Renyi divergence of binary randomized response."""
         return RandomizedResponse(self.epsilon, 2).renyi_divergence(order)
 
 
@@ -203,17 +205,18 @@ class PureDP(WorstCase):
 class ApproximateDP(WorstCase):
     """Any (eps, delta)-DP mechanism, by its worst case (Kairouz, Oh, Viswanath 2015).
 
-    epsilon: nats, >= 0, any shape.
+    epsilon: in nats, >= 0, any shape.
     delta: in [0, 1], any shape.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.repeat(jaxdp.ApproximateDP(0.1, 1e-9), 100), delta=1e-6):.4f}")
     4.7877
 
-    Assumes: the guarantee holds under the relation that you account for (in `FixedSizeSampled`: under replace_one; in
-    `PoissonSampled` under replace_one: also for one record more or less), in every run whatever was released before.
+    Assumes: the guarantee holds under the relation that you account for, in every run, whatever was released before.
+    Inside `FixedSizeSampled` it must hold under replace_one. Inside `PoissonSampled` under replace_one it must hold for
+    adding and removing a record as well.
 
-    Both numbers are read as the guarantee under whichever relation is asked for. The worst case has mass delta at
-    infinity, and 1 - delta times the worst eps-DP pair.
+    Both numbers are used for whichever relation you account for. The worst case has mass delta at infinity, and the
+    worst eps-DP pair scaled by 1 - delta.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -224,7 +227,7 @@ class ApproximateDP(WorstCase):
         return super().log_mgf(z) + log_complement(xp.asarray(self.delta), 1.0 - self.delta)
 
     def finite_pair(self) -> finite.FinitePair:
-        """That of `PureDP`, scaled by 1 - delta, and delta of mass at infinity on either side."""
+        """The pair of `PureDP` scaled by 1 - delta, with mass delta at infinity on either side."""
         return finite.scaled(super().finite_pair(), self.delta)
 
     def infinity_mass(self) -> Number:
@@ -236,24 +239,26 @@ class ApproximateDP(WorstCase):
 class DiscretePair(FiniteLaw):
     """A mechanism given by two distributions over finitely many outcomes.
 
-    p: masses of the outcomes with the record, outcomes on the last axis.
-    q: masses of the same outcomes without the record.
+    p: probabilities of the outcomes with the record, outcomes on the last axis.
+    q: probabilities of the same outcomes without the record.
 
     >>> pair = jaxdp.DiscretePair(p=[0.7, 0.2, 0.1], q=[0.2, 0.2, 0.6])
     >>> print(f"{jaxdp.delta(pair, epsilon=1.0):.4f}")
     0.3282
 
-    The pair (p, q) is that of "remove" and its swap that of "add"; "replace_one" takes the larger of the two orders. Of
-    several releases that is too little: a value may change from a to b in one and from b to a in another. They need,
-    and so does a batch of fixed size, a pair with the same profile in both orders: to every outcome of masses a and b
-    one of masses b and a, to the last digit. `pair_from_profile` makes such pairs; for bins of symmetric noise, whose
-    edges mirror each other, take q = p[::-1].
-    Assumes: the pair dominates your mechanism under the relation that you account for (in `FixedSizeSampled`: under
-    replace_one; in `PoissonSampled` under replace_one: also for one record more or less), whatever the others are.
+    (p, q) is the pair for "remove" and (q, p) the pair for "add"; "replace_one" takes the larger of the two. For
+    several releases under replace_one this is not enough: a value may change from a to b in one release and from b to a
+    in another. Several releases, and `FixedSizeSampled`, need a pair with the same profile in both orders: for every
+    outcome of masses (a, b) an outcome of masses (b, a), equal to the last digit. `conversions.pair_from_profile` makes
+    such pairs. For bins of symmetric noise, whose edges mirror each other, take q = p[::-1].
 
-    An outcome with p > 0 = q has an infinite loss. Masses must sum to 1 up to 1e-9. They are used as given: what p
-    misses of 1 is charged as mass at infinity, but for what may be rounding: 1e-15 times 8 + log2 of the number of
-    outcomes, or times that number where it is smaller.
+    Assumes: the pair dominates your mechanism under the relation that you account for, whatever the other records are.
+    Inside `FixedSizeSampled` it must dominate under replace_one. Inside `PoissonSampled` under replace_one it must
+    dominate for adding and removing a record as well.
+
+    An outcome with p > 0 and q = 0 has an infinite loss. The masses of each law must sum to 1 within 1e-9 and are used
+    as given. The mass by which the sum falls short of 1 is charged as mass at infinity, unless it is at most
+    1e-15 min(n, 8 + log2 n) for n outcomes, which counts as rounding.
     """
 
     p: ArrayField = field(NONNEGATIVE)
@@ -261,9 +266,9 @@ class DiscretePair(FiniteLaw):
     event_ndim: ClassVar[dict[str, int]] = {"p": 1, "q": 1}
 
     def finite_pair(self) -> finite.FinitePair:
-        """The outcomes as given, and what either side misses of 1 as mass at infinity."""
+        """The outcomes as given; the mass by which p or q falls short of 1 is put at infinity."""
         p, q = xp.asarray(self.p, xp.float64), xp.asarray(self.q, xp.float64)
-        pair = finite.with_leftover(finite.masses_pair(p, q), _missing(p), _missing(q))
+        pair = finite.with_leftover(finite.masses_pair(p, q), _missing_mass(p), _missing_mass(q))
         return pair._replace(only_p=_mass_at_infinity(self.p, self.q), only_q=_mass_at_infinity(self.q, self.p))
 
     def part(self, direction: str) -> finite.Part:
@@ -271,29 +276,29 @@ class DiscretePair(FiniteLaw):
         return sampled_laws.sampled_part(self.finite_pair(), xp.ones(()), direction)
 
     def check_structure(self) -> None:
-        """p and q have a last axis of the same length."""
+        """p and q must have a last axis of the same length."""
         p, q = np.shape(self.p), np.shape(self.q)
         if not p or not q or p[-1] != q[-1]:
             raise ValueError(f"p and q must have the same number of outcomes on the last axis, got shapes {p}, {q}.")
 
     def same_in_both_orders(self) -> bool:
-        """Of concrete masses: the outcomes with masses (a, b) are as many as those with (b, a), for every a and b."""
+        """Whether, for every a and b, as many outcomes have masses (a, b) as (b, a); False for traced masses."""
         if validate.is_traced(self.p, self.q):
             return False
         p, q = np.broadcast_arrays(np.asarray(self.p, np.float64), np.asarray(self.q, np.float64))
-        return np.array_equal(np.sort(p + 1j * q), np.sort(q + 1j * p))  # sorted by the first, then by the second
+        return np.array_equal(np.sort(p + 1j * q), np.sort(q + 1j * p))  # sorts by real, then by imaginary part
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
-        """The masses of either law sum to 1."""
+        """The masses of p and the masses of q must each sum to 1."""
         return {f"the sum of {name}": (mass.sum(-1), _ONE) for name, mass in (("p", self.p), ("q", self.q))}
 
 
 _ONE = Domain(lambda total: abs(total - 1) <= 1e-9, "1 (to 1e-9)", remedy="Normalise it.")
 
 
-def _missing(p: Any) -> Any:
+def _missing_mass(p: Any) -> Any:
     size, total = p.shape[-1], p
-    while total.size > 1:  # half of them onto the other half: as many roundings as the logarithm of their number
+    while total.size > 1:  # add the second half of the array to the first: log2(size) roundings in all
         half = (total.size + 1) // 2
         total = total[:half] + xp.pad(total[half:], (0, 2 * half - total.size))
     missing = xp.maximum(1.0 - total[0], 0.0)
@@ -301,9 +306,9 @@ def _missing(p: Any) -> Any:
 
 
 def _mass_at_infinity(p: Any, q: Any) -> Any:
-    """sum of p where q = 0, plus what p misses of 1."""
-    alone, missing = xp.where(q > 0, 0.0, p), _missing(p)
-    # one mass is exact, a sum is rounded up
+    """Sum of p where q = 0, plus the mass by which p falls short of 1."""
+    alone, missing = xp.where(q > 0, 0.0, p), _missing_mass(p)
+    # a single mass is exact, a sum is rounded up
     several = xp.sum(alone > 0) + (missing > 0) > 1
     up = xp.where(several | (missing > 0), 1 + (p.shape[-1] + 4) * ULP, 1.0)
     return xp.minimum(1.0, (xp.sum(alone) + missing) * up)
@@ -311,18 +316,18 @@ def _mass_at_infinity(p: Any, q: Any) -> Any:
 
 @record
 class DiscreteLaplace(Mechanism):
-    """Discrete Laplace (geometric) noise on the integers, P(x) ~ exp(-|x|/scale).
+    """Discrete Laplace (geometric) noise on the integers, P(x) proportional to exp(-|x|/scale).
 
     scale: > 0, any shape.
-    sensitivity: bound of the size of one record's contribution, a whole number >= 1, any shape.
+    sensitivity: s, bound of the absolute value of one record's contribution, a whole number >= 1, any shape.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteLaplace(scale=2.0), delta=1e-5):.4f}")
     0.5000
 
-    Assumes: the answer is a whole number, and the bound holds for every record that could be there; noise fresh for
-    every release, drawn exactly on the integers.
+    Assumes: the answer is a whole number, and the sensitivity holds for every possible record. The noise is drawn anew
+    for every release, exactly from this law on the integers.
 
-    Under replace_one two data sets differ by twice the sensitivity.
+    Under replace_one two data sets differ by up to twice the sensitivity.
     """
 
     scale: RealField = field(POSITIVE)
@@ -332,21 +337,21 @@ class DiscreteLaplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """[e^{zas} + e^{-as(z+1)} + (1 - e^{-a}) sum_{x=1..s-1} e^{-ax} e^{za(s-2x)}] / (1 + e^{-a}), a = 1/scale."""
         a, s = 1.0 / self.scale, self.sensitivity
-        first = xp.where(xp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
-        other = xp.where(xp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
-        # the middle sum is e^{zas} (y - y^s)/(1 - y), y = e^{-a(1+2z)}: a geometric sum in |y| <= 1 after
-        # taking out the larger end; near y^s = 1 it is s - 1 terms of e^{zas}
+        larger = xp.where(xp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
+        smaller = xp.where(xp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
+        # The sum is e^{zas} (y - y^s)/(1 - y) with y = e^{-a(1+2z)}. With the larger of the first two terms factored
+        # out it is a geometric sum with |y| = |e^w| <= 1; near w = 0, where it is 0/0, its Taylor series is used.
         w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
         near = xp.abs(w) * s < 1e-6
-        apart = xp.where(near, 1.0, w)
-        quotient = xp.exp(apart) * xp.expm1(apart * (s - 1)) / xp.expm1(apart)
-        linear = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
-        middle = xp.where(near, linear, quotient)
-        total = 1 + xp.exp(other - first) - xp.expm1(-a) * middle
-        return first + xp.log(total) - xp.log1p(xp.exp(-a))
+        safe = xp.where(near, 1.0, w)
+        quotient = xp.exp(safe) * xp.expm1(safe * (s - 1)) / xp.expm1(safe)
+        series = (s - 1) * (1 + w * s / 2 + w * w * s * (2 * s - 1) / 12)
+        middle = xp.where(near, series, quotient)
+        total = 1 + xp.exp(smaller - larger) - xp.expm1(-a) * middle
+        return larger + xp.log(total) - xp.log1p(xp.exp(-a))
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """As many times the shift."""
+        """The same noise with the sensitivity multiplied by ``distance``."""
         return DiscreteLaplace(self.scale, self.sensitivity * distance)
 
     def lattice(self) -> tuple[Number, Number]:
@@ -354,16 +359,16 @@ class DiscreteLaplace(Mechanism):
         return self.sensitivity / self.scale, 2.0 / self.scale
 
     def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
-        """Exact for a shift of at most 513; beyond, those between the two modes are put into cells."""
+        """Exact up to sensitivity 513; above it the outcomes between the modes of the two laws are grouped in cells."""
         return finite.discrete_laplace_pair(self.scale, self.sensitivity, fine, inner)
 
     def finite_pair_is_exact(self) -> bool:
-        """Whether every outcome between the modes has its own place (a traced sensitivity: not known)."""
+        """Whether no outcomes are grouped in cells; False for a traced sensitivity."""
         known = not validate.is_traced(self.sensitivity)
         return known and bool(np.all(np.asarray(self.sensitivity) <= finite.LAPLACE_MIDDLE + 1))
 
     def log_middle(self, loss: Array) -> Array:
-        """As of `Laplace`; the sensitivity is even."""
+        """min(loss, 0) + sensitivity / (2 scale), for an even sensitivity, as it is at distance 2."""
         return xp.minimum(loss, 0.0) + 0.5 * self.sensitivity / self.scale
 
     def max_loss(self) -> Number:
@@ -375,22 +380,22 @@ class DiscreteLaplace(Mechanism):
 class NoisyIteration(GaussianMechanism):
     """Last iterate of a contractive noisy iteration: x_j = Pi(psi_j(x_{j-1}) + N(0, noise_std_j^2 I)), j = 1..T.
 
-    contraction: Lipschitz constant of psi_j for one of two neighbouring runs, >= 0.
+    contraction: Lipschitz constant of psi_j in one of the two neighbouring runs, >= 0.
     noise_std: standard deviation of the noise of step j, >= 0.
-    shift: bound of |psi_j - psi'_j|, the difference of the two runs under the relation that you account for, >= 0. (A
-        record that is removed from a fixed order moves all after it: every step from there on has a shift.)
+    shift: bound of |psi_j - psi'_j|, psi' the maps of the other run under the relation that you account for, >= 0. (If
+        a record is removed from a fixed order, all later records move up: every step from there on has a shift.)
 
-    The last axis of each array is the steps; leading axes are a grid. A single number is that of every step.
+    The last axis of each array counts the steps; leading axes are a batch. A single number applies to every step.
 
     >>> runs = jaxdp.NoisyIteration(contraction=[0.9, 0.9, 0.9], noise_std=[1.0, 1.0, 1.0], shift=[0.1, 0.1, 0.1])
     >>> print(f"{jaxdp.epsilon(runs, delta=1e-6):.4f}")
     0.7119
 
-    x_T is mu-Gaussian-DP at the optimal shift allocation,
-    mu^2 = min sum a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
+    x_T is mu-Gaussian-DP (proof: notebooks/proofs/heterogeneous_gdp_iteration.md), where the optimal allocation a gives
+    mu^2 = min sum_j a_j^2 / noise_std_j^2 over z_j = contraction_j z_{j-1} + shift_j - a_j >= 0, z_0 = z_T = 0.
 
-    Assumes: only the last iterate is released; Pi a projection on a fixed convex set, after the noise; schedules public
-    and fixed in advance; the same x_0. Proof: notebooks/proofs/heterogeneous_gdp_iteration.md.
+    Assumes: only the last iterate is released. Pi projects onto a fixed convex set, after the noise is added. The
+    schedules are public and fixed in advance. Both runs start at the same x_0.
     """
 
     contraction: ArrayField = field(NONNEGATIVE)
@@ -409,9 +414,9 @@ class NoisyIteration(GaussianMechanism):
 
     @in_float64
     def gaussian_mu(self) -> Number:
-        """sqrt of the optimal allocation's mu^2 (pool adjacent violators)."""
+        """The root of the optimal allocation's mu^2, computed by pooling adjacent violators."""
         steps = self.contraction, self.noise_std, self.shift
-        # concrete numbers by the compiled loop: an eager one is compiled anew each time
+        # Concrete numbers use the kernel, which is compiled once; an eager loop would be compiled anew at each call.
         mu2 = (
             shift_allocation_mu2(*steps)
             if validate.is_traced(steps)
@@ -421,11 +426,11 @@ class NoisyIteration(GaussianMechanism):
         return xp.where(positive, xp.sqrt(xp.where(positive, mu2, 1.0)), 0.0)
 
     def mu_excess(self, mu: Number) -> Number:
-        """That of the allocation's mu^2, whose block variances are in units of the largest noise."""
+        """Bound of the relative excess of the square root of the computed mu^2, see `allocation_excess`."""
         return allocation_excess(self.contraction, self.noise_std, self.shift, mu)
 
     def check_structure(self) -> None:
-        """contraction, noise_std and shift have equal numbers of steps."""
+        """contraction, noise_std and shift must have the same number of steps."""
         shapes = {name: np.shape(getattr(self, name)) for name in ("contraction", "noise_std", "shift")}
         lengths = {name: shape[-1] if shape else None for name, shape in shapes.items()}
         if not any(shapes.values()):

@@ -1,4 +1,4 @@
-"""compose, repeat, and the normal form that the accountant works on."""
+"""Composition: `compose`, `repeat`, and the normal form of a composition that the accountant works on."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from jaxdp.typing import Array, Number, Real, RealField, Relation
 class Repeated(Mechanism):
     """A mechanism repeated adaptively; ``times`` counts the runs. Made by `repeat`.
 
-    Assumes: the record and the number of runs are fixed in advance. What a run asks may depend on all that was released
-    before; its noise and sampling may not, and a number of runs that does is covered by the largest that was allowed.
+    Assumes: the record and the number of runs are fixed in advance. The query of a run may depend on all that was
+    released before; its noise and sampling may not. If the number of runs does, state the largest number allowed.
     """
 
     mechanism: Mechanism
     times: RealField = field(whole(0), remedy="A mechanism runs a whole number of times.")
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """The mechanism at that distance, as often."""
+        """The mechanism at this distance, repeated equally often."""
         return dataclasses.replace(self, mechanism=self.mechanism.at_distance(distance))
 
     def under(self, relation: str) -> Mechanism:
-        """The mechanism under the relation, as often."""
+        """The mechanism under the relation, repeated equally often."""
         return dataclasses.replace(self, mechanism=self.mechanism.under(relation))
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """Those of the mechanism."""
+        """The directions of the repeated mechanism."""
         return self.mechanism.directions(relation)
 
     def __repr__(self) -> str:
@@ -53,22 +53,22 @@ class Repeated(Mechanism):
 class Composed(Mechanism):
     """Adaptive composition of different mechanisms. Made by `compose`.
 
-    Assumes: the list of records is fixed in advance. What a release asks may depend on all that was released before;
-    its noise and sampling may not.
+    Assumes: the list of records is fixed in advance. The query of a release may depend on all that was released
+    before; its noise and sampling may not.
     """
 
     parts: tuple[Mechanism, ...]
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """Each part at that distance."""
+        """The composition of the parts at this distance."""
         return Composed(tuple(part.at_distance(distance) for part in self.parts))
 
     def under(self, relation: str) -> Mechanism:
-        """Each part under the relation."""
+        """The composition of the parts under the relation."""
         return Composed(tuple(part.under(relation) for part in self.parts))
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """The directions that some part needs; the pair of a symmetric part is the same in every direction."""
+        """The directions that at least one part needs; the pair of a symmetric part is the same in every direction."""
         relation = validate.choice("relation", relation, RELATIONS) or natural_relation(self)
         wanted = tuple(dict.fromkeys(direction for part in self.parts for direction in part.directions(relation)))
         asymmetric = [d for d in wanted if d != "forward"]
@@ -87,7 +87,7 @@ class Composed(Mechanism):
 
 
 def natural_relation(mechanism: Mechanism) -> Relation:
-    """The relation that relation=None stands for; error where the parts of a composition do not share one."""
+    """The relation that relation=None stands for; UnsupportedMechanismError if the parts' natural relations differ."""
     if isinstance(mechanism, Repeated):
         return natural_relation(mechanism.mechanism)
     if not isinstance(mechanism, Composed):
@@ -104,15 +104,15 @@ def natural_relation(mechanism: Mechanism) -> Relation:
 
 
 def require_one_order(mechanism: Mechanism) -> None:
-    """UnsupportedMechanismError for several releases under replace_one whose pair depends on the order.
+    """UnsupportedMechanismError if, under replace_one, two or more releases have a pair that depends on the order.
 
     A person's value may change from a to b in one release and from b to a in another.
     """
-    several = 0
+    ordered = 0  # releases whose pair depends on the order, counted up to 2 for each part
     for atom, times in flatten(mechanism):
         if len(atom.directions("replace_one")) > 1 and not atom.same_in_both_orders():
-            several += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
-    if several > 1:
+            ordered += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
+    if ordered > 1:
         raise UnsupportedMechanismError(
             "several releases under replace_one need pairs with the same profile in both orders, to the last digit: a "
             "value may change from a to b in one and from b to a in another. Give the pair of the larger profile: "
@@ -121,16 +121,16 @@ def require_one_order(mechanism: Mechanism) -> None:
 
 
 def compose(*mechanisms: Mechanism) -> Mechanism:
-    """The adaptive composition of the given mechanisms, in any order; of none, a mechanism that releases nothing.
+    """The adaptive composition of the mechanisms, in any order; without arguments a mechanism that releases nothing.
 
-    Assumes: the list of records is fixed in advance. What a release asks may depend on all that was released before;
-    its noise and sampling may not.
+    Assumes: the list of records is fixed in advance. The query of a release may depend on all that was released
+    before; its noise and sampling may not.
 
     >>> both = jaxdp.compose(jaxdp.Gaussian(2.0), jaxdp.Laplace(2.0))
     >>> print(f"{jaxdp.epsilon(both, delta=1e-5):.4f}")
     2.4152
 
-    Raises TypeError for what is not a mechanism.
+    Raises TypeError for an argument that is not a mechanism.
     """
     for mechanism in mechanisms:
         if not isinstance(mechanism, Mechanism):
@@ -141,13 +141,13 @@ def compose(*mechanisms: Mechanism) -> Mechanism:
 def repeat(mechanism: Mechanism, times: Real) -> Mechanism:
     """The mechanism composed with itself ``times`` times, adaptively.
 
-    times: whole numbers >= 0, any shape that broadcasts with the mechanism's fields. If it depends on what was released
-        (a run that is stopped), give the largest number that was allowed.
+    times: whole numbers >= 0, of any shape that broadcasts with the mechanism's fields. If the number of runs depends
+        on what was released (early stopping), give the largest number allowed.
 
     >>> jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), times=[10, 100]), delta=1e-5).round(4)
     array([1.1994, 4.3772])
 
-    Raises TypeError unless given a mechanism.
+    Raises TypeError if ``mechanism`` is not a mechanism.
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"repeat takes a jaxdp mechanism, got {type(mechanism).__name__}.")
@@ -155,24 +155,24 @@ def repeat(mechanism: Mechanism, times: Real) -> Mechanism:
 
 
 def everything(mechanism: Mechanism) -> Iterator[Mechanism]:
-    """The mechanism, and every one that it holds."""
+    """The mechanism and, recursively, every mechanism that it holds."""
     yield mechanism
     for each in held(mechanism):
         yield from everything(each)
 
 
 def held(mechanism: Mechanism) -> list[Mechanism]:
-    """The mechanisms that the fields of a mechanism hold."""
+    """The mechanisms in the fields of a mechanism."""
     values = [getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)]
     parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     return [part for part in parts if isinstance(part, Mechanism)]
 
 
 def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Number]]:
-    """The atomic mechanisms with their counts."""
+    """(mechanism, number of runs) for each part of nested compositions and repetitions."""
     if isinstance(mechanism, Repeated):
         once = isinstance(times, int) and times == 1
-        with np.errstate(over="ignore"):  # infinitely many runs have the vacuous bounds
+        with np.errstate(over="ignore"):  # a product that overflows means infinitely many runs: vacuous bounds
             runs = mechanism.times if once else _numbers(times) * _numbers(mechanism.times)
         return flatten(mechanism.mechanism, runs)
     if isinstance(mechanism, Composed):
@@ -181,7 +181,7 @@ def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Nu
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:
-    """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism."""
+    """For each leaf, in pytree order, the number of trailing axes that belong to one mechanism (event axes)."""
     dims: list[int] = []
     for each in dataclasses.fields(mechanism):
         if each.metadata.get("static"):
@@ -196,7 +196,7 @@ def event_dims(mechanism: Mechanism) -> list[int]:
 
 
 def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
-    """The broadcast shape of a mechanism's leaves without their event axes."""
+    """The shape to which a mechanism's leaves, without their event axes, broadcast."""
     if isinstance(mechanism, Composed):
         shapes = [batch_shape(part) for part in mechanism.parts]
     elif isinstance(mechanism, Repeated):
@@ -213,7 +213,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def flat_rows(mechanism: Mechanism, shape: tuple[int, ...]) -> Mechanism:
-    """The mechanism with every leaf broadcast to ``shape`` and flattened to one leading batch axis."""
+    """The mechanism with every leaf broadcast to the batch shape ``shape``, flattened to one leading axis."""
     leaves, tree = jax.tree.flatten(mechanism)
     rows = (formulas.flat_rows(_numbers(x), n, shape) for x, n in zip(leaves, event_dims(mechanism), strict=True))
     return jax.tree.unflatten(tree, rows)
@@ -224,20 +224,20 @@ def _numbers(value: Any) -> Any:
 
 
 def spread_axis(mechanism: Mechanism) -> Mechanism:
-    """The mechanism with one more batch axis of length 1 at the end, to broadcast against a grid of targets."""
+    """The mechanism with another batch axis, of length 1, at the end, to broadcast against a grid of targets."""
     shape = batch_shape(mechanism)
     return jax.tree.map(lambda leaf: leaf.reshape((*shape, 1, *leaf.shape[1:])), flat_rows(mechanism, shape))
 
 
-# One stack: a record with leaves (batch, members, *event), and how often each member is run, (batch, members).
+# A stack: a record with leaves of shape (batch, members, *event), and the number of runs of each, (batch, members).
 Stack = tuple[Mechanism, Array]
 
 
 def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ...]:
-    """The mechanisms of a composition as stacks: one stack for each class and event shape, with counts.
+    """The mechanisms of a composition as stacks: one stack, with numbers of runs, for each class and event shape.
 
-    A leaf has shape (batch, members, *event), so that a thousand different Gaussians are one array and one term of the
-    program. Equal concrete records become one member with the summed count.
+    A thousand different Gaussians thus are one array and one term of the compiled program. Equal concrete records
+    become one member, with the sum of their numbers of runs.
     """
     groups: dict[Any, list[tuple[Mechanism, Any]]] = {}
     for atom, times in flatten(mechanism):
@@ -265,12 +265,12 @@ def _merge_equal(members: list[tuple[Mechanism, Any]]) -> list[tuple[Mechanism, 
 
 
 def is_gaussian(mechanism: Mechanism) -> bool:
-    """True when every part is a Gaussian-DP mechanism, so that the composition is one too."""
+    """Whether every part is a Gaussian-DP mechanism, so that the composition is Gaussian-DP too."""
     return all(isinstance(atom, GaussianMechanism) for atom, _ in flatten(mechanism))
 
 
 def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
-    """One Gaussian-DP record for a mechanism for which `is_gaussian` holds: 1/noise_multiplier^2 adds."""
+    """A Gaussian-DP mechanism unchanged; composed `Gaussian` records as one `Gaussian`: 1/noise_multiplier^2 adds."""
     if isinstance(mechanism, GaussianMechanism):
         return mechanism
     atoms = [(atom, times) for atom, times in flatten(mechanism) if isinstance(atom, Gaussian)]
@@ -279,11 +279,11 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     with contextlib.nullcontext() if validate.is_traced(mechanism) else on_host():
         runs = [(xp.asarray(times, xp.float64), xp.asarray(g.noise_multiplier, xp.float64)) for g, times in atoms]
         mus = [xp.where(t > 0, xp.sqrt(xp.where(t > 0, t, 1.0)) / noise, 0.0) for t, noise in runs]
-        return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus, 0.0), axis=-1)))  # 0.0: of no parts
+        return Gaussian(1.0 / norm(xp.stack(xp.broadcast_arrays(*mus, 0.0), axis=-1)))  # 0.0, if there are no parts
 
 
 def norm(numbers: Any) -> Any:
-    """The root of the sum of squares of nonnegative numbers over the last axis; their squares may be out of range."""
+    """The Euclidean norm of nonnegative numbers over the last axis; their squares may overflow or underflow."""
     unit = xp.stop_gradient(xp.max(numbers, axis=-1))
     unit = xp.where((unit > 0) & xp.isfinite(unit), unit, 1.0)
     total = xp.sum((numbers / unit[..., None]) ** 2, axis=-1)

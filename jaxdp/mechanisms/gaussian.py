@@ -1,4 +1,4 @@
-"""Mechanisms that are Gaussian-DP: one number, mu."""
+"""Mechanisms that are mu-Gaussian-DP: the number mu describes their privacy."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class GaussianMechanism(Mechanism):
         raise self._undefined("gaussian_mu")
 
     def mu_excess(self, mu: Number) -> Number:
-        """How far, relative, ``gaussian_mu`` may be above the truth, other than by 8 units of rounding."""
+        """Bound of the relative excess of ``gaussian_mu`` over the true mu, in addition to 8 units of 2^-53."""
         return 0.0
 
     def is_exact(self, direction: str) -> bool:
-        """False for a record with a ``mu_excess`` of its own."""
+        """Whether ``gaussian_mu`` is exact up to rounding: the class does not override ``mu_excess``."""
         return type(self).mu_excess is GaussianMechanism.mu_excess
 
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism]:
-        """Records of the mu computed, and of one that is not above the truth."""
+        """Records with the computed mu, which is an upper bound, and with a mu that is not above the true one."""
         with on_host():
             mu = xp.vmap(gaussian_mus)(self)
-            excess = xp.vmap(xp.vmap(lambda one, mu: xp.asarray(one.mu_excess(mu))))(self, mu)
+            excess = xp.vmap(xp.vmap(lambda member, mu: xp.asarray(member.mu_excess(mu))))(self, mu)
             return OfMu(mu), OfMu(xp.where((mu > 0) & (excess < 1), mu * (1 - 1e-15 - excess), 0.0))
 
     def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:
-        """A pair on cells of the outcomes; the inner one is dominated where ``mu_excess`` is 0."""
+        """A pair made by cutting the outcomes into cells; the inner pair is dominated only if ``mu_excess`` is 0."""
         return (finite.gaussian_inner_pair if inner else finite.gaussian_pair)(self.gaussian_mu(), fine)
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
-        """Beyond 37.5 standard deviations."""
+        """(log of a bound of the moment, least loss) of the outcomes beyond 37.5 standard deviations."""
         return finite.gaussian_tail_moment(self.gaussian_mu(), order)
 
     def renyi_divergence(self, order: Number) -> Number:
-        """order mu^2 / 2."""
+        """order mu^2 / 2, where it is positive at least the smallest normal number."""
         return gaussian_renyi(order, self.gaussian_mu())
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -57,20 +57,20 @@ class GaussianMechanism(Mechanism):
 
 @record
 class OfMu(GaussianMechanism):
-    """Gaussian-DP with this mu."""
+    """A mechanism that is mu-Gaussian-DP for the given mu."""
 
     mu: RealField = field(NONNEGATIVE)
 
     def gaussian_mu(self) -> Number:
-        """Mu."""
+        """The field mu."""
         return self.mu
 
 
 def gaussian_renyi(order: Number, mu: Number) -> Number:
-    """order mu^2 / 2, what underflows rounded up."""
-    return xp.where(mu == 0, 0.0, xp.maximum(order * mu * mu / 2, SMALLEST))  # the square of a small mu is 0
+    """order mu^2 / 2, where it is positive at least the smallest normal number."""
+    return xp.where(mu == 0, 0.0, xp.maximum(order * mu * mu / 2, SMALLEST))  # mu * mu underflows to 0 for small mu
 
 
 def gaussian_mus(stack: Any) -> Array:
-    """mu of each member of a stack of Gaussian-DP records at one parameter point."""
-    return xp.vmap(lambda one: xp.asarray(one.gaussian_mu()))(stack)
+    """The mu of each member of a stack of Gaussian-DP records at one parameter point."""
+    return xp.vmap(lambda member: xp.asarray(member.gaussian_mu()))(stack)

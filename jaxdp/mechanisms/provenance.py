@@ -1,4 +1,4 @@
-"""A record of the verbs that were called and their mechanisms, stored beside the numbers of a sweep or a report."""
+"""Notes on which verbs were called for which mechanisms, stored beside the numbers of a sweep or a report."""
 
 import contextlib
 import contextvars
@@ -11,19 +11,19 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.composition import everything
 from jaxdp.mechanisms.shuffled import Shuffled
 
-_MOST = 20  # distinct values of an attribute
+_MOST = 20  # largest number of distinct values that `summary` lists for one attribute
 _OBSERVED: contextvars.ContextVar[list[dict[str, str]] | None] = contextvars.ContextVar("observed", default=None)
 
 
 def note(verb: str, mechanism: Mechanism, relation: str, name: str, target: Any) -> None:
-    """Add one call of a verb, at a target of this name, to the list of `observe`; does nothing outside of it."""
+    """Add a call of a verb, and its target (argument ``name``), to the list of the `observe` block in force, if any."""
     calls = _OBSERVED.get()
     if calls is None:
         return
     parts = list(everything(mechanism))
     names = dict.fromkeys(type(each).__name__ for each in parts)
     call = {"verb": verb, "mechanism": ", ".join(names), "relation": relation}
-    if isinstance(target, (np.generic, np.ndarray)) and target.ndim == 0:  # no axis of a grid
+    if isinstance(target, (np.generic, np.ndarray)) and target.ndim == 0:  # one number, not an axis of a grid
         call[name] = repr(target.item())
     rounds = [each for each in parts if isinstance(each, Shuffled)]
     if rounds:
@@ -34,7 +34,7 @@ def note(verb: str, mechanism: Mechanism, relation: str, name: str, target: Any)
 
 @contextlib.contextmanager
 def observe() -> Iterator[list[dict[str, str]]]:
-    """The list of verb calls made inside the block, in this thread."""
+    """Context manager that gives a list, to which all verb calls made inside the block in this thread are added."""
     calls: list[dict[str, str]] = []
     token = _OBSERVED.set(calls)
     try:
@@ -44,7 +44,7 @@ def observe() -> Iterator[list[dict[str, str]]]:
 
 
 def summary(calls: list[dict[str, str]]) -> dict[str, str]:
-    """One attribute per key, the first distinct values joined by commas in the order of first use."""
+    """One attribute per key: the first 20 distinct values in order of first use, joined by commas, "..." for more."""
     keys = dict.fromkeys(key for call in calls for key in call)
     parts = {key: [part for call in calls for part in call.get(key, "").split(", ") if part] for key in keys}
     distinct = {key: list(dict.fromkeys(values)) for key, values in parts.items()}

@@ -18,23 +18,23 @@ from jaxdp.validate import is_traced
 
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
-    """True when the record's K needs the quadrature on a shifted line (in some direction, if none is given)."""
+    """Whether the record's K needs the quadrature for sampled Gaussian noise (direction None: in some direction)."""
     return isinstance(record, SampledRecord) and record.needs_quadrature(direction)
 
 
 def has_finite_law(record: Mechanism, direction: str | None = None) -> bool:
-    """True when K is a sum over the atoms of a finite law (in every direction, if none is given)."""
+    """Whether the record's K is a sum over the atoms of a finite law (direction None: in every direction)."""
     return isinstance(record, FiniteLaw) and not is_sampled_gaussian(record, direction)
 
 
 def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
-    """The spectrum of one parameter point (stacks without their batch axis) in one direction."""
+    """The spectrum of one parameter point (the stacks have no batch axis) in one direction."""
     sampled: list[tuple[Any, Array]] = [(r, t) for r, t in stacks if is_sampled_gaussian(r, direction)]
     closed = [(r, t) for r, t in stacks if not isinstance(r, FiniteLaw)]
     finite = [(r, t) for r, t in stacks if has_finite_law(r, direction)]
-    laws = [xp.vmap(lambda one: _law(one, direction))(record) for record, _ in finite]
+    laws = [xp.vmap(lambda member: _law(member, direction))(record) for record, _ in finite]
     masses = [(_masses(record, direction), times) for record, times in closed]
-    masses += [(both, times) for (_, both, _), (_, times) in zip(laws, finite, strict=True)]
+    masses += [(at_infinity, times) for (_, at_infinity, _), (_, times) in zip(laws, finite, strict=True)]
     tops = [_top(record, times, direction) for record, times in sampled + closed]
     tops += [_sum_of_tops(top, times) for (*_, top), (_, times) in zip(laws, finite, strict=True)]
     return Spectrum(
@@ -42,10 +42,10 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         closed_units=sum((xp.sum(t) * r.unit_errors for r, t in closed), xp.zeros(())),
         mu2=_mu2(closed),
         sampled=tuple(Sampled(gaussian_mus(r.mechanism), r.sampling_probability, t) for r, t in sampled),
-        discrete=tuple(Discrete(*_live(atoms), t) for (atoms, *_), (_, t) in zip(laws, finite, strict=True)),
+        discrete=tuple(Discrete(*_with_mass(atoms), t) for (atoms, *_), (_, t) in zip(laws, finite, strict=True)),
         direction=direction,
-        infinity=_composed_mass([(both[0], times) for both, times in masses]),
-        reverse_infinity=_composed_mass([(both[1], times) for both, times in masses]),
+        infinity=_composed_mass([(at_infinity[0], times) for at_infinity, times in masses]),
+        reverse_infinity=_composed_mass([(at_infinity[1], times) for at_infinity, times in masses]),
         top=sum(tops, xp.zeros(())),
         lattice=_lattice(stacks),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
@@ -53,17 +53,17 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
 
 
 def _law(record: Any, direction: str) -> tuple[Any, Any, Any]:
-    """Atoms, masses at infinity and largest loss of a finite law, which is made once."""
+    """(atoms, masses at infinity, largest loss) of a record with a finite law; computes the law only once."""
     part = record.part(direction)
     return jax.tree_util.tree_map(lambda x: xp.asarray(x, xp.float64), (part[:3], part[3:], record.top_of(part)))
 
 
-def _live(atoms: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """The laws; concrete ones without atoms that have no mass in any law."""
+def _with_mass(atoms: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """The atoms of a stack of laws; of concrete laws, only the atoms that have mass in some law."""
     if is_traced(atoms):
         return atoms
     live = np.any(np.asarray(atoms[1]) > -np.inf, axis=0)
-    live[0] = True  # a law that is nothing but a mass at infinity keeps one
+    live[0] = True  # keep one atom where all mass is at infinity
     loss, log_weight, blur = (part[:, live] for part in atoms)
     return loss, log_weight, blur
 
@@ -97,7 +97,7 @@ def _mu2(closed: list[Stack]) -> Array:
     for record, times in closed:
         if isinstance(record, GaussianMechanism):
             total = total + xp.sum(xp.where(times > 0, times * gaussian_mus(record) ** 2, 0.0))
-    return total * (1 - 1e-14)
+    return total * (1 - 1e-14)  # rounded down
 
 
 def _masses(record: Mechanism, direction: str) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _masses(record: Mechanism, direction: str) -> tuple[Array, Array]:
 
 
 def _composed_mass(masses: list[tuple[Array, Array]]) -> Array:
-    """1 - prod (1 - mass)^times, rounded up; a single mass is returned exactly, so that delta may be equal to it."""
+    """1 - prod (1 - mass)^times, rounded up; a single mass is returned unchanged, so that delta can equal it."""
     count = single = log_none = xp.zeros(())
     for mass, times in masses:
         live = (times > 0) & (mass > 0)
@@ -121,20 +121,20 @@ def _top(record: Any, times: Array, direction: str) -> Array:
         if direction != "reverse":
             return xp.sum(xp.where((rate == 0) | (times == 0), 0.0, xp.inf))
         bounded = xp.where(rate < 1, -xp.log1p(-xp.where(rate < 1, rate, 0.0)), xp.inf)
-        # XLA's log1p is up to 129 ulp off (jax-ml/jax 39707)
+        # The factor covers XLA's log1p, which is up to 129 ULP off (jax-ml/jax 39707).
         return _sum_of_tops(xp.where(rate == 0, 0.0, bounded), times) * (1 + 1e-13)
     largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
     return _sum_of_tops(largest, times)
 
 
 def _sum_of_tops(largest: Array, times: Array) -> Array:
-    bounded = largest < xp.inf  # times an infinite number has no derivative
+    bounded = largest < xp.inf  # masks infinity, whose product with `times` has no derivative
     total = xp.where(bounded, times * xp.where(bounded, largest, 0.0), xp.inf)
     return xp.sum(xp.where(times > 0, total, 0.0)) * (1 + 1e-15 * times.shape[-1])
 
 
 def on_lattice(stacks: tuple[Stack, ...]) -> bool:
-    """True for one mechanism (repeated or not) whose losses lie on a lattice."""
+    """Whether the stacks are one mechanism (repeated or not) whose losses lie on a lattice."""
     return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and stacks[0][0].offers("lattice")
 
 

@@ -1,4 +1,4 @@
-"""Numbers and classes as the Python text that stands for them."""
+"""Field values and classes as Python source text."""
 
 import sys
 
@@ -9,7 +9,7 @@ from jaxdp import validate
 
 
 def as_text(value: object) -> str:
-    """A field's value as Python text; evaluating it with the builtins and the names of jaxdp gives an equal value."""
+    """A field's value as Python source; evaluating it with the builtins and jaxdp's names gives an equal value."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not validate.is_traced(value):
         value = np.asarray(value).tolist()
     if isinstance(value, float) and not np.isfinite(value):
@@ -20,7 +20,7 @@ def as_text(value: object) -> str:
 
 
 def public_name(cls: type) -> str:
-    """The shortest path to a class of ours from the root of the package; the bare name of a user's own."""
+    """The shortest dotted name of a class of jaxdp, relative to jaxdp; for a class from elsewhere its bare name."""
     parts = cls.__module__.split(".")
     for depth in range(1, len(parts) + 1 if parts[0] == "jaxdp" else 1):
         if getattr(sys.modules[".".join(parts[:depth])], cls.__qualname__, None) is cls:
