@@ -1,10 +1,10 @@
-"""The discrete Gaussian, its theta function at complex order, and the finite pairs that stand for it when sampled.
+"""The discrete Gaussian: its theta function at complex order, and the two finite pairs that enclose it for sampling.
 
-One pair dominates it and one it dominates, for any sigma. The outcomes are cut at integers into cells. What lies
-strictly inside a cell is moved to its two ends (dominates) or joined with its left end (dominated); where no cell has
-an inside, which is so up to a sigma of about 57 (fine: 455), both are the mechanism's own pair but for its far tails.
-The sum over the integers inside a cell is taken one by one or, of more than a dozen, by the Gauss rule of that sum: its
-nodes are not integers, and it is exact for polynomials up to degree 15.
+For any sigma the outer pair dominates the mechanism, and the mechanism dominates the inner pair. The outcomes are cut
+into cells at integers. The mass strictly inside a cell is moved to its two ends (outer pair) or joined with its left
+end (inner pair). Up to a sigma of about 57 (fine: 455) no cell has integers inside, and both pairs are the mechanism's
+own except for its far tails. A sum over the integers inside a cell is taken term by term up to 12 terms. A longer sum
+uses its Gauss rule, whose nodes are not integers and which is exact for polynomials up to degree 15.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, RealField
 
-# Below this sigma the sum itself needs few terms, above it Poisson's dual sum does: the fifth is at most e^-63.
+# Terms of theta, and the sigma below which the sum itself is used, above which Poisson's dual sum: term 5 is <= e^-63.
 _TERMS, _SWITCH = 4, 0.4
 
 
 @record
 class DiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise N_Z(0, sigma^2) on a query with one whole answer.
+    """Discrete Gaussian noise N_Z(0, sigma^2) on a query whose answer is one whole number.
 
     sigma: > 0, any shape.
-    sensitivity: s, bound of the size of one record's contribution, a whole number >= 1, any shape.
+    sensitivity: s, bound of the absolute value of one record's contribution, a whole number >= 1, any shape.
 
     >>> print(f"{jaxdp.epsilon(jaxdp.DiscreteGaussian(sigma=2.0), delta=1e-5):.4f}")
     2.0113
 
-    Assumes: the answer is a whole number, and the bound holds for every record that could be there; noise fresh for
-    every release, drawn exactly on the integers; one sample, not a sum of those of several parties.
+    Assumes: the answer is a whole number, and the sensitivity holds for every possible record. The noise is drawn anew
+    for every release, exactly from this law on the integers. It is one sample, not a sum of samples of several parties.
 
-    Under replace_one two data sets differ by 2 s.
-    The pair of shifted laws dominates (Zhu, Dong, Wang 2022, section 4.1):
+    Under replace_one two data sets differ by up to 2 s.
+    The noise shifted by s and the noise itself are a dominating pair (Zhu, Dong, Wang 2022, section 4.1):
     K(z) = z (z+1) s^2 / (2 sigma^2) + log[theta(z s) / theta(0)], theta(x) = sum_k exp(-(k+x)^2 / (2 sigma^2)).
     """
 
@@ -50,7 +50,7 @@ class DiscreteGaussian(Mechanism):
     symmetric: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """The Gaussian exponent plus the theta ratio, with Im z within half a period of |exp K|, 2 pi sigma^2 / s."""
+        """Gaussian exponent plus log theta ratio; first reduces Im z modulo 2 pi sigma^2 / s, the period of |exp K|."""
         s, variance = self.sensitivity, self.sigma**2
         c, t = xp.real(z), xp.imag(z)
         period = 2 * xp.pi * variance / s
@@ -59,7 +59,7 @@ class DiscreteGaussian(Mechanism):
         whole_part = xp.round(c * s)
         x, y = c * s - whole_part, t * s  # theta(x + 1) = theta(x)
         direct = self.sigma < _SWITCH
-        # the terms of either sum, over the 0th: exp(-a (k^2 + ratio k) + i k turn)
+        # term k of the sum in use, divided by term 0: exp(-a (k^2 + ratio k) + i k turn)
         ratio, turn = xp.where(direct, 2 * x, y / (xp.pi * variance)), xp.where(direct, -y / variance, 2 * xp.pi * x)
         k = 1.0 + xp.arange(_TERMS)
         a = _decay(self.sigma)
@@ -77,7 +77,7 @@ class DiscreteGaussian(Mechanism):
         return xp.complex(log_modulus, phase + xp.pi * turns * (2 * whole_part + s))
 
     def log_modulus(self, low: jax.Array, high: jax.Array) -> jax.Array:
-        """log of a bound of |exp(K(c + it) - K(c))|, low <= t <= high: a Gaussian about each multiple of the period."""
+        """Log of a bound of |exp(K(c + it) - K(c))|, low <= t <= high: a Gaussian at each multiple of the period."""
         s, variance, decay = self.sensitivity, self.sigma**2, _decay(self.sigma)
         period, middle = 2 * xp.pi * variance, 0.5 * s * (low + high)
         apart = xp.abs(middle - period * xp.round(middle / period)) - 0.5 * s * (high - low)
@@ -87,7 +87,7 @@ class DiscreteGaussian(Mechanism):
         return xp.where(self.sigma < _SWITCH, 0.0, xp.minimum(bound + 1e-15, 0.0))
 
     def at_distance(self, distance: Number) -> Mechanism:
-        """As many times the shift."""
+        """The same noise with the sensitivity multiplied by ``distance``."""
         return DiscreteGaussian(self.sigma, self.sensitivity * distance)
 
     def lattice(self) -> tuple[Number, Number]:
@@ -96,11 +96,11 @@ class DiscreteGaussian(Mechanism):
         return self.sensitivity**2 / (2 * variance), self.sensitivity / variance
 
     def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
-        """A pair on cells of integers."""
+        """A pair made by grouping the integers in cells."""
         return (discrete_gaussian_inner_pair if inner else discrete_gaussian_pair)(self.sigma, self.sensitivity, fine)
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
-        """Beyond 37.5 sigma, as of a Gaussian; one integer more, which edges are rounded by."""
+        """For the outcomes beyond 37.5 sigma - 1, because edges are rounded down to integers; as for a Gaussian."""
         s, sigma = xp.asarray(self.sensitivity), xp.asarray(self.sigma)
         height = 0.5 * order * (order - 1) * (s / sigma) ** 2
         start = xp.floor(_REACH * sigma - 1 - (order - 1) * s)
@@ -109,17 +109,17 @@ class DiscreteGaussian(Mechanism):
         return log_moment + 1e-12 * (1 + height), s / sigma * xp.maximum(_REACH - 1 / sigma + 0.5 * s / sigma, 0.0)
 
     def log_middle(self, loss: Array) -> Array:
-        """Half the loss and a constant; the sensitivity is even."""
+        """loss / 2 + (sensitivity / sigma)^2 / 8, for an even sensitivity, as it is at distance 2."""
         return 0.5 * loss + (self.sensitivity / self.sigma) ** 2 / 8
 
 
 def _decay(sigma: Number) -> Number:
-    """a of the terms exp(-a k^2) of theta(0): of the sum itself for a small sigma, else of Poisson's dual sum."""
+    """The a in the terms exp(-a k^2) of theta(0): of the sum itself for small sigma, else of Poisson's dual sum."""
     return xp.where(sigma < _SWITCH, 1 / (2 * sigma**2), 2 * xp.pi**2 * sigma**2)
 
 
 def _log_theta_at_zero(sigma: Number) -> Array:
-    """log theta(0), where the dual sum is taken less log(sigma sqrt(2 pi))."""
+    """log theta(0); where the dual sum is used, log theta(0) - log(sigma sqrt(2 pi))."""
     return xp.log1p(2 * xp.sum(xp.exp(-_decay(sigma) * (1.0 + xp.arange(_TERMS)) ** 2)))
 
 
@@ -127,21 +127,21 @@ def _log_total(sigma: Number) -> Array:
     return _log_theta_at_zero(sigma) + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
 
 
-_REACH = 37.5  # sigma; what is beyond is split
-_CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # (even, dense, far) ones, as of a Gaussian
-_SLOTS, _NODES, _DEGREE = 12, 8, 12
-_RULE_ERROR = 3e-14  # relative error of the interpolated rule; 1.2e-14 was measured
-_FAR = 600.0
+_REACH = 37.5  # in units of sigma; outcomes farther out are split into (p, 0) and (0, q)
+_CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # numbers of (even, dense, far) cells of `gaussian_edges`
+_SLOTS, _NODES, _DEGREE = 12, 8, 12  # terms summed one by one; Gauss nodes; degree of the interpolation in 1/N^2
+_RULE_ERROR = 3e-14  # bound of the relative error of the interpolated rule; 1.2e-14 was measured
+_FAR = 600.0  # losses in a cell above this are not exponentiated: they would overflow
 
 
 def _gauss_rule(inverse_square: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights, in units of N, of the Gauss rule of a sum over N integers about 0; takes 1/N^2.
+    """(nodes, weights), in units of N, of the Gauss rule for sums over N integers centred at 0, from 1/N^2.
 
-    Eigenvalues of the Jacobi matrix of the Gram polynomials, b_k^2 = k^2 (N^2 - k^2) / (4 (4 k^2 - 1)).
+    The nodes are eigenvalues of the Jacobi matrix of the Gram polynomials, b_k^2 = k^2 (N^2 - k^2) / (4 (4 k^2 - 1)).
     """
     k = np.arange(1, _NODES)
-    beside = np.sqrt(k**2 * (1 - k**2 * inverse_square) / (4 * (4 * k**2 - 1)))
-    nodes, vectors = np.linalg.eigh(np.diag(beside, 1) + np.diag(beside, -1))
+    off_diagonal = np.sqrt(k**2 * (1 - k**2 * inverse_square) / (4 * (4 * k**2 - 1)))
+    nodes, vectors = np.linalg.eigh(np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
     return nodes, vectors[0] ** 2
 
 
@@ -155,41 +155,41 @@ _RULE = np.linalg.solve(
 
 
 def sum_rule(count: Number) -> tuple[Array, Array]:
-    """(nodes, logarithms of weights) for a sum over the integers 1..count, in `_SLOTS` columns; count 0 is empty."""
+    """(nodes, log weights), in `_SLOTS` columns, for a sum over the integers 1..count; no weights if count is 0."""
     count = xp.asarray(count)[..., None]
     k = 1.0 + xp.arange(_SLOTS)
-    many = count > _SLOTS
-    safe = xp.where(many, count, _SLOTS + 1.0)
+    use_gauss = count > _SLOTS
+    safe = xp.where(use_gauss, count, _SLOTS + 1.0)
     x = xp.clip(2 / (safe * safe * _LARGEST) - 1, -1.0, 1.0)
     values = xp.exact_matmul(xp.cos(xp.arange(_DEGREE + 1) * xp.arccos(x)), _RULE)
     filler = xp.zeros((*safe.shape[:-1], _SLOTS - _NODES))
     nodes = xp.concatenate([0.5 * (safe + 1) + safe * values[..., :_NODES], filler + 1.0], axis=-1)
     weights = xp.concatenate([safe * values[..., _NODES:], filler], axis=-1)
     inside = k <= count
-    single = xp.where(inside, 0.0, -xp.inf)
-    return xp.where(many, nodes, xp.where(inside, k, 1.0)), xp.where(many, finite.log_mass(weights), single)
+    log_ones = xp.where(inside, 0.0, -xp.inf)
+    return xp.where(use_gauss, nodes, xp.where(inside, k, 1.0)), xp.where(use_gauss, finite.log_mass(weights), log_ones)
 
 
 class _Cells(NamedTuple):
-    """Cells right of the middle s/2, in distances from it; the loss at a distance d is s d / sigma^2.
+    """Cells to the right of the middle s/2, as distances d from it; the loss at d is s d / sigma^2.
 
-    A point in the middle counts half, because the other side is the mirror image.
+    An integer in the middle counts half, because the cells to the left are the mirror image.
     """
 
-    loss: Array  # at the edges
-    log_edge: Array  # mass of Q at each edge; -inf where it equals the one before
-    above: Array  # of the nodes inside above the cell's left edge, in L
-    log_share: Array  # of each node's mass that goes to the right end of the cell, so that both masses are preserved
-    log_rest: Array  # that goes to the left end
-    log_inside: Array  # mass of Q at each node inside
-    blur: Array  # what the logarithms of sums inside may be off by, per cell
-    log_outside: Array  # mass of either law beyond all edges
+    loss: Array  # at each edge
+    log_edge: Array  # log mass of Q at each edge; -inf where the edge equals the one before
+    above: Array  # loss at each node inside a cell, minus the loss at the cell's left edge
+    log_share: Array  # log of the share of each node's mass that goes to the right end: preserves P's and Q's mass
+    log_rest: Array  # log of the share that goes to the left end
+    log_inside: Array  # log mass of Q at each node inside
+    blur: Array  # for each cell, bound of the error of the logarithm of a sum inside it
+    log_outside: Array  # log of the mass of either law beyond the last edges on both sides
 
 
-def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
+def _cells(sigma: Number, s: Number, fine: bool) -> _Cells:
     mu = s / sigma
-    offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for an odd shift
-    distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))) + offset
+    offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for odd s, else 0
+    distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if fine else _CELLS))) + offset
     log_total = _log_total(sigma)
 
     def log_mass(d: Array) -> Array:
@@ -211,32 +211,32 @@ def _cells(sigma: Number, s: Number, many: bool) -> _Cells:
 
 
 def discrete_gaussian_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> finite.FinitePair:
-    """A finite pair that dominates N_Z(s, sigma^2) against N_Z(0, sigma^2); what lies beyond 37.5 sigma is split."""
+    """A finite pair that dominates N_Z(s, sigma^2) against N_Z(0, sigma^2); outcomes beyond 37.5 sigma are split."""
     cells = _cells(sigma, sensitivity, fine)
     right, left = finite.log_sum(cells.log_inside + cells.log_share), finite.log_sum(cells.log_inside + cells.log_rest)
     log_q, nothing = finite.at_edges(left, right, cells.log_edge), xp.zeros(1)
     blur = xp.maximum(xp.concatenate([cells.blur, nothing]), xp.concatenate([nothing, cells.blur]))
-    # some, if too little for a number
+    # positive, even where it underflows
     outside = xp.maximum(xp.exp(xp.minimum(cells.log_outside + 1e-12, 0.0)), SMALLEST)
     outside = xp.where(_usable(sigma, sensitivity), outside, 1.0)
     return finite.with_leftover(finite.mirrored(log_q + cells.loss, log_q, cells.loss, blur), outside, outside)
 
 
 def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool = False) -> finite.FinitePair:
-    """A finite pair that it dominates: which cell the outcome is in, its left end included, without the far tails.
+    """A finite pair that N_Z(s, sigma^2) against N_Z(0, sigma^2) dominates: outcomes joined by cell, without far tails.
 
-    Of a cell across which the density falls too far for the Gauss nodes, the left end alone.
+    A cell includes its left end. If the density falls too far across a cell for the Gauss nodes, only the end is kept.
     """
     cells = _cells(sigma, sensitivity, fine)
     log_inside = finite.log_sum(cells.log_inside)
     fit = (cells.blur < 2 * _RULE_ERROR) & (xp.max(cells.above, axis=1) < _FAR) & (log_inside > -xp.inf)
     log_inside = xp.where(fit, log_inside, -xp.inf)
     log_q = finite.log_sum(xp.stack([cells.log_edge[:-1], log_inside], axis=1))
-    # the cell's mean likelihood ratio, relative to that of its left end
+    # the cell's mean likelihood ratio divided by the ratio at its left end, minus 1
     share = xp.where(fit[:, None], xp.exp(cells.log_inside - xp.where(fit, log_q, 0.0)[:, None]), 0.0)
     excess = xp.sum(share * xp.expm1(xp.minimum(cells.above, _FAR)), axis=1)
     loss = cells.loss[:-1] + xp.log1p(excess)
-    # the shares are rounded at the size of the logarithms that they come from
+    # the rounding of a share grows with the size of the logarithms that it is computed from
     blur = xp.where(fit, cells.blur + 4 * ULP * (16 - xp.where(fit, log_q, 0.0)) * excess, 0.0)
     log_q = xp.concatenate([log_q, cells.log_edge[-1:]])
     log_q = xp.where(_usable(sigma, sensitivity), log_q, -xp.inf)
@@ -245,10 +245,10 @@ def discrete_gaussian_inner_pair(sigma: Number, sensitivity: Number, fine: bool 
 
 
 def _usable(sigma: Number, s: Number) -> Array | bool | np.bool:
-    """True where the masses exceed the rounding of their logarithms, and sigma^2 neither underflows nor overflows."""
+    """Whether the masses exceed the rounding of their logarithms, and sigma^2 neither underflows nor overflows."""
     return (s < finite.LARGEST_MU * sigma) & (sigma > 1e-150) & (sigma < 1e70)
 
 
 def _log_lattice_tail(start: Array, sigma: Number) -> Array:
-    """log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}, start >= 1: a geometric series."""
+    """Log of a bound of sum_{k >= start} e^{-k^2 / (2 sigma^2)}, start >= 1, by a geometric series."""
     return -0.5 * (start / sigma) ** 2 - xp.log(-xp.expm1(-(start / sigma) / sigma))

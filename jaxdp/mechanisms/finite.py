@@ -1,10 +1,10 @@
-"""Finite pairs of output laws: what sampling makes of them, and the finite pairs that dominate continuous ones.
+"""Finite pairs of output laws, and the finite pairs that enclose the pairs of noise laws.
 
-A finite pair is (log_p, log_q), two vectors of log masses over the same outcomes, -inf where a law has no mass; the
-library's own are a `FinitePair`, which also knows its losses, because log_p - log_q has the rounding of both.
-Splitting an outcome of masses (p_i, q_i) into two of other ratios but the same sums dominates (a mean-preserving
-spread of the likelihood ratio: the larger pair post-processes to the smaller), and so does splitting it into
-(p_i, 0) and (0, q_i). The first discretises, the second bounds what lies outside a window.
+A finite pair is (log_p, log_q), two vectors of log masses over the same outcomes, -inf where a law has no mass. The
+library's own pairs are a `FinitePair`, which also holds the losses, because log_p - log_q has the rounding of both.
+Two changes give a pair that dominates the original, because post-processing leads back to it. One splits an outcome of
+masses (p_i, q_i) into two with other ratios but the same sums (a mean-preserving spread of the likelihood ratio); it
+discretises a law. The other splits it into (p_i, 0) and (0, q_i); it bounds the outcomes outside a window.
 """
 
 from typing import NamedTuple
@@ -18,20 +18,20 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number
 
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
-# cells of a Gaussian: (even, dense, far) ones
+# numbers of (even, dense, far) cells of a Gaussian pair, see `gaussian_edges`
 _CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
-_NEAR, _FAR = 9.0, 37.5  # standard deviations of P beyond the middle; the tail beyond the second is 5e-308
-LARGEST_MU = 1e6  # beyond it exponents of size mu^2 lose the digits that tell P's masses: nothing is claimed
-_AROUND = 8  # neighbours on either side over which edges are averaged
+_NEAR, _FAR = 9.0, 37.5  # standard deviations beyond P's mean where near and far cells end; P's tail there: 5e-308
+LARGEST_MU = 1e6  # above it, rounding of exponents of size mu^2 spoils P's masses: no bound is claimed
+_AROUND = 8  # an edge is averaged with this many neighbours on either side
 _LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
-LAPLACE_MIDDLE = 512  # twice 256: under replace_one the shift is two contributions
+LAPLACE_MIDDLE = 512  # largest number of single outcomes between the modes; 2 x 256, as replace_one doubles the shift
 
 
 class FinitePair(NamedTuple):
     """Log masses over the outcomes, the losses log p/q (any number where one law has no mass), and their errors.
 
-    blur: bound of the absolute error of each loss. only_p, only_q: the mass that one law has where the other has none,
-    rounded up; it is kept apart because its logarithm would lose digits.
+    blur: bound of the absolute error of each loss. only_p, only_q: P's mass where Q has none, and Q's where P has none,
+    rounded up. They are kept as numbers of their own because their logarithms would lose digits.
     """
 
     log_p: Array
@@ -46,10 +46,10 @@ Pair = FinitePair | tuple[Array, Array]
 
 
 class Part(NamedTuple):
-    """The law of L under the first law of a pair, and the masses at infinity of the pair and of its swap.
+    """The law of the loss L under the first law of a pair, and the masses at infinity of the pair and of its swap.
 
-    blur: bound of the absolute error of each loss. A log weight may be off by as much, and by 4 units of 2^-53 times
-    (its size + that of the loss + 8).
+    blur: bound of the absolute error of each loss. The error of a log weight is at most
+    blur + 4 x 2^-53 (|log weight| + |loss| + 8).
     """
 
     loss: Array
@@ -65,33 +65,33 @@ def with_losses(pair: Pair) -> FinitePair:
         return FinitePair(*(xp.asarray(side) for side in pair))
     log_p, log_q = (xp.asarray(side) for side in pair)
     live = (log_p > -xp.inf) & (log_q > -xp.inf)
-    one, other = xp.where(live, log_p, 0.0), xp.where(live, log_q, 0.0)
+    safe_p, safe_q = xp.where(live, log_p, 0.0), xp.where(live, log_q, 0.0)
 
-    def alone(logs: Array, there: Array) -> Array:
-        size = xp.where(there | (logs == -xp.inf), 0.0, xp.abs(logs) + 8)
-        return xp.sum(xp.where(there, 0.0, xp.exp(logs) * (1 + (2 * size + logs.shape[0]) * ULP)))
+    def alone(logs: Array, other_has_mass: Array) -> Array:
+        size = xp.where(other_has_mass | (logs == -xp.inf), 0.0, xp.abs(logs) + 8)
+        return xp.sum(xp.where(other_has_mass, 0.0, xp.exp(logs) * (1 + (2 * size + logs.shape[0]) * ULP)))
 
-    blur = 4 * ULP * (xp.abs(one) + xp.abs(other) + 1)
+    blur = 4 * ULP * (xp.abs(safe_p) + xp.abs(safe_q) + 1)
     only_p, only_q = alone(log_p, log_q > -xp.inf), alone(log_q, log_p > -xp.inf)
-    return FinitePair(log_p, log_q, one - other, blur, only_p, only_q)
+    return FinitePair(log_p, log_q, safe_p - safe_q, blur, only_p, only_q)
 
 
 def randomized_response_pair(epsilon: Number, categories: Number) -> FinitePair:
-    """The three outcomes of k-ary randomized response: one's own value, the other's, any third; exact losses."""
+    """k-ary randomized response: outcomes "the person's value", "the value that replaces it", "any third value"."""
     scale = xp.log1p((categories - 1.0) * xp.exp(-epsilon))
-    # the third as log of 1 / (1 + (e^eps + 1)/(k - 2)): differences of logarithms lose the digits of a large k
-    some = xp.where(categories > 2, categories - 2.0, 1.0)
-    near = xp.log1p((xp.exp(xp.minimum(epsilon, 600.0)) + 1) / some)
-    third = -xp.where(epsilon < 600.0, near, xp.softplus(epsilon - xp.log(some)))
-    rest = xp.where(categories > 2, third, -xp.inf)
+    # log mass of a third value: log(1 / (1 + (e^eps + 1)/(k - 2))); differences of logarithms lose digits at large k
+    thirds = xp.where(categories > 2, categories - 2.0, 1.0)
+    moderate = xp.log1p((xp.exp(xp.minimum(epsilon, 600.0)) + 1) / thirds)
+    third = -xp.where(epsilon < 600.0, moderate, xp.softplus(epsilon - xp.log(thirds)))
+    third = xp.where(categories > 2, third, -xp.inf)
     own, other = -scale, -epsilon - scale
     zero = xp.zeros_like(scale)
     loss = xp.stack([epsilon + zero, -epsilon + zero, zero])
-    return FinitePair(xp.stack([own, other, rest]), xp.stack([other, own, rest]), loss, xp.zeros_like(loss))
+    return FinitePair(xp.stack([own, other, third]), xp.stack([other, own, third]), loss, xp.zeros_like(loss))
 
 
 def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePair:
-    """A pair with no mass at infinity, and two more outcomes, (mass_p, 0) and (0, mass_q)."""
+    """A pair without mass at infinity, extended by two outcomes with masses (mass_p, 0) and (0, mass_q)."""
     mass_p, mass_q = xp.asarray(mass_p, xp.float64), xp.asarray(mass_q, xp.float64)
     nothing = xp.full((), -xp.inf)
     return FinitePair(
@@ -105,73 +105,74 @@ def with_leftover(pair: FinitePair, mass_p: Number, mass_q: Number) -> FinitePai
 
 
 def log_mass(mass: Number) -> Array:
-    """log mass, -inf for none."""
+    """log(mass), -inf for mass 0."""
     return xp.where(mass > 0, xp.log(xp.where(mass > 0, mass, 1.0)), -xp.inf)
 
 
 def either(first: FinitePair, second: FinitePair, take_second: Array | bool | np.bool) -> FinitePair:
-    """The second pair where ``take_second`` is true, else the first; both are filled up to the longer one's length."""
-    size = max(first.loss.shape[-1], second.loss.shape[-1])
+    """The second pair where ``take_second`` is true, else the first; the shorter one is padded with empty outcomes."""
+    length = max(first.loss.shape[-1], second.loss.shape[-1])
     sides = []
-    for *both, filler in zip(second[:4], first[:4], (-xp.inf, -xp.inf, 0.0, 0.0), strict=True):
-        filled = (xp.concatenate([side, xp.full(size - side.shape[-1], filler)]) for side in both)
-        sides.append(xp.where(take_second, *filled))
+    for *arrays, filler in zip(second[:4], first[:4], (-xp.inf, -xp.inf, 0.0, 0.0), strict=True):
+        padded = (xp.concatenate([side, xp.full(length - side.shape[-1], filler)]) for side in arrays)
+        sides.append(xp.where(take_second, *padded))
     return FinitePair(*sides, *(xp.where(take_second, b, a) for a, b in zip(first[4:], second[4:], strict=True)))
 
 
 def scaled(pair: FinitePair, lost: Number) -> FinitePair:
-    """Both laws times 1 - lost, each with the mass ``lost`` on an outcome that the other law does not have."""
-    kept = log_complement(lost, 1 - lost)
-    return with_leftover(pair._replace(log_p=pair.log_p + kept, log_q=pair.log_q + kept), lost, lost)
+    """Both laws scaled by 1 - lost, each with the mass ``lost`` on an outcome where the other law has none."""
+    log_kept = log_complement(lost, 1 - lost)
+    return with_leftover(pair._replace(log_p=pair.log_p + log_kept, log_q=pair.log_q + log_kept), lost, lost)
 
 
 def masses_pair(p: Array, q: Array) -> FinitePair:
     """The pair of two vectors of masses; only_p and only_q are left at 0, to be set by the caller."""
     both = (p > 0) & (q > 0)
-    one, other = xp.where(both, p, 1.0), xp.where(both, q, 1.0)
-    gap = (one - other) / other
-    near = xp.abs(gap) < 0.25
-    # the quotient overflows where the masses are too far apart; next to 1 only the difference keeps its digits
-    far = xp.abs(xp.log(one) - xp.log(other)) > 600.0
-    quotient = xp.log(xp.where(far, 1.0, one / other))
-    difference = xp.log(one) - xp.log(other)
-    loss = xp.where(near, xp.log1p(xp.where(near, gap, 0.0)), xp.where(far, difference, quotient))
-    blur = 4 * ULP * xp.where(far, xp.abs(xp.log(one)) + xp.abs(xp.log(other)), xp.abs(loss))
+    safe_p, safe_q = xp.where(both, p, 1.0), xp.where(both, q, 1.0)
+    relative_gap = (safe_p - safe_q) / safe_q
+    near = xp.abs(relative_gap) < 0.25
+    # The loss is log1p((p - q)/q) where log(p/q) would lose digits, and log p - log q where p/q would overflow.
+    far = xp.abs(xp.log(safe_p) - xp.log(safe_q)) > 600.0
+    quotient = xp.log(xp.where(far, 1.0, safe_p / safe_q))
+    difference = xp.log(safe_p) - xp.log(safe_q)
+    loss = xp.where(near, xp.log1p(xp.where(near, relative_gap, 0.0)), xp.where(far, difference, quotient))
+    blur = 4 * ULP * xp.where(far, xp.abs(xp.log(safe_p)) + xp.abs(xp.log(safe_q)), xp.abs(loss))
     return FinitePair(log_mass(p), log_mass(q), loss, blur)
 
 
-def _rounded(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
-    """A pair with no mass at infinity, its losses within 8 units of themselves."""
+def _with_blur(log_p: Array, log_q: Array, loss: Array) -> FinitePair:
+    """A pair without mass at infinity, whose losses have relative errors of at most 8 units of 2^-53."""
     return FinitePair(log_p, log_q, loss, 8 * ULP * xp.abs(loss))
 
 
 def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int) -> Array:
-    """Edges of cells of N(mu, 1) against N(0, 1): distances from the middle, where the loss mu x edge is 0."""
-    fine = mu / 2 + _NEAR
-    even = fine * xp.arange(even_cells) / even_cells
-    # what a cell of width h costs goes with density h^2: least where 1/h goes with the density's cube root
+    """Edges of cells of N(mu, 1) against N(0, 1), as distances d >= 0 from the middle mu / 2; the loss at d is mu d."""
+    near_end = mu / 2 + _NEAR
+    even = near_end * xp.arange(even_cells) / even_cells
+    # The error per length of cells of width h is proportional to density h^2. The total is least where 1/h goes with
+    # the cube root of the density, a normal density of variance 3.
     dense = xp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = xp.sort(xp.concatenate([even, dense]))
-    outer = fine + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
+    outer = near_end + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
     edges = xp.concatenate([inner, outer])
-    # the means of neighbours, so that widths change slowly: the law's transform is then known to be small far out
+    # Average each edge with its neighbours, so that widths change slowly: the law's transform is then small far out.
     around = xp.concatenate([-edges[_AROUND:0:-1], edges])
     means = xp.mean(around[np.arange(edges.size - _AROUND)[:, None] + np.arange(2 * _AROUND + 1)], axis=1)
     return xp.concatenate([xp.zeros(1), means[1:], edges[-_AROUND:]])
 
 
 def gauss_error(fall: Array) -> Array:
-    """Bound of the error of 8 Gauss nodes, relative, for a function that falls by at most so many nats in the cell.
+    """Bound of the relative error of 8 Gauss nodes, for a function that falls by at most ``fall`` nats in the cell.
 
-    (8!)^4 / (17 (16!)^3) max f^(16) over a cell of width 1; the factors are for f being e^{-fall x} times a share.
+    The error is (8!)^4 / (17 (16!)^3) max |f^(16)| over a cell of width 1; here f is e^{-fall x} times a share.
     """
     fall = xp.minimum(fall, 1e9)
     return 7e-23 * (1 + fall) ** 3 * fall**15 * (16 + fall)
 
 
-def _gaussian_cells(mu: Number, many: bool) -> tuple[Array, Array, Array, Array]:
-    """Cells right of the middle: edges; nodes above the left one, and width, in L; log Q density x weight of a node."""
-    edges = gaussian_edges(mu, *(_FINE_CELLS if many else _CELLS))
+def _gaussian_cells(mu: Number, fine: bool) -> tuple[Array, Array, Array, Array]:
+    """Cells right of the middle: edges, losses of nodes above the left edge, widths in L, log(Q density x weight)."""
+    edges = gaussian_edges(mu, *(_FINE_CELLS if fine else _CELLS))
     width = xp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
@@ -179,16 +180,19 @@ def _gaussian_cells(mu: Number, many: bool) -> tuple[Array, Array, Array, Array]
 
 
 def shares(up: Array, whole: Array) -> tuple[Array, Array]:
-    """Logarithms of 1 - r and r = (e^up - 1)/(e^whole - 1): of a mass at ``up`` what goes to the left and right end."""
-    whole = xp.where(whole > 0, whole, 1.0)  # two edges may coincide: a cell without mass
+    """(log(1 - r), log r), r = (e^up - 1)/(e^whole - 1): the shares of a mass that go to a cell's left and right end.
+
+    up: the loss at the mass minus the loss at the left end; whole: the width of the cell in L.
+    """
+    whole = xp.where(whole > 0, whole, 1.0)  # where two edges coincide, the cell has no mass
     total = log_expm1(whole)
     return up + log_expm1(xp.maximum(whole - up, 0.0)) - total, log_expm1(up) - total
 
 
 def at_edges(to_left: Array, to_right: Array, own: Array | None = None) -> Array:
-    """Log masses at the edges of cells, from the parts of each cell that are moved outward to its two edges.
+    """Log masses at the edges of cells, from the log masses that each cell moves to its left and its right edge.
 
-    own: log masses that the edges have besides.
+    own: log masses that the edges already have.
     """
     nothing = xp.full(1, -xp.inf)
     parts = [xp.concatenate([to_left, nothing]), xp.concatenate([nothing, to_right])]
@@ -210,16 +214,16 @@ def log_sum_exp(terms: jax.Array) -> jax.Array:
 
 
 def mirrored(log_p: Array, log_q: Array, loss: Array, blur: Number = 0.0) -> FinitePair:
-    """The outcomes and their mirror images; losses within 8 units of themselves and ``blur``."""
-    pair = _rounded(*(xp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
+    """The outcomes and their mirror images; the error of a loss is at most 8 x 2^-53 |loss| + ``blur``."""
+    pair = _with_blur(*(xp.concatenate(x) for x in ((log_p, log_q), (log_q, log_p), (loss, -loss))))
     return pair._replace(blur=pair.blur + xp.tile(xp.broadcast_to(blur, loss.shape), 2))
 
 
 def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
-    """A finite pair that dominates N(mu, 1) against N(0, 1): each cell's masses moved to its two ends.
+    """A finite pair that dominates N(mu, 1) against N(0, 1): each cell's masses are moved to its two ends.
 
-    The share of a cell that goes to its right end, (e^{L - L0} - 1)/(e^{L1 - L0} - 1), preserves both masses. It
-    is integrated by 8 Gauss nodes a cell, so no two nearly equal masses are ever subtracted.
+    In a cell of losses L0 to L1 the share (e^{L - L0} - 1)/(e^{L1 - L0} - 1) of the mass at L goes to the right end,
+    which preserves both masses. Eight Gauss nodes integrate it, so that no nearly equal masses are subtracted.
     """
     mu = xp.maximum(mu, 1e-100)
     edges, up, whole, log_density = _gaussian_cells(mu, fine)
@@ -231,16 +235,16 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
 
 
 def gaussian_tail_moment(mu: Number, order: Number) -> tuple[Number, Number]:
-    """`tail_moment` of `gaussian_pair`: p^a q^(1-a) is e^{a (a-1) mu^2/2} times the density of N(a mu, 1)."""
+    """`tail_moment` of `gaussian_pair`: p^a q^(1-a), a = order, is e^{a (a-1) mu^2/2} x the density of N(a mu, 1)."""
     height = 0.5 * order * (order - 1) * mu**2
     log_moment = height + log_normal_tail(xp.asarray(_FAR - (order - 1) * mu)) + np.log(2.0)
     return log_moment + 1e-12 * (1 + height), mu * (_FAR + mu / 2)
 
 
 def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
-    """A finite pair that N(mu, 1) against N(0, 1) dominates: which cell the outcome is in, without the far tails.
+    """A finite pair that N(mu, 1) against N(0, 1) dominates: outcomes joined by cell, without the far tails.
 
-    Also without cells in which the density falls too far for the Gauss nodes (3 nats: they are then good to 1e-15).
+    Cells in which the density falls by 3 nats or more are left out, too; below, the Gauss nodes are good to 1e-15.
     """
     mu = xp.maximum(mu, 1e-100)
     edges, up, whole, log_density = _gaussian_cells(mu, fine)
@@ -248,7 +252,7 @@ def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
     fall = whole[:, 0] + xp.diff(edges) * (edges[1:] + mu / 2)
     fit = (fall < 3.0) & (log_q > -xp.inf) & (mu < LARGEST_MU)
     log_q = xp.where(fit, log_q, -xp.inf)
-    # the cell's mean likelihood ratio, relative to that of its left edge
+    # the cell's mean likelihood ratio divided by the ratio at its left edge, minus 1
     share = xp.exp(log_density - xp.where(fit, log_q, xp.inf)[:, None])
     excess = xp.sum(share * xp.expm1(xp.minimum(up, 3.0)), axis=1)
     loss = mu * edges[:-1] + xp.log1p(excess)
@@ -256,11 +260,11 @@ def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
 
 
 def laplace_pair(scale: Number, fine: bool = False, inner: bool = False) -> FinitePair:
-    """A finite pair that dominates Laplace noise of the given scale, shift 1: the atoms +-1/scale stay exact.
+    """A finite pair that dominates Laplace noise of the given scale, shift 1; the atoms at loss +-1/scale are exact.
 
-    In a cell of width d (in L) the likelihood ratio averages to that of its middle, so the right end gets the
-    share 1/(1 + e^{d/2}) of the cell's mass under Q, exactly. inner: one that it dominates, which cell the outcome is
-    in.
+    In a cell of width d in L the mean likelihood ratio is the ratio at the cell's middle. The right end therefore gets
+    exactly the share 1/(1 + e^{d/2}) of the cell's mass under Q. inner: a pair that the noise dominates, the outcomes
+    joined by cell.
     """
     cells = _FINE_LAPLACE_CELLS if fine else _LAPLACE_CELLS
     x, width = xp.arange(cells) / cells, 1.0 / (scale * cells)
@@ -273,33 +277,33 @@ def laplace_pair(scale: Number, fine: bool = False, inner: bool = False) -> Fini
         log_q = at_edges(left, right, xp.concatenate([below, xp.full(cells - 1, -xp.inf), above]))
         x = xp.arange(cells + 1) / cells
     loss = (2 * x - 1) / scale
-    return _rounded(log_q + loss, log_q, loss)
+    return _with_blur(log_q + loss, log_q, loss)
 
 
 def discrete_laplace_pair(scale: Number, sensitivity: Number, fine: bool = False, inner: bool = False) -> FinitePair:
-    """Discrete Laplace noise, exactly: the outcomes up to 0, from the shift on, and each one between.
+    """The pair of discrete Laplace noise: the outcomes <= 0 as one, the outcomes >= the shift as one, each one between.
 
-    More than `LAPLACE_MIDDLE` between are put into cells, as in `laplace_pair`: a pair that dominates, or one that is
-    dominated (``inner``). The edges are half a number away from the outcomes.
+    It is exact. If more than `LAPLACE_MIDDLE` lie between, they are grouped in cells as in `laplace_pair`: the pair
+    dominates the noise, or is dominated by it (``inner``). Edges of cells lie halfway between integers.
     """
     a, s = 1.0 / scale, xp.asarray(sensitivity)
     x = 1.0 + xp.arange(LAPLACE_MIDDLE)
     end, log_peak = -xp.log1p(xp.exp(-a)), xp.log(xp.tanh(a / 2))
     ends = xp.stack([end, end - a * s])
 
-    def made(log_q: Array, loss: Array) -> FinitePair:
+    def with_ends(log_q: Array, loss: Array) -> FinitePair:
         log_q, loss = xp.concatenate([ends, log_q]), xp.concatenate([a * xp.stack([-s, s]), a * loss])
-        return _rounded(log_q + loss, log_q, loss)
+        return _with_blur(log_q + loss, log_q, loss)
 
-    single = made(xp.where(x < s, log_peak - a * x, -xp.inf), 2 * x - s)
+    exact = with_ends(xp.where(x < s, log_peak - a * x, -xp.inf), 2 * x - s)
     count = _LAPLACE_CELLS if fine else LAPLACE_MIDDLE
-    start = xp.floor(xp.arange(count + 1.0) * (xp.maximum(s - 1, 1.0) / count))  # a cell may have no outcome
-    half = a * xp.diff(start)  # of a cell's width in L
+    start = xp.floor(xp.arange(count + 1.0) * (xp.maximum(s - 1, 1.0) / count))  # a cell may be empty
+    half = a * xp.diff(start)  # half the width of each cell in L
     log_cell = xp.where(half > 0, end - a * (start[:-1] + 1) + log1mexp(-xp.where(half > 0, half, 1.0)), -xp.inf)
     if inner:
-        cells = made(log_cell, start[:-1] + start[1:] + 1 - s)
+        cells = with_ends(log_cell, start[:-1] + start[1:] + 1 - s)
     else:
-        cells = made(
+        cells = with_ends(
             at_edges(log_cell - xp.logaddexp(0.0, -half), log_cell - xp.logaddexp(0.0, half)), 2 * start + 1 - s
         )
-    return either(single, cells, s - 1 > LAPLACE_MIDDLE)
+    return either(exact, cells, s - 1 > LAPLACE_MIDDLE)
