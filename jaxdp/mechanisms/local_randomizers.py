@@ -18,47 +18,47 @@ from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets, stacked
 from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
 
-_LAPLACE_CELLS = 2048  # the numerical error of the upper bound falls with their square: below 2e-6 of epsilon
-_LAPLACE_CELLS_BELOW = 128  # of the lower bound, which is that of a data set
+_LAPLACE_CELLS = 2048  # for upper bounds, whose relative error falls with the square of this number: below 2e-6
+_LAPLACE_CELLS_BELOW = 128  # for lower bounds: they are those of one data set, which leaves a larger gap
 
 
 class KnownRandomizer(Mechanism):
-    """A local randomizer whose report probabilities are known, so that shuffling has a bound of its own ("blanket").
+    """A local randomizer whose report probabilities are known, so that shuffling can use the bound "blanket".
 
-    ``upper_laws`` and ``lower_laws`` return the laws of X, stacked on a leading axis, of one parameter point: every
-    pair of inputs that may be the worst with the privacy blanket, and some exact laws of named data sets.
+    ``upper_laws`` and ``lower_laws`` return laws of X (see `jaxdp.shuffle.law`) for one parameter point, stacked on a
+    leading axis: with the privacy blanket, for every pair of inputs that may be the worst; and exact, for data sets.
     """
 
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     symmetric: ClassVar[bool] = True
 
     def upper_laws(self) -> Law:
-        """Laws of X whose largest delta bounds that of the shuffled mechanism from above."""
+        """Laws of X; the largest of their deltas is an upper bound of the shuffled mechanism's delta."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define upper_laws.")
 
     def lower_laws(self) -> Law:
-        """Laws of X each of whose deltas is that of one pair of neighbouring data sets."""
+        """Laws of X; the delta of each is that of one pair of neighbouring data sets."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define lower_laws.")
 
 
 class NamedSetRandomizer(KnownRandomizer):
-    """A randomizer whose report names a set of inputs, those e^epsilon times as likely to send it as the others.
+    """A randomizer whose report names a set of inputs; these send it e^epsilon times as likely as the other inputs.
 
-    A subclass has a field ``epsilon`` and writes ``named_sets``. Not shuffled, its loss is epsilon, -epsilon or 0.
+    A subclass has a field ``epsilon`` and defines ``named_sets``. Without shuffling its loss is epsilon, -epsilon or 0.
     """
 
     epsilon: RealField
 
     def named_sets(self) -> NamedSets:
-        """How likely a report names which of three inputs, for one parameter point."""
+        """The probabilities that a report names each subset of three inputs, for one parameter point."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define named_sets.")
 
     def upper_laws(self) -> Law:
-        """One law: all pairs of inputs have the same."""
+        """One law: all pairs of inputs have the same law."""
         return stacked(self.named_sets().blanket())
 
     def lower_laws(self) -> Law:
-        """All others hold a third input (where there is one), the other input, or the person's own."""
+        """Three laws: all other people hold a third input (if there is one), the other input, or the person's own."""
         sets = self.named_sets()
         same = sets.homogeneous(False)
         return stacked(sets.homogeneous(True), same, same.swapped())
@@ -75,7 +75,7 @@ class NamedSetRandomizer(KnownRandomizer):
         return finite.FinitePair(finite.log_mass(p), finite.log_mass(q), loss, xp.zeros_like(loss))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Log-sum-exp of the three loss values, the larger end taken out so that its phase is not wrapped."""
+        """Log-sum-exp over the three losses; e^{end z} is factored out, so that its phase is not wrapped."""
         pair = self.finite_pair()
         end = xp.where(xp.real(z) < -0.5, -self.epsilon, self.epsilon)
         terms = pair.log_p + z[..., None] * pair.loss - end[..., None] * z[..., None]
@@ -96,21 +96,21 @@ _NO_THIRD = np.array([[1.0] * 4, [0.0] * 4])  # `NamedSets.third` where there is
 
 @record
 class UnaryEncoding(NamedSetRandomizer):
-    """One of k values as k bits, one of them 1, each bit flipped on its own (one-time basic RAPPOR; OUE).
+    """One of k values as k bits, of which one is 1; each bit is flipped independently (one-time basic RAPPOR; OUE).
 
-    epsilon: local guarantee, nats, >= 0, any shape.
-    num_categories: k, whole, >= 2, any shape.
-    optimized: True: a 1 stays with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang,
-        Blocki, Li, Jha 2017). False: both bits are flipped with probability 1/(e^(epsilon/2) + 1) (symmetric;
-        Erlingsson, Pihur, Korolova 2014, the permanent bits reported once).
+    epsilon: the local guarantee in nats, >= 0, any shape.
+    num_categories: k, a whole number >= 2, any shape.
+    optimized: True: a 1 stays 1 with probability 1/2, a 0 becomes 1 with probability 1/(e^epsilon + 1) (OUE; Wang,
+        Blocki, Li, Jha 2017). False: every bit is flipped with probability 1/(e^(epsilon/2) + 1) (symmetric;
+        Erlingsson, Pihur, Korolova 2014, where the permanent bits are reported once).
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.UnaryEncoding(4.0, num_categories=16), num_users=100_000)
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
     0.0814
 
-    Assumes: inputs are one-hot, none all zero; one report a person: memoised bits sent in several rounds do not
-    compose, and Bloom filters with several hash functions are not covered. When shuffled, also what `Shuffled`
-    assumes.
+    Assumes: inputs are one-hot; no input is all zeros. Each person sends one report: memoised bits that are sent in
+    several rounds do not compose. Bloom filters with several hash functions are not covered. When shuffled, also what
+    `Shuffled` assumes.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -118,7 +118,7 @@ class UnaryEncoding(NamedSetRandomizer):
     optimized: bool = static_field(default=True)
 
     def check_structure(self) -> None:
-        """optimized is True or False."""
+        """optimized must be True or False."""
         validate.choice("optimized", self.optimized, (True, False))
 
     def named_sets(self) -> NamedSets:
@@ -134,18 +134,19 @@ class UnaryEncoding(NamedSetRandomizer):
 
 @record
 class SubsetSelection(NamedSetRandomizer):
-    """A random subset of w of the k categories, e^epsilon times as likely if it holds one's own (Ye, Barg 2018).
+    """A random subset of w of k categories, e^epsilon times as likely if it contains one's own (Ye, Barg 2018).
 
-    epsilon: local guarantee, nats, >= 0, any shape.
-    num_categories: k, whole, >= 2, any shape.
-    subset_size: w, whole, 1 <= w <= k - 1. None: of the two whole numbers next to k/(e^epsilon + 1), the one whose
-        frequency estimates have the least variance.
+    epsilon: the local guarantee in nats, >= 0, any shape.
+    num_categories: k, a whole number >= 2, any shape.
+    subset_size: w, a whole number, 1 <= w <= k - 1. None: of the two whole numbers next to k/(e^epsilon + 1), the one
+        whose frequency estimates have the least variance.
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.SubsetSelection(4.0, num_categories=16), num_users=100_000)
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
     0.1047
 
-    Assumes: subsets of the same likelihood are equally likely. When shuffled, also what `Shuffled` assumes.
+    Assumes: all subsets that contain the person's category are equally likely, and so are all others. When shuffled,
+    also what `Shuffled` assumes.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -153,13 +154,13 @@ class SubsetSelection(NamedSetRandomizer):
     subset_size: OptionalRealField = field(whole(1), default=None)
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:
-        """The subset must leave out a category."""
+        """The subset must leave out at least one category."""
         if self.subset_size is None:
             return {}
         return {"num_categories - subset_size": (self.num_categories - self.subset_size, whole(1))}
 
     def size(self) -> Number:
-        """w: the field, or the size of least variance."""
+        """w: the field, or if it is None the size of least variance."""
         if self.subset_size is not None:
             return xp.asarray(self.subset_size)
         k, odds = xp.asarray(self.num_categories), xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))
@@ -174,7 +175,7 @@ class SubsetSelection(NamedSetRandomizer):
         return xp.where(variance(high) < variance(low), high, low)
 
     def named_sets(self) -> NamedSets:
-        """A report names the categories in it."""
+        """A report names the categories in its subset."""
         k, w = xp.asarray(self.num_categories), self.size()
         pairs = k * (k - 1)
         one, none, both = w * (k - w) / pairs, (k - w) * (k - w - 1) / pairs, w * (w - 1) / pairs
@@ -186,12 +187,12 @@ class SubsetSelection(NamedSetRandomizer):
 
 @record
 class LocalHashing(NamedSetRandomizer):
-    """One's value hashed to g buckets, the bucket sent by g-ary randomized response with the hash function (OLH, BLH).
+    """A value hashed to g buckets; the bucket is sent by g-ary randomized response, with the hash function (OLH, BLH).
 
-    epsilon: local guarantee, nats, >= 0, any shape.
-    num_buckets: g, whole, >= 2. None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li, Jha 2017). 2: BLH.
-    collision_probability: the least Pr[h(x) = h(y)] over pairs of inputs of the family that h is drawn from, in [0, 1].
-        0 is safe for every family, 1/g holds for uniformly random functions.
+    epsilon: the local guarantee in nats, >= 0, any shape.
+    num_buckets: g, a whole number >= 2. None: round(e^epsilon) + 1 (OLH; Wang, Blocki, Li, Jha 2017). 2: BLH.
+    collision_probability: the least Pr[h(x) = h(y)] over all pairs of inputs, h drawn from the family of hash
+        functions; in [0, 1]. 0 is safe for every family, 1/g holds for uniformly random functions.
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.LocalHashing(4.0), num_users=100_000)
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
@@ -199,7 +200,7 @@ class LocalHashing(NamedSetRandomizer):
 
     Lower bounds are those of a family that attains collision_probability.
 
-    Assumes: everybody draws a hash function of their own, independently of all data, and it is part of the report.
+    Assumes: each person draws a hash function of their own, independently of all data, and sends it in the report.
     When shuffled, also what `Shuffled` assumes.
     """
 
@@ -208,7 +209,7 @@ class LocalHashing(NamedSetRandomizer):
     collision_probability: RealField = field(PROBABILITY, default=0.0)
 
     def buckets(self) -> Number:
-        """g: the field, or that of optimal local hashing."""
+        """g: the field, or if it is None the number of optimal local hashing."""
         if self.num_buckets is not None:
             return xp.asarray(self.num_buckets)
         return xp.round(xp.exp(xp.minimum(xp.asarray(self.epsilon), law.LARGEST_EPS0))) + 1
@@ -223,22 +224,22 @@ class LocalHashing(NamedSetRandomizer):
 
 @record
 class HadamardResponse(NamedSetRandomizer):
-    """A report from one's own half of the reports, given by a row of a Hadamard matrix, e^epsilon times as likely.
+    """Hadamard response: reports in the input's half, a row of a Hadamard matrix, are e^epsilon times as likely.
 
-    epsilon: local guarantee, nats, >= 0, any shape (Acharya, Sun, Zhang 2019, with sets of half the size).
+    epsilon: the local guarantee in nats, >= 0, any shape (Acharya, Sun, Zhang 2019, with sets of half size).
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.HadamardResponse(4.0), num_users=100_000)
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
     0.0815
 
-    Assumes: each input's set holds half of the reports, two sets share a quarter. When shuffled, also what `Shuffled`
-    assumes.
+    Assumes: each input's set holds half of all reports, and any two sets share a quarter of them. When shuffled, also
+    what `Shuffled` assumes.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
 
     def named_sets(self) -> NamedSets:
-        """A report names the inputs whose set holds it."""
+        """A report names the inputs whose sets contain it."""
         eps0 = xp.asarray(self.epsilon)
         zero = xp.zeros_like(eps0)
         return NamedSets(eps0, xp.full(4, 0.25), xp.asarray(_NO_THIRD), zero + 0.5, zero)
@@ -248,14 +249,14 @@ class HadamardResponse(NamedSetRandomizer):
 class LocalLaplace(KnownRandomizer):
     """A number in [0, 1] plus Laplace noise of scale 1/epsilon.
 
-    epsilon: local guarantee, nats, >= 0, any shape.
+    epsilon: the local guarantee in nats, >= 0, any shape.
 
     >>> shuffled = jaxdp.Shuffled(jaxdp.LocalLaplace(1.0), num_users=100_000)
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
     0.0109
 
-    That the inputs 0 and 1 are the worst pair is proved in notebooks/proofs/shuffle.md, section 4. The density is cut
-    into 2048 cells, rounded to the safe side.
+    The inputs 0 and 1 are the worst pair (proof: notebooks/proofs/shuffle.md, section 4). The density is cut into 2048
+    cells and rounded to the safe side.
 
     Assumes: inputs are in [0, 1]. When shuffled, also what `Shuffled` assumes.
     """
@@ -267,9 +268,9 @@ class LocalLaplace(KnownRandomizer):
         return stacked(law.laplace_blanket(xp.asarray(self.epsilon), _LAPLACE_CELLS))
 
     def lower_laws(self) -> Law:
-        """The inputs 0 and 1, in both orders, where all others hold 1."""
-        one = law.laplace_homogeneous(xp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
-        return stacked(one, one.swapped())
+        """Two laws: the inputs 0 and 1 in both orders, where all other people hold 1."""
+        forward = law.laplace_homogeneous(xp.asarray(self.epsilon), _LAPLACE_CELLS_BELOW)
+        return stacked(forward, forward.swapped())
 
     def _noise(self) -> Mechanism:
         from jaxdp.mechanisms.basic import Laplace  # noqa: PLC0415  # basic imports this module
@@ -277,7 +278,7 @@ class LocalLaplace(KnownRandomizer):
         return Laplace(1 / xp.maximum(xp.asarray(self.epsilon), 1e-100))
 
     def enclosing_pair(self, inner: bool, fine: bool) -> finite.FinitePair:
-        """That of Laplace noise of scale 1/epsilon."""
+        """The pair of Laplace noise of scale 1/epsilon."""
         return self._noise().enclosing_pair(inner, fine)
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
@@ -293,25 +294,25 @@ class LocalLaplace(KnownRandomizer):
 class FiniteRandomizer(KnownRandomizer):
     """Any local randomizer with finitely many inputs and reports, given by its table of probabilities.
 
-    probabilities: shape (..., inputs, outputs), entries >= 0, rows summing to 1 (to 1e-12; they are normalised).
+    probabilities: shape (..., inputs, outputs), entries >= 0. Rows must sum to 1 within 1e-12 and are then normalised.
 
     >>> table = [[0.9, 0.1], [0.2, 0.8]]
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), num_users=100_000), delta=1e-6):.4f}")
     0.0286
 
-    Assumes: every person reports by this table, with fresh randomness; its rows are all inputs there are. When
-    shuffled, also what `Shuffled` assumes.
+    Assumes: every person draws the report from this table, with fresh randomness. The rows are all possible inputs.
+    When shuffled, also what `Shuffled` assumes.
 
-    All ordered pairs of inputs are scanned. A report that some inputs cannot send may give a person away: epsilon is
-    then infinite below its probability. The record is for `Shuffled` only: a report that is not shuffled is
-    that of one user.
+    All ordered pairs of inputs are tried. A report that some inputs cannot send may give a person away: epsilon is then
+    infinite for every delta below the probability of that report. The record works inside `Shuffled` only; account for
+    a report that is not shuffled with num_users=1.
     """
 
     probabilities: ArrayField = field(Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5))
     event_ndim: ClassVar[dict[str, int]] = {"probabilities": 2}
 
     def check_structure(self) -> None:
-        """At least two inputs and two reports."""
+        """There must be at least two inputs and two outputs."""
         shape = np.shape(self.probabilities)
         if len(shape) < 2 or shape[-1] < 2 or shape[-2] < 2:
             raise ValueError(f"probabilities must have shape (..., inputs >= 2, outputs >= 2), got {shape}.")
@@ -325,7 +326,7 @@ class FiniteRandomizer(KnownRandomizer):
         return {"the sum of each row of probabilities": (worst, one)}
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """Not defined: no two rows need be the worst in every round."""
+        """Not defined: which two rows are the worst pair may differ between rounds."""
         raise UnsupportedMechanismError(
             "FiniteRandomizer is accounted for when shuffled only, as jaxdp.Shuffled(randomizer, num_users); a report "
             "that is not shuffled is that of one user."
@@ -337,18 +338,18 @@ class FiniteRandomizer(KnownRandomizer):
         return xp.vmap(lambda person, other: make(table, person, other))(*pairs)
 
     def upper_laws(self) -> Law:
-        """All ordered pairs of inputs, with the least probability of each report as the blanket."""
+        """One law for each ordered pair of inputs; the blanket is each report's least probability over all inputs."""
         return self._laws(law.finite_law)
 
     def lower_laws(self) -> Law:
-        """All ordered pairs of inputs; all others hold one of the two, or the input that tells them apart the most."""
+        """For each ordered pair of inputs: all others hold one of the two, or the input that separates them most."""
         told = self._laws(lambda table, x, other: law.finite_law(table, x, other, law.most_telling(table, x, other)))
         same = self._laws(lambda table, x, other: law.finite_law(table, x, other, other))
         return Law(*(xp.concatenate(sides) for sides in zip(told, same, same.swapped(), strict=True)))
 
     def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
-        # NumPy outside a trace: there jnp computes in float32, and a rounded epsilon may be too small
+        # Outside a trace NumPy is used: jnp would compute in float32, and the rounded epsilon might be too small.
         plain = jnp if isinstance(self.probabilities, jax.Array) else np
         table = plain.asarray(self.probabilities)
         least, most = plain.min(table, axis=-2), plain.max(table, axis=-2)

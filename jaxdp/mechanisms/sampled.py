@@ -1,4 +1,4 @@
-"""Subsampling operators as records. Add and remove are different pairs; each is composed on its own."""
+"""Subsampled mechanisms as records. Add and remove have different dominating pairs; each is composed on its own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from jaxdp.typing import Array, Number, RealField, Relation
 
 @record
 class EnclosingPair(Mechanism):
-    """In place of a base mechanism: a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
+    """Replaces a base mechanism by a finite pair that dominates it (inner = 0) or that it dominates (inner = 1).
 
     inner is a number, so that the upper and the lower bounds are rows of one batch, solved by one compiled program.
-    fine: a pair of more outcomes.
+    fine: use more outcomes.
     """
 
     mechanism: Mechanism
@@ -39,23 +39,23 @@ class EnclosingPair(Mechanism):
     fine: bool = static_field(default=False)
 
     def finite_pair(self) -> finite.FinitePair:
-        """The chosen pair; in a program outcomes without mass are added to the shorter one."""
+        """The chosen pair; in a compiled program the shorter of the two is padded with empty outcomes."""
         if xp.eager:
             return self.mechanism.enclosing_pair(bool(self.inner > 0), self.fine)
         outer, inner = (self.mechanism.enclosing_pair(side, self.fine) for side in (False, True))
         return finite.either(outer, inner, self.inner > 0)
 
     def log_middle(self, loss: Array) -> Array:
-        """That of the base."""
+        """`log_middle` of the base mechanism."""
         return self.mechanism.log_middle(loss)
 
 
 class Sampled(FiniteLaw):
-    """Base class of both samplers: the pair is ((1-q) P0 + q P1, P0) for remove, and its swap for add.
+    """Base class of samplers: for a base with pair (P1, P0), ((1-q) P0 + q P1, P0) for remove and its swap for add.
 
-    A base of Gaussian noise, or composed of such, is computed by quadrature, any other base by its ``finite_pair``.
-    Where that pair only dominates (Laplace, discrete Gaussian), lower bounds come from a pair that the base dominates,
-    its inner ``enclosing_pair``. A base without one has upper bounds only.
+    If the base is Gaussian noise or a composition of it, a quadrature is used, for any other base its ``finite_pair``.
+    Where the finite pair only dominates the base (Laplace, discrete Gaussian), lower bounds use its inner
+    ``enclosing_pair``, which the base dominates. A base without one has upper bounds only.
     """
 
     mechanism: Mechanism
@@ -63,18 +63,18 @@ class Sampled(FiniteLaw):
     base_relation: ClassVar[Relation] = "add_or_remove"
 
     def samples_everyone(self) -> bool:
-        """True when every rate is known to be 1: the record is then its base, in every relation."""
+        """Whether every sampling probability is known to be 1; the record then equals its base under every relation."""
         rate = self.sampling_probability
         return not validate.is_traced(rate) and bool(np.all(np.asarray(rate) == 1))
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """The dominating pairs that a relation asks for; those of the base where everyone is sampled."""
+        """The directions that a relation needs; the base's directions if everyone is sampled."""
         if self.samples_everyone():
             return self.mechanism.directions(relation or self.relations[0])
         return super().directions(relation)
 
     def replace_directions(self) -> tuple[str, ...]:
-        """The symmetric pair of replace-one; UnsupportedMechanismError where the base's pair is not symmetric."""
+        """The symmetric pair of replace_one; UnsupportedMechanismError if the base's pair is not symmetric."""
         if not is_gaussian(self.mechanism) and not self.mechanism.symmetric:
             raise UnsupportedMechanismError(
                 f"{type(self).__name__} under replace_one is available for a base whose pair is symmetric; "
@@ -83,38 +83,38 @@ class Sampled(FiniteLaw):
         return (REPLACE,)
 
     def unsampled(self, direction: str) -> Mechanism:
-        """The mechanism at sampling probability 1: its privacy bounds that of the sampled one from above."""
+        """The mechanism at sampling probability 1; its epsilon and delta are upper bounds for the sampled mechanism."""
         return self.mechanism
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
-        """True when the losses of this direction (of some direction, if None) are those of a sampled Gaussian."""
+        """Whether the losses in this direction (None: in some direction) are those of sampled Gaussian noise."""
         return is_gaussian(self.mechanism)
 
     def simplified(self) -> Mechanism:
-        """The record with a base of composed Gaussians replaced by the one Gaussian that they are."""
+        """The record with a base of composed Gaussians replaced by the one Gaussian that equals them."""
         return dataclasses.replace(self, mechanism=as_gaussian(self.mechanism)) if is_gaussian(self.mechanism) else self
 
     def is_exact(self, direction: str) -> bool:
-        """Whether the pair of this direction is the mechanism's own."""
+        """Whether the pair in this direction is the mechanism's own."""
         base = self.mechanism
         if self.needs_quadrature(direction):
             return base.is_exact(direction)
         return not is_gaussian(base) and base.finite_pair_is_exact()
 
     def enclosing_records(self, direction: str, fine: bool) -> tuple[Mechanism, Mechanism] | None:
-        """The record with a base that dominates, and with one that is dominated; None where only the first is known."""
+        """The record with a base that dominates, and with one that is dominated; None if only the first is known."""
         outer = inner = self.mechanism
         if not outer.offers("enclosing_pair"):
             return None
         if is_gaussian(outer) and not outer.is_exact("forward"):
             outer, inner = outer.enclosing_records(direction, fine) or (outer, outer)
         if not self.needs_quadrature(direction):
-            none = np.zeros(np.shape(self.sampling_probability))
-            outer, inner = EnclosingPair(outer, none, fine), EnclosingPair(inner, none + 1.0, fine)
+            zeros = np.zeros(np.shape(self.sampling_probability))
+            outer, inner = EnclosingPair(outer, zeros, fine), EnclosingPair(inner, zeros + 1.0, fine)
         return dataclasses.replace(self, mechanism=outer), dataclasses.replace(self, mechanism=inner)
 
     def refinable(self, direction: str) -> bool:
-        """Whether fine enclosing records are closer: the base's outcomes are cut into cells, and those may be more."""
+        """Whether ``fine`` enclosing records enclose more closely: the base's outcomes can be cut into more cells."""
         return self.mechanism.offers("enclosing_pair") and not self.needs_quadrature(direction)
 
     def part(self, direction: str) -> finite.Part:
@@ -122,7 +122,7 @@ class Sampled(FiniteLaw):
         return sampled_laws.sampled_part(self.mechanism.finite_pair(), self.sampling_probability, direction)
 
     def log_tail(self, order: Number, direction: str) -> Number | None:
-        """As of the forward pair; the swapped one has none below a rate of 1."""
+        """The bound of the forward pair; below a rate of 1 the swapped pair has no outcomes at infinity."""
         if not self.mechanism.offers("tail_moment"):
             return None
         rate = xp.asarray(self.sampling_probability)
@@ -130,7 +130,7 @@ class Sampled(FiniteLaw):
         return xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail)
 
     def check_structure(self) -> None:
-        """Raise unless the base is Gaussian noise or has a finite pair, and holds under the relation that is needed."""
+        """Raise unless the base is Gaussian noise or has a finite pair, and is stated for the relation needed."""
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
         kind, base = type(self).__name__, type(self.mechanism).__name__
@@ -152,26 +152,26 @@ class Sampled(FiniteLaw):
 class PoissonSampled(Sampled):
     """Each record enters the batch independently with probability sampling_probability; the mechanism sees the batch.
 
-    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
+    mechanism: what is applied to the batch, such as `Gaussian` or a composition of Gaussians.
     sampling_probability: q in [0, 1], any shape.
 
     >>> training = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), sampling_probability=0.01), 1000)
     >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
     1.8282
 
-    Assumes: the batch is unseen by the adversary, its size too, and drawn anew and exactly so in every round: shuffled,
-    cyclic or cut batches are not Poisson. Sums are divided by a public number, not by the size of the batch. And
-    what the mechanism assumes; under replace_one that its guarantee holds for one record more or less, too: `Gaussian`
-    and other noise is over the norm bound of one contribution, which moves an answer by so much when a record is added.
+    Assumes: the adversary sees neither the batch nor its size. Every round draws a new batch in exactly this way:
+    shuffled, cyclic or cut batches are not Poisson. Sums are divided by a public number, not by the size of the batch.
+    What the mechanism assumes is true; under replace_one its guarantee also holds for adding and removing a record.
+    (Noise such as `Gaussian` is scaled to the norm bound of one contribution, by which an added record moves a sum.)
 
-    Relations: add_or_remove (natural), add, remove, replace_one. The pair for remove is ((1-q) P0 + q P1, P0) and for
-    add its swap, where (P1, P0) dominates the mechanism for remove (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
-    replace_one the pair for Gaussian, Laplace, discrete Gaussian and discrete Laplace noise is that of contributions 1
-    and -1, for one (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), which dominates in any dimension and is attained
-    (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism one round has, under replace_one,
-    the profile q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, with delta_base under replace_one (section 6 there). Of
-    a stated guarantee that is what `FixedSizeSampled` has; of noise of a class of your own it is an upper bound without
-    a lower one.
+    Relations: add_or_remove (natural), add, remove, replace_one. With (P1, P0) dominating the mechanism for remove, the
+    pair for remove is ((1-q) P0 + q P1, P0) and the pair for add its swap (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
+    replace_one the pair of Gaussian, Laplace, discrete Gaussian and discrete Laplace noise is that of contributions 1
+    and -1. For Gaussian noise it is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1). It dominates in any dimension and
+    is attained (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism the profile of one round
+    under replace_one is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, delta_base that of the base under replace_one
+    (section 6 there). A stated guarantee has the same profile in `FixedSizeSampled`. For noise of a class of your own
+    the profile is an upper bound, and there is no lower bound.
     """
 
     mechanism: Mechanism
@@ -183,21 +183,22 @@ class PoissonSampled(Sampled):
         return super().replace_directions()
 
     def under(self, relation: str) -> Mechanism:
-        """The base where everyone is sampled; else the record itself, or under replace_one the bound by convexity.
+        """The base if everyone is sampled; else this record, or under replace_one a record for the kind of base.
 
-        For Gaussian noise under replace_one the record's pair is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
+        Under replace_one Gaussian noise keeps this record. Other noise becomes `Antipodal` if it has a ``log_middle``,
+        else `JointlyConvex`. A stated guarantee becomes `FixedSizeSampled`.
         """
         if self.samples_everyone():
             return self.mechanism.under(relation)
         if relation != "replace_one" or all(isinstance(atom, Gaussian) for atom, _ in flatten(self.mechanism)):
             return self
-        noise, known = self.mechanism.offers("at_distance"), self.mechanism.offers("log_middle")
-        # a guarantee, whatever the distance, is attained where the other record does as if it were not there
-        kind = Antipodal if known else JointlyConvex if noise else FixedSizeSampled
+        is_noise, has_middle = self.mechanism.offers("at_distance"), self.mechanism.offers("log_middle")
+        # a stated guarantee is attained if the new record has the effect of no record at all
+        kind = Antipodal if has_middle else JointlyConvex if is_noise else FixedSizeSampled
         return kind(self.mechanism.under(relation), self.sampling_probability)
 
     def unsampled(self, direction: str) -> Mechanism:
-        """The base; under replace_one at distance 2, that is N(1) against N(-1)."""
+        """The base; under replace_one the base at distance 2, for Gaussian noise N(1) against N(-1)."""
         return self.mechanism.at_distance(2.0) if direction == REPLACE else self.mechanism
 
 
@@ -212,19 +213,19 @@ class Antipodal(Sampled):
     sampling_probability: RealField = field(PROBABILITY)
 
     def part(self, direction: str) -> finite.Part:
-        """The symmetric pair, the same for every direction."""
+        """The law of the symmetric pair, the same in every direction."""
         base = self.mechanism
         pair = finite.with_losses(base.finite_pair())
         inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
         return sampled_laws.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
 
     def log_tail(self, order: Number, direction: str) -> Number | None:
-        """The same for every direction."""
+        """The bound of the symmetric pair, the same in every direction."""
         if not self.mechanism.offers("tail_moment"):
             return None
-        apart, rate = self.mechanism, xp.asarray(self.sampling_probability)
+        noise, rate = self.mechanism, xp.asarray(self.sampling_probability)
         return sampled_laws.log_antipodal_tail(
-            apart.at_distance(0.5).tail_moment(order), apart.tail_moment(order), order, rate
+            noise.at_distance(0.5).tail_moment(order), noise.tail_moment(order), order, rate
         )
 
 
@@ -232,27 +233,27 @@ class Antipodal(Sampled):
 class FixedSizeSampled(Sampled):
     """A batch of fixed size drawn uniformly without replacement; the mechanism sees the batch.
 
-    mechanism: what a batch goes through, such as `Gaussian` or a composition of Gaussians.
-    sampling_probability: q in [0, 1], the batch size over the size of the larger of the two data sets, any shape.
+    mechanism: what is applied to the batch, such as `Gaussian` or a composition of Gaussians.
+    sampling_probability: q in [0, 1], the batch size divided by the size of the larger of the two data sets, any shape.
 
     >>> training = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(2.0), sampling_probability=0.01), 1000)
     >>> print(f"{jaxdp.epsilon(training, delta=1e-5):.4f}")
     1.8282
 
-    Assumes: the batch is unseen by the adversary, and drawn uniformly and anew in every round: the batches of a
-    shuffled epoch are not. And what the mechanism assumes.
+    Assumes: the adversary does not see the batch. Every round draws a new batch uniformly; the batches of a shuffled
+    epoch are not drawn in this way. What the mechanism assumes is true.
 
-    Under add and remove q is below 1 where both data sets have a batch (batch size / size of the smaller one is safe
-    where that is below 1). q = 1 says that everyone is in the batch whatever its size, which is the mechanism itself.
+    Under add and remove q is below 1 if both data sets are large enough for a batch (batch size / size of the smaller
+    data set is safe, if below 1). q = 1 means that everyone is in the batch, whatever its size: the mechanism itself.
 
-    Below 1 a batch of fixed size holds another record in place of the one that was added or removed. All relations
-    therefore use the mechanism under **replace_one**: noise_multiplier is over the norm bound of one record's
-    contribution, and the two contributions differ by twice that. The mechanism's pair has to have the same profile in
-    both orders. Relations: add_or_remove (natural), add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and replace_one
-    for a symmetric mechanism. Under replace_one the profile of one round is delta(eps) = q delta_base(log(1 + (e^eps -
-    1)/q)), eps >= 0 (Proposition 29), composed through its symmetric pair (Corollary 31). That pair only dominates more
-    than one round: their lower bounds are those of one data set (sampled_replace.md, section 7), 0 under a trace. For
-    Gaussian noise it is put on a grid of losses that dominates it (docs/limits.md).
+    For q < 1 the batch holds another record in place of the one that was added or removed. All relations therefore use
+    the mechanism under **replace_one**: noise_multiplier is relative to the norm bound of one record's contribution,
+    and two contributions differ by up to twice the bound. The mechanism's pair must have the same profile in both
+    orders. Relations: add_or_remove (natural), add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and replace_one for a
+    symmetric mechanism. Under replace_one the profile of one round is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0
+    (Proposition 29). Several rounds are composed through its symmetric pair (Corollary 31), which only dominates them:
+    their lower bounds are those of one data set (sampled_replace.md, section 7), or 0 under a trace. For Gaussian noise
+    the pair is replaced by a pair on a grid of losses that dominates it (docs/limits.md).
     """
 
     mechanism: Mechanism
@@ -260,9 +261,9 @@ class FixedSizeSampled(Sampled):
     base_relation: ClassVar[Relation] = "replace_one"
 
     def directions(self, relation: str | None) -> tuple[str, ...]:
-        """Those of sampling; UnsupportedMechanismError where the base has another pair in the other order.
+        """The directions of sampling; UnsupportedMechanismError if the base's profile depends on the pair's order.
 
-        The batch with the record and that with another in its place may be either of the two.
+        The batch with the record and the batch with another record in its place may belong to either law of the pair.
         """
         found = super().directions(relation)
         if not (self.samples_everyone() or is_gaussian(self.mechanism) or self.mechanism.same_in_both_orders()):
@@ -275,11 +276,11 @@ class FixedSizeSampled(Sampled):
         return found
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
-        """True for Gaussian noise, except for the replace_one pair, which is computed on a grid of losses."""
+        """Whether the base is Gaussian noise; False for the replace_one pair, which is computed on a grid of losses."""
         return is_gaussian(self.mechanism) and direction != REPLACE
 
     def under(self, relation: str) -> Mechanism:
-        """The record with the base at distance 2; the base itself, under the relation, where everyone is sampled."""
+        """The record with its base at distance 2, or 1 where the rate is 1; the base itself if everyone is sampled."""
         if self.samples_everyone():
             return self.mechanism.under(relation)
         rate = self.sampling_probability
@@ -297,13 +298,13 @@ class FixedSizeSampled(Sampled):
 class JointlyConvex(FixedSizeSampled):
     """Upper bound of Poisson sampling under replace_one by advanced joint convexity. Made by `PoissonSampled.under`.
 
-    The pair of Proposition 29 for the base under replace_one. It only dominates, and no lower bound is known.
+    The pair of `FixedSizeSampled` for the base under replace_one. It only dominates, and no lower bound is known.
     """
 
     def is_exact(self, direction: str) -> bool:
-        """False."""
+        """False: the pair only dominates."""
         return False
 
     def enclosing_records(self, direction: str, fine: bool) -> None:
-        """None: no pair that the mechanism's own dominates."""
+        """None: no pair is known that the mechanism dominates."""
         return None

@@ -1,4 +1,4 @@
-"""One round of shuffled local reports."""
+"""One round of shuffled reports: its record, the generic local randomizer, and finite laws in place of a round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUNDS: tuple[Bound, ...] = ("clones", "stronger", "closed_form", "blanket")
 class LocalRandomizer(ApproximateDP):
     """Any local randomizer that is (epsilon, delta)-DP when one person's value is replaced.
 
-    epsilon: nats, >= 0, any shape.
+    epsilon: in nats, >= 0, any shape.
     delta: in [0, 1], any shape.
 
     >>> local = jaxdp.LocalRandomizer(4.0)
@@ -34,9 +34,9 @@ class LocalRandomizer(ApproximateDP):
     Assumes: the guarantee holds for every two values of a person, whatever was reported before. When shuffled, also
     what `Shuffled` assumes.
 
-    On its own, not shuffled, it accounts as `ApproximateDP`. Shuffled, its delta is added up over the users: only one
-    far below the round's delta over their number leaves the amplification (1e5 users of local epsilon 1, delta 1e-6:
-    epsilon is 0.0153 with a local delta of 0, 0.0192 with 1e-11, 0.50 with 1e-9).
+    Without shuffling it is accounted for as `ApproximateDP`. When shuffled, the local deltas of all users add up:
+    shuffling amplifies only if the local delta is far below delta / num_users. (With 1e5 users, local epsilon 1 and
+    delta 1e-6, epsilon is 0.0153 for a local delta of 0, 0.0192 for 1e-11, and 0.50 for 1e-9.)
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -46,7 +46,7 @@ class LocalRandomizer(ApproximateDP):
 
 @record
 class LossLaw(FiniteLaw):
-    """The finite law of the loss of a symmetric pair: losses and log weights under P, losses rounded to a safe side.
+    """The finite law of the loss of a symmetric pair: losses, rounded to the safe side, and log weights under P.
 
     infinity: mass at infinity.
     """
@@ -65,10 +65,10 @@ class LossLaw(FiniteLaw):
     def renyi_divergence(self, order: Number) -> Number:
         """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
 
-        Every term is positive, so that small divergences keep their digits.
+        No term is negative, so that small divergences keep their digits.
         """
         live = (self.log_weights > -xp.inf) & (self.losses != 0)
-        loss = xp.where(live, self.losses, 1.0)  # of a loss of 0 the excess has no derivative
+        loss = xp.where(live, self.losses, 1.0)  # log_power_excess has no derivative at loss 0
         terms = xp.where(live, self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
         value = xp.logaddexp(0.0, xp.logsumexp(terms)) / (order - 1)
         largest = xp.maximum(xp.max(xp.where(live, self.losses, 0.0)), 0.0)
@@ -80,13 +80,13 @@ class LossLaw(FiniteLaw):
 class Shuffled(Mechanism):
     """num_users people each run a local randomizer once; a shuffler mixes the reports before anybody sees them.
 
-    randomizer: what each person runs. `LocalRandomizer` stands for all randomizers with its guarantee. The named ones
-        use how likely their reports are: `RandomizedResponse`, `UnaryEncoding`, `SubsetSelection`, `LocalHashing`,
-        `HadamardResponse`, `LocalLaplace`, `FiniteRandomizer`.
-    num_users: n, whole number >= 1, any shape.
+    randomizer: what each person runs. `LocalRandomizer` stands for all randomizers with its guarantee. For a named
+        randomizer the probabilities of its reports are used: `RandomizedResponse`, `UnaryEncoding`, `SubsetSelection`,
+        `LocalHashing`, `HadamardResponse`, `LocalLaplace`, `FiniteRandomizer`.
+    num_users: n, a whole number >= 1, any shape.
     bound: the theorem that gives the upper bounds, see below; None for the default.
 
-    100,000 people with a local epsilon of 4: any randomizer, then 10-ary randomized response:
+    100,000 people with a local epsilon of 4, for any randomizer and for 10-ary randomized response:
 
     >>> for randomizer in (jaxdp.LocalRandomizer(4.0), jaxdp.RandomizedResponse(4.0, 10)):
     ...     print(f"{jaxdp.epsilon(jaxdp.Shuffled(randomizer, num_users=100_000), delta=1e-6):.4f}")
@@ -102,18 +102,19 @@ class Shuffled(Mechanism):
     * "stronger": clone rate 2/(e^epsilon + 1), proved in notebooks/proofs/stronger_clones.md, not peer reviewed;
     * "closed_form": Theorem 3.1 of the 2021 paper.
 
-    All but "blanket" use the randomizer's epsilon (and delta, by Theorem 3.8 of that paper, whose additive terms add up
-    over composed rounds, for the best local epsilon that is not smaller) alone. Lower bounds are those of a data set:
-    for named randomizers all others hold one value; for `LocalRandomizer` two-point randomized response.
+    All bounds except "blanket" use only the randomizer's epsilon and delta. A positive delta is treated by Theorem 3.8
+    of that paper, with the best local epsilon that is not smaller; its additive terms add up over composed rounds.
+    Lower bounds are those of one data set: for a named randomizer all others hold one value, for `LocalRandomizer` the
+    randomizer is two-point randomized response.
 
-    Assumes: one value is replaced; n is fixed and public; one report a person, all by one common randomizer with fresh
-    independent randomness (with `LocalRandomizer`: the randomizer belongs to the slot and may depend on earlier
-    outputs, not on who reports); nothing else is seen.
+    Assumes: one value is replaced. n is fixed and public. Each person sends one report, all with one common randomizer
+    and fresh independent randomness. (For `LocalRandomizer` the randomizer belongs to the position of the report: it
+    may depend on earlier outputs, not on who reports.) The adversary sees nothing but the shuffled reports.
 
     Accuracy: at 150 random points for each of five randomizers (any, k-ary response, OUE, OLH, subset selection; n 1e3
-    to 1e9, epsilon 0.1 to 8, k 2 to 1000, delta 1e-12 to 1e-5) the upper bound of epsilon was certified to be at most
-    1e-6 (relative) above the value of its theorem. It can be farther above for n below 1000, for delta below 1e-12 and
-    for `LocalLaplace` (2e-6, 1e-4 at n = 2000, 1e-3 at n = 20).
+    to 1e9, epsilon 0.1 to 8, k 2 to 1000, delta 1e-12 to 1e-5) the upper bound of epsilon was certified to exceed the
+    value of its theorem by at most 1e-6, relative. The excess can be larger for n below 1000, for delta below 1e-12 and
+    for `LocalLaplace` (2e-6; 1e-4 at n = 2000, 1e-3 at n = 20).
     """
 
     randomizer: LocalRandomizer | KnownRandomizer
@@ -124,15 +125,15 @@ class Shuffled(Mechanism):
     exact: ClassVar[bool] = False
 
     def chosen_bound(self) -> Bound:
-        """The bound in use, the randomizer's default when none was named."""
+        """The bound in use: the field ``bound``, or if it is None the default for the randomizer."""
         return self.bound or ("blanket" if isinstance(self.randomizer, KnownRandomizer) else "clones")
 
     def clones(self) -> Bound:
-        """The clone rate of the bounds that use epsilon alone: "stronger" or "clones"."""
+        """The clone rate for bounds by the local epsilon alone: "stronger" if it is the chosen bound, else "clones"."""
         return "stronger" if self.bound == "stronger" else "clones"
 
     def check_structure(self) -> None:
-        """A supported randomizer and a known bound."""
+        """The randomizer must be supported, and the bound known and available for this randomizer."""
         if not isinstance(self.randomizer, (LocalRandomizer, KnownRandomizer)):
             kind = type(self.randomizer).__name__
             known = "a named one such as RandomizedResponse"
@@ -155,10 +156,10 @@ class Shuffled(Mechanism):
         return getattr(self.randomizer, "delta", 0.0)
 
     def weaker(self, by: Number) -> Shuffled:
-        """The round with a larger local epsilon, where there is a local delta: a guarantee that holds too."""
+        """The round with its local epsilon raised by ``by`` where the local delta is positive; it holds as well."""
         local = self.randomizer
         if not isinstance(local, LocalRandomizer):
             return self
-        array = xp if validate.is_traced(local, by) else np  # outside a program xp computes in float32
+        array = xp if validate.is_traced(local, by) else np  # outside a trace xp computes in float32
         raised = local.epsilon + array.where(array.asarray(local.delta) > 0, by, 0.0)
         return dataclasses.replace(self, randomizer=dataclasses.replace(local, epsilon=raised))

@@ -16,25 +16,25 @@ from jaxdp.numerics.special import log_complement
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number, Real, RealField
 
-_LARGEST_BATCH = 1e9  # expected records: beyond it the chances are not summed
-_BEYOND = 1e-100  # more than the chance of what the sum of `batch_chances` leaves out
+_LARGEST_BATCH = 1e9  # largest expected number of records for which the probabilities are summed
+_BEYOND = 1e-100  # upper bound of the probability that the sum in `batch_chances` leaves out
 
 
 @record
 class TruncatedPoisson(FiniteLaw):
-    """Gaussian noise on a Poisson batch of which, where it is too large, a uniformly drawn part is kept.
+    """Gaussian noise on a Poisson batch; of a batch that is too large only a uniformly drawn part is kept.
 
-    noise_multiplier: over the norm bound of one record's contribution. sampling_probability: before the cut.
-    full: chance s that the other records fill the batch; partial: 1 - s. joins: chance j of one more record to be in a
-    batch that they fill. error: relative error of s and 1 - s.
+    noise_multiplier: the noise divided by the norm bound of one record's contribution. sampling_probability: before the
+    cut. full: probability s that the other records fill the batch. partial: 1 - s. joins: probability j that one more
+    record is in a batch that the others fill. error: relative error of s and of 1 - s.
 
-    With chance 1 - s the step is PoissonSampled(Gaussian(noise_multiplier), sampling_probability), with chance s
-    PoissonSampled(Gaussian(noise_multiplier / 2), joins), and which of the two is public. This dominates a batch that
-    is cut. There are upper bounds only: of the finite laws of both, and those of the Poisson batch composed with a
-    (0, s j)-DP mechanism, which dominates too.
+    The cut batch is dominated by a mechanism that is PoissonSampled(Gaussian(noise_multiplier), sampling_probability)
+    with probability 1 - s and PoissonSampled(Gaussian(noise_multiplier / 2), joins) with probability s, and which of
+    the two is public. There are upper bounds only: those of the finite laws of both, and those of the Poisson batch
+    composed with a (0, s j)-DP mechanism, which dominates the cut batch, too.
 
-    Assumes: what `PoissonSampled` of `Gaussian` assumes of the batch before the cut, and of the noise; of a batch that
-    is too large a uniformly drawn part is kept; data sets have at most as many records as full and joins stand for.
+    Assumes: what `PoissonSampled` of `Gaussian` assumes of the noise and of the batch before the cut. Of a batch that
+    is too large a uniformly drawn part is kept. Data sets have at most as many records as full and joins stand for.
     """
 
     noise_multiplier: RealField = field(POSITIVE)
@@ -46,7 +46,7 @@ class TruncatedPoisson(FiniteLaw):
     exact: ClassVar[bool] = False
 
     def uncut(self) -> Mechanism:
-        """The Poisson batch."""
+        """The mechanism on the Poisson batch before the cut."""
         return PoissonSampled(Gaussian(self.noise_multiplier), self.sampling_probability)
 
     def replace_directions(self) -> tuple[str, ...]:
@@ -54,63 +54,63 @@ class TruncatedPoisson(FiniteLaw):
         return (REPLACE,)
 
     def cut(self) -> Number:
-        """The delta s j that a cut costs at most."""
+        """Upper bound of s j, the delta that the cut costs."""
         return xp.minimum(self.full * self.joins * (1 + 2 * self.error + 4 * ULP) + SMALLEST, 1.0)
 
     def log_tail(self, order: Number, direction: str) -> Number:
-        """Those of both kinds of batches, weighted."""
+        """The sum of the bounds of both kinds of batches, weighted by their probabilities."""
         tails = [step.log_tail(order, direction) + finite.log_mass(share) for step, share, _ in self._kinds(direction)]
         return xp.logaddexp(*tails) + 2 * self.error + 1e-12
 
     def _kinds(self, direction: str) -> list[tuple[Any, Number, Number]]:
-        """(step, share, share of the other kind) of batches that are not full, and of those that are."""
+        """(step, its probability, probability of the other kind) for batches that are not full, then for full ones."""
         kind = Antipodal if direction == REPLACE else PoissonSampled
         sigma = self.noise_multiplier * (0.5 if direction == REPLACE else 1.0)  # Antipodal takes noise at distance 2
-        one, other = kind(Gaussian(sigma), self.sampling_probability), kind(Gaussian(0.5 * sigma), self.joins)
-        return [(one, self.partial, self.full), (other, self.full, self.partial)]
+        not_full, full = kind(Gaussian(sigma), self.sampling_probability), kind(Gaussian(0.5 * sigma), self.joins)
+        return [(not_full, self.partial, self.full), (full, self.full, self.partial)]
 
     def part(self, direction: str) -> finite.Part:
-        """The finite laws of both kinds of batches, side by side."""
-        made, error = [], xp.asarray(self.error)
-        for step, share, rest in self._kinds(direction):
+        """The finite laws of both kinds of batches as one law, weighted by their probabilities."""
+        parts, error = [], xp.asarray(self.error)
+        for step, share, other_share in self._kinds(direction):
             loss, log_weight, blur, infinity, reverse = step.part(direction)
-            log_share = xp.maximum(log_complement(rest, share), -1e4)
+            log_share = xp.maximum(log_complement(other_share, share), -1e4)
             up = share * (1 + 2 * error + 8 * ULP)
             blur = blur + 2 * error - 4 * ULP * log_share
-            made.append(finite.Part(loss, log_weight + log_share, blur, infinity * up, reverse * up))
-        one, other = made
-        loss, log_weight, blur = (xp.concatenate(each) for each in zip(one[:3], other[:3], strict=True))
-        masses = one.infinity + other.infinity, one.reverse_infinity + other.reverse_infinity
+            parts.append(finite.Part(loss, log_weight + log_share, blur, infinity * up, reverse * up))
+        not_full, full = parts
+        loss, log_weight, blur = (xp.concatenate(each) for each in zip(not_full[:3], full[:3], strict=True))
+        masses = not_full.infinity + full.infinity, not_full.reverse_infinity + full.reverse_infinity
         return finite.Part(loss, log_weight, blur, *masses)
 
 
 def truncated_poisson(
     noise_multiplier: Real, rate: float, others: int, largest: int, fewer: bool = False
 ) -> TruncatedPoisson | PoissonSampled:
-    """The step with ``others`` other records, batches cut to ``largest``. fewer: there may also be fewer others."""
+    """The step with ``others`` other records and batches cut to ``largest``. fewer: there may be fewer others, too."""
     if largest > others:
         return PoissonSampled(Gaussian(noise_multiplier), rate)
     partial, full, joins, error = batch_chances(others, rate, largest)
     if not fewer:
         return TruncatedPoisson(noise_multiplier, rate, partial, full, min(joins * (1 + 3 * error), rate), error)
-    full = min(full * (1 + error), 1.0)  # the chance of a full batch grows with the number of others, j does not
+    full = min(full * (1 + error), 1.0)  # s grows with the number of others; j need not, so its bound `rate` is used
     return TruncatedPoisson(noise_multiplier, rate, 1 - full, full, rate)
 
 
 def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float, float, float]:
-    """1 - s, s, j and their relative error: s = P[S >= largest], j = E[rate largest / (S + 1) | S >= largest].
+    """(1 - s, s, j, their relative error): s = P[S >= largest], j = E[rate largest / (S + 1) | S >= largest].
 
-    S ~ Binomial(others, rate), 1 <= largest <= others. By the recurrence of the masses from the mode on, out to where
-    less than 1e-170 is left (Bernstein's inequality). Beyond 1e9 expected records s = 1, j = rate, which dominate.
+    S ~ Binomial(others, rate), 1 <= largest <= others. The masses follow a recurrence from the mode outward, until less
+    than 1e-170 is left (Bernstein's inequality). Above 1e9 expected records s = 1 and j = rate, which dominate.
     """
     if rate in (0.0, 1.0):
         return 1 - rate, rate, rate * largest / (others + 1), ULP
     if others * rate > _LARGEST_BATCH:
         return 0.0, 1.0, rate, 0.0
     mode = min(int((others + 1) * rate), others)
-    most = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
-    up = np.arange(mode, min(others, mode + most), dtype=np.float64)
-    down = np.arange(mode, max(0, mode - most), -1, dtype=np.float64)
+    reach = int(40 * np.sqrt(others * rate * (1 - rate))) + 1000
+    up = np.arange(mode, min(others, mode + reach), dtype=np.float64)
+    down = np.arange(mode, max(0, mode - reach), -1, dtype=np.float64)
     odds = rate / (1 - rate)
     above = np.cumprod((others - up) / (up + 1) * odds)
     below = np.cumprod(down / (others - down + 1) / odds)
@@ -128,8 +128,8 @@ def batch_chances(others: int, rate: float, largest: int) -> tuple[float, float,
 def binomial_tail(num_trials: int, probability: float, least: int) -> float:
     """Upper bound of P[Binomial(num_trials, probability) >= least], at most 1.
 
-    num_trials, least: whole numbers, num_trials >= 1; probability: in [0, 1]. Stirling's bound of the first term times
-    a geometric series: notebooks/proofs/truncated_sampling.md, section 3. 1 where least is not above the mean.
+    num_trials, least: whole numbers, num_trials >= 1; probability: in [0, 1]. The bound is Stirling's, of the first
+    term, times a geometric series (notebooks/proofs/truncated_sampling.md, section 3); 1 if the terms do not decrease.
     """
     n, b = int(validate.integer("num_trials", num_trials, 1)), int(validate.integer("least", least, 0))
     p = float(validate.probability("probability", probability))
@@ -142,17 +142,17 @@ def binomial_tail(num_trials: int, probability: float, least: int) -> float:
     inside = b * math.log(b / (n * p))
     outside = (n - b) * math.log((n - b) / (n * (1 - p))) if b < n else 0.0
     root = 0.5 * math.log(n / (2 * math.pi * b * (n - b))) if b < n else 0.0
-    # the logarithms are of numbers with a few roundings, times b and n - b
+    # the arguments of the logarithms have a few roundings each; the logarithms are multiplied by b and n - b
     exponent = root - inside - outside + 16 * ULP * (n + abs(inside) + abs(outside) + 1)
     return min(1.0, max(math.exp(min(exponent, 0.0)) / (1 - ratio) * (1 + 8 * ULP), SMALLEST))
 
 
 def truncation_delta(num_examples: int, sampling_probability: float, truncated_batch_size: int) -> float:
-    """q P[Binomial(n, q) >= B], rounded up: the chance that an example is sampled and n others fill the batch.
+    """q P[Binomial(n, q) >= B], rounded up: the probability that an example is sampled and n others fill the batch.
 
-    What a cut of the Poisson sample to B examples adds to the delta of one step, at most. q: sampling_probability; B:
-    truncated_batch_size. It covers data sets of at most n = num_examples records and their neighbours under add, remove
-    and replace_one. A rough measure: `DPSGD` accounts for the cut more closely.
+    Cutting the Poisson sample to B examples adds at most this to the delta of one step. Here n = num_examples,
+    q = sampling_probability and B = truncated_batch_size. It covers data sets of at most n records and their neighbours
+    under add, remove and replace_one. It is a rough measure; `DPSGD` accounts for the cut more closely.
     Accuracy: that of `binomial_tail`. Proof: notebooks/proofs/truncated_sampling.md, sections 2 and 3.
 
     >>> from jaxdp import training
