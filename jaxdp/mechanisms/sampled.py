@@ -51,7 +51,7 @@ class EnclosingPair(Mechanism):
 
 
 class Sampled(FiniteLaw):
-    """Base class of samplers: for a base with pair (P1, P0), ((1-q) P0 + q P1, P0) for remove and its swap for add.
+    """Base class of samplers: the pair is ((1-q) P0 + q P1, P0) for remove and its swap for add, (P1, P0) the base's.
 
     If the base is Gaussian noise or a composition of it, a quadrature is used, for any other base its ``finite_pair``.
     Where the finite pair only dominates the base (Laplace, discrete Gaussian), lower bounds use its inner
@@ -161,12 +161,12 @@ class PoissonSampled(Sampled):
 
     Assumes: the adversary sees neither the batch nor its size. Every round draws a new batch in exactly this way:
     shuffled, cyclic or cut batches are not Poisson. Sums are divided by a public number, not by the size of the batch.
-    What the mechanism assumes is true; under replace_one its guarantee also holds for adding and removing a record.
+    The assumptions of the mechanism hold; under replace_one its guarantee also holds for adding and removing a record.
     (Noise such as `Gaussian` is scaled to the norm bound of one contribution, by which an added record moves a sum.)
 
     Relations: add_or_remove (natural), add, remove, replace_one. With (P1, P0) dominating the mechanism for remove, the
     pair for remove is ((1-q) P0 + q P1, P0) and the pair for add its swap (Zhu, Dong, Wang 2022, Theorem 11(1)). Under
-    replace_one the pair of Gaussian, Laplace, discrete Gaussian and discrete Laplace noise is that of contributions 1
+    replace_one the pair of Gaussian, Laplace, discrete Gaussian and discrete Laplace noise has the contributions 1
     and -1. For Gaussian noise it is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1). It dominates in any dimension and
     is attained (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism the profile of one round
     under replace_one is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, delta_base that of the base under replace_one
@@ -241,7 +241,7 @@ class FixedSizeSampled(Sampled):
     1.8282
 
     Assumes: the adversary does not see the batch. Every round draws a new batch uniformly; the batches of a shuffled
-    epoch are not drawn in this way. What the mechanism assumes is true.
+    epoch are not drawn in this way. The assumptions of the mechanism hold.
 
     Under add and remove q is below 1 if both data sets are large enough for a batch (batch size / size of the smaller
     data set is safe, if below 1). q = 1 means that everyone is in the batch, whatever its size: the mechanism itself.

@@ -35,8 +35,9 @@ class LocalRandomizer(ApproximateDP):
     what `Shuffled` assumes.
 
     Without shuffling it is accounted for as `ApproximateDP`. When shuffled, the local deltas of all users add up:
-    shuffling amplifies only if the local delta is far below delta / num_users. (With 1e5 users, local epsilon 1 and
-    delta 1e-6, epsilon is 0.0153 for a local delta of 0, 0.0192 for 1e-11, and 0.50 for 1e-9.)
+    shuffling amplifies only if the local delta is far below the round's delta divided by num_users. (With 1e5 users, a
+    local epsilon of 1 and a round's delta of 1e-6, the round's epsilon is 0.0153 for a local delta of 0, 0.0192 for
+    1e-11, and 0.50 for 1e-9.)
     """
 
     epsilon: RealField = field(NONNEGATIVE)
@@ -103,7 +104,7 @@ class Shuffled(Mechanism):
     * "closed_form": Theorem 3.1 of the 2021 paper.
 
     All bounds except "blanket" use only the randomizer's epsilon and delta. A positive delta is treated by Theorem 3.8
-    of that paper, with the best local epsilon that is not smaller; its additive terms add up over composed rounds.
+    of the 2021 paper, at the best local epsilon that is not smaller; its additive terms add up over composed rounds.
     Lower bounds are those of one data set: for a named randomizer all others hold one value, for `LocalRandomizer` the
     randomizer is two-point randomized response.
 
@@ -156,7 +157,7 @@ class Shuffled(Mechanism):
         return getattr(self.randomizer, "delta", 0.0)
 
     def weaker(self, by: Number) -> Shuffled:
-        """The round with its local epsilon raised by ``by`` where the local delta is positive; it holds as well."""
+        """The round with its local epsilon raised by ``by`` where the local delta is positive; still valid."""
         local = self.randomizer
         if not isinstance(local, LocalRandomizer):
             return self

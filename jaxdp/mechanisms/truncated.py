@@ -24,9 +24,11 @@ _BEYOND = 1e-100  # upper bound of the probability that the sum in `batch_chance
 class TruncatedPoisson(FiniteLaw):
     """Gaussian noise on a Poisson batch; of a batch that is too large only a uniformly drawn part is kept.
 
-    noise_multiplier: the noise divided by the norm bound of one record's contribution. sampling_probability: before the
-    cut. full: probability s that the other records fill the batch. partial: 1 - s. joins: probability j that one more
-    record is in a batch that the others fill. error: relative error of s and of 1 - s.
+    noise_multiplier: the noise divided by the norm bound of one record's contribution.
+    sampling_probability: before the cut.
+    full, partial: the probability s that the other records fill the batch, and 1 - s.
+    joins: the probability j that one more record is in a batch that the others fill.
+    error: bound of the relative error of s and of 1 - s.
 
     The cut batch is dominated by a mechanism that is PoissonSampled(Gaussian(noise_multiplier), sampling_probability)
     with probability 1 - s and PoissonSampled(Gaussian(noise_multiplier / 2), joins) with probability s, and which of
