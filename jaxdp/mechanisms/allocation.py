@@ -56,15 +56,15 @@ class RandomAllocation(Mechanism):
 
     Relations: add_or_remove (natural), add, remove; for replace_one no dominating pair is known.
     With times = 1 the pair is exact: (1/T) sum_i N(e_i, sigma^2) against N(0, sigma^2)^T. With times > 1 upper bounds
-    are those of ``times`` independent blocks of steps, with one step drawn in each: an adversary who also learns a
-    random partition of the steps sees this. Lower bounds are those of the sum of all outputs.
+    are computed for ``times`` independent blocks of steps, with one step drawn in each; an adversary who also learns a
+    random partition of the steps sees this. Lower bounds are computed for the sum of all outputs.
 
-    K(z) is that of a person whose steps are known, without amplification. Renyi divergences are amplified. For remove
-    this holds up to order 256: whole orders are right to 1e-9, other orders above 2 up to an eighth too large. For add,
-    and for orders below 2, it holds at noise above 0.2: they are right to 2e-6 (to 3e-4 at noise 1e4).
+    K(z) describes a person whose steps are known, without amplification. Renyi divergences include the amplification.
+    For remove they do up to order 256: whole orders are right to 1e-9, other orders above 2 are up to an eighth too
+    large. For add, and for orders below 2, they do at noise above 0.2: right to 2e-6 (3e-4 at noise 1e4).
     Under a trace, compositions and times > 1 have bounds from these divergences: epsilon is 1.04 to 2.8 times, delta
-    three to thousands of times the value outside a trace. Derivatives are those of the bound: a few percent off, and a
-    third off where one rare large loss decides.
+    three to thousands of times the value outside a trace. Derivatives are those of this bound, not of the value:
+    a few percent off, and a third off where one rare large loss decides.
 
     Assumes: the steps of each person are drawn uniformly, independently of all others, and kept secret. Every step adds
     fresh isotropic noise, independent across steps. Every contribution is within the norm bound, whatever was released

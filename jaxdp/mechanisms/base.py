@@ -324,7 +324,7 @@ def _harmless_outside(rows: Any, mechanism: M) -> M:
 
 
 def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
-    """(the mechanism with harmless traced numbers in place of those outside their domains, tests of the given numbers).
+    """(the mechanism with traced numbers outside their domains replaced by harmless ones, tests of the given numbers).
 
     Each test is True, or a boolean array that broadcasts to the batch shape: whether the row's numbers are inside.
     Raises ValueError for a concrete number outside. overridden: whether to call an override of `validate`.

@@ -68,7 +68,7 @@ class Laplace(Mechanism):
     for every release and is as good as exact Laplace noise; the last digits of floating-point Laplace noise can reveal
     which of two data sets was used (Mironov 2012).
 
-    Under replace_one two data sets differ by up to twice the norm bound: the guarantee is that of half the noise scale.
+    Under replace_one two data sets differ by up to twice the norm bound, which costs as much as half the noise scale.
     K(z) = log[ e^{z/b} (z+1)/(2z+1) + e^{-(z+1)/b} z/(2z+1) ] (Zhu, Dong, Wang 2022, Lemma 33).
     """
 

@@ -19,7 +19,7 @@ from jaxdp.shuffle.law import Law, NamedSets, stacked
 from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
 
 _LAPLACE_CELLS = 2048  # for upper bounds, whose relative error falls with the square of this number: below 2e-6
-_LAPLACE_CELLS_BELOW = 128  # for lower bounds: they are those of one data set, which leaves a larger gap
+_LAPLACE_CELLS_BELOW = 128  # for lower bounds; fewer suffice, as the data set used leaves a larger gap than the cells
 
 
 class KnownRandomizer(Mechanism):
@@ -37,7 +37,7 @@ class KnownRandomizer(Mechanism):
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define upper_laws.")
 
     def lower_laws(self) -> Law:
-        """Laws of X; the delta of each is that of one pair of neighbouring data sets."""
+        """Laws of X; each gives the delta of one pair of neighbouring data sets."""
         raise UnsupportedMechanismError(f"{type(self).__name__} does not define lower_laws.")
 
 
@@ -198,7 +198,7 @@ class LocalHashing(NamedSetRandomizer):
     >>> print(f"{jaxdp.epsilon(shuffled, delta=1e-6):.4f}")
     0.0820
 
-    Lower bounds are those of a family that attains collision_probability.
+    Lower bounds are computed for a family that attains collision_probability.
 
     Assumes: each person draws a hash function of their own, independently of all data, and sends it in the report.
     When shuffled, also what `Shuffled` assumes.

@@ -34,7 +34,7 @@ def note(verb: str, mechanism: Mechanism, relation: str, name: str, target: Any)
 
 @contextlib.contextmanager
 def observe() -> Iterator[list[dict[str, str]]]:
-    """Context manager that gives a list, to which all verb calls made inside the block in this thread are added."""
+    """Context manager that gives a list; verb calls inside the block, in this thread, are added to the list."""
     calls: list[dict[str, str]] = []
     token = _OBSERVED.set(calls)
     try:

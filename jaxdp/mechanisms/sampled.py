@@ -169,7 +169,7 @@ class PoissonSampled(Sampled):
     replace_one the pair of Gaussian, Laplace, discrete Gaussian and discrete Laplace noise has the contributions 1
     and -1. For Gaussian noise it is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1). It dominates in any dimension and
     is attained (proof: notebooks/proofs/sampled_replace.md). For any other symmetric mechanism the profile of one round
-    under replace_one is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, delta_base that of the base under replace_one
+    under replace_one is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0, delta_base the base's profile under replace_one
     (section 6 there). A stated guarantee has the same profile in `FixedSizeSampled`. For noise of a class of your own
     the profile is an upper bound, and there is no lower bound.
     """
@@ -252,7 +252,7 @@ class FixedSizeSampled(Sampled):
     orders. Relations: add_or_remove (natural), add, remove (Zhu, Dong, Wang 2022, Theorem 11(2)), and replace_one for a
     symmetric mechanism. Under replace_one the profile of one round is q delta_base(log(1 + (e^eps - 1)/q)), eps >= 0
     (Proposition 29). Several rounds are composed through its symmetric pair (Corollary 31), which only dominates them:
-    their lower bounds are those of one data set (sampled_replace.md, section 7), or 0 under a trace. For Gaussian noise
+    lower bounds come from one data set (sampled_replace.md, section 7), or are 0 under a trace. For Gaussian noise
     the pair is replaced by a pair on a grid of losses that dominates it (docs/limits.md).
     """
 

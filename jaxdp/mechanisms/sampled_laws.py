@@ -40,7 +40,7 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     """The law of the loss of ((1-q) Q + q P, Q) ("forward"), of its swap ("reverse"), or of the pair of "replace".
 
     The last is the symmetric pair of Zhu, Dong, Wang 2022, Proposition 29, and needs a symmetric base pair. Its
-    positive losses are those of the forward pair, its negative losses their mirror image; the other mass has loss 0.
+    positive losses equal the forward pair's, its negative losses are their mirror image, the other mass has loss 0.
     """
     log_p, log_q, plain, blur, only_p, only_q = with_losses(pair)
     in_p, in_q = log_p > -xp.inf, log_q > -xp.inf

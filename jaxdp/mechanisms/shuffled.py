@@ -105,8 +105,8 @@ class Shuffled(Mechanism):
 
     All bounds except "blanket" use only the randomizer's epsilon and delta. A positive delta is treated by Theorem 3.8
     of the 2021 paper, at the best local epsilon that is not smaller; its additive terms add up over composed rounds.
-    Lower bounds are those of one data set: for a named randomizer all others hold one value, for `LocalRandomizer` the
-    randomizer is two-point randomized response.
+    Lower bounds come from one data set: with a named randomizer all other people hold one value, with `LocalRandomizer`
+    the randomizer is two-point randomized response.
 
     Assumes: one value is replaced. n is fixed and public. Each person sends one report, all with one common randomizer
     and fresh independent randomness. (For `LocalRandomizer` the randomizer belongs to the position of the report: it

@@ -32,8 +32,8 @@ class TruncatedPoisson(FiniteLaw):
 
     The cut batch is dominated by a mechanism that is PoissonSampled(Gaussian(noise_multiplier), sampling_probability)
     with probability 1 - s and PoissonSampled(Gaussian(noise_multiplier / 2), joins) with probability s, and which of
-    the two is public. There are upper bounds only: those of the finite laws of both, and those of the Poisson batch
-    composed with a (0, s j)-DP mechanism, which dominates the cut batch, too.
+    the two is public. There are upper bounds only: from the finite laws of both, and from the Poisson batch composed
+    with a (0, s j)-DP mechanism, which dominates the cut batch, too.
 
     Assumes: what `PoissonSampled` of `Gaussian` assumes of the noise and of the batch before the cut. Of a batch that
     is too large a uniformly drawn part is kept. Data sets have at most as many records as full and joins stand for.
@@ -155,7 +155,7 @@ def truncation_delta(num_examples: int, sampling_probability: float, truncated_b
     Cutting the Poisson sample to B examples adds at most this to the delta of one step. Here n = num_examples,
     q = sampling_probability and B = truncated_batch_size. It covers data sets of at most n records and their neighbours
     under add, remove and replace_one. It is a rough measure; `DPSGD` accounts for the cut more closely.
-    Accuracy: that of `binomial_tail`. Proof: notebooks/proofs/truncated_sampling.md, sections 2 and 3.
+    Accuracy: as for `binomial_tail`. Proof: notebooks/proofs/truncated_sampling.md, sections 2 and 3.
 
     >>> from jaxdp import training
     >>> f"{training.truncation_delta(10_000, 0.01, 160):.1e}"
