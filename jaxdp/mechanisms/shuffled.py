@@ -108,7 +108,7 @@ class Shuffled(Mechanism):
     Lower bounds come from one data set: with a named randomizer all other people hold one value, with `LocalRandomizer`
     the randomizer is two-point randomized response.
 
-    Assumes: one value is replaced. n is fixed and public. Each person sends one report, all with one common randomizer
+    Assumes: one value is replaced; n is fixed and public. Each person sends one report, all with one common randomizer
     and fresh independent randomness. (For `LocalRandomizer` the randomizer belongs to the position of the report: it
     may depend on earlier outputs, not on who reports.) The adversary sees nothing but the shuffled reports.
 
