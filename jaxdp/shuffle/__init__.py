@@ -1,4 +1,4 @@
-"""Privacy amplification by shuffling: the theorems by name. Records and verbs: `jaxdp.Shuffled`."""
+"""Privacy amplification by shuffling, one function for each theorem. The mechanism itself is `jaxdp.Shuffled`."""
 
 from jaxdp.shuffle.approximate import approximate_ldp
 from jaxdp.shuffle.closed_form import clones_epsilon_closed_form, krr_epsilon_closed_form, lower_bound_epsilon

@@ -13,12 +13,12 @@ from jaxdp.typing import Array, Real
 
 
 def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Domain, Real]) -> list[Any]:
-    """[eps0 >= 0, whole n >= 1, delta in [0, 1], *others], which broadcast; others are (domain, value), by name."""
+    """Checked arguments [eps0 >= 0, whole n >= 1, delta in [0, 1], *others]; others: name=(domain, value)."""
     return checked(eps0=(NONNEGATIVE, eps0), n=(whole(1), n), delta=(PROBABILITY, delta), **others)
 
 
 def _guarded(value, condition, eps0, num_users, delta):
-    """`value` where the theorem's condition holds, else eps0, which is always valid; inf for invalid arguments."""
+    """The smaller of value and eps0 where the theorem's condition holds, else eps0; inf for invalid arguments."""
     valid = (num_users >= 1) & (eps0 >= 0) & (delta >= 0) & (delta <= 1) & (num_users == xp.floor(num_users))
     answer = xp.where(condition & (delta > 0) & (value < eps0), value, eps0)
     return xp.where(valid, xp.where(delta >= 1, 0.0, answer), xp.inf)
@@ -26,7 +26,7 @@ def _guarded(value, condition, eps0, num_users, delta):
 
 @kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def clones_closed_form_point(eps0, num_users, delta):
-    """One point of Theorem 3.1; see `clones_epsilon_closed_form`."""
+    """Epsilon at one point by Theorem 3.1; see `clones_epsilon_closed_form`."""
     positive = xp.where(delta > 0, delta, 0.5)
     condition = eps0 <= xp.log(num_users / (16.0 * xp.log(2.0 / positive)))
     ratio = xp.exp(xp.minimum(eps0, 700.0)) / num_users
@@ -36,7 +36,7 @@ def clones_closed_form_point(eps0, num_users, delta):
 
 
 def clones_closed_form_log_delta(eps0, num_users, epsilon):
-    """Log of the least delta at which Theorem 3.1 gives at most ``epsilon`` < eps0: its formula or its condition."""
+    """Log of the least delta at which the formula of Theorem 3.1 is <= epsilon < eps0 and its condition holds."""
     odds = xp.exp(xp.minimum(eps0, 700.0))
     root = xp.expm1(epsilon) / (8.0 * xp.tanh(0.5 * eps0)) - odds / num_users
     root = xp.where(root > 0, root, 0.0)
@@ -46,7 +46,7 @@ def clones_closed_form_log_delta(eps0, num_users, epsilon):
 
 @kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def clones_closed_form_delta(eps0, num_users, epsilon):
-    """Upper bound of delta at an epsilon >= 0 by Theorem 3.1."""
+    """Upper bound of delta at epsilon >= 0 by Theorem 3.1."""
     delta = xp.maximum(xp.exp(clones_closed_form_log_delta(eps0, num_users, epsilon)), SMALLEST)
     inside = (num_users >= 1) & (epsilon >= 0) & (epsilon < eps0) & ~xp.isnan(delta)
     return xp.where(inside, delta, xp.where((num_users >= 1) & (epsilon >= eps0) & (eps0 >= 0), 0.0, 1.0))
@@ -54,7 +54,7 @@ def clones_closed_form_delta(eps0, num_users, epsilon):
 
 @kernel(working_set=16, by_numpy=2**20, at_once=4096)
 def krr_closed_form_point(eps0, num_categories, num_users, delta):
-    """One point of Corollary 4.2; see `krr_epsilon_closed_form`."""
+    """Epsilon at one point by Corollary 4.2; see `krr_epsilon_closed_form`."""
     positive = xp.where(delta > 0, delta, 0.5)
     odds = xp.exp(xp.minimum(eps0, 700.0))
     total = odds + num_categories - 1.0
@@ -69,23 +69,23 @@ def krr_closed_form_point(eps0, num_categories, num_users, delta):
 def clones_epsilon_closed_form(eps0: Real, n: Real, delta: Real) -> Array:
     """Central epsilon at delta of n shuffled eps0-DP reports, in closed form.
 
-    eps = log(1 + (E0-1)/(E0+1) 8 (sqrt(E0 log(4/delta)/n) + E0/n)), E0 = e^eps0, if eps0 <= log(n/(16 log(2/delta)));
-    otherwise, and wherever the formula exceeds it, eps0 itself.
+    eps = log(1 + (E0-1)/(E0+1) 8 (sqrt(E0 log(4/delta)/n) + E0/n)), E0 = e^eps0, if eps0 <= log(n/(16 log(2/delta))).
+    Where this condition fails, or the formula exceeds eps0, the result is eps0.
 
     Args:
         eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
+        n: number of reports, a whole number >= 1.
         delta: in [0, 1]; 0 gives eps0, 1 gives 0.
 
     Returns:
-        Epsilon in nats of the broadcast shape, float64: 1.9 to 5.4 times the exact value of `jaxdp.Shuffled` where
-        compared. Its rounding is not charged. Under a trace an invalid argument gives inf.
+        Epsilon in nats, float64, of the broadcast shape: 1.9 to 5.4 times the exact value of `jaxdp.Shuffled` where
+        compared. Rounding errors are not added. Under a trace an invalid argument gives inf.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.
 
     Assumes:
-        The randomizer of each report depends on earlier outputs only, not on the user; the order is uniform and secret.
+        The randomizer of a report depends on earlier outputs only, not on the user. The order is uniform and secret.
 
     Reference:
         Feldman, McMillan, Talwar 2021, Theorem 3.1.
@@ -100,18 +100,18 @@ def clones_epsilon_closed_form(eps0: Real, n: Real, delta: Real) -> Array:
 
 
 def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
-    """Central epsilon at delta of n shuffled k-ary randomized responses of level eps0, in closed form.
+    """Central epsilon at delta of n shuffled k-ary randomized responses with local epsilon eps0, in closed form.
 
     eps = log(1 + a (4 sqrt(2 log(4/delta)/(y n)) + 4/(y n))), a = (E0-1)/(E0+k-1), y = k/((k+1)(E0+k-1)), E0 = e^eps0,
-    if y >= 8 log(2/delta)/n; otherwise, and wherever the formula exceeds it, eps0 itself.
+    if y >= 8 log(2/delta)/n. Where this condition fails, or the formula exceeds eps0, the result is eps0.
 
-    k: number of categories, whole, >= 2. The other arguments, the result and errors are those of
-    `clones_epsilon_closed_form`. The published constants are not proved anew here: on 250 random points where the
+    k: number of categories, a whole number >= 2. The other arguments, the result and the errors are as for
+    `clones_epsilon_closed_form`. jaxdp does not prove the published constants again. On 250 random points where the
     condition holds (n 30 to 1e9, eps0 0.01 to 10, k 2 to 6e4, delta 1e-12 to 0.3) the value was at least 2.07 times the
     certified bound of the blanket pair.
 
     Assumes:
-        The order of the reports is uniform and secret.
+        The reports are in a uniformly random, secret order.
 
     Reference:
         Feldman, McMillan, Talwar 2021, Theorem 4.1 and Corollary 4.2.
@@ -127,11 +127,11 @@ def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
 
 
 def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
-    """Lower bound of epsilon at delta that no theorem for all eps0-DP local randomizers can go below.
+    """Lower bound of every epsilon at delta that a theorem for all eps0-DP local randomizers can give.
 
-    The exact epsilon of n shuffled two-point randomized responses (the larger of the two directions), rounded down by
-    less than 1e-6 relative. Arguments and errors are those of `clones_epsilon_closed_form`; under a trace an invalid
-    argument gives 0.
+    It is the exact epsilon of n shuffled two-point randomized responses (the larger of the two orders of x and x'),
+    rounded down by less than 1e-6 relative. Arguments and errors are as for `clones_epsilon_closed_form`. Under a trace
+    an invalid argument gives 0.
 
     Reference:
         Feldman, McMillan, Talwar 2021, Appendix G.

@@ -1,7 +1,7 @@
 """Published bounds for comparison plots: privacy blanket, Erlingsson et al., Cheu et al., Girgis et al.
 
-The formulas are those of the publications, with constants partly from the authors' code; rounding is not charged. Use
-`jaxdp.Shuffled` for guarantees. Where the condition of a theorem fails the answer is eps0.
+The formulas are those of the publications; some constants come from the authors' code. Rounding errors are not added,
+so use `jaxdp.Shuffled` for guarantees. Where the condition of a theorem fails the result is eps0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.closed_form import reports
 from jaxdp.typing import Array, Real
 
-_STEPS = 60
+_STEPS = 60  # halvings of the interval for epsilon
 _GIRGIS_ORDER = Domain(
     lambda x: whole(2).contains(x) & (x <= 1e5),
     "a whole number from 2 to 100,000",
@@ -29,7 +29,8 @@ _GIRGIS_ORDER = Domain(
 Randomizer: TypeAlias = Literal["generic", "krr", "laplace"]
 
 
-# (blanket mass, span of X, its top, its second moment) of each randomizer, up to the factor that each bound expects.
+# Each function returns the blanket's mass, the range (max - min) of X, its maximum and its second moment. The last
+# three are scaled as the formulas below expect.
 def _generic(eps0, epsilon, _):
     local, central, mass = np.exp(eps0), np.exp(epsilon), np.exp(-eps0)
     span = (central + 1.0) * (local - mass)
@@ -68,8 +69,8 @@ def _hoeffding(users, epsilon, mass, span, _top, _moment):
 def _bennett(users, epsilon, mass, _span, top, moment):
     ratio = np.expm1(epsilon) * top / moment
     shape = (1.0 + ratio) * np.log1p(ratio) - ratio
-    # The expectation over the number of blanket reports is a generating function, which needs no sum. It contains the
-    # term of 0 reports, which the theorem leaves out: the value is a little larger than the theorem's.
+    # The mean over the number of blanket reports is a generating function in closed form. It includes the term of 0
+    # reports, which the theorem leaves out, so the value is a little larger than the theorem's.
     log_power = users * np.log1p(-mass * -np.expm1(-shape * moment / top**2))
     return np.log(top) - np.log(np.log1p(ratio) * mass * users) + log_power
 
@@ -99,14 +100,14 @@ def blanket_hoeffding(
 
     Args:
         eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
+        n: number of reports, a whole number >= 1.
         delta: in [0, 1].
         randomizer: "generic" (any eps0-DP randomizer), "krr" (k-ary randomized response) or "laplace" (a number in
             [0, 1] plus Laplace noise).
-        k: number of categories for "krr", whole, >= 2.
+        k: number of categories for "krr", a whole number >= 2.
 
     Returns:
-        Epsilon in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+        Epsilon in nats, float64, of the broadcast shape, at most eps0. Rounding errors are not added.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.
@@ -128,7 +129,7 @@ def blanket_bennett(
 ) -> Array:
     """Central epsilon at delta of n shuffled reports, by the privacy blanket with Bennett's inequality.
 
-    Arguments, result and errors are those of `blanket_hoeffding`.
+    Arguments, result and errors are as for `blanket_hoeffding`.
 
     Reference:
         Balle, Bell, Gascon, Nissim 2019.
@@ -145,9 +146,9 @@ def blanket_bennett(
 def erlingsson_2019(eps0: Real, n: Real, delta: Real) -> Array:
     """Central epsilon 12 eps0 sqrt(log(1/delta)/n) of n shuffled eps0-DP reports.
 
-    It holds for eps0 <= 1/2, n >= 1000, delta <= 0.01; elsewhere the answer is eps0.
+    The formula holds for eps0 <= 1/2, n >= 1000, delta <= 0.01; elsewhere the result is eps0.
 
-    Arguments, result and errors are those of `blanket_hoeffding`.
+    Arguments, result and errors are as for `blanket_hoeffding`.
 
     Reference:
         Erlingsson, Feldman, Mironov, Raghunathan, Talwar, Thakurta 2019. The constant 12 was not checked against the
@@ -171,9 +172,8 @@ def erlingsson_2019(eps0: Real, n: Real, delta: Real) -> Array:
 def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
     """Central epsilon sqrt(32 log(4/delta)/w) (1 - w/n) of n shuffled two-point randomized responses.
 
-    w = y - sqrt(2 y log(2/delta)), y = 2n/(e^eps0+1). It holds for y >= 14 log(4/delta); elsewhere the answer is eps0.
-
-    Arguments, result and errors are those of `blanket_hoeffding`.
+    w = y - sqrt(2 y log(2/delta)), y = 2n/(e^eps0+1). This holds for y >= 14 log(4/delta); elsewhere the result is
+    eps0. Arguments, result and errors are as for `blanket_hoeffding`.
 
     Reference:
         Cheu, Smith, Ullman, Zeber, Zhilyaev 2019. The constants were not checked against the printed text.
@@ -197,15 +197,15 @@ def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
 
 
 def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
-    """Renyi divergence bound of n shuffled eps0-DP reports at a whole order >= 2.
+    """Upper bound of the Renyi divergence of n shuffled eps0-DP reports at a whole order >= 2.
 
     Args:
-        order: alpha, whole, from 2 to 100,000. The sum of the theorem runs over 3..alpha: time grows with it.
+        order: alpha, a whole number from 2 to 100,000. The theorem sums over 3..alpha, so time grows with alpha.
         eps0: local epsilon in nats, >= 0.
-        n: number of reports, whole, >= 1.
+        n: number of reports, a whole number >= 1.
 
     Returns:
-        Bound in nats of the broadcast shape, float64, at most eps0; rounding is not charged.
+        Bound in nats, float64, of the broadcast shape, at most eps0. Rounding errors are not added.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.

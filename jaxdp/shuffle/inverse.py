@@ -1,4 +1,4 @@
-"""The inverse questions: the local epsilon that a central target allows, and the number of users that it needs."""
+"""Inverses of the clones bound: the local epsilon that a central guarantee allows, the number of users it needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
-_STEPS = 48
+_STEPS = 48  # most iterations of the bisection for eps0; 12 more for the number of users
 _LARGEST_USERS = 2.0**50
 
 
 def _within(users, eps0, epsilon, delta, bound):
-    """Rows whose certified delta is at most the target; the long sums only where 13 nodes leave that open."""
+    """Whether the certified delta(epsilon) is at most delta, by row; only rows undecided by 13 nodes get more nodes."""
     lower, upper = clones_bounds("delta", eps0, users, epsilon, bound, most=0)
     rows = np.flatnonzero((lower <= delta) & (delta < upper))
     if rows.size:
@@ -28,29 +28,29 @@ def _within(users, eps0, epsilon, delta, bound):
 def local_epsilon_for(
     central_epsilon: Real, n: Real, delta: Real, *, bound: Literal["clones", "stronger"] = "clones"
 ) -> Array:
-    """Largest local epsilon eps0 found whose n shuffled reports are (central_epsilon, delta)-DP.
+    """Largest local epsilon eps0 found for which n shuffled eps0-DP reports are (central_epsilon, delta)-DP.
 
-    Bisection on the certified delta of the clones pair, which increases with eps0 (notebooks/proofs/shuffle.md,
+    Bisection on the certified delta of the clones pair. That delta increases with eps0 (notebooks/proofs/shuffle.md,
     section 2).
 
     Args:
         central_epsilon: in nats, >= 0.
-        n: number of reports, whole, >= 1.
+        n: number of reports, a whole number >= 1.
         delta: in [0, 1]; 0 gives central_epsilon, 1 gives inf.
-        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+        bound: "clones" or "stronger": the dominating pair of the shuffled reports.
 
     Returns:
-        eps0 in nats of the broadcast shape, float64. The value returned has passed the certified test. It lies below
-        the largest eps0 that this pair allows by at most 1e-9 relative plus the width of the pair's own bounds.
+        eps0 in nats, float64, of the broadcast shape. The certified delta at this eps0 is at most delta. This eps0 is
+        below the largest one that the pair allows by at most 1e-9 relative plus the width of the pair's own bounds.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.
 
     Assumes:
-        Each report is the output of an eps0-DP local randomizer; the order of the reports is uniform and secret.
+        Each report is the output of an eps0-DP local randomizer. The reports are in a uniformly random, secret order.
 
     Reference:
-        Feldman, McMillan, Talwar 2021, the question of Theorem 5.2.
+        Feldman, McMillan, Talwar 2021, the question that Theorem 5.2 answers.
 
     Example:
         >>> from jaxdp import shuffle
@@ -77,14 +77,14 @@ def local_epsilon_for(
 def num_users_for(
     central_epsilon: Real, eps0: Real, delta: Real, *, bound: Literal["clones", "stronger"] = "clones"
 ) -> Array:
-    """Smallest number of users found whose shuffled eps0-DP reports are (central_epsilon, delta)-DP.
+    """Smallest number n of users found for which n shuffled eps0-DP reports are (central_epsilon, delta)-DP.
 
-    Bisection on whole numbers with the certified delta of the clones pair. eps0: local epsilon in nats, >= 0. The other
-    arguments, errors and what is assumed are those of `local_epsilon_for`.
+    Bisection over whole numbers on the certified delta of the clones pair. eps0: local epsilon in nats, >= 0. The other
+    arguments, the errors and the assumptions are as for `local_epsilon_for`.
 
     Returns:
-        Number of users of the broadcast shape, float64, which has passed the certified test; inf where 2^50 users are
-        not enough (delta = 0 with central_epsilon < eps0).
+        Number of users, float64, of the broadcast shape. The certified delta at this number is at most delta. inf where
+        2^50 users are not enough, for example for delta = 0 with central_epsilon < eps0.
 
     Example:
         >>> from jaxdp import shuffle

@@ -1,4 +1,4 @@
-"""Epsilon of one pass of noisy SGD over a random permutation (FMT 2021, Proposition 5.3)."""
+"""Epsilon of one pass of noisy SGD in random order (Feldman, McMillan, Talwar 2021, Proposition 5.3)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxdp.shuffle.approximate import additive_term, alone, best_epsilon
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
-_SPLITS = 24
-_MU_ERROR = 2.0**-51
+_SPLITS = 24  # local pairs (eps0, delta0) that are tried
+_MU_ERROR = 2.0**-51  # relative error of mu
 _LEAST_MU = 1e-300
 
 
 @kernel(working_set=64, by_numpy=patience(64, 4096), at_once=512)
 def _splits(mu, num_users, delta):
-    """Local pairs (eps0, delta0 = Gaussian delta at eps0) to try: n delta0 runs from above delta to far below it."""
+    """(eps0, delta0) to try, delta0 the Gaussian delta at eps0: n delta0 runs from above delta to far below delta."""
     least = xp.sqrt(2.0 * xp.log(2.0 / delta)) * 0.8
     most = xp.sqrt(2.0 * xp.log(1e4 * num_users / delta)) + 1.0
     quantiles = xp.linspace(least, most, _SPLITS)
@@ -35,28 +35,28 @@ def noisy_sgd_one_pass_epsilon(
 ) -> Array:
     """Epsilon at delta of one pass of noisy SGD over n examples in a uniformly random order.
 
-    Each step releases the gradient of one example, of norm at most lipschitz, plus N(0, noise_std^2 I): a Gaussian
-    local randomizer with mu = 2 lipschitz/noise_std, which is (eps0, delta0)-DP for every eps0. The smallest certified
-    epsilon over 24 such pairs is returned.
+    Each step releases the gradient of one example, of norm at most lipschitz, plus N(0, noise_std^2 I). This is a
+    Gaussian local randomizer with mu = 2 lipschitz/noise_std. For every eps0 there is a delta0 for which it is
+    (eps0, delta0)-DP. The result is the smallest certified epsilon over 24 pairs (eps0, delta0).
 
     Args:
-        noise_std: > 0 per coordinate, in the units of the gradient.
-        n: number of examples, whole, >= 1.
+        noise_std: standard deviation of the noise of one coordinate, > 0, in the units of the gradient.
+        n: number of examples, a whole number >= 1.
         delta: in (0, 1).
-        lipschitz: gradient norm bound > 0, in the units of the gradient.
-        bound: "clones" or "stronger": the pair that bounds the shuffled reports.
+        lipschitz: bound > 0 of the gradient's norm, in the units of the gradient.
+        bound: "clones" or "stronger": the dominating pair of the shuffled reports.
 
     Returns:
-        Epsilon in nats of the broadcast shape, float64, an upper bound; inf where no pair leaves room within delta.
+        Upper bound of epsilon in nats, float64, of the broadcast shape; inf if every pair's delta0 is too large.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.
 
     Assumes:
-        The order is uniform and secret; all iterates may be released; replace-one neighbours.
+        The order is uniformly random and secret. All iterates may be released. Neighbours replace one example.
 
     Reference:
-        Feldman, McMillan, Talwar 2021, Proposition 5.3, by Theorem 3.8 with the additive term "sharp" of
+        Feldman, McMillan, Talwar 2021, Proposition 5.3, from Theorem 3.8 with the "sharp" additive term of
         `approximate_ldp`.
 
     Example:
@@ -77,14 +77,14 @@ def noisy_sgd_one_pass_epsilon(
         eps0, delta0 = _splits(mu, users, target)
         every = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
         n, local, extra, aim = (array.reshape(-1) for array in every)
-        asked, told = np.zeros_like(aim), np.full_like(aim, np.inf)
+        last_room, answers = np.zeros_like(aim), np.full_like(aim, np.inf)
 
         def central(_, room):
-            some = (room > 0) & (room != asked)  # the rounds of the search ask again for pairs that are settled
-            if some.any():
-                asked[some] = room[some]
-                told[some] = clones_bounds("epsilon", local[some], n[some], room[some], bound).upper
-            return told.copy()
+            changed = (room > 0) & (room != last_room)  # rows whose room did not change keep their answer
+            if changed.any():
+                last_room[changed] = room[changed]
+                answers[changed] = clones_bounds("epsilon", local[changed], n[changed], room[changed], bound).upper
+            return answers.copy()
 
         def lost(_, epsilon):
             return additive_term(n, local, extra, epsilon, bound)

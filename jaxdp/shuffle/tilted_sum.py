@@ -1,4 +1,7 @@
-"""The sum X_1 + ... + X_n at one epsilon, and the sum tilted to a real c (notebooks/proofs/shuffle.md, section 6)."""
+"""The sum S = X_1 + ... + X_n at one epsilon, and its tilted measure, proportional to e^{cS} dP for a real c.
+
+Formulas and their rounding: notebooks/proofs/shuffle.md, section 6.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -9,27 +12,27 @@ from jaxdp.numerics.special import log_one_plus, polynomial
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law
 
-_AGREEING = 64 * ULP  # relative difference of two means that rounding explains
-_LARGEST_EXPONENT = 690.0
-_LEAST_SPREAD = 0.02  # of a tilt: its deviations times c, with which the longest period has small aliases
-_LEAST_DEVIATION = 1e-12  # of a tilted sum, relative to that of the moduli
-_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))
+_AGREEING = 64 * ULP  # relative difference between two computations of E X that rounding explains
+_LARGEST_EXPONENT = 690.0  # largest c x, so that e^{cx} is finite
+_LEAST_SPREAD = 0.02  # least c sigma (sigma of the tilted sum) at which the longest period has small aliases
+_LEAST_DEVIATION = 1e-12  # least usable sigma, relative to n E|X| under the tilt
+_EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))  # of 2 (e^u - 1 - u)/u^2
 
 
 def _exp_excess(u: Any) -> Any:
-    """e^u - 1 - u, accurate relative to itself."""
+    """e^u - 1 - u with a small relative error."""
     small = xp.abs(u) < 0.5
     near = xp.where(small, u, 0.0)
     return xp.where(small, 0.5 * near * near * polynomial(_EXP_SERIES, near), xp.expm1(u) - u)
 
 
 class Sum(NamedTuple):
-    """The sum at one epsilon: its atoms x (scaled), their masses and velocities -dx/d eps, and what goes with them.
+    """The sum S of n reports at one epsilon: delta = e^log_factor E[S_+] + certain.
 
-    rest: mass of X = 0. mean: E X, in closed form. log_factor: log(scale / n), what turns E[S_+] into delta. certain,
-    certain_slope: delta of the outcomes that nobody else is known to report, and its slope. single: delta for one user,
-    which no other number of users exceeds. users: n. growth: None, or the masses' derivatives by another parameter than
-    epsilon; then velocity and certain_slope are -dx and d(certain) by that parameter too.
+    x: atoms of X, divided by a scale, the largest |X|. mass: masses of the atoms. velocity: -dx/d epsilon. rest: mass
+    of X = 0. mean: E X, scaled. log_factor: log(scale / n). certain: delta of the outcomes with base 0. certain_slope:
+    d certain/d epsilon. single: delta for one user, an upper bound for every n. users: n. growth: None, or derivatives
+    of mass by a parameter other than epsilon; then velocity and certain_slope are derivatives by that parameter too.
     """
 
     x: Any
@@ -46,7 +49,7 @@ class Sum(NamedTuple):
 
 
 def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
-    """The sum of ``users`` reports at one epsilon."""
+    """The sum of ``users`` reports with this law, at one epsilon."""
     odds = xp.exp(epsilon)
     live = law.base > 0
     base = xp.where(live, law.base, 1.0)
@@ -56,7 +59,8 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)
     scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
-    # in closed form it keeps its digits for many users; not of a table whose rounding is more than that of the sum
+    # E X in closed form keeps its digits for many users. If a table's entries are rounded by more than its sum of atoms
+    # is, E X is that sum.
     mean = -xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))
     parts = xp.where(live, excess, 0.0)
     apart = xp.abs(mean - xp.sum(parts)) > _AGREEING * xp.sum(xp.abs(parts))
@@ -75,7 +79,7 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
 
 
 def log_moment(s: Sum, c: Any) -> Any:
-    """log E e^{cX} at real c, any shape; near 0 the mean enters in closed form, which far out costs all digits."""
+    """log E e^{cX} at real c of any shape; E X in closed form enters for small c only, for large c it would cancel."""
     u = c[..., None] * s.x
     total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
     close = (total > -0.5) & (xp.abs(c * s.mean) < 1)
@@ -83,7 +87,10 @@ def log_moment(s: Sum, c: Any) -> Any:
 
 
 class Tilt(NamedTuple):
-    """The sum tilted to c: log E e^{cX}, the atoms' weights and that of 0, mean and deviation of the tilted sum."""
+    """The sum tilted to c. log_moment: log E e^{cX}. weights, rest: tilted masses of the atoms and of X = 0.
+
+    mean, deviation: mean and standard deviation of S under the tilt.
+    """
 
     c: Any
     log_moment: Any
@@ -102,7 +109,7 @@ def _tilt(s: Sum, c: Any) -> Tilt:
 
 
 def saddle(s: Sum) -> Tilt:
-    """The tilt where e^{K(c)}/c^2 is least, c K'(c) = 2, to 1e-3: a good abscissa, of which no bound needs more."""
+    """The tilt at the c where e^{K(c)}/c^2 is least: c K'(c) = 2. c is off by up to 1e-3; bounds hold at every c."""
     square = s.users * xp.sum(s.mass * s.x * s.x)
     drift = -s.users * s.mean
     most = _LARGEST_EXPONENT / xp.maximum(xp.max(s.x), NEXT_TO_ZERO)
@@ -124,7 +131,7 @@ def saddle(s: Sum) -> Tilt:
 
 
 def wider(s: Sum, t: Tilt) -> Tilt:
-    """A tilt that leaves the rare reports that decide: smaller until the deviation is some part of 1/c, or c is 1."""
+    """The tilt with c halved until c sigma >= `_LEAST_SPREAD` or c <= 1; a smaller c leaves weight to rare reports."""
 
     def spread(c: Any) -> tuple[Any, Any]:
         return c, c * _tilt(s, c).deviation
@@ -137,6 +144,6 @@ def wider(s: Sum, t: Tilt) -> Tilt:
 
 
 def known(s: Sum, t: Tilt) -> Tilt:
-    """The tilt; of no use where rounding alone may be as large as its deviation, which then is NaN."""
+    """The tilt, with deviation NaN (no bound) where rounding alone may be as large as the deviation."""
     noise = _LEAST_DEVIATION * s.users * xp.sum(t.weights * xp.abs(s.x))
     return t._replace(deviation=xp.where(t.deviation > noise, t.deviation, xp.nan))
