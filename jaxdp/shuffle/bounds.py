@@ -1,9 +1,9 @@
 """Certified delta(epsilon) and epsilon(delta) of batches of shuffled rounds, cheapest source first.
 
-A row is one law of X and a number of users. A law of two outcomes and no rest has one source, the tail of a binomial
-(`two_point`). All others have several, whose answers are intersected: 13 nodes of the contour, the sum over the counts
-of the outcomes (`counts`; `every_count` for few users), and the contour with more nodes. Proofs:
-notebooks/proofs/shuffle.md.
+A row of a batch is one law of X (``made`` below) and a number of users. A law with two outcomes and rest 0 has one
+source, a binomial tail (`two_point`). All other laws have several sources, whose intervals are intersected: 13 nodes of
+the contour, the sum over the numbers of reports of each outcome (`counts`; `every_count` for few users), and more nodes
+of the contour. Proofs: notebooks/proofs/shuffle.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,47 +28,48 @@ from jaxdp.shuffle.tilted_sum import Sum, sum_at
 from jaxdp.validate import is_traced
 
 FEWEST_NODES, MOST_NODES = 128, 65536
-"""Nodes of the shortest and of the longest sum that is tried after the one of 13 nodes."""
+"""Nodes of the shortest and of the longest sum that is tried after 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
-_LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws of more outcomes get one sum, of that share of the most nodes
-_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # few rows are padded to so many outcomes, so that laws share a program
+_LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws with more outcomes get one long sum, with this share of the most nodes
+_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # up to _FEW_ROWS laws are padded to these sizes: they share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
-_NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of two outcomes
-# Steps of NumPy's sum over counts that take as long as compiling, and as all else: of two outcomes alone, and many in a
-# call, of more outcomes.
+_NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of a law with two outcomes
+# Time of compiling a sum over counts, and NumPy's time for a point besides its steps; both in units of NumPy's steps.
+# Three cases: two outcomes and few points in a call, two outcomes and many points, more outcomes.
 _STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0, 40000.0), (30.0, 2.0, 400.0)
-_SLACK = 2e-13  # rounding of log(delta)
-_FAR = 700.0  # e^epsilon is finite there, and the delta of one user beyond is no larger
-_TRACED_NODES = 1024  # bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
+_SLACK = 2e-13  # rounding of log delta and of its target
+_FAR = 700.0  # largest epsilon for e^epsilon; the delta of one user is no larger beyond
+_TRACED_NODES = 1024  # leaves bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
 def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, epsilon: Any) -> Evaluation:
-    """Bounds of log delta, which is far below the smallest double for large epsilon; -inf where delta is 0."""
+    """Bounds of log delta; its log, as delta may be far below the smallest double; -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
     single = xp.log(sum_at(made, users, xp.minimum(epsilon, _FAR)).single)
-    seen = evaluate(safe)
-    upper = xp.where(inside, xp.minimum(seen.upper, single), single)
+    found = evaluate(safe)
+    upper = xp.where(inside, xp.minimum(found.upper, single), single)
     upper = xp.where((epsilon >= largest) & (largest < xp.inf), -xp.inf, xp.minimum(upper, 0.0))
     good = (epsilon >= 0) & ~xp.isnan(upper) & ~xp.isnan(largest) & (users >= 1)
     least = xp.log(made.given_away() * (1 - 8 * ULP))
-    lower = xp.where(good, xp.where(inside & (seen.lower > least), seen.lower, least), -xp.inf)
+    lower = xp.where(good, xp.where(inside & (found.lower > least), found.lower, least), -xp.inf)
     upper = xp.where(good, upper, 0.0)
-    return seen._replace(lower=xp.minimum(lower, upper), upper=upper)
+    return found._replace(lower=xp.minimum(lower, upper), upper=upper)
 
 
 def from_logs(logs: Bounds) -> Bounds:
-    """Bounds of delta from those of log delta; an upper one that underflows is `LEAST_DELTA`."""
+    """Bounds of delta from bounds of log delta; an upper bound that underflows becomes `LEAST_DELTA`."""
     array = jnp if is_traced(logs) else np
     upper = array.clip(array.exp(logs.upper) * (1 + 8 * ULP), LEAST_DELTA, 1.0)
     return Bounds(array.exp(logs.lower) * (1 - 8 * ULP), array.where(logs.upper == -np.inf, 0.0, upper))
 
 
 def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
-    """Epsilon by the normal approximation.
+    """Epsilon at delta if S = X_1 + ... + X_n were normal, at most 0.9 cap.
 
-    delta = deviation/n (density(z) - z tail(z)), z = n (e^eps - 1)/deviation.
+    delta = sigma (density(z) - z tail(z)), z = (e^eps - 1)/sigma, sigma the standard deviation of S/n;
+    density(z) - z tail(z) is about density(z)/(1 + 0.8 z + z^2).
     """
     live = made.base > 0
     base = xp.where(live, made.base, 1.0)
@@ -91,7 +92,7 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
 def _epsilon(
     evaluate: Callable[[Any], Evaluation], made: Law, users: Any, delta: Any, known: Bounds | None, tries: int
 ) -> Bounds:
-    """Bounds of epsilon; known: bounds of it, between which the search starts where they are close."""
+    """Bounds of epsilon at delta. known: earlier bounds; where they are close the search starts between them."""
     target, _ = raised(delta)
     largest = made.largest_loss()
     inside = (target > 0) & (target < 1) & (users >= 1) & (largest > 0)
@@ -106,10 +107,10 @@ def _epsilon(
         start = xp.where(close, middle, start)
 
     def shifted(epsilon: Any) -> Evaluation:
-        seen = evaluate(epsilon)
-        # where there is no upper bound another sum is asked
-        known = xp.where(seen.upper < xp.inf, seen.estimate, xp.nan)
-        return seen._replace(upper=seen.upper + _SLACK, lower=seen.lower - _SLACK, estimate=known)
+        found = evaluate(epsilon)
+        # Without an upper bound the estimate NaN ends the search; another source is asked then.
+        known = xp.where(found.upper < xp.inf, found.estimate, xp.nan)
+        return found._replace(upper=found.upper + _SLACK, lower=found.lower - _SLACK, estimate=known)
 
     low, high, _ = proved_ends(shifted, log_delta, start, cap, wanted=inside, anywhere=True, most_tries=tries)
     high = xp.where(inside & (high < cap), high, largest)
@@ -127,29 +128,30 @@ def _pair(
     of_search: Any = None,
     tries: int = 40,
 ) -> tuple[Kernel, Kernel]:
-    """Kernels for bounds of log delta and of epsilon.
+    """Kernels for bounds of log delta and of epsilon, from ``evaluate`` of one source.
 
-    nodes: of the long sum; known: as for `_epsilon`; of_search: the working set of the latter, where it is another one;
-    tries: of its search, for which all rows of a call wait.
+    working_set, by_numpy, at_once: see `Kernel`; the last two for log delta and for epsilon. of_search: working_set for
+    epsilon, if it differs. tries: most evaluations in a search for epsilon; all rows of a call wait for the slowest.
+    nodes, in the kernels: number of nodes of the long sum.
     """
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
-        seen = _log_delta(lambda e: evaluate(made, users, e, *nodes, **static), made, users, epsilon)
-        return Bounds(seen.lower, seen.upper)
+        found = _log_delta(lambda e: evaluate(made, users, e, *nodes, **static), made, users, epsilon)
+        return Bounds(found.lower, found.upper)
 
     def epsilon(
         made: Law, users: Any, delta: Any, known: Bounds | None = None, *nodes: Any, **static: Reports
     ) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known, tries)
 
-    def made(point: Callable[..., Any], size: Any, i: int) -> Kernel:
+    def kernel_of(point: Callable[..., Any], size: Any, i: int) -> Kernel:
         return Kernel(point, large=True, bounds=True, working_set=size, by_numpy=by_numpy[i], at_once=at_once[i])
 
-    return made(log_delta, working_set, 0), made(epsilon, of_search or working_set, 1)
+    return kernel_of(log_delta, working_set, 0), kernel_of(epsilon, of_search or working_set, 1)
 
 
 def _patience(alone: float, together: float) -> Callable[..., int]:
-    """`patience`, less where a law has so many outcomes that they are what takes the time."""
+    """`patience`, divided by outcomes/32 for laws with more than 32 outcomes, where outcomes determine the time."""
 
     def points(made: Law, *arguments: Any) -> int:
         return max(int(patience(alone, together)(made, *arguments) / max(made.first.shape[-1] / 32, 1.0)), 1)
@@ -158,7 +160,7 @@ def _patience(alone: float, together: float) -> Callable[..., int]:
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
-    """As many points as take NumPy as long as compiling, 1 to 9 s of epsilons; at least 1, to compare programs."""
+    """Points that NumPy evaluates in the time of compiling (1 to 9 s for epsilons); at least 1, to check programs."""
     kind = 2 if made.base.shape[1] > 2 else int(many(made))
     steps = np.max(countable(made, users), initial=1.0) / (counts.LANES if kind == 2 else counts.DEPTH)
     points = _STEPS_OF_COMPILING[kind] / (_STEPS_BESIDE[kind] + steps)
@@ -166,34 +168,34 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 
 
 def _patience_at_13(made: Law, *_: Any) -> int:
-    """As many points as take NumPy 2.5 s."""
+    """Number of points that NumPy evaluates in 2.5 s."""
     together = many(made)
     each = (2e-5 if together else 1.5e-3) + 6e-7 * made.first.shape[-1]
     return int(min(2.5 / each, 2**14 if together else 2**10))
 
 
 def _patience_at_nodes(made: Law, *rest: Any) -> int:
-    """As many points as take NumPy 3 s, as compiling does; many at once 10, because a program is no faster."""
+    """Points that NumPy evaluates in the 3 s of compiling; large batches on a CPU get 10 s: programs are no faster."""
     seconds = 10.0 if many(made) and platform() == "cpu" else 3.0
     return int(np.clip(seconds / _seconds_at_nodes(made, rest[-1]), 1, 2**16))
 
 
 def _patience_of_search(made: Law, *rest: Any) -> int:
-    """The same for an epsilon: 4 s; on a CPU all of the long ones, for which a program is no faster."""
+    """Number of epsilons that NumPy computes in 4 s; all long sums on a CPU, where a program is no faster."""
     if platform() == "cpu" and not _is_short(made, rest[-1]):
         return 2**16
     return max(int(4.0 / (3.2 * _seconds_at_nodes(made, rest[-1]))), 1)
 
 
 def _seconds_at_nodes(made: Law, nodes: Any) -> float:
-    """What NumPy takes for one log delta; laws of many outcomes leave the cache."""
+    """Seconds that NumPy needs for one log delta. Laws with many outcomes do not fit in the cache."""
     outcomes = made.first.shape[-1]
     each = 4e-7 + (4e-8 if outcomes <= 256 else 1e-7) * outcomes
     return (1e-4 if many(made) else 1.6e-3) + float(np.max(nodes)) * each
 
 
 def _is_short(made: Law, nodes: Any) -> bool:
-    """Whether a sum has so few terms that a call itself takes time."""
+    """Whether a long sum has so few terms that the overhead of a call takes a large part of the time."""
     return bool(np.max(nodes) * made.first.shape[-1] <= 8192)
 
 
@@ -202,12 +204,12 @@ def _alive_at_nodes(made: Law, *_: Any) -> int:
 
 
 def _alive_in_long_sum(made: Law, *rest: Any) -> int:
-    """Few in short sums; of long ones no point is computed for nothing."""
+    """`working_set` of a log delta by a long sum: large if sums are long, so that calls compute few padded points."""
     return 2048 if _is_short(made, rest[-1]) and not long_arrays_pay() else 20_000
 
 
 def _alive_at_counts(made: Law, *_: Any) -> int:
-    """With more than two outcomes one point a call: all of a call take as many steps as the longest."""
+    """`working_set` of a sum over counts: with over two outcomes one point a call, as points wait for the slowest."""
     return 512 if made.first.shape[-1] == 2 else 40_000
 
 
@@ -225,7 +227,9 @@ _SOURCES = {
         of_search=10_000,
     ),
     "counts": (counts_log_delta, counts_epsilon),
-    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),  # a program for each number
+    "every count": _pair(
+        every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2
+    ),  # never compiled: each number of users would need a program
     "two": _pair(two_point.evaluate, 256, (patience(2048, 16384), patience(512, 2048)), (512, 512)),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
@@ -233,14 +237,14 @@ _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb
 
 @kernel(static=("bound",), working_set=16, by_numpy=2**20, at_once=2**16)
 def clones_law(eps0: Any, *, bound: str) -> Law:
-    """`law.clones`, batched."""
+    """`law.clones` for a batch of eps0."""
     return law.clones(eps0, bound)
 
 
 def countable(made: Law, users: np.ndarray) -> np.ndarray:
-    """About how many terms the sum over counts has, for rows of laws; infinite where it does not apply.
+    """Approximate number of terms of the sum over counts, for each row of a batch; inf where `counts` does not apply.
 
-    It applies where the outcomes 0 and 1 mirror each other, all others are without loss, and at most two of these have
+    It applies where outcomes 0 and 1 mirror each other, all other outcomes have loss 0, and at most two of these have
     mass.
     """
     first, second, base, loss = (side[:, :2] for side in made[:4])
@@ -256,20 +260,21 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
 
 
 def _few_users(made: Law, users: np.ndarray, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Reports]]:
-    """Of these rows those of few users, together with those of as many."""
+    """(indices, `Reports`) of the rows with each number of users small enough for `every_count`; rows: a mask."""
     for n in np.unique(users[rows & (users <= every_count.MOST_WAYS)]):
-        some = np.flatnonzero(rows & (users == n))
-        massive = (np.column_stack([made.base[some], made.rest[some]]) > 0).any(axis=0)
-        of = Reports(int(n), tuple(np.flatnonzero(massive).tolist()))
-        ways = every_count.ways(of.users, len(of.places))
-        if ways <= every_count.MOST_WAYS and ways * len(of.places) * some.size <= every_count.MOST_IN_ALL:
-            yield some, of
+        places = np.flatnonzero(rows & (users == n))
+        massive = (np.column_stack([made.base[places], made.rest[places]]) > 0).any(axis=0)
+        reports = Reports(int(n), tuple(np.flatnonzero(massive).tolist()))
+        ways = every_count.ways(reports.users, len(reports.places))
+        if ways <= every_count.MOST_WAYS and ways * len(reports.places) * places.size <= every_count.MOST_IN_ALL:
+            yield places, reports
 
 
 def _of_equal_work(rows: np.ndarray, terms: np.ndarray) -> list[np.ndarray]:
-    """The rows in order of their terms, because all rows of a call take as long as the longest.
+    """The rows, sorted by their numbers of terms and split into calls: all rows of a call take as long as the longest.
 
-    An accelerator's call would hold nearly all of them: there no row of a call has 8 times the terms of another.
+    On a CPU one group is enough, as a call takes few rows. On an accelerator a call takes nearly all rows: there the
+    terms in a group differ by less than a factor of 8.
     """
     order = np.argsort(terms)
     sizes = np.floor(np.log2(terms[order]) / 3)
@@ -277,7 +282,7 @@ def _of_equal_work(rows: np.ndarray, terms: np.ndarray) -> list[np.ndarray]:
 
 
 def _live_outcomes(made: Law) -> Law:
-    """The laws without outcomes of probability 0, as far as all rows have such."""
+    """The laws with outcomes of probability 0 moved last and cut off where every row has them; few laws are padded."""
     live = (made.first > 0) | (made.second > 0) | (made.base > 0)
     order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
     more = min((common - order.shape[1] for common in _COMMON_OUTCOMES if common >= order.shape[1]), default=0)
@@ -286,12 +291,13 @@ def _live_outcomes(made: Law) -> Law:
 
 
 def _two_outcomes(made: Law) -> np.ndarray:
-    """Rows whose law has two outcomes and no rest."""
+    """Mask of the rows whose law has two outcomes and rest 0."""
     live = (made.first > 0) | (made.second > 0)
     return (live.sum(1) == 2) & ((made.base > 0) == live).all(1) & (made.rest == 0)
 
 
 def _outcomes(made: Law, change: Callable[[Any], Any]) -> Law:
+    """The law with ``change`` applied to each of its arrays over outcomes."""
     return Law(change(made.first), change(made.second), change(made.base), change(made.loss), made.rest)
 
 
@@ -300,9 +306,9 @@ def bounds(
 ) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
-    gap: relative distance of the bounds (of log_delta: distance) at which work stops, for all rows or for each. most:
-    largest number of nodes of a sum; 0: the 13 nodes only. group: numbers from 0 on, sorted; of the rows of one number
-    only the largest bounds count. None: each row counts.
+    gap: tolerance, for all rows or for each: the relative gap of the bounds at which work stops (log_delta: the gap).
+    most: largest number of nodes of a sum; 0 means 13 nodes only. group: None, or a sorted number from 0 on for each
+    row; the caller uses only the largest bounds of the rows with one number, so other rows may stay wide.
     """
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most, group))
@@ -311,6 +317,7 @@ def bounds(
     lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
 
     def ask(name: str, places: np.ndarray, made: Law, *last: np.ndarray, **static: Reports) -> None:
+        """Intersect the bounds of the rows ``places`` with the bounds that the kernel ``name`` gives."""
         if places.size:
             known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
             more = kernels[name](
@@ -320,6 +327,7 @@ def bounds(
             lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
     def wide() -> np.ndarray:
+        """Mask of the rows whose gap is too large and whose upper bound exceeds all lower bounds of the group."""
         best = lower if group is None else largest_of_group(lower, group)[group]
         return (_gaps(verb, best, upper) > gap) & (upper > best)
 
@@ -331,31 +339,31 @@ def bounds(
     terms = np.where(two, np.inf, countable(made, users) / _TERMS_A_NODE)
     nodes = most if long else min(FEWEST_NODES, most)
     rows = ~two & (nodes > 0) & ~np.isnan(np.column_stack([side.reshape(two.size, -1) for side in made])).any(axis=1)
-    for few, of in _few_users(made, users, rows & np.isinf(terms) & wide()):
-        ask("every count", few, made, of=of)
+    for few, reports in _few_users(made, users, rows & np.isinf(terms) & wide()):
+        ask("every count", few, made, of=reports)
         rows[few] = False
     while nodes:
         rows &= wide()
         counted = np.flatnonzero(rows & (terms <= (_NODES_OF_CLONES if outcomes == 2 else 2 * nodes)))
-        for some in _of_equal_work(counted, terms[counted]):
-            ask("counts", some, _outcomes(made, lambda side: side[:, :4]))
+        for batch in _of_equal_work(counted, terms[counted]):
+            ask("counts", batch, _outcomes(made, lambda side: side[:, :4]))
         terms[counted] = np.inf
         rows[counted] = False
         summed = np.flatnonzero(rows)
         ask("nodes", summed, made, np.full(summed.size, float(nodes)))
-        # no step that would leave less than its double to the last one
+        # Jump to the largest number of nodes when the next step would come within a factor of two of it.
         following = _GROWTH * nodes if 2 * _GROWTH * nodes < most else most
         nodes = following if nodes < most and rows.any() else 0
     return Bounds(lower, upper)
 
 
 def largest_of_group(side: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """The largest number of each group; group: the numbers from 0 on, sorted."""
+    """The largest value of each group; group: for each row the number of its group, from 0 on, sorted."""
     return np.maximum.reduceat(side, np.searchsorted(group, np.arange(group[-1] + 1))) if group.size else side
 
 
 def _gaps(verb: str, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Distances of log delta, relative ones of epsilon; 0 where both bounds are equal, infinite ones included."""
+    """Gaps of log delta, or relative gaps of epsilon; 0 where the bounds are equal, even if they are infinite."""
     with np.errstate(invalid="ignore", divide="ignore"):
         distance = (upper - lower) / (1.0 if verb == "log_delta" else upper)
         return np.where(lower == upper, 0.0, np.where(np.isfinite(upper) & ~np.isnan(distance), distance, np.inf))
@@ -364,15 +372,15 @@ def _gaps(verb: str, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
 def clones_bounds(
     verb: str, eps0: Any, users: Any, target: Any, bound: str, gap: float = 1e-6, most: int = MOST_NODES
 ) -> Bounds:
-    """Bounds of "delta", "log_delta" or "epsilon" of the clones pair, flat arrays of one length in, NumPy out."""
+    """`bounds` of the clones pair; eps0, users and target are arrays of shape (rows,)."""
     return bounds(verb, clones_law(eps0, bound=bound), users, target, gap, most)
 
 
 def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     """Bounds of "delta", "log_delta" or "epsilon" (verb) of a law at one traced point.
 
-    source: "two" alone for a law of two outcomes and no rest; after the 13 nodes "counts" for that of clones, "nodes"
-    for any other.
+    source: "two" for a law with two outcomes and rest 0. Otherwise the source that is asked after the 13 nodes:
+    "counts" for the clones pair, "nodes" for any other law.
     """
     if verb == "delta":
         return from_logs(point("log_delta", made, users, target, source))
@@ -388,7 +396,7 @@ def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
 
 @kernel(working_set=1024, large=True, by_numpy=patience(64, 2048), at_once=256)
 def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
-    """Lower bound of epsilon of two-point randomized response, shuffled: of its two orders the larger."""
+    """Lower bound of epsilon of shuffled two-point randomized response, the larger one over both orders of x and x'."""
     valid = (eps0 >= 0) & (users >= 1) & (users == xp.floor(users)) & (users < xp.inf)
     found = xp.vmap(lambda made: point("epsilon", made, users, delta, "two").lower)(law.two_point(eps0))
     return xp.where(valid, xp.max(found), 0.0)
@@ -396,10 +404,10 @@ def least_epsilon(eps0: Any, users: Any, delta: Any) -> Any:
 
 @jax.custom_jvp
 def log_delta_by_nodes(made: Law, users: Any, epsilon: Any) -> Any:
-    """Upper bound of log delta at one traced point, by the long sum alone.
+    """Upper bound of log delta at one traced point, from the long sum alone.
 
-    Its derivatives, in the law and epsilon, are those of the estimate between the bounds. They are sums over the same
-    nodes, so that no loop is differentiated.
+    Its derivatives by the law and by epsilon are the derivatives of the estimate between the bounds. They are sums over
+    the same nodes, so that no loop is differentiated.
     """
     return _by_nodes(made, users, epsilon).upper
 
@@ -409,8 +417,8 @@ def _by_nodes_jvp(primals: Any, tangents: Any) -> Any:
     made, users, epsilon = primals
     along = tangents[0], tangents[2]
     moved = jax.jvp(lambda law, e: sum_at(law, users, e)[:-1], (made, epsilon), along)[1]
-    seen = _by_nodes(made, users, epsilon, Sum(*moved))
-    return seen.upper, seen.slope
+    found = _by_nodes(made, users, epsilon, Sum(*moved))
+    return found.upper, found.slope
 
 
 def _by_nodes(made: Law, users: Any, epsilon: Any, moved: Sum | None = None) -> Evaluation:
@@ -420,7 +428,7 @@ def _by_nodes(made: Law, users: Any, epsilon: Any, moved: Sum | None = None) -> 
 
 @canary("shuffled round, contour")
 def _canary() -> tuple[Any, Any, float]:
-    """Exact epsilons: one of the clones pair, one of two-point randomized response."""
+    """One exact epsilon of the clones pair and one of two-point randomized response."""
     point = [np.array([x]) for x in (1.0, 1e6, 1e-6)]
     first = contour_epsilon.run_unchecked(clones_law.run_unchecked(point[0], bound="clones"), *point[1:])
     two = least_epsilon.run_unchecked(*(np.array([x]) for x in (4.0, 1e5, 1e-6)))

@@ -1,10 +1,10 @@
-r"""E[(X_1 + ... + X_n)_+] from one contour integral with weight 1/z^2, certified from both sides.
+r"""Bounds of E[S_+], S = X_1 + ... + X_n, from a sum over the nodes z = c + ijh of a contour integral.
 
-    delta(eps) = (1/n) e^K(c) (h/pi) sum' Re[phi(jh)^n / (c + ijh)^2] + ...,   K(z) = n log E e^{zX},  phi(t) =
-    M(c+it)/M(c)
+    E[S_+] = e^K(c) (h/pi) sum' Re[phi(jh)^n / (c + ijh)^2] - alias terms,   sum' over j >= 0 with j = 0 halved,
+    M(z) = E e^{zX},   K(z) = n log M(z),   phi(t) = M(c+it)/M(c)
 
-What is charged: the alias terms, the part beyond the last node, rounding. Proofs: notebooks/proofs/shuffle.md, sections
-5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
+The bounds account for three errors: the alias terms (period 2 pi/h), the nodes that are left out, and rounding. Proofs:
+notebooks/proofs/shuffle.md, sections 5 to 8. Every X is divided by the largest |X|, so that nothing overflows.
 """
 
 import math
@@ -22,43 +22,46 @@ from jaxdp.runtime.backend import long_arrays_pay
 from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, Tilt, known, log_moment, saddle, sum_at, wider
 
-NODES = 12  # beside the one on the real axis
-LAST_NODE = 8.2  # the last node, in 1/(standard deviation of the tilted sum)
-_ROUNDING = 1e-14  # of K, log delta and 1 together; measured at most half of it
-_UNIT = 1.5e-15  # thirteen units of rounding of one node's phase and modulus
-_X0 = 0.125  # how close to a multiple of pi counts as a peak, see `peak_bounds`
-_RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2
-_FAMILIES = np.arange(1.0, 33.0)  # of peaks, whose places are looked at
-_BLOCK, _LONG_BLOCK = 64, 512  # nodes of a long sum at a time; the latter where long arrays pay
+# sigma is the standard deviation of the tilted sum.
+NODES = 12  # nodes off the real axis; node 0 is on it
+LAST_NODE = 8.2  # t of the last of these nodes, times sigma
+_ROUNDING = (
+    1e-14  # error of the sum over its moduli, for each unit of 1 + 2 |K| + |log_factor|; at most half was measured
+)
+_UNIT = 1.5e-15  # 13 ULP: error of the phase and log modulus of one node, relative to the terms they are made from
+_X0 = 0.125  # distance from a multiple of pi within which an angle belongs to a peak, see `peak_bounds`
+_RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2  # sin(v)^2 >= _RHO v^2 for |v| <= 2 _X0
+_FAMILIES = np.arange(1.0, 33.0)  # numbers k of the families of peaks whose places are computed
+_BLOCK, _LONG_BLOCK = 64, 512  # nodes of a long sum that are computed together; the second where `long_arrays_pay`
 _LONGER = 4.0
-_PERIODS = 10.0 * _LONGER ** np.arange(5)  # of long sums, in standard deviations
-_NODES_A_PERIOD = 1.5  # nodes for each of these deviations, for a period longer than the first
-_ALIAS = 2e4  # relative size of the aliases, times nodes^3, at which no longer period is worth while
-_DECAY = 25.0  # nats that |phi|^n falls at least to the edge of a window
-_WIDTH = 8.5  # of a Gaussian that is added, over 1 by the last node: it falls by 36 nats until there
-_BLUR = 6e-15  # of an atom, relative
+_PERIODS = 10.0 * _LONGER ** np.arange(5)  # candidates for the period 2 pi/h of a long sum, in units of sigma
+_NODES_A_PERIOD = 1.5  # least number of nodes for each sigma of a period longer than the first
+_ALIAS = 2e4  # no longer period is chosen if the relative size of the alias terms is below _ALIAS / nodes^3
+_DECAY = 25.0  # nats by which the bound of |phi|^n has fallen at the edge of a window
+_WIDTH = 8.5  # standard deviation of an added Gaussian, times t of the last node: its factor there is e^-36
+_BLUR = 6e-15  # relative error of an atom
 
-_SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))
+_SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))  # of 6 (sin u - u)/u^3 in u^2
 
 
 def _small_turn(u: Any) -> tuple[Any, Any, Any]:
-    """sin u, sin u - u and 1 - cos u where |u| <= 1, accurate relative to themselves, without a library's sine."""
+    """(sin u, sin u - u, 1 - cos u) for |u| <= 1, with small relative errors and without a library's sine."""
     square = u * u
-    bent = u * square / 6 * polynomial(_SIN_SERIES, square)
-    sine = u + bent
-    return sine, bent, sine * sine / (1 + xp.sqrt(1 - sine * sine))
+    sine_minus_u = u * square / 6 * polynomial(_SIN_SERIES, square)
+    sine = u + sine_minus_u
+    return sine, sine_minus_u, sine * sine / (1 + xp.sqrt(1 - sine * sine))
 
 
 def _turn(u: Any) -> tuple[Any, Any, Any]:
-    """The same for every u; where |u| >= 1 sin u - u is accurate to a unit of u."""
+    """(sin u, sin u - u, 1 - cos u) for every u; for |u| >= 1 the error of sin u - u is about ULP |u|."""
     sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
     small = xp.abs(u) < 1.0
-    near, double = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
-    return double, xp.where(small, near, double - u), 2 * sine * sine
+    near, whole_sine = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
+    return whole_sine, xp.where(small, near, whole_sine - u), 2 * sine * sine
 
 
 class Nodes(NamedTuple):
-    """Sums over nodes t = h j of Re[phi^n g / z^2], of its error and modulus, and of the slope's integrand."""
+    """Sums over nodes: Re[phi^n g / z^2], its rounding error, its modulus, its derivative by epsilon; g: a Gaussian."""
 
     value: Any
     error: Any
@@ -67,39 +70,40 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
-    """The sums over the nodes h index, the first one halved, once for each variance of a Gaussian that is added."""
-    at = h * index
-    sine, bent, less = turn(s.x * at[:, None])
-    re = -xp.sum(t.weights * less, axis=-1)
-    # the parts of first order in t, whose sum is the closed-form mean, are taken out of every atom
+    """The sums over the nodes t = h index, index 0 halved, for each variance of an added Gaussian; turn: the sines."""
+    height = h * index
+    sine, sine_minus_u, versine = turn(s.x * height[:, None])
+    re = -xp.sum(t.weights * versine, axis=-1)
+    # The terms of first order in t are not summed over atoms: their sum is t E X, known in closed form.
     growth = xp.expm1(t.c * s.x) * sine
     unit = xp.exp(-t.log_moment)
-    im = (at * s.mean + xp.sum(s.mass * (growth + bent), axis=-1)) * unit
-    off = (at * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(bent)), axis=-1)) * unit
-    square, real = 2 * re + re * re + im * im, 1 + re
-    size = real * real + im * im + NEXT_TO_ZERO
-    near = xp.abs(square) < 0.25  # next to 1 only its difference from 1 has its digits
-    log_size = 0.5 * xp.where(near, xp.log1p(xp.where(near, square, 0.0)), xp.log(size))
+    im = (height * s.mean + xp.sum(s.mass * (growth + sine_minus_u), axis=-1)) * unit
+    off = (height * xp.abs(s.mean) + xp.sum(s.mass * (xp.abs(growth) + xp.abs(sine_minus_u)), axis=-1)) * unit
+    abs2_minus_1, real = 2 * re + re * re + im * im, 1 + re
+    abs2 = real * real + im * im + NEXT_TO_ZERO
+    near_1 = xp.abs(abs2_minus_1) < 0.25  # log |phi| from |phi|^2 - 1, which has more digits here
+    log_abs = 0.5 * xp.where(near_1, xp.log1p(xp.where(near_1, abs2_minus_1, 0.0)), xp.log(abs2))
     angle = xp.arctan2(im, real)
     n, c = s.users, t.c
-    inverse = 1 / (c * c + at * at)
+    inverse = 1 / (c * c + height * height)
     variances = variances[:, None]
-    modulus = xp.where(index == 0, 0.5, 1.0) * inverse * xp.exp(n * log_size - 0.5 * variances * at * at)
-    phase = n * angle + variances * c * at
+    modulus = xp.where(index == 0, 0.5, 1.0) * inverse * xp.exp(n * log_abs - 0.5 * variances * height * height)
+    phase = n * angle + variances * c * height
     cosine_n, sine_n = xp.cos(phase), xp.sin(phase)
-    rounding = _UNIT * n * (off / xp.sqrt(size) + xp.abs(angle) + xp.abs(log_size))
-    ahead, aside = c * c - at * at, 2 * c * at
-    value = (ahead * cosine_n + aside * sine_n) * inverse
-    # the slope: n M'/M / z^2 with M' = sum growth (e^{zx} - 1) - z sum velocity mass e^{zx}
+    rounding = _UNIT * n * (off / xp.sqrt(abs2) + xp.abs(angle) + xp.abs(log_abs))
+    re_z2, im_z2 = c * c - height * height, 2 * c * height
+    value = (re_z2 * cosine_n + im_z2 * sine_n) * inverse
+    # The slope is Re[n M'/M phi^n g / z^2], M' = dM/d epsilon = sum growth (e^{zx} - 1) - z sum velocity mass e^{zx}.
+    # d_re + i d_im becomes -n M'/M(c), then -n M'/M(z).
     grown = xp.exp(t.c * s.x) * (unit * n)
     moving = grown * s.mass * s.velocity
-    along, across = xp.sum(moving * (1 - less), axis=-1), xp.sum(moving * sine, axis=-1)
-    along, across = along * c - across * at, across * c + along * at  # times z
+    d_re, d_im = xp.sum(moving * (1 - versine), axis=-1), xp.sum(moving * sine, axis=-1)
+    d_re, d_im = d_re * c - d_im * height, d_im * c + d_re * height  # times z
     if s.growth is not None:
-        along = along - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - grown * less), axis=-1)
-        across = across - xp.sum(s.growth * grown * sine, axis=-1)
-    along, across = (along * real + across * im) / size, (across * real - along * im) / size  # divided by phi
-    slope = along * value - across * (ahead * sine_n - aside * cosine_n) * inverse
+        d_re = d_re - xp.sum(s.growth * (unit * n * xp.expm1(t.c * s.x) - grown * versine), axis=-1)
+        d_im = d_im - xp.sum(s.growth * grown * sine, axis=-1)
+    d_re, d_im = (d_re * real + d_im * im) / abs2, (d_im * real - d_re * im) / abs2  # divided by phi
+    slope = d_re * value - d_im * (re_z2 * sine_n - im_z2 * cosine_n) * inverse
     value, slope = modulus * value, modulus * slope
     return Nodes(
         xp.sum(value, axis=-1),
@@ -110,21 +114,21 @@ def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable
 
 
 class _Alias(NamedTuple):
-    """What the sum over nodes has too much, in units of e^K: a part that is known, and a bound of the rest."""
+    """Alias terms, in units of e^K: a part that is known, the rounding error of this part, a bound of all the rest."""
 
     known: Any
     error: Any
     bound: Any
 
 
-_FEW_SHIFTS = np.array([4.6, 9.2])
-_SHIFTS = 10 * 0.25 ** np.arange(8)  # of sums that need not be nearly normal
+_FEW_SHIFTS = np.array([4.6, 9.2])  # |abscissa - c| sigma, for nearly normal sums
+_SHIFTS = 10 * 0.25 ** np.arange(8)  # the same for all other sums
 
 
 def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False) -> tuple[Any, Any, Any]:
-    """For each period: what the terms on the right amount to, and on the left in all and beside the known part.
+    """Bounds of the alias terms for each period: (right terms, left terms, left terms less their known part).
 
-    few: at as many abscissae as a nearly normal sum needs.
+    few: whether the few abscissae are used that a nearly normal sum needs.
     """
     deviation, c = xp.sqrt(t.deviation**2 + variance), t.c
     shifts = (_FEW_SHIFTS if few else _SHIFTS) / deviation
@@ -141,7 +145,7 @@ def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False
 
 
 def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any, few: bool = False) -> _Alias:
-    """What the terms j = 1, 2, ... of Poisson summation may amount to, on both sides."""
+    """The alias terms of Poisson summation for one period, left and right; few: see `_alias_parts`."""
     right, plain, remainder = (side[0] for side in _alias_parts(s, t, period[None], variance, few))
     n, c = s.users, t.c
     log_total = n * t.log_moment + 0.5 * variance * c * c
@@ -157,15 +161,15 @@ def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any, few: bool = False)
 
 
 def _atoms(s: Sum, t: Tilt) -> tuple[Any, Any]:
-    """All atoms and their tilted weights, 0 included; atoms without mass stand at 0."""
+    """All atoms, X = 0 included, and their tilted weights; an atom without mass is put at 0."""
     weights = xp.append(t.weights, t.rest)
     return xp.where(weights > 0, xp.append(s.x, 0.0), 0.0), weights
 
 
 def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
-    """Bound of sum_{jh >= first} h |phi|^n/|z|^2 from three atoms: the two outermost and the heaviest other.
+    """Upper bound of sum_{jh >= first} h |phi|^n/|z|^2 from three atoms: the two outermost and the heaviest other one.
 
-    inf where its conditions do not hold (notebooks/proofs/shuffle.md, section 7).
+    It is inf where the conditions of Lemma 2 fail (notebooks/proofs/shuffle.md, section 7).
     """
     x, w = _atoms(s, t)
     place = xp.arange(x.shape[0])
@@ -183,16 +187,16 @@ def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
     fall = _RHO * deviation**2
     near = h * xp.exp(-0.5 * fall * first**2) / ((c * c + first**2) * -xp.expm1(-fall * h * first))
     floor = math.pi / (2 * c) * xp.exp(-xp.minimum(k1, k2) * math.sin(_X0) ** 2)
-    least, most = xp.maximum(d - _BLUR, 0.0), d + _BLUR
-    # peaks of the k-th family stand (p - k short/d) apart from its place, p whole: the nearest ones one by one
-    sharp = eta * least**2
-    unplaced = most**2 + most * xp.sqrt(math.pi / eta)
-    where = _FAMILIES * short / d
-    unsure = where * (2e-15 + _BLUR / d)
-    ahead = xp.maximum(xp.stack([where - xp.floor(where), xp.ceil(where) - where]) - unsure, 0.0)
+    d_low, d_high = xp.maximum(d - _BLUR, 0.0), d + _BLUR
+    # Peaks of family k have the exponents sharp (p - k short/d)^2, p whole; the nearest p on each side are computed.
+    sharp = eta * d_low**2
+    unplaced = d_high**2 + d_high * xp.sqrt(math.pi / eta)
+    position = _FAMILIES * short / d
+    position_error = position * (2e-15 + _BLUR / d)
+    distance = xp.maximum(xp.stack([position - xp.floor(position), xp.ceil(position) - position]) - position_error, 0.0)
     beyond = 1 + 0.5 * xp.sqrt(math.pi / sharp)
-    placed = most**2 * xp.sum(xp.exp(-sharp * ahead**2) + beyond * xp.exp(-sharp * (1 + ahead) ** 2), axis=0)
-    placed = xp.where(placed < unplaced, placed, unplaced)  # NaN, at d = 0, is no place
+    placed = d_high**2 * xp.sum(xp.exp(-sharp * distance**2) + beyond * xp.exp(-sharp * (1 + distance) ** 2), axis=0)
+    placed = xp.where(placed < unplaced, placed, unplaced)  # NaN at d = 0
     families = xp.sum(placed / _FAMILIES**2) + unplaced / _FAMILIES.size
     theta = (1 - _X0 / math.pi) ** -2 * short**2 / 24 * xp.exp(-sharp) + (1 - 2 * _X0 / math.pi) ** -2 * families / (
         2 * math.pi
@@ -203,11 +207,11 @@ def peak_bounds(s: Sum, t: Tilt, h: Any, first: Any) -> Any:
 
 
 class _Windows(NamedTuple):
-    """Nodes next to the recurrences of a pair of atoms, and what is known of the rest of the sum.
+    """Windows of nodes next to the recurrences of a pair of atoms (t where |phi| may be near 1).
 
-    spacing: of the recurrences, in nodes. half: of each window, in nodes; without gaps between them infinite. smooth:
-    whether a Gaussian is to be added. beyond: bound of all that is left out; with a Gaussian, of what is left out up to
-    the node ``last``.
+    spacing: distance of two recurrences, in nodes. half: a window has 2 half + 1 nodes; inf if there are no gaps
+    between windows. smooth: whether a Gaussian must be added. beyond: bound of all nodes that are left out; with a
+    Gaussian, of those before node ``last`` that are left out.
     """
 
     spacing: Any
@@ -218,36 +222,36 @@ class _Windows(NamedTuple):
 
 
 def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
-    """The windows of the pair of heavy atoms that leaves the least (notebooks/proofs/shuffle.md, section 7)."""
+    """The windows for the pair of heavy atoms with the least bound ``beyond`` (notebooks/proofs/shuffle.md, 7)."""
     x, w = _atoms(s, t)
     largest = xp.argsort(-w)[:5]
     x, w = x[largest], w[largest]
-    one, other = np.triu_indices(w.shape[0], 1)
-    distance = xp.maximum(xp.abs(x[one] - x[other]), NEXT_TO_ZERO)
-    blur = _BLUR * xp.maximum(xp.abs(x[one]), xp.abs(x[other])) / distance
-    fall = xp.maximum(2 * s.users * w[one] * w[other], NEXT_TO_ZERO)  # |phi|^n <= exp(-fall sin^2(distance t/2))
+    i, j = np.triu_indices(w.shape[0], 1)
+    distance = xp.maximum(xp.abs(x[i] - x[j]), NEXT_TO_ZERO)
+    blur = _BLUR * xp.maximum(xp.abs(x[i]), xp.abs(x[j])) / distance
+    fall = xp.maximum(2 * s.users * w[i] * w[j], NEXT_TO_ZERO)  # |phi|^n <= exp(-fall sin^2(distance t/2))
     spacing = 2 * math.pi / (distance * h)
     angle = xp.arcsin(xp.sqrt(xp.minimum(_DECAY / fall, 1.0)))
     half = xp.ceil(spacing / math.pi * angle)
-    apart = 2 * half + 2 < spacing  # or there are no gaps
+    apart = 2 * half + 2 < spacing  # else there are no gaps between windows
     angle = xp.where(apart, angle, math.pi / 2)
     count = xp.floor(xp.where(apart, (nodes - half - 1) / (2 * half + 1), nodes / spacing * (1 - blur) - 0.5))
-    unseen = xp.where(apart, half + 0.5 - (count + 1) * spacing * blur, nodes) / spacing * math.pi
-    unseen = xp.clip(xp.where(apart, xp.minimum(unseen, angle), unseen), 0.0, math.pi / 2)
-    between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(unseen) ** 2)
+    outer_angle = xp.where(apart, half + 0.5 - (count + 1) * spacing * blur, nodes) / spacing * math.pi
+    outer_angle = xp.clip(xp.where(apart, xp.minimum(outer_angle, angle), outer_angle), 0.0, math.pi / 2)
+    between = math.pi / (2 * t.c) * xp.exp(-fall * xp.sin(outer_angle) ** 2)
     between = xp.where(apart | (count < 0), between, 0.0)
     later = xp.minimum(math.pi**2 / 2, 1 / xp.maximum(count, 0.1))  # the sum over q > count of 1/(q - 1/2)^2
     width = xp.sqrt(4 * math.pi / fall) * angle / xp.sin(angle)
     recurring = (width + distance * h) * distance / (4 * math.pi**2) * later
     beyond = between + recurring
     beyond = xp.where((distance > NEXT_TO_ZERO) & (~apart | (count >= 0)) & (beyond >= 0), beyond, xp.inf)
-    # a Gaussian may take the place of the later recurrences
+    # With a Gaussian the recurrences beyond the node ``last`` need no bound of their own.
     last = (count + 0.5) * spacing
     useful = apart & (last > nodes)
     last, between = xp.where(useful, last, nodes), xp.where(useful, between, 0.0)
-    left = between + 0.6 * math.pi * (_WIDTH / (last * h)) ** 2 / t.deviation
-    smooth = ~(xp.min(beyond) <= xp.min(left))
-    best = xp.where(smooth, xp.argmin(left), xp.argmin(beyond))
+    if_smooth = between + 0.6 * math.pi * (_WIDTH / (last * h)) ** 2 / t.deviation
+    smooth = ~(xp.min(beyond) <= xp.min(if_smooth))
+    best = xp.where(smooth, xp.argmin(if_smooth), xp.argmin(beyond))
     gaps = xp.where(smooth, useful, apart)[best]
     return _Windows(
         spacing[best],
@@ -259,17 +263,17 @@ def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
 
 
 def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, slope: Any) -> Evaluation:
-    """Bounds of E[S_+] in units of e^log_total, turned into bounds of log delta."""
+    """Bounds of log delta, from bounds, an estimate and its slope of E[S_+] in units of e^log_total."""
     scale = log_total + s.log_factor
     certain = xp.log(xp.where(s.certain > 0, s.certain, 1.0))
 
     def total(value: Any, sign: float) -> Any:
         log_value = xp.where(value > 0, scale + xp.log(xp.where(value > 0, value, 1.0)), -xp.inf)
-        both = xp.where(s.certain > 0, xp.logaddexp(log_value, certain), log_value)
-        return both + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
+        log_sum = xp.where(s.certain > 0, xp.logaddexp(log_value, certain), log_value)
+        return log_sum + sign * 1e-14 * (1 + s.x.shape[0] * (s.certain > 0))
 
     high = xp.where(xp.isnan(upper), xp.inf, total(upper, 1.0))
-    # (an infinite one stays: it tells the search that nothing is certified)
+    # An infinite upper bound stays infinite: it tells the search for epsilon that nothing is certified.
     high = xp.where(high < xp.inf, xp.minimum(high, xp.log(s.single)), xp.inf)
     low = xp.minimum(xp.where(xp.isnan(lower), -xp.inf, total(lower, -1.0)), high)
     middle = total(estimate, 0.0)
@@ -281,29 +285,29 @@ def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, sl
 def charged_for_rounding(
     s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any, few: bool = False
 ) -> tuple[Any, Any, Any]:
-    """(upper, lower, estimate) of E[(S + G)_+] e^-K for one variance of G; rounding is charged to the sum of moduli."""
+    """(upper, lower, estimate) of E[(S + G)_+] e^-K, G Gaussian; tail: bound of the sum over the nodes left out."""
     alias = alias_bounds(s, t, 2 * math.pi / h, variance, few)
     value = h / math.pi * sums.value
     size = xp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
     share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + xp.abs(s.log_factor))
     error = h / math.pi * (sums.error + share * sums.modulus) + alias.error
     exact = value - alias.known
-    beyond = tail / math.pi * (1 + 1e-9)  # the rounding of the exponentials in it
+    beyond = tail / math.pi * (1 + 1e-9)  # 1e-9: rounding of its exponentials
     return exact + beyond + error, exact - beyond - alias.bound - error, exact
 
 
 def smoothed_tail(c: Any, variance: Any, h: Any, first: Any) -> Any:
-    """Bound of sum_{jh >= first} h |phi|^n e^{-variance (jh)^2/2}/|z|^2, for every law."""
+    """Upper bound of sum_{jh >= first} h |phi|^n e^{-variance (jh)^2/2}/|z|^2 for every law, as |phi| <= 1."""
     fall = xp.maximum(0.5 * variance, NEXT_TO_ZERO)
     return h * xp.exp(-fall * first**2) / ((c**2 + first**2) * -xp.expm1(-2 * fall * h * first))
 
 
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
-    """Bounds of log delta(epsilon) with 13 nodes; close where users x rest x (1 - rest) is large."""
+    """Bounds of log delta(epsilon) from 13 nodes; they are close where users x rest x (1 - rest) is large."""
     s = sum_at(law, users, epsilon)
     t = known(s, saddle(s))
     h = LAST_NODE / (NODES * t.deviation)
-    small = NODES * h <= 1  # all angles at the nodes too, as all |x| are at most 1; elsewhere there is no bound
+    small = NODES * h <= 1  # then all angles |x t| are at most 1, because |x| <= 1; else there is no bound
     h_or_1 = xp.where(small, h, 1 / NODES)
     sums = nodes_of(s, t, h_or_1, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
     sums = jax.tree_util.tree_map(lambda a: a[0], sums)
@@ -313,21 +317,21 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
 
 def _period(s: Sum, t: Tilt, nodes: Any) -> Any:
-    """Period of a long sum, in standard deviations: longer ones where a rare outcome makes S far from normal."""
+    """Period 2 pi/h of a long sum in units of sigma: longer where a rare outcome makes S far from normal."""
     right, plain, remainder = _alias_parts(s, t, _PERIODS * t.deviation, xp.zeros(()))
-    size = t.c**2 * xp.sqrt(t.deviation**2 + 2 / t.c**2)  # about 1 / (2.5 E[S_+] e^-K)
-    relative = (right + xp.minimum(plain, remainder)) * size
+    inverse_value = t.c**2 * xp.sqrt(t.deviation**2 + 2 / t.c**2)  # about 1 / (2.5 E[S_+] e^-K)
+    relative = (right + xp.minimum(plain, remainder)) * inverse_value
     allowed = (_PERIODS <= nodes / _NODES_A_PERIOD) | (_PERIODS == _PERIODS[0])
     allowed = allowed & (relative >= 0)
     return _PERIODS[0] * _LONGER ** xp.argmin(xp.where(allowed, xp.maximum(relative, _ALIAS / nodes**3), xp.inf))
 
 
 def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Sum | None = None) -> Evaluation:
-    """Bounds of log delta(epsilon) with most_nodes nodes (data, not a size; rounded up to whole blocks), for every law.
+    """Bounds of log delta(epsilon) from a long sum of most_nodes nodes, rounded up to whole blocks; for every law.
 
-    The nodes stand where a pair of atoms recurs. Where that leaves too much, a Gaussian G of deviation s is added:
-    E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved: None, or the derivatives of the sum's
-    atoms and masses by another parameter than epsilon; the slope is then by that parameter.
+    most_nodes may be traced. The nodes stand in windows, see `_Windows`. If the nodes left out may add too much, a
+    Gaussian sG, G standard, is added: U_s = E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved:
+    None, or derivatives of the sum by a parameter other than epsilon (x, mass, certain); slope is then by it, too.
     """
     s = sum_at(law, users, epsilon)
     if moved is not None:
@@ -341,12 +345,12 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
     variances = xp.where(windows.smooth, (_WIDTH / last) ** 2, 0.0) * xp.array([1.0, 4.0])
 
     def add(state: tuple[Any, Nodes]) -> tuple[Any, Nodes]:
-        turn, total = state
-        place = turn * block + xp.arange(float(block))
-        which = xp.floor((place + windows.half) / width)
-        inside = xp.round(which * windows.spacing) + place - which * width
-        place = xp.where(gaps, inside, place)
-        return turn + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
+        number, total = state
+        place = number * block + xp.arange(float(block))
+        window = xp.floor((place + windows.half) / width)
+        in_window = xp.round(window * windows.spacing) + place - window * width
+        place = xp.where(gaps, in_window, place)
+        return number + 1, jax.tree_util.tree_map(xp.add, total, nodes_of(s, t, h, place, variances))
 
     nothing = Nodes(*(xp.zeros(2) for _ in range(4)))
     _, sums = xp.while_loop(lambda state: state[0] < blocks, add, (xp.zeros(()), nothing))

@@ -1,13 +1,13 @@
-r"""E[(X_1 + ... + X_n)_+] summed over how often each outcome occurs: for the laws that the nodes do not settle.
+r"""E[S_+], S = X_1 + ... + X_n, as a sum over the number of reports of each outcome: for laws that nodes leave wide.
 
-Outcomes 0 and 1 mirror each other, J of the n reports are one of them; C, D, R reports have the (up to three) others,
-of which none is above 0. With b = P[Bin(J-1, 1/2) = x-1], T = P[Bin(J-1, 1/2) >= x], x the least number of reports of
-outcome 0 that makes the sum positive, the terms are
+Outcomes 0 and 1 mirror each other: their masses are equal and X_0 > 0 > X_1. J of the n reports have one of the two. C,
+D and R reports have the (up to three) other outcomes, whose X are at most 0. Let x be the least number of reports of
+outcome 0 that makes S positive, b = P[Bin(J-1, 1/2) = x-1] and T = P[Bin(J-1, 1/2) >= x]. The terms are
 
     P[J, C, D, R] (b (J X_0 + Z)/2 - T (J kappa - Z)),   Z = C X_C + D X_D + R X_R <= 0,  kappa = -(X_0 + X_1)/2.
 
-Going down in J, T changes by half a probability: chances and tails are running products and sums, taken over many J at
-once (notebooks/proofs/shuffle.md, section 9).
+From J to J - 1, T changes by half a probability. So probabilities are running products and tails are running sums,
+taken over many J at once (notebooks/proofs/shuffle.md, section 9).
 """
 
 import functools
@@ -24,18 +24,18 @@ from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import Sum, saddle, sum_at
 from jaxdp.shuffle.two_point import tail_ratio
 
-_WIDTH = 6.5  # of the window, in tilted standard deviations on either side
-_MORE = 12.0  # counts on either side, for laws like Poisson's
-_ROOM = 600.0  # nats by which the terms may rise above the first one, on top of the 709 above 1
-_STEP_ROUNDING = 20 * ULP  # relative, of what is carried from one count to the next
-_TAIL_ROUNDING = 32 * ULP  # of each tail, to all later ones, in whatever order a running sum adds
-_START_ROUNDING = 4e-12  # of the first tail
-LANES = 128  # pairs (C, D) that are summed beside each other
-DEPTH, _DEPTH_OF_LANES = 64, 16  # numbers J summed at once, of one pair and of many, where long arrays pay; else one
+_WIDTH = 6.5  # half width of a window of counts, in tilted standard deviations
+_MORE = 12.0  # counts added on either side, because the numbers may be nearly Poisson distributed
+_ROOM = 600.0  # carried numbers start at e^-_ROOM and overflow at e^709, so they may rise by 1309 nats
+_STEP_ROUNDING = 20 * ULP  # relative error that the carried numbers get in each step of J
+_TAIL_ROUNDING = 32 * ULP  # each tail, times this, bounds the error it adds to later tails in any order of summation
+_START_ROUNDING = 4e-12  # relative error of the first tail
+LANES = 128  # pairs (C, D) that are summed side by side
+DEPTH, _DEPTH_OF_LANES = 64, 16  # values of J in one step, for one pair (C, D) and for many; 1 unless `long_arrays_pay`
 
 
 class _Window(NamedTuple):
-    """Counts low, ..., high of one outcome among the reports, and a bound of the log chance of any other count."""
+    """Numbers low, ..., high of reports with one outcome, and log of a bound of the probability of all others."""
 
     low: Any
     high: Any
@@ -43,7 +43,7 @@ class _Window(NamedTuple):
 
 
 def _log_missed(outside: Any, n: Any, share: Any, rest: Any) -> Any:
-    """Chernoff's bound of log P[Bin(n, share) is beyond ``outside``]; -inf where there is nothing beyond."""
+    """Chernoff's bound of log P[Bin(n, share) is at ``outside`` or beyond]; -inf outside 0..n; rest: 1 - share."""
     mean, others = n * share, n * rest
     fall = mean * deviance((outside - mean) / mean) + others * deviance((mean - outside) / others)
     return xp.where((outside < 0) | (outside > n), -xp.inf, -fall * (1 - 1e-12))
@@ -62,23 +62,23 @@ def _window(n: Any, share: Any, rest: Any) -> _Window:
 
 
 class _Step(NamedTuple):
-    """Where the sum over J has got to, for all pairs (C, D).
+    """State of the sum over J in each lane, that is for each pair (C, D).
 
-    pmf, tail and doubt, a bound of the tail's error, are those at the next J, with the chance of the counts as factor.
+    pmf is b, tail is T, doubt bounds the error of tail. All three are for the next J and contain P[J, C, D, R].
     """
 
     pairs: Any  # the next J
-    bears: Any  # the largest number of reports of outcome 1 with which the sum is then positive
+    bears: Any  # the largest number of reports of outcome 1, among these J, with which S is positive
     pmf: Any
     tail: Any
     doubt: Any
-    sums: Any  # rows: net value, slope, what rounding in proportion to the steps is charged to, doubt
+    sums: Any  # rows: value, slope, sum of moduli (its rounding grows with the number of steps), doubt
 
 
 def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
-    """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two more.
+    """Bounds of log delta(epsilon) of a law whose outcomes 0 and 1 mirror each other, with at most two other outcomes.
 
-    The work goes with the deviations of the numbers of reports of each outcome.
+    Time grows with the product of the standard deviations of the numbers of reports J, C, D.
     """
     s = sum_at(law, users, epsilon)
     t = saddle(s)
@@ -87,7 +87,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
     lanes, depth = (LANES, _DEPTH_OF_LANES) if falls.size > 1 else (1, DEPTH)
     depth = depth if long_arrays_pay() else 1
-    order = xp.argsort(-shares)  # the heaviest has the rest of the reports
+    order = xp.argsort(-shares)  # the heaviest of the other outcomes is first: it gets the R reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
     window = _window(users, pair_share, xp.sum(shares))
     others = [_window(users, shares[i], pair_share + xp.sum(shares) - shares[i]) for i in range(1, falls.size)]
@@ -95,9 +95,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     log_missed = users * t.log_moment + s.log_factor - 1 - xp.log(t.c) + xp.minimum(missed, 0.0)
     least = xp.maximum(window.low, 1.0)
 
-    # all in units of X_0, next to which the others may underflow
-    falls, velocity, own = falls / s.x[0], velocity / s.x[0], s.velocity[0] / s.x[0]
-    kappa, speed = _mean_of_pair(law, s, epsilon) / s.x[0], 0.5 * (own + s.velocity[1] / s.x[0])
+    # In units of X_0 from here on: in units of max |X|, X_0 may be so small that terms underflow.
+    falls, velocity, top_velocity = falls / s.x[0], velocity / s.x[0], s.velocity[0] / s.x[0]
+    kappa, pair_velocity = _mean_of_pair(law, s, epsilon) / s.x[0], 0.5 * (top_velocity + s.velocity[1] / s.x[0])
     inverse = s.x[0] / (s.x[0] - s.x[1])
     sizes = [w.high - w.low + 1 for w in others]
 
@@ -115,24 +115,24 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
         valid = (place < 1) & (start >= least)
         start = xp.where(valid, start, 1.0)
         fixed = sum((falls[i + 1] * count for i, count in enumerate(counts)), start=zero)
-        moving = sum((velocity[i + 1] * count for i, count in enumerate(counts)), start=zero)
+        fixed_velocity = sum((velocity[i + 1] * count for i, count in enumerate(counts)), start=zero)
 
-        def most(pairs: Any, reports: Any, fixed: Any) -> tuple[Any, Any]:
-            """What the other outcomes take away, and how many reports of outcome 1 the sum then bears."""
+        def taken_and_bears(pairs: Any, reports: Any, fixed: Any) -> tuple[Any, Any]:
+            """(-Z, the largest number of reports of outcome 1 with which S is positive) for J = pairs."""
             taken = fixed + falls[0] * (reports - pairs)
             return taken, xp.maximum(xp.ceil((pairs - taken) * inverse) - 1, 0.0)
 
         def down(step: _Step) -> _Step:
-            """The terms of the next ``depth`` numbers J of every lane, columns; a row for each lane."""
+            """Add the terms of the next ``depth`` values of J (columns) in each lane (rows)."""
             down_by = xp.arange(depth + 1.0)
             pairs = step.pairs[:, None] - down_by
-            taken, bears = most(pairs, reports[:, None], fixed[:, None])
-            # falls by 0 or 1: where rounding makes that 2, one of them later
+            taken, bears = taken_and_bears(pairs, reports[:, None], fixed[:, None])
+            # From J to J - 1 bears falls by 0 or 1. Where rounding makes it fall by 2, one fall is put off.
             bears = _running(xp.maximum, xp.cummax, step.bears[:, None], (bears + down_by)[:, 1:]) - down_by
             pairs, taken, bears, after = pairs[:, :-1], taken[:, :-1], bears[:, :-1], bears[:, 1:]
             live = valid[:, None] & (pairs >= least) & (pairs > taken)
             j = xp.maximum(pairs - 1, 1.0)
-            stays = after == bears  # so the least number of reports of outcome 0 falls by one
+            stays = after == bears  # then x = J - bears falls by 1
             product, total = ((xp.multiply, xp.cumprod), (xp.add, xp.cumsum))
             ratio = pairs * (masses[0] / pair_mass) / (reports[:, None] - pairs + 1)
             chance = _running(*product, xp.ones((lanes, 1)), ratio)
@@ -141,19 +141,21 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             tail = _running(*total, step.tail[:, None], xp.where(stays, half, -half))
             tail = xp.maximum(tail, 0.0)
             doubt = _running(*total, step.doubt[:, None], _TAIL_ROUNDING * tail[:, :-1])
-            bearable = xp.concatenate([bears, after[:, -1:]], 1) > 0  # else there is no tail: exactly 0
+            bearable = xp.concatenate([bears, after[:, -1:]], 1) > 0  # bears = 0 makes T exactly 0
             tail, doubt = (xp.where(bearable, a, 0.0) for a in (tail, doubt))
             pmf, tail, doubt = (a * chance for a in (pmf, tail, doubt))
             following = _Step(step.pairs - depth, after[:, -1], pmf[:, -1], tail[:, -1], doubt[:, -1], step.sums)
             pmf, tail, doubt = (xp.where(live, a[:, :-1], 0.0) for a in (pmf, tail, doubt))
             weight = kappa * pairs + taken
-            spent = moving[:, None] + velocity[0] * (reports[:, None] - pairs)
+            others_velocity = fixed_velocity[:, None] + velocity[0] * (reports[:, None] - pairs)
             gain, loss = 0.5 * pmf * (pairs - taken), tail * weight
-            slope = 0.5 * pmf * (own * pairs + spent) + tail * (speed * pairs + spent)
+            slope = 0.5 * pmf * (top_velocity * pairs + others_velocity) + tail * (
+                pair_velocity * pairs + others_velocity
+            )
             parts = xp.stack([gain - loss, slope, 0.5 * pmf * (pairs + taken) + loss, doubt * weight])
             return following._replace(sums=step.sums + xp.sum(parts, axis=2))
 
-        _, bears = most(start, reports, fixed)
+        _, bears = taken_and_bears(start, reports, fixed)
         log_chance, left = xp.zeros_like(start), users
         parts = xp.concatenate([pair_mass[None], masses[1:], masses[:1]])
         for i, count in enumerate([start, *counts]):
@@ -173,7 +175,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
         unit = xp.where(valid, log_chance + log_pmf + _ROOM - users * t.log_moment, -xp.inf)
 
         def scaled(value: Any) -> Any:
-            """The lanes' sum, in units of e^(n log E e^{cX}); neither factor need be a number of its own."""
+            """Sum over lanes of value e^unit, in units of (E e^{cX})^n; e^unit alone may overflow or underflow."""
             size = xp.exp(unit + xp.log(xp.maximum(xp.abs(value), NEXT_TO_ZERO)))
             return xp.sum(xp.where(xp.isnan(value), value, xp.sign(value) * size))
 
@@ -187,7 +189,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     scale = users * t.log_moment + s.log_factor + xp.log(s.x[0])
 
     def log_of(value: Any) -> Any:
-        # NaN, of sums that overflow, stays NaN
+        # NaN, from a sum that overflowed, stays NaN
         return xp.where(value <= 0, -xp.inf, scale + xp.log(xp.where(value <= 0, 1.0, value)))
 
     single, blur = xp.log(s.single), 1e-15 * (20 + xp.abs(scale))
@@ -201,12 +203,12 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
 
 
 def _running(join: Any, accumulate: Any, first: Any, parts: Any) -> Any:
-    """first, joined with the first, the first two, ... parts, along the rows; by NumPy with one after the other."""
+    """Columns first, join(first, p_1), join(first, p_1, p_2), ..., p_i the columns of parts; NumPy goes one by one."""
     begun = xp.concatenate([join(first, parts[:, :1]), parts[:, 1:]], 1)
     return xp.concatenate([first, accumulate(begun, axis=1)], 1)
 
 
 def _mean_of_pair(law: Law, s: Sum, epsilon: Any) -> Any:
-    """-(X_0 + X_1)/2, which would lose its digits as a difference: (e^eps - 1) (first_0 + first_1)/2, scaled."""
-    own = xp.exp(epsilon) * law.second[1] * -xp.expm1(law.loss[1] - epsilon)  # -X_1, scaled like the former
-    return -s.x[1] * xp.expm1(epsilon) * 0.5 * (law.first[0] + law.first[1]) / own
+    """kappa = -(X_0 + X_1)/2 from (e^eps - 1) (first_0 + first_1)/2, because the sum X_0 + X_1 loses its digits."""
+    minus_x1 = xp.exp(epsilon) * law.second[1] * -xp.expm1(law.loss[1] - epsilon)  # -X_1 times base, not scaled
+    return -s.x[1] * xp.expm1(epsilon) * 0.5 * (law.first[0] + law.first[1]) / minus_x1

@@ -1,8 +1,8 @@
-r"""E[(X_1 + ... + X_n)_+] of a few users: all ways in which n reports fall on the outcomes, for every law.
+r"""E[(X_1 + ... + X_n)_+] for few users and any law, from all ways in which the n reports fall on the outcomes.
 
-The users are cut into halves with sums S and S'. With P(t), Q(t) the mass and the mean of S' where S' > t, which are
-sums over the sorted S', E[(S + S')_+] = E[Q(-S) + S P(-S)]: the work goes with the ways of one half. Rounding:
-notebooks/proofs/shuffle.md, section 9.
+The users are split into two halves with sums S and S'. P(t) = P[S' > t] and Q(t) = E[S'; S' > t] are running sums over
+the sorted values of S'. As E[(S + S')_+] = E[Q(-S) + S P(-S)], time grows with the number of ways of one half only.
+Rounding: notebooks/proofs/shuffle.md, section 9.
 """
 
 import functools
@@ -21,26 +21,26 @@ from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import sum_at
 
 MOST_WAYS, MOST_IN_ALL = 60_000, 100_000_000
-"""Ways of the larger half up to which this is cheaper than sums over nodes; counts of all rows, some seconds."""
-_UNDERFLOW = 1e-300  # what terms below the smallest double may add up to
+"""Ways of the larger half up to which this is cheaper than sums over nodes; counts in all rows, some seconds' work."""
+_UNDERFLOW = 1e-300  # upper bound of the sum of all terms that underflow
 
 
 class Reports(NamedTuple):
-    """Number of users, and the places of the outcomes that have mass; one place beyond the outcomes: that of X = 0."""
+    """Number of users, and indices of the outcomes with mass; the index after the last outcome stands for X = 0."""
 
     users: int
     places: tuple[int, ...]
 
 
 def ways(users: int, outcomes: int) -> int:
-    """In how many ways the larger half of the users' reports falls on so many outcomes."""
+    """Number of ways in which the reports of the larger half of the users fall on ``outcomes`` outcomes."""
     half = users - users // 2
     return math.comb(half + outcomes - 1, half)
 
 
 @functools.lru_cache(maxsize=64)
 def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
-    """All counts of the outcomes, (ways, outcomes), and the log of the number of orders of the reports."""
+    """All counts of reports by outcome, (ways, outcomes), and for each way the log of the number of orders."""
     bars = itertools.combinations(range(users + outcomes - 1), outcomes - 1)
     size = math.comb(users + outcomes - 1, users)
     inner = np.fromiter(itertools.chain.from_iterable(bars), np.int64).reshape(size, outcomes - 1)
@@ -51,7 +51,7 @@ def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
-    """Bounds of log delta(epsilon); of: the users again, as sizes of arrays."""
+    """Bounds of log delta(epsilon); of: the users once more, as a static value, because array sizes depend on them."""
     s = sum_at(law, users, epsilon)
     places = np.array(of.places)
     x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))
@@ -60,23 +60,23 @@ def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
     halves = [_counts(of.users // 2, len(places)), _counts(of.users - of.users // 2, len(places))]
     sizes = [counts.shape[0] for counts, _ in halves]
     chances = [xp.exp(log_orders + xp.exact_matmul(counts, log_mass)) for counts, log_orders in halves]
-    moved = [xp.exact_matmul(counts, velocity) for counts, _ in halves]
+    velocities = [xp.exact_matmul(counts, velocity) for counts, _ in halves]
 
     def positive_part(sign: float) -> tuple[Any, Any, Any]:
-        """E[(S + S')_+], both sums moved by a bound of their rounding; the size of what was added up; the slope."""
+        """(E[(S + S')_+] with both sums moved by sign times a bound of their rounding, sum of moduli, slope)."""
         first, second = (
             xp.exact_matmul(counts, x) + sign * (len(places) + 8) * ULP * xp.exact_matmul(counts, xp.abs(x))
             for counts, _ in halves
         )
         order = xp.argsort(second)
         second = second[order]
-        rows = xp.stack([xp.ones_like(second), second, xp.abs(second), moved[1][order]]) * chances[1][order]
+        rows = xp.stack([xp.ones_like(second), second, xp.abs(second), velocities[1][order]]) * chances[1][order]
         beyond = xp.pad(xp.cumsum(rows[:, ::-1], axis=1), ((0, 0), (1, 0)))
         mass, mean, size, motion = beyond[:, sizes[1] - xp.searchsorted(second, -first, side="right")]
         return (
             xp.sum(chances[0] * (mean + first * mass)),
             xp.sum(chances[0] * (size + xp.abs(first) * mass)),
-            -xp.sum(chances[0] * (motion + moved[0] * mass)),
+            -xp.sum(chances[0] * (motion + velocities[0] * mass)),
         )
 
     (upper, size, slope), (lower, _, _) = positive_part(1.0), positive_part(-1.0)

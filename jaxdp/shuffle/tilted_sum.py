@@ -1,7 +1,4 @@
-"""The sum S = X_1 + ... + X_n at one epsilon, and its tilted measure, proportional to e^{cS} dP for a real c.
-
-Formulas and their rounding: notebooks/proofs/shuffle.md, section 6.
-"""
+"""The sum S = X_1 + ... + X_n at one epsilon, and its tilt e^{cS} dP (notebooks/proofs/shuffle.md, section 6)."""
 
 import math
 from typing import Any, NamedTuple
@@ -87,10 +84,7 @@ def log_moment(s: Sum, c: Any) -> Any:
 
 
 class Tilt(NamedTuple):
-    """The sum tilted to c. log_moment: log E e^{cX}. weights, rest: tilted masses of the atoms and of X = 0.
-
-    mean, deviation: mean and standard deviation of S under the tilt.
-    """
+    """The sum tilted to c: log E e^{cX}, tilted masses of the atoms and of X = 0, mean and standard deviation of S."""
 
     c: Any
     log_moment: Any
@@ -109,7 +103,7 @@ def _tilt(s: Sum, c: Any) -> Tilt:
 
 
 def saddle(s: Sum) -> Tilt:
-    """The tilt at the c where e^{K(c)}/c^2 is least: c K'(c) = 2. c is off by up to 1e-3; bounds hold at every c."""
+    """The tilt at the c where e^{K(c)}/c^2 is least: c K'(c) = 2. c is found to 1e-3 relative; bounds hold at any c."""
     square = s.users * xp.sum(s.mass * s.x * s.x)
     drift = -s.users * s.mean
     most = _LARGEST_EXPONENT / xp.maximum(xp.max(s.x), NEXT_TO_ZERO)
