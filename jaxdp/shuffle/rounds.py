@@ -1,8 +1,9 @@
-"""Finite pairs around one shuffled round, for composition and moments, from certified log delta on a grid of epsilon.
+"""Finite pairs (P, Q) that dominate one shuffled round or are dominated by it, for composition and moments.
 
-Upper pair: the piecewise linear function of a = e^epsilon through upper bounds of delta. Lower pair: one through lower
-bounds, lowered by what convexity alone allows delta to lie below a chord. The grid is made twice: the first one finds
-where the mass is that a composition or a moment looks at, and the second one is fine there. Proofs:
+They come from bounds of log delta on a grid of epsilons. The upper pair's profile is a piecewise linear function of
+a = e^epsilon through upper bounds of delta. The lower pair's profile goes through lower bounds, reduced by as much as a
+convex delta can lie below a chord. The grid is made twice: the first grid shows where the mass lies that matters for
+the composition or the moment; the second grid is fine there. The swap of (P, Q) is (Q, P). Proofs:
 notebooks/proofs/shuffle.md, section 11.
 """
 
@@ -19,31 +20,31 @@ from jaxdp.numerics.special import log1mexp, log_expm1
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.shuffle.law import Law
 
-POINTS, MANY = 384, 3456  # of a grid: for composition, for one moment
-_DEEPEST = 40.0  # standard deviations of the loss that the first grid covers evenly: delta is below 1e-308 there
-_UNBOUNDED = 60.0  # end of a grid where the loss is not bounded
-_FAR, _EDGE = 1 / 8, 1 / 8  # of the points of the first grid: beyond these deviations; next to the largest loss
+POINTS, MANY = 384, 3456  # points of a grid: for composition, for one moment
+_DEEPEST = 40.0  # standard deviations of the loss that the first grid covers evenly; beyond, delta is below 1e-308
+_UNBOUNDED = 60.0  # last epsilon of a grid if the loss is not bounded
+_FAR, _EDGE = 1 / 8, 1 / 8  # shares of the first grid's points: beyond the even part; next to the largest loss
 LOG_SHARE = -23.0  # log of the share of the composed delta that may become mass at infinity
-_LEAST_LOG = -690.0  # a mass at infinity below e^_LEAST_LOG would come near the smallest double
-_TILTS = np.geomspace(1e-3, 1e3, 49)
-_UNTILTED, _AROUND = 0.05, 0.15  # weights beside that of the tilted bulk: of the untilted one, of the rest
-EVERY = 8  # of so many points of the first grid one is worth a long sum
-_KEPT = 1e-9  # mass of the outcomes without loss
-_CHARGE = 16 * ULP  # relative, of a slope or a chord, for each unit of the logarithms that it is made from
+_LEAST_LOG = -690.0  # a smaller log delta does not become mass at infinity: that would be near the smallest double
+_TILTS = np.geomspace(1e-3, 1e3, 49)  # tilts z that are tried, as multiples of a guess
+_UNTILTED, _AROUND = 0.05, 0.15  # weights, next to 1 for the bulk of the tilted delta: of the untilted bulk; elsewhere
+EVERY = 8  # one in EVERY points of the first grid gets a long sum
+_KEPT = 1e-9  # mass that `of_both_orders` leaves to outcomes of loss 0
+_CHARGE = 16 * ULP  # relative error of a slope or chord, for each unit of the logarithms that it is computed from
 
 
 def by_rows(point: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """Apply a function of this module to each row of a batch with NumPy: a row takes milliseconds, nothing compiles."""
+    """Apply a one-point function to each row of a batch with NumPy: a row takes milliseconds, nothing is compiled."""
     size = jax.tree_util.tree_leaves(args)[0].shape[0]
     with on_host():
-        made = [point(*jax.tree_util.tree_map(lambda x, i=i: x[i], args), **static) for i in range(size)]
-    return jax.tree_util.tree_map(lambda *rows: np.stack(rows), *made)
+        results = [point(*jax.tree_util.tree_map(lambda x, i=i: x[i], args), **static) for i in range(size)]
+    return jax.tree_util.tree_map(lambda *rows: np.stack(rows), *results)
 
 
 def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any:
-    """Epsilons from 0 to the largest loss: even over the deviations of the loss, then geometric, close at the end.
+    """Epsilons from 0 to the largest loss: evenly spaced over the bulk of the loss, then geometric, dense at the end.
 
-    order: that of a moment, which looks order deviation^2 farther; or 0.
+    order: 0, or the order of a moment, for which the even part is longer by 2 order deviation^2.
     """
     live = law.base > 0
     base = xp.where(live, law.base, 1.0)
@@ -59,13 +60,13 @@ def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any
 
 
 def _log_widths(grid: Any) -> Any:
-    """Log of the width in e^epsilon of every cell; -inf for those of none."""
+    """Log of the width e^grid[i+1] - e^grid[i] of every cell; -inf for a cell of width 0."""
     step = grid[1:] - grid[:-1]
     return xp.where(step > 0, grid[:-1] + log_expm1(xp.where(step > 0, step, 1.0)), -xp.inf)
 
 
 def log_falls(grid: Any, logs: Any) -> Any:
-    """Log of minus the slope in e^epsilon of nonincreasing values, cell by cell; -inf where they do not fall."""
+    """Log of minus the slope of e^logs in e^epsilon for every cell; -inf where the values do not fall."""
     width = _log_widths(grid)
     rise = logs[1:] - xp.where(logs[:-1] > -xp.inf, logs[:-1], 0.0)
     falls = (logs[:-1] > -xp.inf) & (rise < 0) & (width > -xp.inf)
@@ -73,7 +74,7 @@ def log_falls(grid: Any, logs: Any) -> Any:
 
 
 def chorded(grid: Any, logs: Any) -> Any:
-    """The values lowered to chords of others: nearly convex in e^epsilon, and no lower than the convex hull."""
+    """The log values, lowered to chords of other values: nearly convex in e^epsilon, not below the convex hull."""
     size = grid.shape[0]
     place = xp.arange(size)
     spans = xp.asarray([2**k for k in range(size.bit_length() - 2, -1, -1)] * 2)
@@ -81,29 +82,30 @@ def chorded(grid: Any, logs: Any) -> Any:
     def lower(i: Any, logs: Any) -> Any:
         left, right = xp.maximum(place - spans[i], 0), xp.minimum(place + spans[i], size - 1)
         before, after, whole = grid - grid[left], grid[right] - grid, grid[right] - grid[left]
-        # (where no chord is taken, its formula still gets numbers of which it has a derivative)
+        # Where no chord is taken, its formula gets numbers at which it has a derivative.
         between = (before > 0) & (after > 0) & (logs[left] > -xp.inf)
         before, after, whole = (xp.where(between, width, 1.0) for width in (before, after, whole))
         chord = xp.logaddexp(
             log_expm1(before) + logs[right], before + log_expm1(after) + xp.where(between, logs[left], 0.0)
         )
         chord = chord - log_expm1(whole)
-        size_of = xp.abs(chord) - xp.log(whole)
-        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
+        units = xp.abs(chord) - xp.log(whole)
+        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + units)), logs)
 
     return xp.fori_loop(0, spans.shape[0], lower, logs)
 
 
 def of_both_orders(grid: Any, logs: Any) -> Any:
-    """Upper bounds of log delta in both orders, lowered to what one of them allows at smaller epsilons.
+    """Upper bounds of log delta that hold in both orders, lowered by a line that one of them implies on its left.
 
-    Where delta is at most h in both orders, at a = e^epsilon, it is at most h + (1 - h) (a - b)/(a + 1) at b < a.
-    Bounds that are 1 for some way and then fall are not those of a pair without it. The line is drawn so much higher
-    that outcomes without loss keep a mass that rounding cannot use up.
+    If delta <= h in both orders at a = e^epsilon, then delta <= h + (1 - h) (a - b)/(a + 1) at every b < a. Bounds that
+    are 1 up to some epsilon and then fall steeply give no pair (too much mass) without this line. The line is drawn
+    slightly too high: outcomes of loss 0 keep a mass (`_KEPT`) that rounding cannot use up.
     """
-    least = xp.argmin(xp.tanh(0.5 * grid) + 2 * xp.exp(logs - grid) / (1 + xp.exp(-grid)))  # of bounds at epsilon = 0
+    # the point whose line is lowest at epsilon = 0
+    least = xp.argmin(xp.tanh(0.5 * grid) + 2 * xp.exp(logs - grid) / (1 + xp.exp(-grid)))
     end = grid[least]
-    kept = xp.where(logs[least] > -xp.inf, _KEPT, 0.0)  # without mass at infinity more than all mass does no harm
+    kept = xp.where(logs[least] > -xp.inf, _KEPT, 0.0)  # if h = 0 there is no mass at infinity: mass > 1 is harmless
     h = xp.exp(logs[least]) * (1 + 4 * ULP) + 0.5 * kept * xp.expm1(end)
     line = h + (1 - h - kept) * -xp.expm1(grid - end) / (1 + xp.exp(-end))
     above = xp.log(xp.where(line > 0, line, 1.0))
@@ -112,7 +114,7 @@ def of_both_orders(grid: Any, logs: Any) -> Any:
 
 
 def masses_of_falls(falls: Any) -> Any:
-    """Log masses under Q at the right ends of cells from nonincreasing falls, raised by the errors of both slopes."""
+    """Log masses under Q at the right ends of cells, rounded up; falls: nonincreasing logs of minus the slopes."""
     following = xp.concatenate([falls[1:], xp.full(1, -xp.inf)])
     live = falls > following
     mass = xp.where(live, falls + log1mexp(xp.where(live, following - falls, -1.0)), -xp.inf)
@@ -123,17 +125,17 @@ def masses_of_falls(falls: Any) -> Any:
 def log_upper_masses(grid: Any, logs: Any) -> Any:
     """Log masses under Q at grid[1:] of a profile that is nowhere below e^logs and linear in e^epsilon between points.
 
-    What is beyond the last point is not among them: its delta is to become mass at infinity.
+    The delta of the last point is not included: the caller makes it mass at infinity.
     """
     logs = chorded(grid, xp.cummin(logs))
-    # nowhere smaller and convex: seen from the right end, each slope is at least as steep as all on its right
+    # A convex function that is nowhere smaller: each slope is made at least as steep as all slopes on its right.
     return masses_of_falls(xp.cummax(log_falls(grid, xp.cummin(logs))[::-1])[::-1])
 
 
 def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
-    """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least the given values.
+    """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least e^logs on the grid.
 
-    grid: increasing epsilons from 0; logs: upper bounds of log delta there. The last one becomes mass at infinity.
+    grid: increasing epsilons from 0. logs: upper bounds of log delta. The least delta becomes mass at infinity.
     """
     mass = log_upper_masses(grid, logs)
     last = xp.min(logs)
@@ -144,23 +146,23 @@ def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
 def bounded_pair(grid: Any, logs: Any, largest: Any) -> tuple[Any, Any, Any]:
     """`upper_pair` of concrete numbers; where it gives up, the last point is moved to the largest loss of the round.
 
-    Delta is 0 there, so that there is no mass at infinity, and more finite mass than 1 does no harm.
+    There delta is 0, so that there is no mass at infinity; without it a finite mass above 1 is harmless.
     """
-    made = upper_pair(grid, logs)
-    gave_up = made[2] == 1 and logs[-1] < 0 and np.isfinite(largest)
-    return made if not gave_up else upper_pair(np.append(grid[:-1], largest), np.append(logs[:-1], -np.inf))
+    pair = upper_pair(grid, logs)
+    gave_up = pair[2] == 1 and logs[-1] < 0 and np.isfinite(largest)
+    return pair if not gave_up else upper_pair(np.append(grid[:-1], largest), np.append(logs[:-1], -np.inf))
 
 
 def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> tuple[Any, Any, Any]:
-    """(losses, log masses under P, mass at infinity) of a pair; what is missing of 1 has loss 0.
+    """(losses, log masses under P, mass at infinity) of a pair; the mass that is missing to 1 gets loss 0.
 
-    mass, turned: log masses under Q at positive losses, of the pair and of its swap. sign: 1 where the masses are
-    rounded up, -1 down.
+    mass, turned: log masses under Q at the positive ``losses``, for the pair and for its swap. sign: 1 to round the
+    masses up, -1 to round them down.
     """
     under_p = mass + losses
     total = xp.sum(xp.exp(under_p)) + xp.sum(xp.exp(turned))
     rest = 1 - infinity - total + sign * 16 * ULP * losses.shape[0]
-    # more finite mass than 1 - infinity would have to be carried into the composed mass at infinity: give up instead
+    # A finite mass above 1 - infinity would increase the composed mass at infinity: give up, infinity = 1.
     infinity = xp.where((rest < 0) & (infinity > 0), 1.0, infinity)
     rest = xp.where(rest > 0, xp.log(xp.where(rest > 0, rest, 1.0)), -xp.inf)
     logs = xp.concatenate([under_p, turned, xp.reshape(rest, (1,))])
@@ -169,10 +171,10 @@ def joined(losses: Any, mass: Any, turned: Any, infinity: Any, sign: float) -> t
 
 
 def upper_pair_slopes(grid: Any, logs: Any, made: tuple[Any, Any, Any], slopes: Any) -> tuple[Any, Any]:
-    """Derivatives of the log masses under P and of the mass at infinity of ``upper_pair(grid, logs)``.
+    """Derivatives of the log masses under P and of the mass at infinity of ``made = upper_pair(grid, logs)``.
 
-    slopes: derivatives of log delta on the grid. The masses are taken for second differences of delta: what made the
-    values convex before does not move.
+    slopes: derivatives of log delta on the grid. The masses are treated as second differences of delta: the steps that
+    made the values convex are not differentiated.
     """
     size = grid.shape[0] - 1
     losses, under_p, infinity = made
@@ -182,9 +184,9 @@ def upper_pair_slopes(grid: Any, logs: Any, made: tuple[Any, Any, Any], slopes: 
     logs, slopes = xp.append(logs, -xp.inf), xp.append(slopes, 0.0)
 
     def fall(cell: Any) -> Any:
-        """Derivative of minus the slope in e^epsilon of a cell, in units of the masses."""
-        one, other = (xp.exp(logs[place] - width[cell] - mass) * slopes[place] for place in (cell, cell + 1))
-        return one - other
+        """Derivative of minus the slope (in e^epsilon) of a cell, divided by the masses."""
+        at_left, at_right = (xp.exp(logs[place] - width[cell] - mass) * slopes[place] for place in (cell, cell + 1))
+        return at_left - at_right
 
     cell = xp.arange(size)
     turned = xp.where(mass > -xp.inf, fall(cell) - fall(cell + 1), 0.0)
@@ -195,11 +197,11 @@ def upper_pair_slopes(grid: Any, logs: Any, made: tuple[Any, Any, Any], slopes: 
 
 
 def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
-    """(z, log delta): where the Chernoff bound of a composition is least, and its delta.
+    """(z, log delta): the tilt z where the Chernoff bound of a composition is least, and the log delta of it.
 
-    grids, logs, turned: (rounds, points), the first grids and upper bounds there, of each round and of its swap; times:
-    (rounds,). Either log_delta or epsilon is the target, the other is NaN. Nothing depends on their being right but how
-    close the pairs will be.
+    grids, logs, turned: (rounds, points), the first grids and upper bounds of log delta on them, of each round and of
+    its swap. times: (rounds,), how often each round is composed. Either log_delta or epsilon is the target, the other
+    is NaN. The results are estimates: they decide how close the pairs are, not whether the bounds hold.
     """
     masses, back = (xp.vmap(log_upper_masses)(grids, each) for each in (logs, turned))
     losses = grids[:, 1:]
@@ -219,11 +221,12 @@ def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon
 
 
 def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS, alone: float = 0.0) -> Any:
-    """A grid that is fine where e^(z epsilon) delta is large, from 0 to where log delta is at most log_end.
+    """A grid from 0 to the first point with log delta <= log_end, fine where e^(z epsilon) delta is large.
 
-    The error of a chord goes with the mass in its cell times its squared width: steps go with the density to the power
-    -1/3. Farther away they grow slowly, because a chord there overshoots by e^(z width). alone: weight of where log
-    delta is about log_end - LOG_SHARE, for rare large losses, one of which makes a composed delta.
+    grid, logs: the first grid and upper bounds of log delta on it. The error of a chord is proportional to the mass in
+    its cell times its squared width, so steps are proportional to density^(-1/3). Away from the bulk steps grow slowly,
+    because a chord overshoots by a factor e^(z width). alone: weight of the epsilons where log delta is about
+    log_end - LOG_SHARE: one rare large loss there makes up the composed delta.
     """
     logs = chorded(grid, xp.cummin(logs))
     off = xp.abs(xp.maximum(logs[1:], -1e300) - (log_end - LOG_SHARE))
@@ -235,21 +238,21 @@ def refined(grid: Any, logs: Any, z: Any, log_end: Any, *, points: int = POINTS,
     def shared(part: Any) -> Any:
         return part * width / xp.maximum(xp.sum(part * width), SMALLEST)
 
-    def height(c: Any) -> Any:
+    def log_tilted(c: Any) -> Any:
         tilted = xp.where(grid <= end, logs + c * grid, -xp.inf)
         tilted = xp.maximum(tilted - xp.maximum(xp.max(tilted), -1e300), -1e300)
         return xp.maximum(tilted[1:], tilted[:-1])
 
-    tilted = height(z)
-    bulk = xp.exp(tilted) + _UNTILTED * xp.exp(height(xp.zeros_like(z)))
+    tilted = log_tilted(z)
+    bulk = xp.exp(tilted) + _UNTILTED * xp.exp(log_tilted(xp.zeros_like(z)))
     steps = shared(bulk ** (1 / 3)) + _AROUND * shared(1 / (1 + xp.sqrt(-tilted))) + alone * shared(xp.exp(-off / 6))
     reached = xp.concatenate([xp.zeros(1), xp.cumsum(steps)])
-    made = xp.interp(xp.asarray(np.linspace(0.0, 1.0, points)) * reached[-1], reached, ends)
-    return xp.concatenate([xp.zeros(1), made[1:-1], xp.reshape(end, (1,))])
+    epsilons = xp.interp(xp.asarray(np.linspace(0.0, 1.0, points)) * reached[-1], reached, ends)
+    return xp.concatenate([xp.zeros(1), epsilons[1:-1], xp.reshape(end, (1,))])
 
 
 def log_weights(grid: Any, first: Any, logs: Any, z: Any) -> Any:
-    """z epsilon + log delta on a grid, less the largest of them, from upper bounds of log delta on the first grid."""
+    """z epsilon + log delta on a grid, minus its maximum; logs: upper bounds of log delta on the grid ``first``."""
     weights = xp.interp(grid, first, xp.maximum(chorded(first, xp.cummin(logs)), -1e300)) + z * grid
     return weights - xp.max(weights)
 
@@ -263,44 +266,45 @@ def _values(logs: Any, sign: float) -> Any:
 
 
 def masses_below(grid: Any, delta: Bounds) -> Any:
-    """Masses under Q at the right ends of cells whose profile is nowhere above the true one.
+    """Masses under Q at the right ends of cells, of a profile that is nowhere above the true profile.
 
-    delta: bounds of log delta.
+    delta: bounds of log delta on the grid.
     """
     upper = _values(xp.cummin(delta.upper), 1.0)
-    lower = _values(xp.cummax(delta.lower[::-1])[::-1], -1.0)  # the truth is nonincreasing
+    lower = _values(xp.cummax(delta.lower[::-1])[::-1], -1.0)  # the true delta is nonincreasing
     width = grid[1:] - grid[:-1]
-    some = width > 0
-    width = xp.where(some, xp.exp(grid[:-1]) * xp.expm1(width), 1.0)
-    place = xp.arange(some.shape[0])
-    # By convexity the slope in a cell lies between those of the cells left and right of it; outermost: -1 and 0.
+    has_width = width > 0
+    width = xp.where(has_width, xp.exp(grid[:-1]) * xp.expm1(width), 1.0)
+    place = xp.arange(has_width.shape[0])
+    # By convexity the slope in a cell is between the slopes of the next cells left and right; at the ends: -1 and 0.
     none = xp.full(1, -1)
-    left = xp.concatenate([none, xp.cummax(xp.where(some, place, -1))[:-1]])
+    left = xp.concatenate([none, xp.cummax(xp.where(has_width, place, -1))[:-1]])
     right = xp.concatenate(
-        [xp.cummin(xp.where(some, place, place.shape[0])[::-1])[::-1][1:], place.shape[0] + 1 + none]
+        [xp.cummin(xp.where(has_width, place, place.shape[0])[::-1])[::-1][1:], place.shape[0] + 1 + none]
     )
     least = xp.where(left >= 0, ((lower[1:] - upper[:-1]) / width)[xp.maximum(left, 0)], -1.0)
     after = ((upper[1:] - lower[:-1]) / width)[xp.minimum(right, place.shape[0] - 1)]
     most = xp.where(right < place.shape[0], after, 0.0)
-    # how far the corner of the two lines through the chord's ends lies below the chord
+    # Lines of slopes least and most through the chord's ends meet in a corner, this far below the chord:
     chord = (lower[1:] - lower[:-1]) / width
     falls, rises = xp.maximum(chord - least, 0.0), xp.maximum(most - chord, 0.0)
     total = xp.where(falls + rises > 0, falls + rises, 1.0)
-    deep = xp.where(some, falls * rises / total * width, 0.0) * (1 + 1e-12) + 16 * ULP * (upper[:-1] + upper[1:])
-    nothing = xp.zeros(1)
-    value = lower - xp.maximum(xp.concatenate([deep, nothing]), xp.concatenate([nothing, deep]))
-    # Next to a value below 0 the profile may be 0 in all of a cell, where a chord to a value raised to 0 is not.
-    beside = xp.concatenate([value[1:] < 0, xp.full(1, False)])
-    value = xp.where(beside, 0.0, xp.maximum(value, 0.0))
+    deep = xp.where(has_width, falls * rises / total * width, 0.0) * (1 + 1e-12) + 16 * ULP * (upper[:-1] + upper[1:])
+    zero = xp.zeros(1)
+    value = lower - xp.maximum(xp.concatenate([deep, zero]), xp.concatenate([zero, deep]))
+    # A negative value is raised to 0. Left of it the true profile may be 0 in the whole cell, and a chord to the raised
+    # value would be above it: so the value at the other end of this cell becomes 0, too.
+    left_of_negative = xp.concatenate([value[1:] < 0, xp.full(1, False)])
+    value = xp.where(left_of_negative, 0.0, xp.maximum(value, 0.0))
     slope = xp.minimum(hull_slopes(grid, value), 0.0)
     following = xp.concatenate([slope[1:], xp.zeros(1)])
     return xp.maximum(following - slope + _CHARGE * (slope + following), 0.0)
 
 
 def hull_slopes(grid: Any, value: Any) -> Any:
-    """Slopes in e^epsilon, cell by cell, of the largest convex function below the values.
+    """Slopes in e^epsilon, for every cell, of the largest convex function below the values.
 
-    The largest over the points left of the cell of the least slope from there to a point right of it.
+    The slope of a cell is the maximum over points i left of it of the minimum over points j right of it of slope(i, j).
     """
     place = xp.arange(grid.shape[0])
     width = xp.exp(grid[:, None]) * xp.expm1(xp.maximum(grid[None, :] - grid[:, None], 0.0))
@@ -311,9 +315,9 @@ def hull_slopes(grid: Any, value: Any) -> Any:
 
 
 def _within_one(losses: Any, sides: list[Any]) -> list[Any]:
-    """The masses under Q, lowered at the smallest losses until the law of the loss has a total mass of at most 1.
+    """Masses under Q of the pair and of its swap (sides), reduced at the smallest losses to a total mass of at most 1.
 
-    Its mass under P is the sum of mass e^loss over one side and of mass over the other. Less mass lowers the profile.
+    The total mass under P is sum(mass e^loss) of one side plus sum(mass) of the other. Less mass means a lower profile.
     """
     total = [xp.sum(mass) for mass in sides]
     room = (1 - xp.maximum(*(xp.sum(mass * xp.expm1(losses)) for mass in sides))) * (1 - 1e-12)
@@ -323,13 +327,13 @@ def _within_one(losses: Any, sides: list[Any]) -> list[Any]:
 
 
 def log_lower_masses(grid: Any, delta: Bounds, turned: Bounds) -> Any:
-    """Log masses under Q at grid[1:], of a pair and of its swap, whose profiles are at most those known by bounds.
+    """Log masses under Q at grid[1:] of a dominated pair and of its swap, shape (2, cells).
 
-    delta: bounds of log delta; turned: of that of the swapped pair.
+    delta: bounds of log delta of the true pair on the grid. turned: the same for the swap of the true pair.
     """
     losses = grid[1:]
     sides = _within_one(losses, [masses_below(grid, each) for each in (delta, turned)])
-    at_zero = [xp.sum(mass * xp.expm1(losses)) for mass in sides]  # equal for a pair
+    at_zero = [xp.sum(mass * xp.expm1(losses)) for mass in sides]  # these two must be equal
     least = xp.minimum(*at_zero) * (1 - 1e-12)
     shares = [xp.where(total > 0, least / xp.where(total > 0, total, 1.0), 0.0) for total in at_zero]
     masses = xp.stack([mass * share for mass, share in zip(sides, shares, strict=True)])
@@ -338,14 +342,14 @@ def log_lower_masses(grid: Any, delta: Bounds, turned: Bounds) -> Any:
 
 
 def lower_pair(grid: Any, z: Any, delta: Bounds, turned: Bounds) -> tuple[Any, Any, Any]:
-    """(losses, log masses under P, 0) of a pair whose profile is at most that of a pair known by bounds on a grid.
+    """(losses, log masses under P, mass at infinity 0) of a pair that the true pair dominates.
 
-    delta, turned: as for `log_lower_masses`. Of the two orders of the pair the one is taken whose moment at the tilt z
-    is larger: x and x' may be exchanged in each round.
+    delta, turned: see `log_lower_masses`. The result is the pair or its swap, whichever has the larger moment at the
+    tilt z: x and x' may be exchanged in each round.
     """
     losses, logs = grid[1:], log_lower_masses(grid, delta, turned)
     larger = xp.logsumexp(logs + (1 + z) * losses, axis=1)
     smaller = xp.logsumexp(logs - z * losses, axis=1)
     forward = xp.logaddexp(larger[0], smaller[1]) >= xp.logaddexp(larger[1], smaller[0])
-    one, other = xp.where(forward, logs, logs[::-1])
-    return joined(losses, one, other, xp.zeros(()), -1.0)
+    mass, swapped = xp.where(forward, logs, logs[::-1])
+    return joined(losses, mass, swapped, xp.zeros(()), -1.0)
