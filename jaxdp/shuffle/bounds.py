@@ -38,12 +38,12 @@ _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over coun
 # Three cases: two outcomes and few points in a call, two outcomes and many points, more outcomes.
 _STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0, 40000.0), (30.0, 2.0, 400.0)
 _SLACK = 2e-13  # rounding of log delta and of its target
-_FAR = 700.0  # largest epsilon for e^epsilon; the delta of one user is no larger beyond
+_FAR = 700.0  # largest epsilon at which `Sum.single` is computed; for larger epsilons it is no larger
 _TRACED_NODES = 1024  # leaves bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
 def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, epsilon: Any) -> Evaluation:
-    """Bounds of log delta; its log, as delta may be far below the smallest double; -inf where delta is 0."""
+    """Bounds of log delta (delta itself may be far below the smallest double); -inf where delta is 0."""
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
@@ -175,7 +175,7 @@ def _patience_at_13(made: Law, *_: Any) -> int:
 
 
 def _patience_at_nodes(made: Law, *rest: Any) -> int:
-    """Points that NumPy evaluates in the 3 s of compiling; large batches on a CPU get 10 s: programs are no faster."""
+    """Points that NumPy evaluates in 3 s, as long as compiling; in 10 s on a CPU for many: programs are no faster."""
     seconds = 10.0 if many(made) and platform() == "cpu" else 3.0
     return int(np.clip(seconds / _seconds_at_nodes(made, rest[-1]), 1, 2**16))
 
@@ -200,6 +200,7 @@ def _is_short(made: Law, nodes: Any) -> bool:
 
 
 def _alive_at_nodes(made: Law, *_: Any) -> int:
+    """`working_set` of 13 nodes: float64 numbers held in memory for one point."""
     return 64 * max(made.first.shape[-1], 8)
 
 
@@ -227,9 +228,8 @@ _SOURCES = {
         of_search=10_000,
     ),
     "counts": (counts_log_delta, counts_epsilon),
-    "every count": _pair(
-        every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2
-    ),  # never compiled: each number of users would need a program
+    # never compiled: each number of users would need a program
+    "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),
     "two": _pair(two_point.evaluate, 256, (patience(2048, 16384), patience(512, 2048)), (512, 512)),
 }
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
@@ -307,8 +307,8 @@ def bounds(
     """Bounds of "delta", "log_delta" or "epsilon" (verb) for every row of a batch of laws, NumPy in and out.
 
     gap: tolerance, for all rows or for each: the relative gap of the bounds at which work stops (log_delta: the gap).
-    most: largest number of nodes of a sum; 0 means 13 nodes only. group: None, or a sorted number from 0 on for each
-    row; the caller uses only the largest bounds of the rows with one number, so other rows may stay wide.
+    most: largest number of nodes of a sum; 0 means 13 nodes only. group: None, or for each row the number of its group
+    (0, 1, ..., sorted). Only the largest bounds of each group matter then, so other rows may stay wide.
     """
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most, group))
@@ -327,7 +327,7 @@ def bounds(
             lower[places] = np.fmin(np.fmax(lower[places], more.lower), upper[places])
 
     def wide() -> np.ndarray:
-        """Mask of the rows whose gap is too large and whose upper bound exceeds all lower bounds of the group."""
+        """Mask of the rows whose upper bound exceeds the largest lower bound of their group by more than gap."""
         best = lower if group is None else largest_of_group(lower, group)[group]
         return (_gaps(verb, best, upper) > gap) & (upper > best)
 

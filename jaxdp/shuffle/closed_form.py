@@ -1,4 +1,4 @@
-"""Published closed forms: FMT 2021 Theorem 3.1 (any randomizer) and Corollary 4.2 (k-ary randomized response)."""
+"""Closed forms of Feldman, McMillan, Talwar 2021: Theorem 3.1 (any randomizer), Corollary 4.2 (k-ary response)."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ from jaxdp.shuffle.tilted_sum import Sum, Tilt, known, log_moment, saddle, sum_a
 # sigma is the standard deviation of the tilted sum.
 NODES = 12  # nodes off the real axis; node 0 is on it
 LAST_NODE = 8.2  # t of the last of these nodes, times sigma
-_ROUNDING = (
-    1e-14  # error of the sum over its moduli, for each unit of 1 + 2 |K| + |log_factor|; at most half was measured
-)
+_ROUNDING = 1e-14  # error relative to the sum of moduli, for each unit of 1 + 2 |K| + |log_factor|; half was measured
 _UNIT = 1.5e-15  # 13 ULP: error of the phase and log modulus of one node, relative to the terms they are made from
 _X0 = 0.125  # distance from a multiple of pi within which an angle belongs to a peak, see `peak_bounds`
 _RHO = (math.sin(2 * _X0) / (2 * _X0)) ** 2  # sin(v)^2 >= _RHO v^2 for |v| <= 2 _X0
@@ -121,12 +119,12 @@ class _Alias(NamedTuple):
     bound: Any
 
 
-_FEW_SHIFTS = np.array([4.6, 9.2])  # |abscissa - c| sigma, for nearly normal sums
+_FEW_SHIFTS = np.array([4.6, 9.2])  # distances of the abscissae from c, times sigma, for nearly normal sums
 _SHIFTS = 10 * 0.25 ** np.arange(8)  # the same for all other sums
 
 
 def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False) -> tuple[Any, Any, Any]:
-    """Bounds of the alias terms for each period: (right terms, left terms, left terms less their known part).
+    """Bounds of the alias terms for each period: (right terms, left terms, left terms without their known part).
 
     few: whether the few abscissae are used that a nearly normal sum needs.
     """
@@ -140,7 +138,7 @@ def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
     bound = xp.where(xp.isnan(bound), xp.inf, bound) * (1 + 1e-9)
     bounded = (points > c, (points > 0) & (points < c), points < 0)
-    right, plain, remainder = (xp.min(xp.where(some, bound, xp.inf), axis=-1) for some in bounded)
+    right, plain, remainder = (xp.min(xp.where(mask, bound, xp.inf), axis=-1) for mask in bounded)
     return xp.where((variance == 0) & (periods >= s.users * xp.max(s.x)), 0.0, right), plain, remainder
 
 
@@ -222,7 +220,7 @@ class _Windows(NamedTuple):
 
 
 def windows_of(s: Sum, t: Tilt, h: Any, nodes: Any) -> _Windows:
-    """The windows for the pair of heavy atoms with the least bound ``beyond`` (notebooks/proofs/shuffle.md, 7)."""
+    """The windows for the pair of heavy atoms with the closest bounds (notebooks/proofs/shuffle.md, section 7)."""
     x, w = _atoms(s, t)
     largest = xp.argsort(-w)[:5]
     x, w = x[largest], w[largest]
@@ -308,8 +306,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     t = known(s, saddle(s))
     h = LAST_NODE / (NODES * t.deviation)
     small = NODES * h <= 1  # then all angles |x t| are at most 1, because |x| <= 1; else there is no bound
-    h_or_1 = xp.where(small, h, 1 / NODES)
-    sums = nodes_of(s, t, h_or_1, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
+    safe_h = xp.where(small, h, 1 / NODES)
+    sums = nodes_of(s, t, safe_h, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
     sums = jax.tree_util.tree_map(lambda a: a[0], sums)
     tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()), few=True)
@@ -331,7 +329,7 @@ def evaluate_long(law: Law, users: Any, epsilon: Any, most_nodes: Any, moved: Su
 
     most_nodes may be traced. The nodes stand in windows, see `_Windows`. If the nodes left out may add too much, a
     Gaussian sG, G standard, is added: U_s = E[(S + sG)_+] is convex in s, so 2 U_s - U_2s <= E[S_+] <= U_s. moved:
-    None, or derivatives of the sum by a parameter other than epsilon (x, mass, certain); slope is then by it, too.
+    None, or derivatives of x, mass and certain by another parameter than epsilon; the slope is then by it, too.
     """
     s = sum_at(law, users, epsilon)
     if moved is not None:

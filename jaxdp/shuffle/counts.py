@@ -1,8 +1,8 @@
-r"""E[S_+], S = X_1 + ... + X_n, as a sum over the number of reports of each outcome: for laws that nodes leave wide.
+r"""E[S_+], S = X_1 + ... + X_n, summed over the numbers of reports of each outcome, where contour bounds are wide.
 
 Outcomes 0 and 1 mirror each other: their masses are equal and X_0 > 0 > X_1. J of the n reports have one of the two. C,
-D and R reports have the (up to three) other outcomes, whose X are at most 0. Let x be the least number of reports of
-outcome 0 that makes S positive, b = P[Bin(J-1, 1/2) = x-1] and T = P[Bin(J-1, 1/2) >= x]. The terms are
+D and R reports have the others (up to three, X = 0 included), whose X are at most 0. Let x be the least number of
+reports of outcome 0 that makes S positive, b = P[Bin(J-1, 1/2) = x-1] and T = P[Bin(J-1, 1/2) >= x]. The terms are
 
     P[J, C, D, R] (b (J X_0 + Z)/2 - T (J kappa - Z)),   Z = C X_C + D X_D + R X_R <= 0,  kappa = -(X_0 + X_1)/2.
 
@@ -64,7 +64,8 @@ def _window(n: Any, share: Any, rest: Any) -> _Window:
 class _Step(NamedTuple):
     """State of the sum over J in each lane, that is for each pair (C, D).
 
-    pmf is b, tail is T, doubt bounds the error of tail. All three are for the next J and contain P[J, C, D, R].
+    pmf is b, tail is T, doubt bounds the error of tail; all three are for the next J, times P[J, C, D, R], and scaled
+    so that pmf starts at e^-_ROOM.
     """
 
     pairs: Any  # the next J
@@ -147,11 +148,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
             following = _Step(step.pairs - depth, after[:, -1], pmf[:, -1], tail[:, -1], doubt[:, -1], step.sums)
             pmf, tail, doubt = (xp.where(live, a[:, :-1], 0.0) for a in (pmf, tail, doubt))
             weight = kappa * pairs + taken
-            others_velocity = fixed_velocity[:, None] + velocity[0] * (reports[:, None] - pairs)
+            z_velocity = fixed_velocity[:, None] + velocity[0] * (reports[:, None] - pairs)
             gain, loss = 0.5 * pmf * (pairs - taken), tail * weight
-            slope = 0.5 * pmf * (top_velocity * pairs + others_velocity) + tail * (
-                pair_velocity * pairs + others_velocity
-            )
+            slope = 0.5 * pmf * (top_velocity * pairs + z_velocity) + tail * (pair_velocity * pairs + z_velocity)
             parts = xp.stack([gain - loss, slope, 0.5 * pmf * (pairs + taken) + loss, doubt * weight])
             return following._replace(sums=step.sums + xp.sum(parts, axis=2))
 

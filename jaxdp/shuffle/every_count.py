@@ -21,7 +21,7 @@ from jaxdp.shuffle.law import Law
 from jaxdp.shuffle.tilted_sum import sum_at
 
 MOST_WAYS, MOST_IN_ALL = 60_000, 100_000_000
-"""Ways of the larger half up to which this is cheaper than sums over nodes; counts in all rows, some seconds' work."""
+"""Most ways of the larger half (with more ways nodes are cheaper); most counts in all rows (some seconds)."""
 _UNDERFLOW = 1e-300  # upper bound of the sum of all terms that underflow
 
 
@@ -51,7 +51,7 @@ def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
-    """Bounds of log delta(epsilon); of: the users once more, as a static value, because array sizes depend on them."""
+    """Bounds of log delta(epsilon); of: users and outcomes with mass, static because array sizes depend on them."""
     s = sum_at(law, users, epsilon)
     places = np.array(of.places)
     x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))

@@ -123,9 +123,9 @@ def masses_of_falls(falls: Any) -> Any:
 
 
 def log_upper_masses(grid: Any, logs: Any) -> Any:
-    """Log masses under Q at grid[1:] of a profile that is nowhere below e^logs and linear in e^epsilon between points.
+    """Log masses under Q at grid[1:] of a profile above every convex profile that is at most e^logs on the grid.
 
-    The delta of the last point is not included: the caller makes it mass at infinity.
+    It is linear in e^epsilon between points. The delta of the last point is left to the caller as mass at infinity.
     """
     logs = chorded(grid, xp.cummin(logs))
     # A convex function that is nowhere smaller: each slope is made at least as steep as all slopes on its right.
@@ -133,9 +133,10 @@ def log_upper_masses(grid: Any, logs: Any) -> Any:
 
 
 def upper_pair(grid: Any, logs: Any) -> tuple[Any, Any, Any]:
-    """(losses, log masses under P, mass at infinity) of a symmetric pair whose profile is at least e^logs on the grid.
+    """(losses, log masses under P, mass at infinity) of a symmetric pair that dominates the round.
 
-    grid: increasing epsilons from 0. logs: upper bounds of log delta. The least delta becomes mass at infinity.
+    grid: increasing epsilons from 0. logs: upper bounds of the round's log delta in both orders; the least of them
+    becomes the mass at infinity.
     """
     mass = log_upper_masses(grid, logs)
     last = xp.min(logs)
@@ -197,7 +198,7 @@ def upper_pair_slopes(grid: Any, logs: Any, made: tuple[Any, Any, Any], slopes: 
 
 
 def tilt(grids: Any, logs: Any, turned: Any, times: Any, log_delta: Any, epsilon: Any) -> tuple[Any, Any]:
-    """(z, log delta): the tilt z where the Chernoff bound of a composition is least, and the log delta of it.
+    """(z, log delta): the tilt z where the Chernoff bound of a composition is least, and its log delta.
 
     grids, logs, turned: (rounds, points), the first grids and upper bounds of log delta on them, of each round and of
     its swap. times: (rounds,), how often each round is composed. Either log_delta or epsilon is the target, the other
@@ -292,8 +293,8 @@ def masses_below(grid: Any, delta: Bounds) -> Any:
     deep = xp.where(has_width, falls * rises / total * width, 0.0) * (1 + 1e-12) + 16 * ULP * (upper[:-1] + upper[1:])
     zero = xp.zeros(1)
     value = lower - xp.maximum(xp.concatenate([deep, zero]), xp.concatenate([zero, deep]))
-    # A negative value is raised to 0. Left of it the true profile may be 0 in the whole cell, and a chord to the raised
-    # value would be above it: so the value at the other end of this cell becomes 0, too.
+    # Negative values are raised to 0. A chord from a positive value on the left to a raised one could be above the true
+    # profile: so the value on the left becomes 0, too.
     left_of_negative = xp.concatenate([value[1:] < 0, xp.full(1, False)])
     value = xp.where(left_of_negative, 0.0, xp.maximum(value, 0.0))
     slope = xp.minimum(hull_slopes(grid, value), 0.0)

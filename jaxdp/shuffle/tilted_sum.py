@@ -56,8 +56,8 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
     gives_away = ~live & (excess > 0)
     x = xp.where(live, excess / base, 0.0)
     scale = xp.stop_gradient(xp.maximum(xp.max(xp.abs(x)), NEXT_TO_ZERO))
-    # E X in closed form keeps its digits for many users. If a table's entries are rounded by more than its sum of atoms
-    # is, E X is that sum.
+    # E X in closed form keeps its digits for many users. Where it differs from the sum over atoms by more than rounding
+    # of the sum explains (tables with rounded entries), E X is that sum.
     mean = -xp.expm1(epsilon) - xp.sum(xp.where(live, 0.0, excess))
     parts = xp.where(live, excess, 0.0)
     apart = xp.abs(mean - xp.sum(parts)) > _AGREEING * xp.sum(xp.abs(parts))
