@@ -89,8 +89,8 @@ def chorded(grid: Any, logs: Any) -> Any:
             log_expm1(before) + logs[right], before + log_expm1(after) + xp.where(between, logs[left], 0.0)
         )
         chord = chord - log_expm1(whole)
-        units = xp.abs(chord) - xp.log(whole)
-        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + units)), logs)
+        size_of = xp.abs(chord) - xp.log(whole)
+        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
 
     return xp.fori_loop(0, spans.shape[0], lower, logs)
 
