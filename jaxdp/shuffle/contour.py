@@ -37,7 +37,7 @@ _NODES_A_PERIOD = 1.5  # least number of nodes for each sigma of a period longer
 _ALIAS = 2e4  # no longer period is chosen if the relative size of the alias terms is below _ALIAS / nodes^3
 _DECAY = 25.0  # nats by which the bound of |phi|^n has fallen at the edge of a window
 _WIDTH = 8.5  # standard deviation of an added Gaussian, times t of the last node: its factor there is e^-36
-_BLUR = 6e-15  # relative error of an atom
+_BLUR = 6e-15  # relative error of an atom; also bounds the absolute error, as |x| <= 1
 
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))  # of 6 (sin u - u)/u^3 in u^2
 
