@@ -18,7 +18,8 @@ SCHEMA = 1
 """Version number of the JSON format. A release reads its own format and all formats with smaller numbers."""
 
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-_OTHER_MODULES = ("jaxdp.diffusion", "jaxdp.training")  # they define records; `import jaxdp` does not load them
+# Modules with records that `import jaxdp` does not load.
+_OTHER_MODULES = ("jaxdp.diffusion", "jaxdp.interop", "jaxdp.training")
 
 
 def to_json(mechanism: Mechanism) -> str:

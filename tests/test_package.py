@@ -30,6 +30,17 @@ def test_subject_modules_are_attributes_without_an_import_of_their_own():
     assert run_python(code).split() == [f"jaxdp.{name}" for name in SUBJECTS]
 
 
+@pytest.mark.slow
+def test_a_fresh_process_reads_the_json_of_every_record():
+    code = (
+        "import jaxdp, pkgutil; from jaxdp.serialization import records_by_name; known = set(records_by_name());"
+        "[__import__(m.name) for m in pkgutil.walk_packages(jaxdp.__path__, 'jaxdp.') if '__main__' not in m.name];"
+        "print(len(known), *set(records_by_name()) - known)"
+    )
+    number, *unknown = run_python(code).split()
+    assert int(number) > 30 and unknown == []
+
+
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nonsense"):
         jaxdp.nonsense  # noqa: B018

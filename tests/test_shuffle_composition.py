@@ -378,6 +378,28 @@ def test_calibration_over_the_local_epsilon_with_a_local_delta_is_monotone():
     assert 4.5 < value < 6 and 0.299 < jaxdp.epsilon(make(value), 1.28e-5) <= 0.3
 
 
+@pytest.mark.slow
+def test_a_closed_form_that_one_report_alone_caps_has_the_derivatives_of_the_cap():
+    def epsilon(eps0, delta):
+        return jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), 50, bound="closed_form"), delta)
+
+    with jax.enable_x64(True):
+        by_eps0, by_delta = jax.grad(epsilon, argnums=(0, 1))(1.0, 1e-2)
+    h = 1e-4
+    assert float(by_eps0) == pytest.approx((epsilon(1 + h, 1e-2) - epsilon(1 - h, 1e-2)) / (2 * h), rel=1e-6)
+    assert float(by_delta) == pytest.approx((epsilon(1.0, 1e-2 + h) - epsilon(1.0, 1e-2 - h)) / (2 * h), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_epsilon_that_stays_at_the_local_one_moves_with_it_and_not_with_delta():
+    def epsilon(eps0, delta):
+        return jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0, 1e-6), 3), delta)
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(epsilon, argnums=(0, 1))(1.0, 1e-6)
+    assert epsilon(1.0, 1e-6) == 1.0 and np.asarray(slopes).tolist() == [1.0, 0.0]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("eps0", "local"), [(0.9, 1.9e-9), (5.0, 1.9e-9), (0.9, 1e-6)])
 def test_the_derivative_of_a_round_with_a_local_delta_is_that_of_its_best_weaker_guarantee(eps0, local):

@@ -171,6 +171,21 @@ def test_rounding_is_charged_to_every_step_also_where_the_example_is_absent():
     assert exact.after(100).mu < charged.after(100).mu < exact.after(100).mu * 1.01
 
 
+@pytest.mark.parametrize("dimension", [1, 2, 3, 100, 10_000])
+def test_an_update_in_float32_is_as_close_as_float32_rounding_says(dimension):
+    rng, sgd, worst = np.random.default_rng(dimension), make(radius=1.0), 0.0
+    for size in 10.0 ** rng.uniform(-1, 2, 200):
+        start, step = rng.normal(size=(2, dimension)).astype(np.float32)
+        start /= np.linalg.norm(start) * np.float32(1.0001)
+        step *= np.float32(size)
+        after = sgd._project(start - np.float32(0.3) * step, None)
+        found = start + (np.asarray(after) - start)
+        exact = start.astype(float) - float(np.float32(0.3)) * step.astype(float)
+        exact *= min(1.0, 1 / np.linalg.norm(exact))
+        worst = max(worst, np.linalg.norm(found - exact))
+    assert 1e-8 < worst < float32_rounding(dimension, 1.0)
+
+
 def test_the_float32_step_is_below_the_stated_one_and_the_noise_above():
     for value in (0.1, 0.7, 1 / 3, 2 / 3, 1e-3, 0.5):
         assert (

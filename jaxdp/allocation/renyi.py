@@ -24,7 +24,7 @@ _REACH = 13.0  # the nodes in x extend this far below 0 and above s, in standard
 # Nodes in x; points of the search for the largest term of the sum over w; index of the largest of this sum's 256 terms.
 _NODES, _PLACES, _PEAK = 512, 64, 136
 _AROUND = np.arange(256) - float(_PEAK)
-_LOG_TAIL = -88.0  # log P[x > 13]
+_LOG_TAIL = -87.98  # at least log P[x > 13] = -87.9897
 _LARGEST_SCALE = 5.0  # for larger s the quadrature error in x is too large, and hiding the step hardly helps
 _ROUNDING = 1e-12  # bound of the rounding of the log of a transform, whose exponents are at most 80
 _SMALL = 0.5  # u/T up to which the excess of the transform over e^{-u/T} is summed

@@ -13,7 +13,8 @@ from jaxdp.cli import commands, grids, mechanisms
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit status: 0; 2 for bad input, with one sentence on standard error; 130 when interrupted."""
     argv = sys.argv[1:] if argv is None else argv
-    named = next((word for word in argv[1:] if word in mechanisms.MECHANISMS), None)
+    words = zip(argv, argv[1:], strict=False)
+    named = next((word for before, word in words if word in mechanisms.MECHANISMS and before != "--from"), None)
     argv = _with_negative_values([_spelled(word) for word in argv])
     options = [word.partition("=")[0] for word in argv]
     wrong = ""

@@ -161,8 +161,18 @@ def _point(verb: str, mechanism: Shuffled, target: Any, leaky: bool) -> Bounds:
 
 def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -> Any:
     """Estimate of log delta by the bound in use: accurate, differentiable in randomizer and epsilon, not certified."""
-    if not leaky:
-        return _log_delta_parts(mechanism, epsilon)[0]
+    capped = leaky or mechanism.chosen_bound() == "closed_form"  # as `_upper` caps the bound by that of `alone`
+    best = _best_log_delta(mechanism, epsilon) if leaky else _log_delta_parts(mechanism, epsilon)[0]
+    if not capped:
+        return best
+    eps0 = mechanism.max_loss()
+    alone = xp.log(approximate.alone("delta", eps0, mechanism.local_delta(), epsilon))
+    # At epsilon = eps0 delta stops falling. There epsilon has slope 1 by eps0 and 0 by delta: log delta is infinite.
+    return xp.where(epsilon == eps0, xp.inf + (eps0 - epsilon), xp.minimum(best, alone))
+
+
+def _best_log_delta(mechanism: Shuffled, epsilon: Any) -> Any:
+    """Log delta, the additive term included, of the best of the weaker local guarantees."""
 
     def central(by: Any, epsilon: Any) -> Any:
         return xp.exp(_log_delta_parts(mechanism.weaker(by), epsilon)[0])
@@ -174,10 +184,7 @@ def log_delta_estimate(mechanism: Shuffled, epsilon: Any, leaky: bool = False) -
     local: Any = mechanism.randomizer
     # If by > 0, the best bound depends on epsilon + by only: it does not change with the local epsilon.
     fixed = dataclasses.replace(local, epsilon=xp.where(by > 0, xp.stop_gradient(local.epsilon), local.epsilon))
-    best = _log_delta_parts(dataclasses.replace(mechanism, randomizer=fixed).weaker(by), epsilon)
-    alone = xp.log(approximate.alone("delta", local.epsilon, local.delta, epsilon))
-    level = local.epsilon - epsilon  # at epsilon = eps0 delta stops falling: 0 there, with the slopes of eps0 - epsilon
-    return xp.where(epsilon == local.epsilon, level, xp.minimum(xp.logaddexp(*best), alone))
+    return xp.logaddexp(*_log_delta_parts(dataclasses.replace(mechanism, randomizer=fixed).weaker(by), epsilon))
 
 
 def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
@@ -185,7 +192,6 @@ def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
     users, eps0 = xp.stop_gradient(mechanism.num_users), mechanism.max_loss()
     if mechanism.chosen_bound() == "closed_form":
         clean = closed_form.clones_closed_form_log_delta(eps0, mechanism.num_users, epsilon)
-        clean = xp.where(epsilon < eps0, clean, eps0 - epsilon)  # else epsilon = eps0: a level set
     else:
         laws = upper_laws.point(mechanism)
         clean = xp.max(xp.vmap(lambda made: bounds.log_delta_by_nodes(made, users, epsilon))(laws))
