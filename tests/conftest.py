@@ -14,7 +14,8 @@ from jax._src import compiler  # programs that are not ours: no public name sets
 
 from jaxdp.runtime import backend, precision
 
-# What the tests compile under their own jit is refused otherwise. (An empty XLA_FLAGS leaves it so.)
+# Later jaxlibs miscompile plain programs, and a verb under a test's own jit is then refused: CURE avoids that.
+# A value of XLA_FLAGS that is set already stays. .ci/run sets it to "" to test the refusal.
 RELEASE = tuple(map(int, jax.lib.__version__.split(".")[:3]))
 if RELEASE > (0, 10, 1):
     os.environ.setdefault("XLA_FLAGS", backend.CURE)
@@ -23,7 +24,7 @@ if RELEASE > (0, 10, 1):
 # promote internally, and are not ours to fix.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tracing makes millions of objects that live on: to search them for cycles was a fifth of its time.
+# Tracing makes millions of long-lived objects: searching them for cycles at the default rate takes a fifth of its time.
 gc.set_threshold(100_000, 50, 100)
 
 # No deadline: the first example of a property compiles.
@@ -31,11 +32,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 OPTIONS = backend.CPU_OPTIONS
-# To split a program for threads to compile takes a sixth longer in all.
+# Splitting a program among compiling threads costs a sixth more CPU time in all: it is not split.
 QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 
 
-CACHED_FROM = 0.03  # seconds of compiling: reading a program takes a few milliseconds
+CACHED_FROM = 0.03  # seconds: programs that compile faster are not cached; reading one takes a few milliseconds
 
 
 def pytest_configure(config):
@@ -58,20 +59,20 @@ BUDGETS = json.loads((pathlib.Path(__file__).parent / "data" / "time_budgets.jso
 
 
 def _cpu_seconds():
-    """Of this process, its threads and the processes it has waited for."""
+    """CPU seconds so far of this process, its threads and the child processes that it has waited for."""
     return sum(os.times()[:4])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item):
-    """Note when a test starts."""
+    """Note the CPU seconds at which a test starts."""
     item.stash[STARTED] = _cpu_seconds()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """Note what a test of `make test` took, its fixtures included."""
+    """Note the CPU seconds of a test and its fixtures; 0 for `thorough` tests, which the budgets leave out."""
     try:
         return (yield)
     finally:
@@ -95,7 +96,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def x64_flag_is_left_as_found():
-    """No verb, sweep or kernel may change the user's flag."""
+    """No verb, sweep or kernel may change the user's x64 flag."""
     before = jax.config.jax_enable_x64
     yield
     assert jax.config.jax_enable_x64 == before
@@ -103,14 +104,14 @@ def x64_flag_is_left_as_found():
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels_are_compiled_quickly(request):
-    """Without optimisation, to save time; those of files marked `as_users_compile` with the options that users get."""
+    """Compile without optimisation, to save time; files marked `as_users_compile` get the options that users get."""
     quick = request.node.get_closest_marker("as_users_compile") is None
     _compile_with(QUICK_OPTIONS if quick else OPTIONS)
 
 
 @pytest.fixture
 def compiled_as_for_users():
-    """The options that users get for one test of a file whose other tests are compiled quickly."""
+    """Compile one test with the options that users get, in a file whose other tests are compiled quickly."""
     before = backend.CPU_OPTIONS
     _compile_with(OPTIONS)
     yield
@@ -119,7 +120,7 @@ def compiled_as_for_users():
 
 @pytest.fixture
 def compiled_quickly():
-    """Without optimisation for one test of a file whose other tests are compiled as for users."""
+    """Compile one test without optimisation, in a file whose other tests are compiled as for users."""
     before = backend.CPU_OPTIONS
     _compile_with(QUICK_OPTIONS)
     yield
@@ -131,42 +132,42 @@ PLAIN = compiler.get_compile_options
 
 
 def _quick_plain(*args, env_options_overrides=None, **rest):
-    """For programs that are not ours: half the time of compiling."""
-    generator = FOR_LARGE if RELEASE < (0, 11) else {}  # later releases have one alone
+    """Compiler options of programs that are not jaxdp's; they halve the time of compiling."""
+    generator = FOR_LARGE if RELEASE < (0, 11) else {}  # jaxlib 0.11 and later have a single code generator
     quick = {"xla_cpu_parallel_codegen_split_count": 1, **generator}
     return PLAIN(*args, env_options_overrides={**quick, **(env_options_overrides or {})}, **rest)
 
 
-SET_ASIDE = weakref.WeakKeyDictionary()  # of each kernel: what it has compiled with the other options
+SET_ASIDE = weakref.WeakKeyDictionary()  # kernel: the programs that it has compiled with the other options
 
 
 def _compile_with(options):
     if backend.CPU_OPTIONS != options:
         backend.CPU_OPTIONS = options
-        jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of what is not ours
+        jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of other programs
         compiler.get_compile_options = _quick_plain if options is QUICK_OPTIONS else PLAIN
-        backend._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # quickly: small kernels too
+        backend._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # {}: small kernels get all options
         backend.compiler_options.cache_clear()
-        for one in list(precision.all_kernels):
-            one._jitted, SET_ASIDE[one] = SET_ASIDE.get(one, {}), one._jitted
+        for kernel in list(precision.all_kernels):
+            kernel._jitted, SET_ASIDE[kernel] = SET_ASIDE.get(kernel, {}), kernel._jitted
 
 
 @pytest.fixture(autouse=True)
 def the_first_points_are_numpys():
-    """In every test as in a new process, whatever tests before it have asked for."""
-    for one in precision.all_kernels:
-        one._answered.clear()
+    """NumPy answers the first points of every test, as in a new process, whatever earlier tests have asked for."""
+    for kernel in precision.all_kernels:
+        kernel._answered.clear()
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """All points by compiled programs."""
+    """Compiled programs answer all points; NumPy answers none."""
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_leave_room():
-    """They take memory maps, of which a process may have 65530; the kernels' own limit does not see users' jits."""
+    """Programs take memory maps (65530 a process). The kernels' own limit does not drop programs of the tests' jits."""
     yield
     if precision.memory_maps() > 0.3:
         precision.forget_compiled()

@@ -1,4 +1,4 @@
-"""Exact values that several files compare with: stored ones and closed forms."""
+"""Exact values that several test files compare with: golden files and closed forms."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from scipy import stats
 
 
 def stored(name):
-    """The cases of a file in tests/data."""
+    """The cases of a golden file in tests/data; its "about" says where the values come from."""
     return json.loads((pathlib.Path(__file__).parent / "data" / f"{name}.json").read_text())["cases"]
 
 
@@ -17,7 +17,7 @@ def column(cases, key):
 
 
 def hockey_stick(p, q, eps):
-    """H at e^eps of two vectors of masses."""
+    """Hockey-stick divergence of two vectors of masses at e^eps, for each eps."""
     return np.array([np.maximum(p - np.exp(e) * q, 0.0).sum() for e in np.ravel(eps)])
 
 

@@ -1,4 +1,4 @@
-"""Random allocation: exact values, published ones, sabotage of each error term, the edges of the range."""
+"""Random allocation: exact values, published values, sabotage of each error term, the edges of the range."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources.allocation import enclosing
 
 SMALL = bounds.EFFORTS[0]
-# (num_steps, noise_multiplier, epsilon of remove at delta 1e-6): independent methods agree on the digits shown
+# (num_steps, noise_multiplier, epsilon of "remove" at delta 1e-6). Independent methods agree on all digits shown.
 KNOWN = [
     (100, 1.0, 0.857985977),
     (1000, 2.0, 0.059231457),
@@ -28,7 +28,7 @@ KNOWN = [
     (100, 2.0, 0.204930415),
     (1e4, 2.0, 0.017062918),
 ]
-LAST_DIGIT = 6e-10
+LAST_DIGIT = 6e-10  # rounding of the last digit shown
 
 
 def allocation(num_steps, noise, times=1):
@@ -36,19 +36,19 @@ def allocation(num_steps, noise, times=1):
 
 
 def evaluated(steps, noise, epsilon, sign, effort=SMALL):
-    """(lower, upper) of delta by the contour alone, without a compiler."""
+    """(lower, upper) of delta from the contour and the jump bounds, by NumPy."""
     with on_host():
-        seen = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
-    return np.exp(seen.lower), np.exp(seen.upper)
+        found = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
+    return np.exp(found.lower), np.exp(found.upper)
 
 
 def jump_bounds(step):
-    """Bounds of delta by sums over one large step alone."""
+    """Bounds of delta from sums over one large step, without a contour."""
     return jumps.bracket(step, jumps.prepare(step), np.array([step.epsilon]))
 
 
 def two_steps(noise, epsilon, sign):
-    """Exact delta for T = 2: one integral of a call or put price over the other step's Y."""
+    """Exact delta for T = 2 (mpmath, 30 digits): E over one step's x of the price of a call or put on the other's Y."""
     mp = mpmath.mp
     with mpmath.workdps(30):
         s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
@@ -78,7 +78,7 @@ def test_known_epsilons_lie_in_the_bounds(steps, noise, exact):
 
 
 def test_where_one_step_decides_the_bounds_are_close_without_a_contour():
-    """(T 100, sigma 0.5): epsilon 6.39364 at delta 1e-6, to the digits shown."""
+    """T 100, sigma 0.5: epsilon at delta 1e-6 is 6.39364, exact to the digits shown."""
     with on_host():
         below, above = (jump_bounds(Step(100.0, 2.0, e, 1.0)) for e in (6.39363, 6.39366))
     assert below.lower > 1e-6 > above.upper
@@ -104,12 +104,12 @@ def test_two_steps_lie_in_the_bounds(noise, epsilon, sign):
     lower, upper = evaluated(2, noise, epsilon, sign)
     assert lower <= exact * (1 + 1e-12) and upper >= exact * (1 - 1e-12)
     with on_host():
-        known = jump_bounds(Step(2.0, 1 / noise, epsilon, sign))
-    assert known.lower <= exact * (1 + 1e-12) and known.upper >= exact * (1 - 1e-12)
+        by_jumps = jump_bounds(Step(2.0, 1 / noise, epsilon, sign))
+    assert by_jumps.lower <= exact * (1 + 1e-12) and by_jumps.upper >= exact * (1 - 1e-12)
 
 
 def test_sampled_epochs_agree():
-    """Importance sampling: own step from the first law; E[(1 - e^epsilon / mean Y)_+] under it."""
+    """Monte Carlo: delta = E_P[(1 - e^epsilon / mean Y)_+]; under P the person takes part in the first step."""
     steps, noise, epsilon, size = 20, 1.0, 0.5, 200_000
     rng = np.random.default_rng(1)
     x = rng.standard_normal((size, steps))
@@ -118,28 +118,28 @@ def test_sampled_epochs_agree():
     values = np.maximum(1 - np.exp(epsilon) / mean, 0.0)
     deviation = values.std() / np.sqrt(size)
     lower, upper = evaluated(steps, noise, epsilon, 1.0, bounds.EFFORTS[1])
-    # five deviations: one run in two million misses
+    # five standard errors: one seed in two million misses
     assert lower <= values.mean() + 5 * deviation and upper >= values.mean() - 5 * deviation
     assert upper - lower < deviation
 
 
 def test_directions_are_dual():
-    """delta of one direction at -epsilon from that of the other at epsilon."""
+    """delta of "add" at epsilon is 1 - e^epsilon + e^epsilon (delta of "remove" at -epsilon)."""
     m, epsilon = allocation(50, 1.5), 0.2
     add = jaxdp.delta_bounds(m, epsilon, relation="add")
-    turned = jaxdp.delta_bounds(m, -epsilon, relation="remove")
+    remove = jaxdp.delta_bounds(m, -epsilon, relation="remove")
     odds = np.exp(epsilon)
-    # the bounds of both enclose one number
-    assert 1 - odds + odds * turned.lower <= add.upper * (1 + 1e-12)
-    assert 1 - odds + odds * turned.upper >= add.lower * (1 - 1e-12)
+    # both intervals enclose this number, so they overlap
+    assert 1 - odds + odds * remove.lower <= add.upper * (1 + 1e-12)
+    assert 1 - odds + odds * remove.upper >= add.lower * (1 - 1e-12)
     assert add.upper - add.lower < 1e-6 * add.upper
 
 
 def put_by_inversion(steps, noise, epsilon):
     """Exact delta of "add": the inverse Laplace transform of E[e^{-uY}]^T/u^2, in extended precision (x86).
 
-    The trapezoidal sum in x is exact to the last digit (the integrand is entire), that in t has period P, and what the
-    period adds is e^{-cP} times a value below T.
+    The trapezoidal sum over x is exact to the last digit, because the integrand is entire. The sum over t has period P;
+    its aliasing error is e^{-cP} times a value below T.
     """
     wide = np.longdouble
     s, pi = 1 / wide(noise), np.arccos(wide(-1))
@@ -166,7 +166,7 @@ def put_by_inversion(steps, noise, epsilon):
 
 
 def random_points(count):
-    """Points from the bulk and the tails, in which the inversion above needs few nodes."""
+    """Random (T, noise, epsilon) from the bulk and the tails, at which `put_by_inversion` needs few nodes."""
     rng = np.random.default_rng(7)
     for _ in range(count):
         steps, noise = int(np.exp(rng.uniform(np.log(12), np.log(2e3)))), np.exp(rng.uniform(np.log(0.8), np.log(8)))
@@ -175,30 +175,30 @@ def random_points(count):
 
 
 def test_random_points_lie_in_the_bounds():
-    """Both directions, by duality; the contour alone, jumps alone and the answer of the kernel."""
+    """Jump bounds, contour and jumps together, and the kernel's answer; "remove" by duality."""
     for steps, noise, epsilon in random_points(24):
         exact = put_by_inversion(steps, noise, epsilon)
         turned = -np.expm1(-epsilon) + np.exp(-epsilon) * exact  # "remove" at -epsilon
         with on_host():
             step = Step(*map(np.float64, (steps, 1 / noise, epsilon, -1.0)))
-            known, seen = jump_bounds(step), bounds.at_own_epsilon(step, SMALL)
+            by_jumps, by_contour = jump_bounds(step), bounds.at_own_epsilon(step, SMALL)
             add, remove = (
                 bounds.allocation_delta.point(*map(np.float64, (steps, noise, sign, sign * -epsilon)), effort=SMALL)
                 for sign in (-1.0, 1.0)
             )
         for lower, upper, truth in (
-            (known.lower[0], known.upper[0], exact),
-            (np.exp(seen.lower), np.exp(seen.upper), exact),
+            (by_jumps.lower[0], by_jumps.upper[0], exact),
+            (np.exp(by_contour.lower), np.exp(by_contour.upper), exact),
             (*add, exact),
             (*remove, turned),
         ):
             assert lower <= truth * (1 + 1e-13) and upper >= truth * (1 - 1e-13)
-        assert seen.upper - seen.lower < 1e-6
+        assert by_contour.upper - by_contour.lower < 1e-6
 
 
 @pytest.mark.slow
 def test_numpy_and_programs_answer_alike(monkeypatch):
-    """What is compiled encloses the same numbers as what NumPy computes."""
+    """The bounds of a compiled program and of NumPy overlap, and are close."""
     point = [np.array(x) for x in ([100.0, 2.0], [1.0, 3.0], [1.0, -1.0], [0.5, 0.3])]
     by_numpy = bounds.allocation_delta(*point, effort=SMALL)
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)
@@ -222,30 +222,29 @@ def test_delta_falls_with_epsilon_steps_and_noise():
 
 
 def bracket_after(monkeypatch, change, steps=100, noise=1.0, epsilon=0.5, sign=1.0, effort=SMALL):
-    """The contour's bounds with parts changed, without the bounds that need no contour."""
-    nothing = Bounds(np.zeros(1), np.ones(1))
+    """(lower, upper) of delta from the contour alone, after ``change`` has altered its parts."""
+    vacuous = Bounds(np.zeros(1), np.ones(1))
     with on_host(), monkeypatch.context() as patched:
-        made = contour.prepare(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
-        patched.setattr(contour.jumps, "bracket", lambda step, splits, epsilon: nothing)
-        parts = change(made.parts, patched)
-        seen = contour.evaluate(made._replace(parts=parts), np.array([epsilon]), effort)
-    return np.exp(seen.lower[0]), np.exp(seen.upper[0])
+        prepared = contour.prepare(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), effort)
+        patched.setattr(contour.jumps, "bracket", lambda step, splits, epsilon: vacuous)
+        parts = change(prepared.parts, patched)
+        found = contour.evaluate(prepared._replace(parts=parts), np.array([epsilon]), effort)
+    return np.exp(found.lower[0]), np.exp(found.upper[0])
 
 
 def unchanged(parts, patched):
     return parts
 
 
-FEW = contour.Effort(24, 4, 8)  # 32 nodes: alias and tail are visible
-
-
-LEAST_REST = (
-    -28.0
-)  # log of the share of delta that steps beyond the counted ones may have, where 1e-8 would hide things
+FEW = contour.Effort(24, 4, 8)  # 4 x 8 = 32 nodes: so few that the alias and the tail matter
+# For plan._REST: log of the share of delta that may come from more large steps than are counted. Its usual value,
+# log(1e-8), would hide the errors tested here.
+LEAST_REST = -28.0
 
 
 @pytest.fixture(scope="module")
 def exact():
+    """delta of "remove" at T 100, sigma 1, epsilon 0.5, to a relative 1e-8: the middle of close bounds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plan, "_REST", LEAST_REST)
         lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
@@ -259,7 +258,7 @@ def test_few_nodes_still_enclose(monkeypatch, exact):
 
 
 def without(*names):
-    """Without these terms, and without the Chernoff bound of all of it, which would hide what they do."""
+    """A change that omits these error terms, and the Chernoff bound of the whole sum, which would hide their effect."""
 
     def change(parts, patched):
         patched.setattr(contour, "_chernoff", lambda growths, points: np.inf)
@@ -289,28 +288,27 @@ def test_without_the_quadrature_error_wide_panels_fail(monkeypatch, exact):
     coarse = contour.Effort(8, 16, 16)
     lower, upper = bracket_after(monkeypatch, unchanged, effort=coarse)
     assert lower <= exact <= upper
-    monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # the bound of the quadrature vanishes
+    monkeypatch.setattr(law, "_RADII", np.array([1e60]))  # makes the quadrature's error bound vanish
     monkeypatch.setattr(
         law,
         "log_quadrature_errors",
         lambda step, edges, c, t: np.full((*np.broadcast_shapes(np.shape(c), np.shape(t)), 2), -np.inf),
     )
-    monkeypatch.setattr(law, "POINTS", law.POINTS * (1 + 1e-6))  # a rule that is a little off
+    monkeypatch.setattr(law, "POINTS", law.POINTS * (1 + 1e-6))  # a quadrature rule with slightly wrong nodes
     monkeypatch.setattr(plan, "_REST", LEAST_REST)
     lower, upper = evaluated(100, 1.0, 0.5, 1.0, bounds.EFFORTS[1])
     assert not lower <= exact <= upper
 
 
-def test_without_the_steps_beyond_the_cut_the_lower_side_is_too_small_and_the_upper_fails(monkeypatch, exact):
+def test_without_the_steps_beyond_the_cut_the_upper_bound_fails(monkeypatch, exact):
     monkeypatch.setattr(contour, "beyond_the_cut", lambda step, epsilon, cut: (np.zeros(1), np.zeros(1)))
     _, upper = bracket_after(monkeypatch, unchanged, effort=bounds.EFFORTS[1])
     assert upper < exact
 
 
 def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
-    monkeypatch.setattr(
-        contour.tail, "fallen_at", lambda *args, real=tail.fallen_at: 3.0 * real(*args)
-    )  # a short period
+    # as many nodes on a contour three times as long: a large step, and so a short alias period
+    monkeypatch.setattr(contour.tail, "fallen_at", lambda *args, real=tail.fallen_at: 3.0 * real(*args))
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, effort=contour.Effort(48, 4, 8))
         assert lower <= exact <= upper
@@ -318,17 +316,20 @@ def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
     assert lower > exact
 
 
-def low_split(made):
-    """Large steps from x = 2 on; at most one is counted."""
-    large, exponent = made.x > 2.0, made.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(made.x) - 0.5 * made.x**2
-    exponent = exponent + np.log((made.x[1] - made.x[0]) / np.sqrt(2 * np.pi))
-    low, high = (law.log_sum(np.where(some, exponent, -np.inf)) for some in (~large, large))
-    return made._replace(split=np.float64(2.0), count=2, low=low, high=high)
+def low_split(before):
+    """The plan, changed: a step is large from x = 2 on, and at most one large step is counted."""
+    large, exponent = (
+        before.x > 2.0,
+        before.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(before.x) - 0.5 * before.x**2,
+    )
+    exponent = exponent + np.log((before.x[1] - before.x[0]) / np.sqrt(2 * np.pi))
+    low, high = (law.log_sum(np.where(chosen, exponent, -np.inf)) for chosen in (~large, large))
+    return before._replace(split=np.float64(2.0), count=2, low=low, high=high)
 
 
 def test_without_more_than_one_large_step_a_low_split_fails(monkeypatch, exact):
-    made = contour.plan
-    monkeypatch.setattr(contour, "plan", lambda step: low_split(made(step)))
+    real_plan = contour.plan
+    monkeypatch.setattr(contour, "plan", lambda step: low_split(real_plan(step)))
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, effort=bounds.EFFORTS[1])
         assert lower <= exact <= upper
@@ -340,9 +341,9 @@ def test_without_more_than_one_large_step_a_low_split_fails(monkeypatch, exact):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_without_what_lies_beyond_the_panels_an_early_end_fails(monkeypatch, sign):
     low, high = evaluated(100, 1.0, 0.5, sign, bounds.EFFORTS[1])
-    made = contour.plan
+    real_plan = contour.plan
     end = np.float64(4.0 if sign > 0 else 2.5)
-    monkeypatch.setattr(contour, "plan", lambda step: made(step)._replace(split=end, top=end, count=1))
+    monkeypatch.setattr(contour, "plan", lambda step: real_plan(step)._replace(split=end, top=end, count=1))
     with monkeypatch.context() as inner:
         lower, upper = bracket_after(inner, unchanged, sign=sign, effort=bounds.EFFORTS[1])
         assert lower <= high and low <= upper
@@ -363,16 +364,16 @@ def test_without_what_lies_left_of_the_panels_a_late_start_fails(monkeypatch):
 
 
 def test_rounding_is_charged_to_the_moduli_not_to_the_sum():
-    """Off the saddle the sum cancels; the charge follows the moduli (T 1e4, sigma 1, epsilon 0.2)."""
+    """Off the saddle point the sum cancels; the charge grows with the moduli (T 1e4, sigma 1, epsilon 0.2)."""
     with on_host():
         step = Step(1e4, 1.0, 0.2, 1.0)
-        made, at = contour.plan(step), contour.prepare(step, SMALL).parts
-        at = at._replace(**{name: value[0] for name, value in at._asdict().items()})
-        lower_tilt = contour.contour_of(step, made, 0, 0.6 * at.tilt, SMALL)
-    loss = float(at.log_total - lower_tilt.log_total)
-    assert loss < 0  # K is larger off the saddle
-    # both are off the same sum by so much of it, in units of the first one's e^K
-    assert lower_tilt.error > np.exp(loss) * at.error
+        planned, saddle = contour.plan(step), contour.prepare(step, SMALL).parts
+        saddle = saddle._replace(**{name: value[0] for name, value in saddle._asdict().items()})
+        lower_tilt = contour.contour_of(step, planned, 0, 0.6 * saddle.tilt, SMALL)
+    loss = float(saddle.log_total - lower_tilt.log_total)
+    assert loss < 0  # K is larger off the saddle point
+    # each error is in units of its own tilt's e^K: both are compared in units of the second
+    assert lower_tilt.error > np.exp(loss) * saddle.error
 
 
 def test_the_bound_of_the_modulus_is_above_the_modulus():
@@ -458,12 +459,13 @@ def test_renyi_divergences_of_one_epoch_are_those_of_the_pair(steps, nodes, nois
     for relation, power in (("remove", order), ("add", 1 - order)):
         exact = mean_ratio_moment(steps, noise, power, nodes) / (order - 1)
         found = jaxdp.renyi(one, order, relation=relation)
+        # docstring of RandomAllocation: "remove" at other orders above 2 is up to an eighth above
         close = relation == "add" or order < 1.95 or order == int(order)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + (1e-6 if close else 0.12))
 
 
 def test_renyi_divergences_of_many_steps_follow_their_variance():
-    """With T steps X is next to 1: order (order-1) Var/2, Var = (e^(1/sigma^2) - 1)/T, up to 1/T^2."""
+    """For a large T, X is close to 1: the divergence is order Var(X)/2 + O(1/T^2), Var(X) = (e^(1/sigma^2) - 1)/T."""
     found = jaxdp.renyi(allocation(1e9, 1.0), [2.0, 3.0, 20.0], relation="add")
     np.testing.assert_allclose(found, np.array([2.0, 3.0, 20.0]) * np.expm1(1.0) / 2e9, rtol=1e-7)
     found = jaxdp.renyi(allocation(1e9, 1.0), [1.25, 2.0, 3.0], relation="remove")
@@ -507,7 +509,7 @@ def test_everybody_in_every_step_is_plain_composition():
 @pytest.mark.slow
 @pytest.mark.parametrize("relation, exact", [("remove", 1.96427), ("add", 1.75162)])
 def test_ten_epochs(relation, exact):
-    """Values of two methods, to the digits shown: T 100, sigma 1, delta 1e-6."""
+    """T 100, sigma 1, delta 1e-6: two other methods agree on the digits shown (5e-6: half of the last one)."""
     epochs = jaxdp.repeat(allocation(100, 1.0), 10)
     found = jaxdp.epsilon_bounds(epochs, 1e-6, relation=relation)
     assert found.lower <= exact + 5e-6 and found.upper >= exact - 5e-6
@@ -516,7 +518,7 @@ def test_ten_epochs(relation, exact):
 
 @pytest.mark.thorough
 def test_ten_epochs_in_which_few_steps_decide_are_amplified():
-    """(T 100, sigma 0.5): 13.85 at delta 1e-6 by another method, 49.3 without amplification."""
+    """T 100, sigma 0.5, delta 1e-6: epsilon is 13.85 by another method, and 49.3 without amplification."""
     found = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(100, 0.5), 10), 1e-6, relation="remove")
     assert found.lower < 13.86 and found.upper > 13.84
     assert found.upper - found.lower < 6e-3 * found.upper
@@ -525,18 +527,18 @@ def test_ten_epochs_in_which_few_steps_decide_are_amplified():
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_steps, noise, epochs, gap", [(10_000, 0.57, 2, 1.5e-3), (1000, 0.8, 3, 1.2e-3)])
 def test_epochs_of_which_one_alone_decides_have_close_bounds(num_steps, noise, epochs, gap):
-    """Rare large losses: three to seven times farther apart on a grid that is fine in the tilted bulk only."""
+    """Rare large losses: a grid that is fine only in the bulk of the tilted law gives gaps 3 to 7 times as wide."""
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(num_steps, noise), epochs), 1e-6, relation="remove")
     assert upper - lower < gap * upper
 
 
 @pytest.mark.thorough
 def test_one_epoch_of_finite_pairs_encloses_the_epoch():
-    """The pairs of a composition, taken once: their bounds and the contour's enclose the same number."""
+    """The finite pairs pairs for a composition, used for one epoch: their bounds and the contour's overlap."""
     record = allocation(np.array([[50.0]]), np.array([[0.8]]), np.array([[1.0]]))
     stacks = ((record, np.ones((1, 1))),)
     for (direction, relation), fine in itertools.product((("forward", "remove"), ("reverse", "add")), (True, False)):
-        above, below = (made[0][0] for made in enclosing(stacks, direction, fine, delta=np.array([1e-6])))
+        above, below = (pairs[0][0] for pairs in enclosing(stacks, direction, fine, delta=np.array([1e-6])))
         for epsilon in (-0.5, 0.0, 0.3, 1.5):
             truth = jaxdp.delta_bounds(allocation(50, 0.8), epsilon, relation=relation)
             upper, lower = (
@@ -561,8 +563,8 @@ def test_an_epsilon_far_from_the_one_sought_is_enclosed_by_the_first_grids_alone
 
 
 @pytest.mark.thorough
-def test_several_of_the_steps_lie_between_their_sum_and_blocks():
-    """2 of 3 steps: exactly, P has density (Y1 Y2 + Y1 Y3 + Y2 Y3)/3; integrated on a grid of normal quantiles."""
+def test_delta_of_two_of_three_steps_is_enclosed():
+    """Exact: P has density (Y1 Y2 + Y1 Y3 + Y2 Y3)/3 under Q, integrated by a product of Gauss-Hermite rules."""
     noise, epsilon, size = 1.5, 0.4, 160
     nodes, weights = np.polynomial.hermite_e.hermegauss(size)
     y, w = np.exp(nodes / noise - 0.5 / noise**2), weights / np.sqrt(2 * np.pi)
@@ -574,7 +576,7 @@ def test_several_of_the_steps_lie_between_their_sum_and_blocks():
     }
     for relation, value in exact.items():
         found = jaxdp.delta_bounds(allocation(3, noise, 2), epsilon, relation=relation)
-        # a kink in each of 160 nodes an axis: the sum is off by less than a thousandth
+        # the integrand has a kink: with 160 nodes an axis the sum is off by less than a thousandth
         assert found.lower <= value * (1 + 1e-3) and found.upper >= value * (1 - 1e-3)
         assert found.upper < 2 * value and found.lower > 0.2 * value
 
@@ -595,7 +597,7 @@ def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
         values, slopes = map(np.asarray, traced)
     low, high = (jaxdp.epsilon_bounds(allocation(1000, noise), 1e-6, relation="remove") for noise in (1.999, 2.001))
     assert low.upper > values[0] > high.lower
-    assert values[0] == pytest.approx(0.059231457, rel=1e-6)
+    assert values[0] == pytest.approx(0.059231457, rel=1e-6)  # from KNOWN
     assert slopes[0] == pytest.approx((high.upper - low.upper) / 0.002, rel=1e-5)
     np.testing.assert_array_equal(values[1:], np.inf)
     np.testing.assert_array_equal(slopes[1:], 0.0)
@@ -614,7 +616,7 @@ def test_one_epoch_by_repeat_is_one_epoch_also_beside_rows_of_several():
     "noise, epsilon, exact", [(0.7, 2.0, 0.0342137831), (2.0, 0.3, 0.0292695006), (1.5, 1.0, 2.2376546e-3)]
 )
 def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, exact):
-    """No more large steps are counted than there are. Values of a two-dimensional sum over normal densities."""
+    """No more large steps are counted than there are. Exact values: a two-dimensional sum over normal densities."""
     found = jaxdp.delta_bounds(allocation(3, noise), epsilon, relation="remove")
     assert found.lower <= exact * (1 + 1e-7) and found.upper >= exact * (1 - 1e-7)
     assert found.upper - found.lower < 1e-6 * exact
@@ -624,17 +626,17 @@ def test_three_steps_are_bounded_closely_where_delta_is_large(noise, epsilon, ex
 def test_noise_whose_square_overflows_is_not_taken_for_perfect_privacy():
     noise = np.array([1e160, 1e200])
     epochs = jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), 10), 3)
-    # all outputs added up: no less than one epoch in ten steps
+    # The sum of one epoch's ten outputs is a Gaussian mechanism: mu is 1 / (noise sqrt(10)), delta mu / sqrt(2 pi).
     assert np.all(jaxdp.delta(epochs, 0.0) >= 0.3989 / (noise * np.sqrt(10)))
 
 
 def test_amplification_is_not_lost_where_the_noise_is_large():
-    """Left of the panels the outcomes of "add" count as the tangent of the loss, not as its supremum."""
+    """Left of the panels X of "add" is bounded by its tangent there, not by its supremum (`law.log_left`)."""
     noise = np.array([20.0, 50.0, 100.0, 1000.0])
     for steps in (4.0, 50.0):
         lower, upper = jaxdp.epsilon_bounds(allocation(steps, noise), 1e-6, relation="add")
         assert np.all(upper <= lower * (1 + 1e-6))
-    # a thousand epochs are many small losses: nearly those of Poisson sampling at the same rate, 0.39694
+    # a thousand epochs add many small losses: epsilon is close to that of Poisson sampling at this rate, 0.39694
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(allocation(10, 100.0), 1000), 1e-6)
     assert lower < 0.39687 and upper < 0.3969
 

@@ -1,4 +1,4 @@
-"""Random allocation: each error term left out in turn breaks a bound; without the sabotage the same setting holds."""
+"""Random allocation: leaving out one error term breaks a bound; with all terms the bounds hold."""
 
 import jax
 import mpmath
@@ -17,26 +17,26 @@ LARGE = bounds.EFFORTS[1]
 
 
 def evaluated(steps, noise, epsilon, sign):
-    """(lower, upper) of delta by the contour and the jumps."""
+    """(lower, upper) of delta from the contour and the jump bounds, by NumPy."""
     with on_host():
-        seen = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), LARGE)
-    return np.exp(seen.lower), np.exp(seen.upper)
+        found = bounds.at_own_epsilon(Step(*map(np.float64, (steps, 1 / noise, epsilon, sign))), LARGE)
+    return np.exp(found.lower), np.exp(found.upper)
 
 
 def by_jumps(steps, noise, epsilon, sign):
-    """(lower, upper) of delta by sums over one large step alone."""
+    """(lower, upper) of delta from sums over one large step, without a contour."""
     with on_host():
         step = Step(*map(np.float64, (steps, 1 / noise, epsilon, sign)))
-        known = jumps.bracket(step, jumps.prepare(step), step.epsilon[None])
-    return float(known.lower[0]), float(known.upper[0])
+        found = jumps.bracket(step, jumps.prepare(step), step.epsilon[None])
+    return float(found.lower[0]), float(found.upper[0])
 
 
 def no_moments(log_bound, c, place):
-    """Nothing in place of a Chernoff bound."""
+    """In place of `jumps.least_over_tilts`: the log of a Chernoff bound of 0."""
     return np.full(np.broadcast_shapes(log_bound.shape[-1:], place.shape), -np.inf)
 
 
-# ---- jumps: one setting for each term, in which the bound without it is on the wrong side ----
+# ---- jumps: for each term a setting in which the bound without the term is on the wrong side ----
 
 
 def test_jumps_enclose_where_each_term_is_tested():
@@ -62,11 +62,11 @@ def test_without_more_than_one_large_step_the_upper_jump_bound_fails(monkeypatch
 
 
 def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
-    """Without small steps the bound has room for it; it has none without the curvature as well."""
+    """Without the bound of no large step the upper bound still holds; without the curvature as well it fails."""
     point = (3, 1.0, 1.0, 1.0)
     low, _ = evaluated(*point)
     least = jumps.least_over_tilts
-    # the bound of no large step is asked for with one place for each epsilon, that beyond the parabola with more axes
+    # The bound of no large step has places of two axes (epsilons first); the bound beyond the parabola has more axes.
     no_small = lambda log_bound, c, place: least(log_bound, c, place) - (np.inf if np.ndim(place) == 2 else 0)  # noqa: E731
     monkeypatch.setattr(jumps, "least_over_tilts", no_small)
     assert by_jumps(*point)[1] >= low
@@ -77,7 +77,7 @@ def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
 
 @pytest.mark.parametrize("steps, noise, epsilon", [(10, 1.0, 0.5), (100, 0.3, 1.0)])
 def test_lower_jump_bounds_need_the_chance_of_no_large_step(monkeypatch, steps, noise, epsilon):
-    """With the tail of one step left out of that chance the lower bound of "add" is above the truth."""
+    """Without the tail of one step in this probability the lower bound of "add" is above the exact delta."""
     point = (steps, noise, epsilon, -1.0)
     _, high = evaluated(*point)
     assert by_jumps(*point)[0] <= high
@@ -103,6 +103,7 @@ def test_without_its_rounding_the_part_beyond_the_cut_is_above_the_truth():
 
 
 def closed_in_high_precision(steps, noise, epsilon, cut):
+    """The part of delta of "remove" from steps beyond the cut, in 60 digits."""
     with mpmath.workdps(60):
         s, b, odds = mpmath.mpf(1 / noise), mpmath.mpf(cut), mpmath.exp(mpmath.mpf(epsilon))
         one, none = mpmath.ncdf(s - b), mpmath.ncdf(-b)
@@ -113,12 +114,13 @@ def closed_in_high_precision(steps, noise, epsilon, cut):
 
 
 def profile_of(law, epsilon):
-    """delta of a finite pair."""
+    """delta of a finite pair at epsilon."""
     losses, log_weights, infinity, _ = law
     return np.sum(np.exp(log_weights) * np.maximum(-np.expm1(epsilon - losses), 0.0)) + infinity
 
 
 def grid_and_profiles(noise=0.8, steps=50.0):
+    """A grid of epsilons, and bounds of log delta on it: of "remove", of "add"."""
     grid = np.linspace(0.0, 1.2, 24)
     row = lambda x: np.array([x])  # noqa: E731
     sides = [
@@ -168,7 +170,7 @@ def test_the_upper_pair_needs_its_mass_at_infinity():
 # ---- two steps ----
 
 
-def test_two_steps_have_one_epsilon():
+def test_bounds_of_epsilon_of_two_steps_are_close():
     record = jaxdp.RandomAllocation(jaxdp.Gaussian(np.array([0.5, 1.5, 2.0, 7.3, 20.0])), 2)
     for relation in ("add", "remove"):
         found = jaxdp.epsilon_bounds(record, 1e-6, relation=relation)
@@ -188,5 +190,5 @@ def test_a_traced_number_of_steps_is_amplified_as_a_known_one():
         found = jax.jit(jax.vmap(one), compiler_options=compiler_options("cpu"))(
             np.array([1000.0, 100.0, 0.0, 2.5]), np.array([2.0, 1.0, 1.0, 1.0])
         )
-    np.testing.assert_allclose(found[:2], [0.059231457, 0.857985977], rtol=1e-6)
+    np.testing.assert_allclose(found[:2], [0.059231457, 0.857985977], rtol=1e-6)  # KNOWN of test_allocation.py
     np.testing.assert_array_equal(found[2:], np.inf)

@@ -1,4 +1,4 @@
-"""What NumPy lacks of the functions that kernels are written in: the same numbers as JAX's, and as exact ones."""
+"""The functions of `xp` that NumPy lacks give the numbers of JAX's functions, and exact ones."""
 
 import threading
 
@@ -14,11 +14,12 @@ from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.backend import x64
 from jaxdp.sources import contour
 
+# name: (exact function in mpmath, arguments, relative tolerance)
 EXACT = {
     "erf": (mpmath.erf, [-3.0, -0.1, 0.0, 1e-8, 0.5, 5.0], 1e-15),
     "erfc": (mpmath.erfc, [-3.0, 0.0, 0.5, 5.0, 20.0, 26.0], 2e-15),
     "erfcx": (lambda x: mpmath.exp(x * x) * mpmath.erfc(x), [-2.0, 0.0, 0.3, 5.1234567, 19.7654321, 26.0], 1e-14),
-    # x^2/2 is the exponent: its argument's rounding counts that often, as in jax's
+    # the exponent x^2/2, up to 648, multiplies the argument's rounding, as in jax's ndtr
     "ndtr": (mpmath.ncdf, [-36.0, -5.5, -1e-9, 0.0, 2.0, 9.0], 1e-13),
     "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), [-700.0, -30.0, 0.0, 1e-9, 40.0], 2e-15),
     "softplus": (lambda x: mpmath.log1p(mpmath.exp(x)), [-700.0, -30.0, 0.0, 1e-9, 40.0, 800.0], 2e-15),
@@ -102,7 +103,7 @@ def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
         with on_host():
             pass
         assert xp.exp is np.exp
-        assert np.log(np.array(-1.0)) != 0  # no warning: the kernels choose afterwards
+        assert np.log(np.array(-1.0)) != 0  # no warning: kernels choose valid values afterwards
     assert seen == [jnp.exp] and xp.exp is jnp.exp
     with pytest.raises(ZeroDivisionError), on_host():
         raise ZeroDivisionError
@@ -110,7 +111,7 @@ def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
 
 
 def _two_noises(noise, rate, times):
-    """Distinct mechanisms are one stack: an axis of its own in every kernel."""
+    """Two distinct sampled Gaussians: they form one stack, which has an axis of its own in every kernel."""
     one, other = (jaxdp.PoissonSampled(jaxdp.Gaussian(np.array(noise) * factor), rate) for factor in (1.0, 1.5))
     return jaxdp.compose(jaxdp.repeat(one, times), jaxdp.repeat(other, 2 * times))
 

@@ -36,32 +36,33 @@ from jaxdp.sources import contour
 pytestmark = pytest.mark.as_users_compile
 
 ROWS = (1, 8, 100, 200, 600)  # jaxlib from 0.10.2 on is right at 128 rows and wrong beyond
-ROUNDING = 1e-12  # a few thousand roundings; the known miscompilations are off by 0.1 or more
+ROUNDING = 1e-12  # relative; a few thousand roundings; the known miscompilations are off by 0.1 or more
 GAP = 2e-6  # relative width that the shuffle kernels promise
-SAMPLED_EPSILON = 27.81331522523486904152  # Poisson q 0.1, noise multiplier 2, 5000 steps, delta 1e-8, removal
+# Poisson q 0.1, noise multiplier 2, 5000 steps, delta 1e-8, remove: from tests/data/accounting.json.
+SAMPLED_EPSILON = 27.81331522523486904152
 
 
 @pytest.fixture(autouse=True)
 def compiled_at_once(compiled):
-    """No point of this file is answered by NumPy, but where a test says so."""
+    """Programs answer every point of this file, except where a test asks for `by_numpy`."""
 
 
 @pytest.fixture
 def by_numpy(monkeypatch):
-    """The first points of every kernel are answered by NumPy, as for a person."""
+    """NumPy answers the first points of every kernel, as for a user."""
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 10**6)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def canaries_by_numpy():
-    """As in a person's process, whose first points NumPy answers; the programs are compared with exact values below."""
+    """Canaries run by NumPy, as in a user's process. The tests below compare the programs with exact values."""
     for module in ("jaxdp.sources.gaussian", "jaxdp.sources.contour", "jaxdp.shuffle.bounds"):
         backend.ensure_canary(module)
 
 
 @pytest.fixture
 def fresh_canaries(monkeypatch):
-    """Every canary still to be run, and nothing registered by a test left behind."""
+    """No canary has run yet; canaries that a test registers are removed afterwards."""
     monkeypatch.setattr(backend, "_passed", set())
     monkeypatch.setattr(backend, "CANARIES", list(backend.CANARIES))
     return monkeypatch
@@ -73,6 +74,7 @@ def _double(x):
 
 
 def _register(answer: float) -> list[float]:
+    """Register a canary that expects ``answer`` from _double(1.5); a list with one entry for each time it ran."""
     ran: list[float] = []
 
     @canary("twice one and a half")
@@ -225,7 +227,7 @@ def test_a_traced_theorem_refuses_an_unsound_backend_and_float32(monkeypatch, th
 
 def test_concrete_numbers_inside_a_users_trace_are_computed_at_once():
     scaled = jax.jit(lambda x: x * float(jaxdp.delta(jaxdp.Gaussian(1.0), 1.0)))
-    assert math.isclose(scaled(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-6)  # the user's own float32
+    assert math.isclose(scaled(1.0), _gaussian_delta(1.0, 1.0), rel_tol=1e-6)  # the user's product is in float32
 
 
 def _grid(rows: int, columns: int = 16) -> np.ndarray:
@@ -262,12 +264,12 @@ BLOCKS = {
     "Stirling error": (
         lambda s: jnp.sum(stirling_error(jnp.floor(30 * s) + 1), -1),
         lambda s: np.array([sum(_stirling(math.floor(30 * v) + 1) for v in row) for row in s]),
-        1e-11,  # math.lgamma and the product it is compared with agree to 1e-14 of about 70
+        1e-11,  # the reference is a difference of two numbers of about 70, each rounded
     ),
     "binomial probabilities": (
         lambda s: jnp.sum(jnp.exp(log_binomial_pmf(jnp.floor(100 * s) + 1, 101.0, 0.3, 0.7)), -1),
         lambda s: np.array([sum(_binomial(math.floor(100 * v) + 1, 101, 0.3) for v in row) for row in s]),
-        1e-11,  # powers of 0.7 up to the hundredth
+        1e-11,  # the reference has powers of 0.3 and 0.7 with exponents up to 100
     ),
 }
 
@@ -322,11 +324,11 @@ def test_gaussian_kernel_compiled_is_the_same_kernel_run_operation_by_operation(
 
 
 def _golden_clones() -> list[dict]:
+    """The cases of tests/data/shuffle.json for the clones pair whose epsilon is positive."""
     return [c for c in stored("shuffle") if c["family"] == "clones" and "eps" in c and float(c["eps"]) > 0]
 
 
-# Batches of 1, 64 and 512: what is left of 200 and 600 rows would be compiled for 8, as 8 rows are; of 100 rows the sum
-# over counts gets 65, which would be compiled for 64 and for 1.
+# Numbers of rows on both sides of 128, as in ROWS.
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.thorough), 97, 192, 576])
 def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
@@ -341,10 +343,10 @@ def test_clones_kernel_holds_the_exact_value_in_every_row(rows):
 
 @pytest.fixture(scope="module")
 def contour_rows():
-    """Certified epsilon of 192 distinct points, three calls of one program; the exactly known one first."""
+    """Certified epsilon of 192 distinct points, several calls of each program; the first is SAMPLED_EPSILON."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.1), 5000)
     deltas = np.concatenate([[1e-8], np.geomspace(1e-10, 1e-5, 191)])
-    with pytest.MonkeyPatch.context() as patch:  # `compiled_at_once` is of a test, and comes later
+    with pytest.MonkeyPatch.context() as patch:  # `compiled_at_once` applies to a test only
         patch.setattr(precision, "_COMPILE_AFTER", 0)
         return mechanism, deltas, jaxdp.epsilon_bounds(mechanism, deltas, relation="remove", gap=1e-5)
 
@@ -356,7 +358,7 @@ def test_contour_kernel_holds_the_exact_value_in_a_large_batch(contour_rows):
     assert np.all(np.diff(bounds.upper[1:]) < 0)
 
 
-@pytest.mark.parametrize("rows", [1, 100, 192])  # 8 rows would be a compilation of their own
+@pytest.mark.parametrize("rows", [1, 100, 192])
 @pytest.mark.thorough
 def test_contour_kernel_gives_a_row_the_same_bounds_in_any_batch(contour_rows, rows):
     mechanism, deltas, together = contour_rows
@@ -470,7 +472,7 @@ def test_a_kernel_that_fails_leaves_the_users_x64_flag():
 
 
 def test_a_process_close_to_its_limit_of_memory_maps_forgets_what_it_compiled(monkeypatch):
-    """Past that limit the next program to be compiled or loaded is a segmentation fault."""
+    """Beyond the limit, compiling or loading another program is a segmentation fault."""
 
     @kernel()
     def doubled(x):
@@ -505,9 +507,9 @@ def test_a_batch_is_computed_in_pieces_of_one_size_and_on_an_accelerator_of_few(
 @pytest.mark.slow
 def test_a_row_has_the_same_bits_in_every_batch(compiled, contour_rows):
     mechanism, deltas, together = contour_rows
-    for some in (slice(3, 20), slice(5, 6)):
-        found = jaxdp.epsilon_bounds(mechanism, deltas[some], relation="remove", gap=1e-5)
-        np.testing.assert_array_equal(found, [side[some] for side in together])
+    for rows in (slice(3, 20), slice(5, 6)):
+        found = jaxdp.epsilon_bounds(mechanism, deltas[rows], relation="remove", gap=1e-5)
+        np.testing.assert_array_equal(found, [side[rows] for side in together])
 
 
 def test_a_static_argument_left_out_shares_the_program_of_its_default():
@@ -522,13 +524,13 @@ def test_a_static_argument_left_out_shares_the_program_of_its_default():
 
 
 def _equations(jaxpr) -> int:
-    """Of all nested computations, each where it is called; a call of a jnp function is no equation of its own."""
+    """Number of equations, those of nested jaxprs counted at each call; the call of a jnp function itself is not."""
     own = sum(equation.primitive.name not in ("pjit", "jit") for equation in jaxpr.eqns)
     return own + sum(_equations(inner) for inner in _inner(jaxpr))
 
 
 def _sampled(direction: str, effort=contour.SAMPLED_LADDER[0]) -> Callable[[], Any]:
-    """What a contour's program consists of: K on the axis to plan and to bound, on the line, the tail, the search."""
+    """A function that traces a contour's kernel: K on the axis (plan, bounds) and on the line, the tail, the search."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
     point = functools.partial(contour.contour_epsilon.point, direction=direction, effort=effort)
@@ -554,22 +556,22 @@ def _gradient() -> Any:
     return jax.make_jaxpr(jax.grad(formula, argnums=(0, 1)))(stacks, 1.0)
 
 
-# name: (kernel of one point, equations that it may have). Past 1,500 a reason stands beside it: each costs a person who
-# asks for a first number about a millisecond.
+# name: (function that traces a kernel of one point, largest number of equations). Each equation costs a user about a
+# millisecond of the first compilation. Where more than 1,500 are allowed, a comment says what needs them.
 PROGRAMS = {
     "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 900),
-    # the moment on the axis thrice (roughly, from above, of the swapped pair), on the line once, for the tail
-    # on raised lines, where a few nodes choose the height
+    # the moment: on the axis three times (estimate, upper bound, swapped pair), on the line once, and for the tail on
+    # raised lines, whose height a few nodes choose
     "sampled Gaussian, remove": (_sampled("forward"), 3600),
     "sampled Gaussian, add": (_sampled("reverse"), 4300),
     "sampled Gaussian, replace": (_sampled("replace"), 4000),
     "sampled Gaussian, comparison": (_comparison, 2750),
-    # the same with a label, for every band; once more what two labels make of it, at nodes and on the axis
+    # the same with a label, for every band, and the difference of two labels, at nodes and on the axis
     "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5250),
-    # a plan, which is not differentiated, and a sum over nodes without bounds, which is
+    # a plan, which is not differentiated, and a sum over nodes without bounds, which is differentiated
     "sampled Gaussian, gradient": (_gradient, 2350),
-    # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and three other bounds
-    # that need no contour: of one large step, of several, and of two in all
+    # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and bounds that need no
+    # contour: of one large step, of several, of one known step, and of the sum of all outputs
     "random allocation": (_allocation, 7600),
 }
 
@@ -585,7 +587,7 @@ def _clones() -> Any:
     return jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(laws, 1e4, 1e-6, Bounds(0.0, np.inf))
 
 
-LARGEST = "random allocation"  # seconds to trace
+LARGEST = "random allocation"  # takes seconds to trace
 NAMES = [pytest.param(name, marks=pytest.mark.thorough) if name == LARGEST else name for name in PROGRAMS]
 
 
@@ -594,7 +596,7 @@ def test_a_program_has_no_more_equations_than_what_is_said_of_it(name):
     most, found = PROGRAMS[name][1], _equations(_traced(name))
     if jax.__version__ == "0.10.1":
         assert 0.9 * most < found <= most
-    assert found <= 1.25 * most  # the library functions of later releases have more of them
+    assert found <= 1.25 * most  # library functions of later jax releases have more equations
 
 
 @pytest.mark.parametrize("name", [*NAMES, "clones"])
@@ -618,10 +620,10 @@ FIRST_CALLS = {
 
 @pytest.mark.parametrize("name", FIRST_CALLS)
 def test_a_first_call_waits_for_no_compiler(name, by_numpy):
-    """A person's first number is there after milliseconds: NumPy gives it."""
-    before = {one: one.traces for one in precision.all_kernels}
+    """NumPy gives a user the first number, after milliseconds: no kernel is traced."""
+    before = {each: each.traces for each in precision.all_kernels}
     FIRST_CALLS[name]()
-    assert [one.__name__ for one, count in before.items() if one.traces > count] == []
+    assert [each.__name__ for each, count in before.items() if each.traces > count] == []
 
 
 def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compiling_takes(by_numpy):
@@ -629,10 +631,10 @@ def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compilin
     def raised_to(x, *, power=1):
         return x**power
 
-    for points, traces in ((2, 0), (1, 0), (1, 1), (1, 1), (8, 1)):  # any number of points is one program
+    for points, traces in ((2, 0), (1, 0), (1, 1), (1, 1), (8, 1)):  # one program for any number of points
         assert raised_to(np.full(points, 3.0)).tolist() == [3.0] * points
         assert raised_to.traces == traces
-    assert raised_to(np.full(6, 3.0), power=2).tolist() == [9.0] * 6  # a static argument, another program
+    assert raised_to(np.full(6, 3.0), power=2).tolist() == [9.0] * 6  # another static argument: another program
     assert raised_to.traces == traces
 
 

@@ -1,4 +1,4 @@
-"""Calibration: always from the safe side, as near to the target as the numbers allow, for whatever is monotone."""
+"""Calibration: the value meets the target, is as close to it as rounding allows, and any monotone function will do."""
 
 import functools
 
@@ -15,9 +15,9 @@ from jaxdp.calibration import calibrate
 from jaxdp.mechanisms.base import record
 from jaxdp.sources import contour as sources_contour
 
-# The search stops 2e-10 (relative) from a failing value; the certificate of the Gaussian kernel is finer.
+# The search ends at most 2e-10 (relative) from a value that fails; the certificate of the Gaussian kernel is finer.
 NEAR = 2e-10
-SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # Balle and Wang 2018, Theorem 8, by mpmath below
+SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # root of `gaussian_delta` below
 
 
 def gaussian_delta(sigma, epsilon):
@@ -58,7 +58,9 @@ def test_a_mechanism_need_not_accept_add_and_remove_apart():
         return OnlyBoth(np.stack([x, 1 - np.asarray(x)], axis=-1), even)
 
     largest = calibrate(leaning, epsilon=1.0, delta=0.01, bracket=(0.5, 0.95))
-    assert largest == pytest.approx(1 - 0.49 / np.e, rel=1e-9)  # add decides: (1/2 - delta)/(1 - x) = e^epsilon
+    assert largest == pytest.approx(
+        1 - 0.49 / np.e, rel=1e-9
+    )  # closed form, add decides: (1/2 - delta)/(1 - x) = e^epsilon
     assert jaxdp.epsilon(leaning(largest), 0.01) <= 1.0
     apart = jaxdp.tradeoff(jaxdp.DiscretePair([0.7, 0.3], even), 0.1)
     assert 0.9 * apart < jaxdp.tradeoff(leaning(0.7), 0.1) <= apart * (1 + 1e-12)
@@ -106,7 +108,7 @@ def test_targets_brackets_and_mechanisms_broadcast():
     assert together[1, 2] == pytest.approx(alone, rel=NEAR)
     fixed = jaxdp.Gaussian(np.array([10.0, 20.0]))
     inner = calibrate(lambda s: jaxdp.compose(fixed, jaxdp.Gaussian(s)), epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
-    # variances of noise add up harmonically: 1/s^2 + 1/fixed^2 = 1/sigma^2
+    # exact: composed Gaussians have 1/s^2 + 1/fixed^2 = 1/sigma^2
     expected = (SIGMA_FOR_EPS_1_DELTA_1E6**-2 - np.array([10.0, 20.0]) ** -2) ** -0.5
     np.testing.assert_allclose(inner, expected, rtol=1e-9)
 
@@ -121,7 +123,7 @@ def test_a_function_of_single_numbers_is_called_number_by_number():
         return jaxdp.Gaussian(10.0 / steps**0.5)
 
     steps = calibrate(after, epsilon=1.0, delta=1e-6, bracket=(1, 50))
-    assert steps == 5  # (10 / sigma)^2 = 5.603
+    assert steps == 5  # the largest whole number up to (10 / sigma)^2 = 5.603
     assert kinds == {int}
 
 
@@ -143,7 +145,7 @@ def test_an_epsilon_far_from_the_target_is_not_sought_to_the_last_digit(monkeypa
     sigma = calibrate(make, epsilon=2.0, delta=1e-6, bracket=(0.1, 100.0))
     assert jaxdp.epsilon(make(sigma), 1e-6) == pytest.approx(2.0, rel=1e-8)
     assert not any(effort.bands for effort in efforts)
-    near = accounting.epsilon_near(make(0.1), 1e-6, 2.0)
+    near = accounting.epsilon_near(make(0.1), 1e-6, 2.0)  # epsilon_bounds: 1297.69875 to the digits shown
     assert 1297.6988 <= near <= 1.25 * 1297.6988
 
 
@@ -220,7 +222,7 @@ def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
         ValueError, match=r"bracket .low, high. must be given unless .* sampling_probability must be .*, got [24]"
     ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p), epsilon=0.1, delta=1e-6)
-    # accepted at 1 and 4, refused where the search has to go
+    # p / 10 is accepted at p = 1 and 4, and refused at 16, where the search has to go
     with pytest.raises(
         ValueError, match=r"meets the target.* give a bracket\. Beyond, .* refused: sampling_prob.*, got 1\.6"
     ):
@@ -251,7 +253,7 @@ def test_where_one_step_is_too_much_the_advice_is_a_larger_target():
 
 @pytest.mark.slow
 def test_epsilon_zero_of_sampled_noise_is_where_delta_at_zero_is_the_target():
-    """The search for epsilon ends next to 0; the noise was half as large again."""
+    """A search for epsilon ends next to 0, not at 0: calibrating by it gives half as much noise again."""
     steps = lambda s: jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(s), 0.01), 1000)  # noqa: E731
     noise = calibrate(steps, epsilon=0.0, delta=1e-5)
     lower, upper = jaxdp.delta_bounds(steps(np.array([noise, 0.99999 * noise])), 0.0)

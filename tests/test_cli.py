@@ -1,4 +1,4 @@
-"""The command line: what it prints is what the verbs say, and bad input is one sentence and a status."""
+"""The command line prints what the verbs return; bad input is answered by one sentence and an exit status."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ def test_epsilon_prints_the_verb_at_every_combination(capsys):
     assert len(rows) == 6
     for row in rows:
         bounds = jaxdp.epsilon_bounds(jaxdp.Gaussian(row["noise_multiplier"]), row["delta"])
-        assert (row["lower"], row["epsilon"]) == pytest.approx(bounds, rel=1e-12)  # another batch, another rounding
+        assert (row["lower"], row["epsilon"]) == pytest.approx(bounds, rel=1e-12)  # another batch may round differently
 
 
 def test_delta_prints_the_verb_and_steps_compose(capsys):
@@ -85,7 +85,7 @@ def test_calibrate_prints_a_value_that_meets_the_target_as_printed(capsys):
     for target, line in zip((1.0, 2.0), out.splitlines()[1:], strict=True):
         assert jaxdp.epsilon(jaxdp.Gaussian(float(line.split()[-1])), 1e-6) <= target
     rows = records(capsys, *arguments, "--epsilon", "1", "--delta", 1e-6)
-    assert rows[0]["noise_multiplier"] == pytest.approx(4.22467889, rel=1e-8)
+    assert rows[0]["noise_multiplier"] == pytest.approx(4.22467889, rel=1e-8)  # exact: see test_calibration.py
 
 
 def test_calibrate_finds_a_whole_number_of_steps(capsys):
@@ -477,15 +477,15 @@ def test_the_command_line_and_python_print_the_same_digits(capsys):
     given = "epsilon dpsgd --sigma 0.8:1.2:3 --q 0.01 --steps 100 --delta 1e-5,1e-6"
     sigma, delta = map(np.ravel, np.meshgrid(np.linspace(0.8, 1.2, 3), [1e-5, 1e-6], indexing="ij"))
     steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), np.full(6, 0.01)), np.full(6, 100.0))
-    with precision.expecting(1):  # both as in a new process
+    with precision.expecting(1):  # both choose NumPy or a program as a new process would
         shell, python = records(capsys, *given.split()), jaxdp.epsilon_bounds(steps, delta)
     assert [(row["lower"], row["epsilon"]) for row in shell] == list(zip(*python, strict=True))
 
 
 def test_progress_counts_rows_and_changes_no_answer(capsys, monkeypatch):
-    # else a machine that is quick enough shows the end only
+    # with the usual interval between updates a quick machine shows the end only
     monkeypatch.setattr(tqdm.tqdm, "__init__", functools.partialmethod(tqdm.tqdm.__init__, mininterval=0))
-    given = ["epsilon", "gaussian", "--sigma", "1:3:65", "--delta", "1e-6"]  # more than are computed at once
+    given = ["epsilon", "gaussian", "--sigma", "1:3:65", "--delta", "1e-6"]  # more rows than one call computes
     status, out, err = run(capsys, *given, "--progress", "--json")
     assert status == 0 and "64/65" in err and "65/65" in err
     for row, quiet in zip(json.loads(out), records(capsys, *given), strict=True):
@@ -501,7 +501,7 @@ def test_a_report_counts_the_points_of_the_profile(capsys, tmp_path):
     status, _, err = run(capsys, *given, str(tmp_path / "bar.html"), "--progress")
     assert status == 0 and "34/34" in err
     assert run(capsys, *given, str(tmp_path / "none.html"))[0] == 0
-    digits = re.compile(r"\d+\.\d+")  # of the curves too, which other batches may round otherwise
+    digits = re.compile(r"\d+\.\d+")  # the curves' digits too, which other batches may round differently
     bar, none = ((tmp_path / name).read_text() for name in ("bar.html", "none.html"))
     assert digits.sub("", bar) == digits.sub("", none)
     assert [float(x) for x in digits.findall(bar)] == pytest.approx([float(x) for x in digits.findall(none)], rel=1e-6)
@@ -627,11 +627,11 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(capsys, t
         status, out, err = run(capsys, *command.split(), path)
         assert (status, out) == (2, "")
         assert said in err and str(path) in err and len(err.strip().splitlines()) == 1
-    if ending != ".nc":  # a folder may be in the way of a file
+    if ending != ".nc":  # a folder of this name is in the way of the file
         (tmp_path / f"y{ending}").mkdir()
         status, _, err = run(capsys, *command.split(), tmp_path / f"y{ending}")
         assert status == 2 and "must be a file, got the folder" in err
-    monkeypatch.setattr(cli.text.os, "access", lambda *_: False)  # a superuser may write everywhere
+    monkeypatch.setattr(cli.text.os, "access", lambda *_: False)  # patched, as a superuser may write everywhere
     status, _, err = run(capsys, *command.split(), tmp_path / f"z{ending}")
     assert status == 2 and "is write-protected" in err
 

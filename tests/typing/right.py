@@ -15,7 +15,7 @@ from jaxdp import Bounds, Mechanism
 from jaxdp.domains import POSITIVE, field
 from jaxdp.typing import Array, Bound, RealField, Relation
 
-# Numbers, lists, NumPy and JAX arrays, and results of verbs, as fields.
+# Values of fields: numbers, lists, NumPy and JAX arrays, and results of verbs.
 jaxdp.Gaussian(1)
 jaxdp.Gaussian(noise_multiplier=1.5)
 jaxdp.Gaussian([1.0, 2.0])
@@ -54,7 +54,7 @@ epochs = jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian([1.0, 2.0]), num_ste
 always = jaxdp.RandomAllocation.same_in_every_epoch(jaxdp.Gaussian(1.0), 100, num_epochs=[1, 2])
 assert jaxdp.from_json(jaxdp.to_json(both)) == both
 
-# Fields are read as numbers: a list was made an array.
+# A field reads as a number or an array: a list has become an array.
 gaussian = jaxdp.Gaussian([1.0, 2.0])
 variance = gaussian.noise_multiplier**2
 half = jaxdp.Gaussian(gaussian.noise_multiplier / 2)
@@ -62,7 +62,7 @@ local_epsilon = float(randomizer.epsilon)
 outcomes = jaxdp.DiscretePair([0.6, 0.4], [0.4, 0.6]).p.shape[-1]
 users = np.asarray(shuffled.num_users)
 
-# Verbs: every kind of argument, and arithmetic with what they return.
+# Verbs: every kind of argument, and arithmetic with the results.
 eps = jaxdp.epsilon(training, 1e-5)
 eps = jaxdp.epsilon(training, delta=[1e-6, 1e-5], gap=1e-9)
 eps = jaxdp.epsilon(training, jnp.array(1e-5), relation="add_or_remove")
@@ -98,7 +98,7 @@ def shuffling(eps0: float) -> Mechanism:
 
 eps0 = jaxdp.calibrate(shuffling, epsilon=0.1, delta=1e-6, bracket=(0.1, 4.0), unreachable="nan")
 
-# The literal types can be named in signatures of one's own.
+# The literal types in a user's own signatures.
 all_relations: tuple[Relation, ...] = ("add", "remove", "add_or_remove")
 worst = max(float(jaxdp.epsilon(training, 1e-5, relation=relation)) for relation in all_relations)
 
@@ -118,7 +118,7 @@ slope: Callable[..., jax.Array] = jax.grad(lambda noise: jaxdp.epsilon(jaxdp.Gau
 many = jax.vmap(functools.partial(jaxdp.delta, jaxdp.Gaussian(1.0)))(jnp.linspace(0.0, 1.0, 5))
 
 
-# A mechanism of one's own.
+# A user's own mechanism.
 @jaxdp.record
 class TwoGaussians(Mechanism):
     """Two Gaussian releases, one of them with the default noise."""

@@ -1,4 +1,4 @@
-"""Wrong calls. `mypy --strict` must refuse every line that says so; the file is checked and never run."""
+"""Wrong calls. `mypy --strict` must refuse every line marked "error"; the file is checked and never run."""
 # ruff: noqa: B015, B018
 
 import jaxdp
