@@ -1,7 +1,7 @@
-"""Honesty of the contour certificate: coarse contours enclose the exact delta, a term left out is noticed.
+"""The contour's certificate: coarse contours enclose the exact delta; leaving out an error term is noticed.
 
-The contours here are chosen by hand and badly, so that the error under test dominates. Exact values are closed forms
-in mpmath. None of the planning code runs: the bounds must hold for any plan.
+The contours are chosen by hand, and badly, so that the error under test dominates. Exact values are closed forms in
+mpmath. The planning code does not run, except in one test: the bounds must hold for any plan.
 """
 
 import collections
@@ -37,12 +37,12 @@ ROUNDING = 1e-13  # 64 terms, exponents up to 50, float64
 
 
 def gaussian(mu):
-    """The Gaussian's spectrum, by its K(z) as if it had no closed form."""
+    """The Gaussian's spectrum: only K(z), as if there were no closed form of delta."""
     return make_spectrum(lambda z: z * (z + 1) * mu**2 / 2, closed_units=64.0, mu2=mu**2)
 
 
 def make_spectrum(closed, **fields):
-    """A spectrum with one formula and nothing else, unless said."""
+    """A spectrum with K(z) = closed(z) and no other part; ``fields`` replace the empty parts."""
     plain = {
         "closed_units": xp.zeros(()), "mu2": xp.zeros(()), "sampled": (), "discrete": (), "direction": "forward",
         "infinity": xp.zeros(()), "reverse_infinity": xp.zeros(()), "top": xp.inf,
@@ -61,7 +61,7 @@ def binary_response(loss, times, infinity=0.0):
     return make_spectrum(closed, closed_units=64.0 * times, infinity=total, reverse_infinity=total, top=times * loss)
 
 
-DENSE = np.linspace(-1.0, 1.0, 513)  # losses of equal mass, next to a density
+DENSE = np.linspace(-1.0, 1.0, 513)  # losses of equal mass: almost a density
 
 
 def dense_law(times):
@@ -73,7 +73,7 @@ def dense_law(times):
 
 
 def exact_dense_law(times, eps):
-    """From integer counts: the sum of the times' numbers of the atoms."""
+    """Exact delta of `dense_law`: integer counts of the ways in which ``times`` losses add up to a sum."""
     counts = functools.reduce(
         lambda a, _: np.convolve(a, np.ones(DENSE.size, object)), range(times), np.ones(1, object)
     )
@@ -83,13 +83,13 @@ def exact_dense_law(times, eps):
 
 
 def two_discrete_gaussians(sigma):
-    """Two runs: |M(c + it)| is small up to about t = 2 pi sigma^2, where it returns."""
+    """Two runs of the discrete Gaussian: |M(c + it)| is small up to about its period, t = 2 pi sigma^2."""
     stacks = normal_form(jaxdp.repeat(jaxdp.DiscreteGaussian(sigma), 2), (1,))
     return record_spectrum(jax.tree.map(lambda x: x[0], stacks), "forward")
 
 
 def exact_two_discrete_gaussians(sigma, eps):
-    """The two outcomes one by one, as of the first law."""
+    """Exact delta: the sum over the outcomes of both runs under the first law."""
     variance = mp.mpf(sigma) ** 2
     mass = {x: mp.exp(-(mp.mpf(x - 1) ** 2) / (2 * variance)) for x in range(int(-14 * sigma), int(14 * sigma) + 2)}
     losses = {x: (2 * x - 1) / (2 * variance) for x in mass}
@@ -108,13 +108,13 @@ def sampled(sigma, rate, direction):
 
 
 def sampled_and_gaussian(sigma, rate, direction, mu=1.0):
-    """The same composed with a Gaussian, which ends the contour early: what is left is rounding."""
+    """`sampled` composed with a Gaussian, which ends the contour early: the error that is left is rounding."""
     one = sampled(sigma, rate, direction)
     return dataclasses.replace(one, closed=gaussian(mu).closed, closed_units=xp.asarray(64.0), mu2=xp.asarray(mu**2))
 
 
 def exact_sampled_and_gaussian(sigma, rate, direction, eps, mu=1.0):
-    """The Gaussian's delta at eps less the step's loss, over the step's outcome."""
+    """Exact delta: E over the step's outcome of the Gaussian's delta at (eps - the step's loss)."""
     step, rate = 1 / mp.mpf(sigma), mp.mpf(rate)
 
     def integrand(u):
@@ -123,9 +123,8 @@ def exact_sampled_and_gaussian(sigma, rate, direction, eps, mu=1.0):
         return mp.npdf(u) * density * exact_gaussian(mu, eps - loss)
 
     with mp.workdps(30):
-        return mp.quad(
-            integrand, mp.linspace(-14, 20, 35), method="gauss-legendre"
-        )  # (entire: its rule is the cheaper one)
+        # the integrand is entire: Gauss-Legendre is the cheaper rule
+        return mp.quad(integrand, mp.linspace(-14, 20, 35), method="gauss-legendre")
 
 
 def exact_gaussian(mu, eps):
@@ -145,7 +144,7 @@ def exact_binary_response(loss, times, eps, infinity=0.0):
 
 
 def exact_sampled(sigma, rate, direction, eps):
-    """(1-q) N(0) + q N(1) against N(0), or swapped (notebooks/proofs/profiles.md, section 1)."""
+    """Exact delta of (1-q) N(0) + q N(1) against N(0), or swapped (notebooks/proofs/profiles.md, section 1)."""
     sigma, rate, eps = mp.mpf(sigma), mp.mpf(rate), mp.mpf(eps)
     if direction == "forward":
         return rate * exact_gaussian(1 / sigma, mp.log(1 + mp.expm1(eps) / rate))
@@ -161,13 +160,13 @@ def bracket(by, make, eps, *, c, period, nodes, quadrature=256, smooth=False, cu
     effort = Effort(nodes, quadrature, smooth)
 
     def run(eps, c, period, cut):
-        made = make()
+        subject = make()
         above, below = c * xp.array([1.05, 1.3, 2.0, 4.0]), c * xp.array([0.3, 1.0, 3.0])
-        k_above = made.real(above, cut, 1024)
-        k_below = made.real_swapped(below, cut, 1024)
+        k_above = subject.real(above, cut, 1024)
+        k_below = subject.real_swapped(below, cut, 1024)
         plan = Plan(c, period, cut, xp.asarray(xp.inf), xp.asarray(xp.inf), above, k_above, below, k_below)
-        line = contour.build(made, plan, effort)
-        sums = contour.evaluate(line, contour.aliases(line, made), made, eps, xp.zeros(()))
+        line = contour.build(subject, plan, effort)
+        sums = contour.evaluate(line, contour.aliases(line, subject), subject, eps, xp.zeros(()))
         return sums.lower, sums.upper
 
     lower, upper = by(run, eps, c, period, cut)
@@ -178,7 +177,7 @@ def encloses(bounds, exact):
     return mp.mpf(float(bounds[0])) <= exact <= mp.mpf(float(bounds[1]))
 
 
-# One row per error source: a contour on which that source dominates.
+# error source: (spectrum, exact delta, contour on which this source dominates).
 CASES = {
     "alias": (
         lambda: gaussian(1.0),
@@ -255,7 +254,7 @@ def errorless_nodes(*arguments):
 
 
 def errorless_line(*arguments):
-    """One step's sum as if its rule were exact."""
+    """One step's quadrature sum as if its rule were exact."""
     line = sampled_gaussian.tilted_line(*arguments)
     return line._replace(**{name: 0 * getattr(line, name) for name in ("error", "rule", "mean_rule", "drift")})
 
@@ -266,7 +265,7 @@ def endless(*arguments):
 
 
 ALONG_EDGES = sampled_gaussian.along_edges
-# What leaves each source out of the sum: (module, name, replacement).
+# error source: the patches that leave it out, (owner, attribute, replacement).
 SABOTAGE = {
     "alias": [(contour, "log_alias", lambda *a: (xp.asarray(NEVER), xp.asarray(NEVER)))],
     "truncation": [(contour, "log_tail", lambda *a: xp.asarray(NEVER))],
@@ -281,7 +280,7 @@ SABOTAGE = {
     ],
     "smoothing": [(contour, "SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
     "quadrature": [(spectrum, "tilted_line", errorless_line)],
-    # the ends of the line are charged more than the mass beyond them, so both must go
+    # the charge for the ends of the line exceeds that for the mass beyond them: both charges must go
     "tail cut": [
         (Spectrum, "log_kept", lambda self, cut: xp.zeros(())),
         (sampled_gaussian, "along_edges", endless),
@@ -300,7 +299,7 @@ def test_a_coarse_contour_still_encloses_the_exact_delta(name):
     assert encloses(bracket(plainly, make, **contour_choice), exact_of(name))
 
 
-# The program of a sampled step has every error term, whichever dominates: one for each direction stands for all.
+# The program of a sampled step has every error term, whichever dominates: one case for each direction is enough.
 ALIKE = {"truncation, raised line", "truncation, raised line, add", "cancellation, sampled", "tail cut"}
 
 
@@ -344,7 +343,7 @@ def test_shifted_line_gives_m_at_complex_order_within_its_stated_error(sigma, ra
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("sigma, rate, order, step", [(1.0, 1e-5, 5.0, 0.5), (2.0, 1e-4, 30.0, 3.0)])
 def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small(sigma, rate, order, step, direction):
-    """It is taken 1e6 times over, and the sum of the weights times e^{itL} is rounded at 1."""
+    """Of 1e6 steps the logarithm counts 1e6 times; the plain sum of weights times e^{itL} is rounded at size 1."""
     nodes = (1, 3, 10, 40)
 
     def run(c, mu, q, h):
@@ -359,12 +358,12 @@ def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small(sigma, rate
     assert abs(moved) <= shift < 2e-18
     for n in nodes:
         off = abs(mp.mpc(log_abs[n], angle[n]) - exact[n] - 1j * n * step * moved)
-        assert off <= error[n] < 2.0**-53  # where the sum of the terms of a ratio is off by thousands of units
+        assert off <= error[n] < 2.0**-53  # the sum of a ratio's terms is off by thousands of these units
     assert abs(usual - exact[1].real) > 1e-12 * abs(exact[1])
 
 
 def test_a_charge_of_the_ratios_left_out_is_noticed():
-    """Weights and losses are moved by half of what `Line` says of them: the ratio moves, within what is charged."""
+    """Weights and losses are moved by half of their error bounds in `Line`: the ratio moves by less than its charge."""
     c, step, count = 5.0, 0.5, 65
 
     def run(c, mu, q, h):
@@ -385,7 +384,7 @@ def test_a_charge_of_the_ratios_left_out_is_noticed():
         turned = step * np.arange(count) * (there - mean)
         off = np.hypot(*(other - plain - np.stack([0 * turned, turned])))[1:]
         assert (off <= charged[1:]).all() and abs(there - mean) <= shift
-        assert (off[:8] > 0.002 * charged[1:9]).all() and abs(there - mean) > 0.02 * shift  # of the size of the charge
+        assert (off[:8] > 0.002 * charged[1:9]).all() and abs(there - mean) > 0.02 * shift  # of the charge's size
     assert (bare[1:] < charged[1:]).all()
 
 
@@ -394,7 +393,7 @@ Law = collections.namedtuple("Law", "weight loss error rule mean_rule drift")
 
 @functools.cache
 def ratios_of(step, count):
-    """One program for laws whose weights are good and for others."""
+    """A function whose program serves laws with accurate weights (error 0) and poor ones (error 1)."""
 
     def run(loss_re, loss_im, weight_re, weight_im, mean_rule, error):
         drift = xp.zeros((2, loss_re.shape[0]))
@@ -412,7 +411,7 @@ def test_rounding_of_a_ratio_is_of_second_order_but_for_a_shift(scale, step, cou
     random = np.random.default_rng(3)
     loss = scale * (random.normal(size=700) + 1j * random.uniform(0, 0.2, 700))
     weight = random.uniform(size=700) * np.exp(1j * random.normal(size=700))
-    if not poor:  # the tilted mean of a law whose weights are good is real
+    if not poor:  # accurate weights: the tilted mean of the law is real
         weight[0] -= 1j * (weight @ loss).imag / loss[0]
     size = np.abs(weight).sum()
 
@@ -450,7 +449,7 @@ def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, 
     sizes = [float(mp.log(abs(exact_m(sigma, rate, direction, mp.mpc(order, float(t))) / base))) for t in frequency[:2]]
     assert all(size <= bound for size, bound in zip(sizes, bounds, strict=False))
     assert (np.diff(bounds) <= 0).all()
-    if rate > 0.01:  # one hump; what it says counts T-fold: near 0 a third of the true decay, at least
+    if rate > 0.01:  # One hump. A composition multiplies the bound: near t = 0 it keeps at least 0.3 of the true decay.
         assert bounds[0] < 0.3 * sizes[0]
 
 
@@ -478,7 +477,7 @@ def test_leaving_out_the_mass_at_infinity_is_noticed():
 
 
 def test_a_contour_far_left_gets_the_period_that_a_large_epsilon_asks_for():
-    """The period once ended at e^10/c: the alias left of eps was then many times delta, and the lower bound 0."""
+    """With a period of at most e^10/c the alias left of eps is many times delta, and the lower bound 0."""
     mu, eps = 2000.0, 2.06e6
     effort = Effort(8192, 1, False)
     bounds = plainly(lambda e: contour.delta_bounds(gaussian(mu), e, 1.0, effort), eps)
@@ -493,7 +492,7 @@ def largest_modulus(losses, masses, end, until):
         line = discrete_line(xp.zeros(()), losses, xp.log(masses), xp.zeros(losses.size))
         return dense_modulus(line, end, until[None])[0]
 
-    step = (until - end) / (64**2 - 1)  # e^{itL} of 64 coarse places times that of 64 fine ones
+    step = (until - end) / (64**2 - 1)  # e^{itL} at 64^2 places is a product: 64 coarse places, 64 fine ones
     coarse, fine = (
         np.exp(1j * t[:, None] * losses) for t in (end + step * np.arange(0, 64**2, 64), step * np.arange(64))
     )
@@ -502,17 +501,17 @@ def largest_modulus(losses, masses, end, until):
 
 def test_the_bound_of_many_atoms_holds_for_random_laws():
     rng = np.random.default_rng(5)
-    told = []
+    computed = []
     for _ in range(200):
         size = int(rng.integers(1, 400))
         losses = np.cumsum(rng.gamma(rng.choice([0.5, 5.0, 1e4]), size=size))
-        losses = np.round(losses / losses[-1], 4) * rng.choice([0.1, 1.0, 10.0])  # with some atoms at one place
+        losses = np.round(losses / losses[-1], 4) * rng.choice([0.1, 1.0, 10.0])  # some atoms coincide
         masses = rng.dirichlet(np.full(size, rng.choice([0.1, 10.0, 1e6])))
         end = 10 ** rng.uniform(0, 2) / losses[-1]
         bound, found = largest_modulus(losses, masses, end, end * 2 ** rng.uniform(0, 4))
         assert bound >= found
-        told.append(bound)
-    assert np.mean(np.array(told) < 0.9) > 0.05
+        computed.append(bound)
+    assert np.mean(np.array(computed) < 0.9) > 0.05  # not always the trivial bound 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The accountant against values exact to 22 digits: every stored case is enclosed, and closely."""
+"""The accountant against tests/data/accounting.json (exact to 22 digits): close bounds enclose every stored case."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.as_users_compile
 
 CASES = stored("accounting")
 RELATION = {"remove": "remove", "add": "add", "replace": "replace_one", "symmetric": None}
-GAP = {"epsilon": 1e-6, "delta": 1e-5}  # relative; promised for epsilon, delta moves faster than epsilon
+GAP = {"epsilon": 1e-6, "delta": 1e-5}  # relative; promised for epsilon. delta changes faster than epsilon
 HETEROGENEOUS = "heterogeneous"
 
 
@@ -39,7 +39,7 @@ def mechanism(kind, parameters):
 
 
 def groups():
-    """Cases that one call can answer: same type, direction and unknown."""
+    """Cases that one call can answer: those of the same type, direction and unknown."""
     found = {}
     for case in CASES:
         kind = case["mechanism"]["type"]
@@ -64,7 +64,7 @@ def test_bounds_enclose_every_stored_value_and_lie_close_together(group):
     cases = groups()[group]
     bounds, exact = solve(*group, cases)
     for case, lower, upper, truth in zip(cases, bounds.lower, bounds.upper, exact, strict=True):
-        # the mechanism's own parameters are rounded when they are logarithms or reciprocals of the stored numbers
+        # parameters of the other mechanisms are rounded functions of the stored numbers: logarithm, reciprocal, root
         slack = Fraction(0) if group[0] in ("poisson_subsampled_gaussian", "gaussian", "laplace") else truth / 10**12
         assert Fraction(lower) <= truth + slack, case["id"]
         assert Fraction(upper) >= truth - slack, case["id"]
@@ -72,7 +72,7 @@ def test_bounds_enclose_every_stored_value_and_lie_close_together(group):
 
 
 def compared(effort):
-    """The comparison's bound of delta over delta itself, of every stored sampled Gaussian."""
+    """For every stored sampled Gaussian: the upper bound of delta by `contour_ratio` over the stored delta."""
     ratios = []
     for (kind, direction, _), cases in groups().items():
         if kind == "poisson_subsampled_gaussian" and direction in ("remove", "add"):
@@ -89,10 +89,10 @@ def test_no_comparison_takes_a_stored_delta_to_be_smaller_than_it_is():
     few, as_used = compared(COMPARED._replace(nodes=2)), compared(COMPARED)
     assert len(as_used) == 33
     assert min(few.min(), as_used.min()) >= 1
-    assert np.median(as_used) < 1.01  # and most of them come close
+    assert np.median(as_used) < 1.01  # most of them are close
 
 
-def test_a_comparison_without_the_nodes_left_out_is_noticed(monkeypatch):
+def test_a_comparison_without_the_bounds_of_truncation_is_noticed(monkeypatch):
     for name in ("log_tail", "log_fallen"):
         monkeypatch.setattr(trapezoid, name, lambda *a: xp.asarray(-1e4))
     assert compared(COMPARED._replace(nodes=2)).min() < 0.95
@@ -112,7 +112,7 @@ def test_a_comparison_counts_the_mass_at_infinity():
 
 @pytest.mark.parametrize("verb", ["epsilon", "delta"])
 def test_the_add_direction_has_the_bound_of_remove_where_it_is_the_smaller_one(verb):
-    """What is answered for both is enclosed by what is answered for either alone."""
+    """The bounds for add_or_remove agree with those for remove and for add."""
     sigma, rate, steps = np.array([0.5, 0.8, 1.0, 2.0, 5.0]), np.array([0.3, 1e-3, 0.01, 0.1, 0.9]), 300
     run = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps)
     ask = jaxdp.epsilon_bounds if verb == "epsilon" else jaxdp.delta_bounds
@@ -148,7 +148,7 @@ def test_a_comparison_with_less_than_the_add_direction_decides_nothing():
 
 
 def composition_of_1300():
-    """WORKLOADS C: 500 Gaussians, 500 randomized responses, 300 sampled Gaussians."""
+    """The stored heterogeneous mechanism: 500 Gaussians, 500 randomized responses, 300 sampled Gaussian steps."""
     i = np.arange(500)
     p = 0.52 + 0.03 * i / 499
     gaussians = [jaxdp.Gaussian(s) for s in 50 + 50 * i / 499]

@@ -1,4 +1,4 @@
-"""Laws of the Fourier accountant: monotone, order-free, exact at its edges, the same number traced or not."""
+"""Properties of the contour's bounds: monotone, independent of order, exact at the edges, equal traced or not."""
 
 import re
 from fractions import Fraction
@@ -22,8 +22,8 @@ from jaxdp.sources.base import Route
 
 POINTS = 8
 GAP = 1e-6  # promised relative gap of epsilon
-STEP = 1e-4  # of finite differences: truncation 1e-8, the gap of 1e-7 over the step 1e-3
-DERIVATIVE = 5e-3
+STEP = 1e-4  # relative step of finite differences: truncation error 1e-8; a gap of 1e-7 over the step is 1e-3
+DERIVATIVE = 5e-3  # relative tolerance of derivatives: a few times this error
 SMALL = {"max_examples": 5}
 
 
@@ -47,7 +47,7 @@ def falls(bounds):
 @given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
     grow = np.geomspace(1, 1.5, 4)
-    with pytest.MonkeyPatch.context() as patch:  # three efforts, for speed
+    with pytest.MonkeyPatch.context() as patch:  # only three efforts, to save time
         patch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:3])
         assert falls(solve(sigma * grow, rate, times, delta))
         assert falls(solve(sigma, rate, times, delta * grow**10))
@@ -72,7 +72,7 @@ def test_a_rate_of_one_is_the_gaussian_and_a_rate_or_count_of_zero_releases_noth
 
 
 def test_extreme_noise_and_delta_give_valid_numbers(monkeypatch):
-    # without noise no effort gets a lower bound: the least and one with bands stand for all
+    # With hardly any noise no effort gives a lower bound: the cheapest one and one with bands are enough.
     monkeypatch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:5:4])
     sigma = np.array([1e6, 1e6, 1e-3, 1e-3, 1, 1, 1, 1.0])
     delta = np.array([1e-6, 1e-15, 1e-6, 1e-15, 0, 1, 1e-300, 0.5])
@@ -80,11 +80,11 @@ def test_extreme_noise_and_delta_give_valid_numbers(monkeypatch):
     assert not np.isnan([bounds.lower, bounds.upper]).any()
     assert np.all(bounds.lower <= bounds.upper)
     assert bounds.upper[0] < 1e-4
-    # 100 rounds nearly without noise: the largest loss is about 1e6/2
+    # 100 rounds with hardly any noise: the loss of one is about 1/(2 sigma^2) = 5e5
     assert np.all(bounds.upper[2:4] > 1e5)
     assert bounds.upper[4] == np.inf
     assert bounds.upper[5] == 0
-    assert 30 < bounds.upper[6] < 80  # 79.26; most of it one step's far tail
+    assert 30 < bounds.upper[6] < 80  # epsilon is 79.26, most of it from the far tail of one step
 
 
 def test_epsilon_of_any_sign_and_size_gives_a_valid_delta():
@@ -126,7 +126,7 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
     point = np.array([1.2, 0.01, 1e-5])
     with jax.enable_x64(True):
         traced = jax.vmap(jax.value_and_grad(epsilon, (0, 1, 2)), (0, None, None))
-        # (at XLA's own level of optimisation it would only take longer to compile)
+        # with XLA's usual optimisation this would only take longer to compile
         arguments = jnp.array([1.2, 1.5]), *point[1:]
         program = jax.jit(traced, compiler_options=compiler_options("cpu")).lower(*arguments)
         value, gradient = program.compile()(*arguments)
@@ -141,9 +141,9 @@ def test_traced_verbs_agree_with_eager_ones_and_differentiate():
 
 @pytest.mark.slow
 def test_a_bare_gradient_has_the_value_of_the_verb_and_differentiates_the_larger_pair_alone(monkeypatch):
-    """Outside of jit its numbers are concrete: no solver need be compiled, and nothing of the smaller pair.
+    """Outside of jit the numbers are concrete: neither the solver nor the smaller pair is compiled.
 
-    Rows are differentiated by one program, however many there are.
+    One program differentiates all rows.
     """
     asked, log_delta = [], derivative.log_delta
     monkeypatch.setattr(derivative, "log_delta", lambda *given: asked.append(given) or log_delta(*given))
@@ -183,16 +183,19 @@ def test_bad_rates_are_refused_before_anything_compiles(bad):
 
 
 def test_epsilon_of_a_lattice_is_found_although_delta_has_kinks():
-    counts = np.array([2.0, 3.0, 10.0, 30.0, 100.0, 1000.0])[:, None]  # few of them: next to the supremum of the loss
+    counts = np.array([2.0, 3.0, 10.0, 30.0, 100.0, 1000.0])[
+        :, None
+    ]  # few runs: epsilon is next to the supremum of the loss
     bounds = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.05, 0.5, 2.0])), counts), 1e-6)
     assert np.all(bounds.upper - bounds.lower <= 1e-7 * bounds.upper)
+    # exact: root of the binomial sum for delta, in 40 digits
     hundred = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.RandomizedResponse(np.log(3.0)), 100), 1e-6)
     assert hundred.lower <= 94.28986789292488 <= hundred.upper <= 94.28986789292488 * (1 + 1e-9)
 
 
 @mpmath.workdps(40)
 def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_sum():
-    """There the Chernoff bound is best at order 0, where no contour is any good."""
+    """There the Chernoff bound is smallest at order 0, where no contour is accurate."""
     local, rounds, eps = mpmath.mpf("0.5"), 100, np.array([-1.0, 0.0, 0.5, 20.0])
     chance = 1 / (1 + mpmath.exp(-local))
 
@@ -213,17 +216,17 @@ def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_su
 
 def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
-    effort = contour.SAMPLED_LADDER[2]  # the least that suffices
+    effort = contour.SAMPLED_LADDER[2]  # the cheapest effort that suffices
     (lower,), (upper,) = contour.contour_epsilon(
         normal_form(mechanism, (1,)), np.array([1e-7]), np.array([np.inf]), direction="reverse", effort=effort
     )
     assert upper - lower <= 1e-6 * upper
-    # a sum in extended precision gives delta(0.159113219955) = 1.00000000022918e-7, at abscissae of 120 and of 240
+    # exact: a sum in extended precision gives delta(0.159113219955) = 1.00000000022918e-7, at abscissae 120 and 240
     assert lower <= 0.159113219956 and upper >= 0.159113219955
 
 
 def test_a_delta_far_below_1e_290_is_not_too_small():
-    # composed with almost nothing: at least the Gaussian's own delta, in 40 digits (mu = 1: two norm bounds over 2)
+    # The second mechanism loses almost nothing. Exact: delta of the Gaussian (mu = 1: two norm bounds over noise 2).
     mechanism = jaxdp.compose(jaxdp.Gaussian(2.0), jaxdp.RandomizedResponse(1e-12))
     for eps in (37.5, 37.65, 37.7):
         with mpmath.workdps(40):
@@ -247,11 +250,11 @@ def test_the_precision_a_user_sets_for_matrix_products_is_not_ours():
 
 @pytest.mark.parametrize("sigma, q, steps, delta", [(1.43, 1.5e-4, 10, 4.3e-5), (1.38, 3.9e-5, 2, 2.4e-8)])
 def test_a_rare_large_loss_does_not_send_epsilon_to_the_bound_without_sampling(sigma, q, steps, delta):
-    # the moments are finite only far from the saddle: one sampled person gives nearly all of the loss
+    # one sampled person gives nearly all of the loss: the moments are finite only far from the saddle point
     one = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), q)
     bounds = jaxdp.epsilon_bounds(jaxdp.repeat(one, steps), delta, relation="remove")
     assert bounds.upper - bounds.lower <= 1e-3 * bounds.upper
-    # a closed form for one step, and basic composition
+    # no less than one step's closed form, no more than basic composition
     assert jaxdp.epsilon(one, delta, relation="remove") * (1 - 1e-9) <= bounds.upper
     assert bounds.lower <= steps * jaxdp.epsilon(one, delta / steps, relation="remove")
 
@@ -282,9 +285,9 @@ def test_half_a_million_steps_of_little_noise_have_close_bounds(relation):
 def test_losses_next_to_their_supremum_are_enclosed_closely():
     """Two steps, add: delta by 50-digit quadrature of the closed one-step delta over the other step's outcome.
 
-    The abscissa is up to e^14 times the Gaussian guess; most of these had gaps between 1e-3 and 1.
+    The abscissa is up to e^14 times the guess of a Gaussian law.
     """
-    cases = [
+    cases = [  # (sigma, rate, epsilon, exact delta)
         (5.92, 0.00026, 0.0005117, "2.4043478380366298e-268"),
         (1.22, 2.86e-05, 3.83e-05, "2.5294855462923771e-7"),
         (2.5, 0.00152, 0.00304, "1.6665275824312675e-147"),
@@ -314,7 +317,7 @@ def test_rare_samples_have_close_bounds_of_delta_at_a_negative_epsilon():
 
 @pytest.mark.parametrize(("sigma", "rate", "false_positive_rate"), [(0.5, 0.3, 0.9), (0.4, 0.5, 0.7)])
 def test_the_trade_off_of_add_is_followed_as_far_down_as_its_losses_reach(sigma, rate, false_positive_rate):
-    """Closed form: the best test of N(0) against the mixture has a threshold of the outcome."""
+    """Exact: the best test of N(0) against the mixture rejects by a threshold of the outcome."""
     threshold = mpmath.findroot(
         lambda t: (
             1 - ((1 - rate) * mpmath.ncdf(t / sigma) + rate * mpmath.ncdf((t - 1) / sigma)) - (1 - false_positive_rate)
@@ -328,7 +331,7 @@ def test_the_trade_off_of_add_is_followed_as_far_down_as_its_losses_reach(sigma,
 
 
 def test_the_trade_off_of_sampled_laplace_noise_is_sought_at_the_kink_of_its_least_loss():
-    """Beyond it no loss is: the best test rejects all but a share of the outcomes of the least one."""
+    """No loss is below the least one: the best test rejects all outcomes but a share of those with the least loss."""
     rate, least = 0.1, np.log(0.9 + 0.1 * np.exp(-2.0))
     found = jaxdp.tradeoff(jaxdp.PoissonSampled(jaxdp.Laplace(0.5), rate), [0.7, 0.9], relation="remove")
     exact = np.exp(least) * np.array([0.3, 0.1])

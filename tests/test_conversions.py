@@ -1,4 +1,4 @@
-"""jaxdp.conversions: every bound on its safe side of closed forms, exact rationals and independent routes."""
+"""jaxdp.conversions: every bound is on the safe side of closed forms, exact rationals and independent routes."""
 
 from fractions import Fraction
 
@@ -14,7 +14,7 @@ from jaxdp.conversions.profile import cell_bounds
 
 # Outward rounding of the certified functions, with room for SciPy's own error in the reference.
 ROUNDING = 1e-11
-# Orders below, at and above 1; `curve_at` gives other curves as many, so that one program serves all.
+# Orders below, at and above 1. `curve_at` gives other curves the same length, so that one program serves all.
 ORDERS = np.concatenate([[0.5, 0.75, 1.0], 1 + np.geomspace(0.05, 60, 9)])
 EPS_GRID = np.linspace(0.0, 10.0, 400)
 SMALLEST = np.finfo(float).tiny
@@ -26,21 +26,21 @@ def gaussian_delta(mu, eps):
 
 
 def exact_delta(pair, eps):
-    """Hockey-stick divergence of the stored doubles, in rationals."""
+    """Hockey-stick divergence of the pair's float64 masses at the float64 e^eps, in rationals."""
     a = Fraction(float(np.exp(eps)))
     return float(sum(max(Fraction(float(p)) - a * Fraction(float(q)), 0) for p, q in zip(pair.p, pair.q, strict=True)))
 
 
 @mp.workdps(50)
 def gaussian_truth(mu, eps):
-    """The Gaussian profile at the stored doubles."""
+    """The Gaussian profile at these float64 numbers, in 50 digits."""
     mu, eps = mp.mpf(float(mu)), mp.mpf(float(eps))
     return (mp.erfc((eps / mu - mu / 2) / mp.sqrt(2)) - mp.exp(eps) * mp.erfc((eps / mu + mu / 2) / mp.sqrt(2))) / 2
 
 
 @mp.workdps(50)
 def response_truth(local, eps):
-    """The profile of binary randomized response."""
+    """The profile of binary randomized response, in 50 digits."""
     a, top = mp.exp(mp.mpf(float(eps))), mp.exp(mp.mpf(local))
     return max(top - a, 0) / (1 + top) + max(1 - top * a, 0) / (1 + top)
 
@@ -52,7 +52,7 @@ def discrete_truth(p, q, eps):
 
 
 def curve_at(orders, renyi):
-    """The curve, its last point repeated until there are as many as `ORDERS`."""
+    """The curve, its last point repeated up to the length of `ORDERS`."""
     more = ORDERS.size - np.size(orders)
     return np.pad(orders, (0, more), "edge"), np.pad(renyi, (0, more), "edge")
 
@@ -91,7 +91,7 @@ def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
 @pytest.mark.parametrize("convert, room", [(cv.epsilon_from_rdp, 1e-8), (cv.optimal_epsilon_from_rdp, 2e-5)])
 def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert, room):
     curve = curve_at([2.0, 8.0], [1.0, 4.0])
-    least = convert(*curve, 9e-5)  # through tests the finite part has, besides, a mass of 1 - 1e-5 only
+    least = convert(*curve, 9e-5)  # the optimal conversion also counts the finite part's mass, 1 - 1e-5: room
     assert least * (1 - 1e-8) <= convert(*curve, 1e-4, infinity_mass=1e-5) <= least * (1 + room)
     assert convert(*curve, 1e-5, infinity_mass=1e-5) == np.inf
 
@@ -142,8 +142,8 @@ def test_optimal_conversion_lies_between_the_exact_delta_and_cks_at_the_same_ord
     assert both[0] < 0.85 * cks[0]
 
 
-def test_optimal_conversion_of_one_pair_is_exact_for_the_two_point_law_that_has_this_curve():
-    """Orders of randomized response, all of them: the Bernoulli pair itself is feasible, so delta is not below it."""
+def test_optimal_conversion_is_not_below_the_two_point_law_that_has_this_curve():
+    """The curve of randomized response at all orders: its own pair has this curve, so the bound is not below delta."""
     p = 0.8
     pair = jaxdp.DiscretePair([p, 1 - p], [1 - p, p])
     curve = np.array([cv_renyi(pair, a) for a in ORDERS])
@@ -159,7 +159,7 @@ def cv_renyi(pair, a):
 
 
 def test_reverse_curve_of_an_asymmetric_pair_must_be_its_own():
-    """Negative twin: with R(P, Q) in place of R(Q, P) the bound falls below the truth."""
+    """Negative control: with R(P, Q) in place of R(Q, P) the bound is below the exact delta."""
     pair = jaxdp.DiscretePair([0.9, 0.1], [0.99, 0.01])
     swapped = jaxdp.DiscretePair(pair.q, pair.p)
     ahead, back = (np.array([cv_renyi(x, a) for a in ORDERS]) for x in (swapped, pair))
@@ -216,7 +216,7 @@ def test_bad_arguments_are_named(call, message):
 
 
 def test_cell_bounds_hold_for_concave_functions_and_not_beyond():
-    """Negative twin: a spike inside a cell is what concavity excludes."""
+    """Negative control: a spike inside a cell, which concavity excludes, is above the bound."""
     t = np.array([0.0, 0.4, 0.9, 1.5, 2.0])
     fine = np.linspace(0, 2, 2001)
     cell = np.clip(np.searchsorted(t, fine) - 1, 0, 3)
@@ -260,7 +260,7 @@ def test_bound_with_a_downward_kink_at_one_is_made_a_true_profile_first():
     pair = cv.pair_from_profile([0.0, np.log(1.1)], [0.1, 0.0])
     assert np.isclose(exact_delta(pair, 0.0), 0.1 / 2.1, rtol=1e-9)
     p, q = np.outer(pair.p, pair.p).ravel(), np.outer(pair.q, pair.q).ravel()
-    # two rounds: e^eps0 / (1 + e^eps0) squared minus its mirror
+    # exact for two rounds: (r / (1 + r))^2 - (1 / (1 + r))^2 with r = e^eps0 = 1.1
     assert np.isclose(np.maximum(p - q, 0).sum(), (1.1**2 - 1) / 2.1**2, rtol=1e-9)
 
 
@@ -376,7 +376,7 @@ def test_pair_from_tradeoff_is_dominated_and_its_characteristic_function_is_that
 
 
 def test_sampled_delta_reproduces_the_exact_single_round_values():
-    # sigma 0.5, q 0.3 in 40 digits by the closed forms of notebooks/proofs/profiles.md, section 1
+    # exact: sigma 0.5, q 0.3, in 40 digits by the closed forms of notebooks/proofs/profiles.md, section 1
     def base(e):
         return gaussian_delta(2.0, e)
 
@@ -401,7 +401,7 @@ def test_sampled_pair_dominates_its_round(relation):
 
 @pytest.mark.parametrize("relation", ["add", "remove"])
 def test_sampled_delta_of_randomized_response_is_not_below_the_truth(relation):
-    """Rates up to 1, where 1 - q or e^eps - (1 - q) is lost in the rounding, and down to subnormal ones."""
+    """Rates up to 1, where rounding destroys 1 - q or e^eps - (1 - q), and down to subnormal ones."""
     q = np.array([1.0, 1 - 2.0**-53, 1 - 2.0**-52, 1 - 1e-14, 0.9, 0.4, 1e-5, 1e-300, 5e-324])[:, None]
     points = [41.976, 36.5531, 35.8634, 59.0, -41.0, 0.0, 1e-9, -1e-9, 0.3, -0.3, 1.0, -2.0, 700.0, -700.0, 800.0]
     q, eps = np.broadcast_arrays(q, points)
@@ -510,7 +510,7 @@ def test_levy_inversion_and_double_quadrature_agree_with_the_gaussian_law():
 
 
 def test_levy_inversion_with_too_long_a_step_folds_the_law():
-    """Negative twin: period 2 pi/h = 2 is narrower than the law."""
+    """Negative control: the period 2 pi/h = 2 is narrower than the law."""
     g = jaxdp.Gaussian(1.0)
     assert abs(cv.levy_cdf(lambda t: g.log_mgf(1j * t), 2.0, step=np.pi, nodes=100) - norm.cdf(1.5)) > 1e-3
 
@@ -563,12 +563,12 @@ def test_a_profile_down_to_tiny_deltas_gives_a_pair_that_every_verb_takes():
 @pytest.mark.parametrize("order", [1 + 1e-12, 1 + 1e-6, 1.001, 2.0, 50.0])
 @pytest.mark.parametrize("eps", [128.99539789718372, 584.5818773666397])
 def test_a_loss_that_is_certain_has_that_renyi_divergence_at_every_order(order, eps):
-    """log q + a (log p - log q) cancels to a number that does not tell its rounding."""
+    """log q + a (log p - log q) cancels: its value does not show how large its rounding is."""
     assert eps <= cv.renyi_from_profile(order, [eps], [0.0], symmetric=False) <= eps * (1 + 1e-12)
 
 
 def test_a_profile_that_hardly_tells_mu_is_no_fault_of_the_backend(compiled):
-    """A program and NumPy have other last digits of delta there, and other mu."""
+    """A program and NumPy differ in the last digits of delta here, and therefore in mu."""
     mu = cv.gdp_mu_from_profile([-1.2733710467513586], [0.7201134808602965])
     assert 0.177 < mu < 0.179
 

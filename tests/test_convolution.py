@@ -9,14 +9,15 @@ from exact import stored
 from jaxdp import convolution
 
 CASES = stored("iteration")
-GOLDEN = 1e-10  # asked of every stored value
-SERIES = 1e-11  # direct summation of the discrete law in float64
-# Asymptotic factor variance x Fisher information of m-fold Laplace groups, 40-digit quadrature.
+GOLDEN = 1e-10  # relative tolerance of every stored value
+SERIES = 1e-11  # relative error of the direct sum over the discrete law, in float64
+# Group size m: the limit of bound over exact value, which is variance x Fisher information of the sum of m Laplace
+# noises (40-digit quadrature).
 GROUP_FACTORS = {1: 2.0, 2: 1.19269472, 4: 1.0555}
 
 
 def inputs_of(family, *names):
-    """Arrays of the stored inputs of these names, and of the values."""
+    """Arrays of these inputs of the stored cases of a family, and the array of their values."""
     found = [c for c in CASES if c["family"] == family]
     assert found, family
     rows = [[*(float(case["inputs"][name]) for name in names), float(case["value"])] for case in found]
@@ -176,7 +177,7 @@ def test_exact_divergence_of_laplace_sums_at_shifts_whose_exponential_overflows_
 
 
 def test_density_integrates_to_one_and_has_the_right_variance():
-    x = np.linspace(-120, 120, 481)  # its characteristic function is below 1e-20 where the sum has its first alias
+    x = np.linspace(-120, 120, 481)  # step 0.5: at the sum's first alias the characteristic function is below 1e-20
     density = np.exp(convolution.laplace_sum_log_density(x, 2.0, 8))
     assert np.sum(density) * 0.5 == pytest.approx(1.0, rel=1e-10)
     assert np.sum(density * x**2) * 0.5 == pytest.approx(2 * 8 * 4.0, rel=1e-8)
@@ -198,6 +199,7 @@ def test_laplace_bound_is_not_tight_and_groups_of_m_have_their_own_factor():
 
 
 def discrete_divergence(order, scale, shift):
+    """Renyi divergence of shifted discrete Laplace noise, summed over the integers up to 600."""
     x = np.arange(-600, 601)
     p, q = np.exp(-abs(x - shift) / scale), np.exp(-abs(x) / scale)
     return np.log(np.sum(p**order * q ** (1 - order)) / q.sum()) / (order - 1)

@@ -11,7 +11,7 @@ from jaxdp import delta, diffusion, epsilon, renyi
 from jaxdp.diffusion import BrownianMotion, OrnsteinUhlenbeck
 
 CASES = stored("iteration")
-GOLDEN = 1e-10  # asked of every stored value
+GOLDEN = 1e-10  # relative tolerance of every stored value
 QUADRATURE = 1e-12  # 15-point Gauss rule on panels of length 0.2 in the logarithm
 
 
@@ -43,7 +43,7 @@ def test_calibration_meets_the_stored_values_and_its_own_promise():
     assert got.gaussian_mse == pytest.approx(exact["mse_gauss"], rel=GOLDEN)
     assert got.ratio == pytest.approx(exact["ratio"], rel=GOLDEN)
     assert OrnsteinUhlenbeck(got.theta, got.rho, 1.0, x["Delta"]).lam() == pytest.approx(x["epsilon"], rel=1e-13)
-    # Better at its own time, not at all times: the condition of the theorem's first half is not met here.
+    # Better at its own time, but not at all times: the condition of the theorem's first half does not hold here.
     assert not diffusion.ornstein_uhlenbeck_beats_gaussian(got.theta, got.rho, x["R"], x["d"])
 
 
@@ -121,7 +121,7 @@ def test_ou_error_is_below_gaussian_error_exactly_under_the_condition_of_theorem
         assert diffusion.ornstein_uhlenbeck_beats_gaussian(theta, rho, radius, dimension) == below
         if below:
             assert (error <= noise).all()
-    # Necessary as well: with a strong pull and little noise the bias dominates at some time.
+    # The condition is also necessary: with a strong pull and little noise the bias dominates at some time.
     error = diffusion.ornstein_uhlenbeck_mse(50 * limit, rho, times, radius, dimension)
     noise = diffusion.gaussian_mse(diffusion.ornstein_uhlenbeck_lambda(50 * limit, rho, times), 1.0, dimension)
     assert (error > noise).any()

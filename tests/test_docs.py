@@ -13,7 +13,7 @@ PAGES = [page for page in (*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"
 
 
 def mismatches(text):
-    """(expected, printed) of each block that prints something else than the page says."""
+    """(expected, printed) of each block whose output is not that of the page."""
     names, found = {}, []
     for code, expected in BLOCK.findall(text):
         printed = io.StringIO()

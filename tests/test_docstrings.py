@@ -1,4 +1,4 @@
-"""Every public docstring has an example, and prints what it says."""
+"""Every public docstring has an example, which prints what the docstring says."""
 
 import doctest
 import importlib
@@ -9,9 +9,9 @@ import pytest
 
 import jaxdp
 
-# Beside what jaxdp itself exports; a new subject module is added here.
+# Modules whose objects are tested besides those that jaxdp itself exports. A new subject module is added here.
 MODULES = ("jaxdp.domains", "jaxdp.plot")
-# Raised where a backend returns wrong numbers: no example shows that.
+# Raised when a backend returns wrong numbers, which no example can show.
 WITHOUT_EXAMPLE = {"BackendError"}
 NAMES = {"__name__": "__main__", "jaxdp": jaxdp, "jax": jax, "np": np}
 

@@ -1,4 +1,4 @@
-"""The public names of the subject modules: examples that print what they say, types, names and the order's place."""
+"""The public names of the subject modules: examples, types, unique names, and the place of the argument `order`."""
 
 import collections
 import doctest
@@ -53,7 +53,7 @@ def test_a_missing_and_a_wrong_example_are_found():
 
 
 def signatures_of(value):
-    """(name, signature) of a function; of a class and its own public methods."""
+    """(name, signature) of a function, or of a class and each public method that it defines."""
     if not (isinstance(value, type) and issubclass(value, Exception)):
         yield value.__name__, inspect.signature(value)
     for name, method in vars(value).items() if isinstance(value, type) and not issubclass(value, tuple) else ():
@@ -85,6 +85,6 @@ def test_no_public_name_stands_for_two_things():
 @pytest.mark.parametrize("module, name", PUBLIC, ids=lambda part: getattr(part, "__name__", part))
 def test_the_order_stands_first_or_after_the_divergences_it_is_given_to(module, name):
     names = [each for _, signature in list(signatures_of(getattr(module, name)))[:1] for each in signature.parameters]
-    orders = {"order", "orders"} if module.__name__ != "jaxdp.training" else set()  # there it is that of the examples
+    orders = {"order", "orders"} if module.__name__ != "jaxdp.training" else set()  # there it orders examples
     for order in orders & set(names):
         assert set(names[: names.index(order)]) <= {"renyi", "renyi_first", "renyi_kernel"}

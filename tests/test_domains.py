@@ -23,12 +23,12 @@ from jaxdp.runtime import backend
 from jaxdp.sources.renyi import _WithTail
 
 NAN, INF = np.nan, np.inf
-# For every field, whatever its domain. 1e-310 is subnormal and 1e308 has a subnormal reciprocal: compiled arithmetic
-# would take them, or it, for 0.
+# Outside the domain of every field. 1e-310 is subnormal and 1e308 has a subnormal reciprocal: compiled arithmetic would
+# take a subnormal number for 0.
 ALWAYS_OUTSIDE = (NAN, -INF, -0.5, 1e-310, 1e308)
 JUST_BELOW_0, JUST_ABOVE_1 = -1e-300, np.nextafter(1.0, 2.0)
 
-# Each public record: a valid example, and for each of its own numbers what else is outside, the nearest included.
+# Public record: (a valid example, for each of its numbers more values outside the domain, the nearest included).
 EXAMPLES = {
     jaxdp.Gaussian: (jaxdp.Gaussian(1.5), {"noise_multiplier": (0.0, INF)}),
     jaxdp.Laplace: (jaxdp.Laplace(1.5), {"noise_multiplier": (0.0, INF)}),
@@ -111,18 +111,18 @@ EXAMPLES = {
         training.CyclicIteration([0.9], [1.0], [1.0]),
         {name: (JUST_BELOW_0, INF) for name in ("contraction", "noise_std", "shift")},
     ),
-    training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # infinite: no guarantee
+    training.IteratedRelease: (training.IteratedRelease(0.5), {"mu": (JUST_BELOW_0,)}),  # inf is valid: no guarantee
 }
-# Made by the accountant for itself, from numbers that were checked.
+# Records that the accountant makes for itself, from checked numbers.
 INTERNAL = {Antipodal, EnclosingPair, DirectedLaw, JointlyConvex, LossLaw, OfMu, _WithTail}
-# Only inside Shuffled, where it is in MORE_EXAMPLES.
+# Valid only inside Shuffled: MORE_EXAMPLES has it there.
 ONLY_SHUFFLED = {jaxdp.FiniteRandomizer}
 NEEDS_AN_EXTRA = {"interop", "plot", "__main__"}
 
 
 @jaxdp.record
 class WithoutDomains(jaxdp.Mechanism):
-    """A user's own record as it was always written: no field says what it may be."""
+    """A user's own record whose fields state no domain."""
 
     scale: object
     weights: object
@@ -143,7 +143,7 @@ NAMES = [str(example).split("(")[0] for example, _ in TABLE]
 
 
 def every_record():
-    """Classes of mechanisms in the package, whoever imports them."""
+    """All classes of records in the package, except those that need an extra."""
     for module in pkgutil.walk_packages(jaxdp.__path__, "jaxdp."):
         if not NEEDS_AN_EXTRA.intersection(module.name.split(".")):
             importlib.import_module(module.name)
@@ -151,8 +151,8 @@ def every_record():
     while waiting:
         children = waiting.pop().__subclasses__()
         waiting += children
-        found |= {one for one in children if "__dataclass_fields__" in vars(one) and one.__module__[:6] == "jaxdp."}
-    return {one for one in found if not NEEDS_AN_EXTRA.intersection(one.__module__.split("."))}
+        found |= {cls for cls in children if "__dataclass_fields__" in vars(cls) and cls.__module__[:6] == "jaxdp."}
+    return {cls for cls in found if not NEEDS_AN_EXTRA.intersection(cls.__module__.split("."))}
 
 
 def test_every_record_has_an_example_with_each_of_its_numbers():
@@ -164,7 +164,7 @@ def test_every_record_has_an_example_with_each_of_its_numbers():
 
 
 def rows(example, outside):
-    """(leaf, name, number) of every number in the example that may be broken, the numbers of mechanisms inside too."""
+    """(leaf, name, invalid number) for each number in the example, those of mechanisms inside it included."""
     for place, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(example)):
         name = path[-1].name
         own = outside[name] if len(path) == 1 else ()
@@ -181,7 +181,7 @@ def replaced(example, place, number):
 
 
 def wrapped(mechanism, example):
-    """The mechanism alone and inside others, where there is a theorem for it (the same question for the example)."""
+    """(name, mechanism) alone and inside each record that accepts ``example``, a valid mechanism of the same class."""
     wraps = {
         "alone": lambda m: m,
         "repeated": lambda m: jaxdp.repeat(m, 3),
@@ -200,7 +200,7 @@ def wrapped(mechanism, example):
 
 
 def verbs(mechanism):
-    """Every verb's answer, by name: what the table asks for."""
+    """The answer of every verb, by its name."""
     return {
         "epsilon": jaxdp.epsilon(mechanism, 1e-5),
         "delta": jaxdp.delta(mechanism, 0.5),
@@ -248,7 +248,7 @@ def sum_of_rows(params):
 
 @pytest.fixture
 def cheap_kernels(monkeypatch):
-    """In place of what takes seconds to compile: numbers that depend on every parameter that a kernel would get."""
+    """Kernels take seconds to compile: they are replaced by a number that depends on every parameter they would get."""
 
     class Cheap:
         @staticmethod
@@ -271,7 +271,7 @@ SIZE = 64  # rows of every traced call: one size, so that single operations comp
 
 
 def batch(example, outside):
-    """The example SIZE times, the first rows each with one number outside; how many these are."""
+    """The example in SIZE rows, the first of which have one number outside its domain each; how many have one."""
     broken = [replaced(example, place, number) for place, _, number in rows(example, outside)]
     assert len(broken) < SIZE
     valid = jax.tree_util.tree_map(lambda leaf: np.asarray(leaf, np.float64), example)
@@ -312,14 +312,15 @@ def test_kernels_get_valid_numbers_only_and_derivatives_stop_at_invalid_ones(exa
     for row in (*range(broken), SIZE - 1):
         one = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(example), [np.asarray(x[row]) for x in leaves])
         assert all(np.isfinite(leaf).all() for leaf in jax.tree_util.tree_leaves(one))
-        if row >= broken or not isinstance(one, jaxdp.DiscretePair):  # harmless masses need not sum to 1
+        if row >= broken or not isinstance(one, jaxdp.DiscretePair):  # masses that replace bad ones need not sum to 1
             one.validate()
     for slope in slopes:
         assert np.isfinite(slope).all()
         np.testing.assert_array_equal(slope[broken:], 1.0)
 
 
-# What the cheap kernels leave open: real ones, with their derivatives, one of each kind. Of ten numbers five are valid.
+# What `cheap_kernels` does not test: one real kernel of each kind, with its derivatives.
+# kind: (ten numbers, valid and invalid in turn, the function).
 POSITIVE_OR_NOT = (1.0, NAN, 2.0, -INF, 3.0, -0.5, 4.0, 0.0, 5.0, 1e-310)
 REAL = {
     "epsilon of a Gaussian": (POSITIVE_OR_NOT, lambda x: jaxdp.epsilon(jaxdp.Gaussian(x), 1e-5)),
@@ -340,7 +341,7 @@ REAL = {
         lambda x: jaxdp.epsilon(jaxdp.NoisyIteration(jnp.stack([x, x]), [1.0, 1.0], [1.0, 1.0]), 1e-5),
     ),
 }
-EXACT = {"epsilon of Laplace": lambda x: 1 / x + 2 * np.log1p(-1e-5)}  # else what the eager verb says
+EXACT = {"epsilon of Laplace": lambda x: 1 / x + 2 * np.log1p(-1e-5)}  # the others are compared with the eager verb
 
 
 @pytest.mark.parametrize("kind", REAL)
@@ -354,7 +355,7 @@ def test_real_kernels_answer_the_neighbours_and_every_derivative_is_finite(kind)
     np.testing.assert_array_equal(values[1::2], 1.0 if kind.startswith("delta") else INF)
     assert np.isfinite(slopes).all() and (slopes[1::2] == 0).all()
     truth = [EXACT.get(kind, answer)(number) for number in numbers[::2]]
-    np.testing.assert_allclose(values[::2], truth, rtol=2e-6)  # a traced contour has one effort, of a gap of 1e-6
+    np.testing.assert_allclose(values[::2], truth, rtol=2e-6)  # a traced contour has a gap of 1e-6
 
 
 @pytest.mark.thorough
@@ -391,7 +392,7 @@ def test_a_traced_target_outside_its_domain_is_vacuous(verb, cheap_kernels):
 
 
 def test_numbers_of_less_precision_and_whole_numbers_are_taken_as_they_are(cheap_kernels):
-    """Compiled conversion would take a subnormal float32, which is an ordinary float64, for 0."""
+    """A compiled conversion would take a subnormal float32 for 0, although it is a normal float64."""
     with jax.enable_x64(True):
         for dtype in (jnp.float32, jnp.bfloat16):
             rates = jnp.asarray(np.array([1e-40, 0.0, 0.25]).astype(dtype))
@@ -426,7 +427,7 @@ def test_concrete_numbers_and_shapes_are_refused_beside_traced_ones():
 
 @jaxdp.record
 class WithChecks(jaxdp.Mechanism):
-    """A user's own record that states a domain, and checks more by itself."""
+    """A user's own record with a domain and a check of its own."""
 
     scale: object = field(POSITIVE, remedy="Buy a larger one.")
     power: object = 1.0

@@ -1,4 +1,4 @@
-"""Targets at the ends of what float64 holds: the last delta above 0, infinite epsilon, all of the loss on one side."""
+"""Targets at the ends of the float64 range: subnormal delta, infinite epsilon, all of the loss on one side."""
 
 import jax
 import mpmath
@@ -9,7 +9,7 @@ import jaxdp
 from jaxdp.domains import SMALLEST
 from jaxdp.runtime.backend import compiler_options
 
-# exact epsilon at delta 1e-310
+# (mechanism, exact epsilon at delta 1e-310): roots of the closed form and of the binomial sum in mpmath
 BELOW_NORMAL = [
     (jaxdp.Gaussian(1.0), 38.0659927066501518246881861),
     (jaxdp.repeat(jaxdp.RandomizedResponse(0.01), 5000), 26.1371534498247017321613996),
@@ -92,7 +92,7 @@ def test_below_the_least_loss_delta_is_what_any_mechanism_has():
 @pytest.mark.parametrize("rounds", [300_000, 10_000_000])
 @mpmath.workdps(40)
 def test_very_many_rounds_of_randomized_response_enclose_the_exact_sum(rounds):
-    """e^epsilon is far beyond double precision."""
+    """e^epsilon overflows in float64."""
     keep = 1 / (1 + mpmath.exp(-1))
     deviation = float(mpmath.sqrt(rounds * keep * (1 - keep)))
     center = round(float(rounds * keep))
@@ -178,10 +178,10 @@ def test_squares_of_noise_that_overflow_are_not_taken_for_perfect_privacy():
     sampled = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.repeat(noise, 3), 0.5), 5)
     for mechanism in (kept, jaxdp.repeat(kept, 3), sampled):
         assert jaxdp.delta(mechanism, 0.0) > 1e-161
-    many = jaxdp.PoissonSampled(jaxdp.repeat(noise, 1e300), 0.5)  # mu is 1e-10
+    many = jaxdp.PoissonSampled(jaxdp.repeat(noise, 1e300), 0.5)  # mu is 1e-10: delta is 0.5 mu / sqrt(2 pi)
     assert jaxdp.delta_bounds(many, 0.0) == pytest.approx((1.99456e-11, 1.99492e-11), rel=1e-4)
     assert (jaxdp.renyi(jaxdp.Gaussian(1e200), [1.5, 2.0]) > 0).all()
-    assert jaxdp.renyi(jaxdp.RandomAllocation(noise, 10), 1e300) >= 5e-22
+    assert jaxdp.renyi(jaxdp.RandomAllocation(noise, 10), 1e300) >= 5e-22  # order / (2 noise^2 num_steps)
 
 
 def test_runs_that_do_not_happen_are_not_taken_for_all_runs():
@@ -196,7 +196,7 @@ def test_diffusions_of_any_length_keep_a_trace_of_the_value(theta, time):
 
 
 def test_counts_that_overflow_give_no_lower_bound():
-    endless = jaxdp.repeat(jaxdp.repeat(jaxdp.Gaussian(1e200), 1e200), 1e200)  # mu is 1
+    endless = jaxdp.repeat(jaxdp.repeat(jaxdp.Gaussian(1e200), 1e200), 1e200)  # mu is 1: epsilon is 4.37718
     assert jaxdp.epsilon_bounds(endless, 1e-5).lower <= 4.378
     many = jaxdp.compose(*(jaxdp.repeat(jaxdp.Gaussian(1e154 * (1 + i * 1e-3)), 4e307) for i in range(8)))
     assert jaxdp.epsilon_bounds(many, 1e-5) == pytest.approx((8.683837445, 8.683837446), rel=1e-8)
@@ -205,7 +205,7 @@ def test_counts_that_overflow_give_no_lower_bound():
 def test_small_squares_times_large_counts_are_not_flushed_in_a_program(compiled):
     noise = np.append(1e100, np.full(300, 1e154))
     found = jaxdp.epsilon(jaxdp.compose(jaxdp.Gaussian(1.0), jaxdp.repeat(jaxdp.Gaussian(noise), 4e307)), 1e-5)
-    np.testing.assert_allclose(found[1:], 5.324785705557, rtol=1e-10)
+    np.testing.assert_allclose(found[1:], 5.324785705557, rtol=1e-10)  # one Gaussian with mu = sqrt(1.4)
 
 
 def test_renyi_divergences_smaller_than_the_rounding_of_k_are_answered_in_large_batches(compiled):
@@ -223,6 +223,7 @@ def test_renyi_divergences_smaller_than_the_rounding_of_k_are_answered_in_large_
     [(1e12, 1e12, 1e-3, 0.997998), (719254241.7868128, 1172202663.0, 0.2010385543295841, 1.18086)],
 )
 def test_discrete_laplace_noise_of_huge_scale_is_that_of_laplace(scale, sensitivity, delta, exact):
+    """exact: sensitivity / scale + 2 log(1 - delta), the epsilon of Laplace noise."""
     noise = jaxdp.DiscreteLaplace(scale, sensitivity)
     lower, upper = jaxdp.epsilon_bounds(noise, delta)
     assert lower <= exact * (1 + 1e-5) and exact * (1 - 1e-5) <= upper
@@ -239,7 +240,7 @@ def test_rates_and_steps_at_the_end_of_the_range_have_no_lower_bound_above_the_t
 
 
 def test_cells_of_laplace_noise_inside_a_randomizer_give_no_lower_bound_of_the_noise():
-    # inputs 0 and 1, one of two records: Q = (L(0) + L(1))/2, P = L(0), integrated in closed form
+    # inputs 0 and 1, one of two records: Q = (L(0) + L(1))/2, P = L(0); the integrals are sums over a fine grid
     epsilon, e = 0.3, np.exp(0.3)
     lower, upper = jaxdp.delta_bounds(jaxdp.FixedSizeSampled(jaxdp.LocalLaplace(1.0), 0.5), epsilon)
     grid = np.linspace(-40, 41, 8_100_001)
@@ -272,7 +273,7 @@ def test_a_mu_that_is_rounded_up_gives_no_lower_bound_above_the_truth(steps):
         exact = mpmath.ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
     lower, upper = jaxdp.delta_bounds(alone, float(epsilon))
     assert lower <= exact <= upper and upper - lower <= 1e-8 * upper
-    nothing = jaxdp.NoisyIteration(np.ones(steps), np.ones(steps), np.zeros(steps))  # takes no lower bound away
+    nothing = jaxdp.NoisyIteration(np.ones(steps), np.ones(steps), np.zeros(steps))  # must not weaken the lower bound
     lower, upper = jaxdp.epsilon_bounds(jaxdp.compose(nothing, jaxdp.Gaussian(1.0)), 1e-5, relation="remove")
     assert upper - lower <= 1e-9 * upper
     diffused = jaxdp.diffusion.OrnsteinUhlenbeck(1e-100, 1e-50, 1e100)
@@ -323,9 +324,10 @@ def test_one_run_of_a_guarantee_is_its_closed_form(epsilon, delta):
         assert 0 <= found.upper - found.lower <= 1e-12 * (1 + epsilon)
 
 
-RESPONSE = np.e / (np.e + 2)
+RESPONSE = np.e / (np.e + 2)  # probability of the true answer of RandomizedResponse(1, 3)
 NEXT_TO_LARGEST = {
-    # a mechanism of one number, the number, a delta, the derivatives of epsilon by both, from the largest loss alone
+    # name: (mechanism of one number, the number, delta, derivatives of epsilon by the number and by delta). The
+    # derivatives are closed forms of the largest loss and its mass.
     "Laplace": (jaxdp.Laplace, 0.5, 1e-9, -4.0, -2.0),
     "several rounds": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 1e-12, 3.0, -((1 + np.exp(-1)) ** 3)),
     "delta 0": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 0.0, 3.0, -((1 + np.exp(-1)) ** 3)),

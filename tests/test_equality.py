@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import diffusion, training
 
 NAN = np.nan
-# Each entry a mechanism in several spellings that mean the same.
+# Each entry is one mechanism in several equal spellings.
 EQUAL = [
     (jaxdp.Gaussian(1), jaxdp.Gaussian(1.0), jaxdp.Gaussian(np.float32(1)), jaxdp.Gaussian(jnp.array(1))),
     (

@@ -18,7 +18,7 @@ from jaxdp.sources import contour
 
 POINTS = 16
 DIGITS = 700
-TIE = mp.mpf(10) ** -600  # relative, at which two numbers of so many digits are equal
+TIE = mp.mpf(10) ** -600  # relative difference below which two numbers of DIGITS digits count as equal
 
 
 def randomized_response(rng):
@@ -84,8 +84,8 @@ def exact_epsilon(p, q, delta):
 
 
 def sampled(rate, p, q):
-    some = mp.mpf(rate)
-    return [(1 - some) * b + some * a for a, b in zip(p, q, strict=True)], q
+    share = mp.mpf(rate)
+    return [(1 - share) * b + share * a for a, b in zip(p, q, strict=True)], q
 
 
 def rates(rng, count):
@@ -97,8 +97,8 @@ def losses(p, q):
     return np.array([float(mp.log(a / b)) for a, b in zip(p, q, strict=True) if a > 0 and b > 0])
 
 
-# The last three: is it sampled, how often is it run, is epsilon asked for (one run is inverted by the same sum, a
-# composition by a contour, which takes a second a point).
+# (maker of a mechanism, relation, whether it is sampled, number of runs, whether epsilon is tested besides delta). One
+# run is inverted by the same sum as delta, a composition by a contour, which takes a second a point.
 GROUPS = [
     (randomized_response, "remove", True, 1, True),
     (pure, "add", True, 1, True),
@@ -115,7 +115,7 @@ GROUPS = [
 
 @pytest.mark.parametrize(("make", "relation", "is_sampled", "times", "inverted"), GROUPS)
 def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, inverted, monkeypatch):
-    small = contour.PLAIN_LADDER[0]  # more nodes add the most time, no formula
+    small = contour.PLAIN_LADDER[0]  # larger efforts take the most time and use no other formula
     monkeypatch.setattr(contour, "PLAIN_LADDER", (small._replace(nodes=1024), small))
     rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times, inverted)))
     with mp.workdps(DIGITS):
@@ -144,7 +144,7 @@ def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, invert
 
 
 def questions(rng, p, q):
-    """Levels next to 0, to the supremum and to outcomes of the loss; targets of some of them, and others."""
+    """(epsilons next to 0, to the supremum and to outcomes of the loss; deltas at some of these, and random ones)."""
     atoms = losses(p, q)
     shares = np.array([0.0, rng.uniform(), 1 - 10 ** rng.uniform(-14, -1), 1.0, -rng.uniform()])
     some = rng.choice(atoms, 2)
@@ -157,7 +157,9 @@ def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
     half, exact = np.log([0.5, 0.5]), np.zeros(2)
     with on_host():
         errors = [float(discrete_log_m(1.0, np.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
-        unseen = float(discrete_log_m(1.0, np.array([-1e16, 0.0]), half, exact)[1])  # of no weight, digits or not
+        unseen = float(
+            discrete_log_m(1.0, np.array([-1e16, 0.0]), half, exact)[1]
+        )  # an outcome without weight may lose its digits
     assert errors[0] < 1e-11 and np.isinf(errors[1]) and unseen < 1e-14
 
 
@@ -185,7 +187,7 @@ def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(monkeypatc
     )
     mechanism, rates = jaxdp.repeat(jaxdp.RandomizedResponse(0.5), 10), np.array([0.01, 0.1, 0.3, 0.9])
     found = jaxdp.tradeoff(mechanism, rates)
-    # a concave function of e^epsilon, linear between the losses
+    # the function is concave in e^epsilon and linear between losses: its maximum is at a loss
     losses = 0.5 * np.arange(-10.0, 11.0, 2.0)
     exact = np.max(1 - real(mechanism, losses) - np.exp(losses) * rates[:, None], axis=1)
     assert np.all(found <= exact * (1 + 1e-9))

@@ -17,12 +17,13 @@ from jaxdp.sources import gaussian as route
 
 CASES = stored("accounting")
 GAUSSIAN = [c for c in CASES if c["mechanism"]["type"] == "gaussian"]
-CLOSE = 1e-10  # relative gap asked of the closed form
-STEP = 1e-5  # of the finite differences: truncation 1e-10, rounding 1e-11
-DERIVATIVE = 1e-7
+CLOSE = 1e-10  # relative gap required of the closed form
+STEP = 1e-5  # step of the finite differences: truncation 1e-10, rounding 1e-11
+DERIVATIVE = 1e-7  # relative tolerance of derivatives
 
 
-def stored(unknown):
+def golden(unknown):
+    """(mechanism, known targets, exact values) of the stored cases in which ``unknown`` was computed."""
     cases = [c for c in GAUSSIAN if c["unknown"] == unknown]
     mechanism = jaxdp.repeat(
         jaxdp.Gaussian(np.array([float(c["mechanism"]["sigma"]) for c in cases])),
@@ -34,7 +35,7 @@ def stored(unknown):
 
 @pytest.mark.parametrize("unknown, verb", [("delta", jaxdp.delta_bounds), ("epsilon", jaxdp.epsilon_bounds)])
 def test_bounds_enclose_the_stored_values_closely(unknown, verb):
-    mechanism, target, exact = stored(unknown)
+    mechanism, target, exact = golden(unknown)
     bounds = verb(mechanism, target)
     assert all(Fraction(low) <= e <= Fraction(up) for low, e, up in zip(bounds.lower, exact, bounds.upper, strict=True))
     assert np.all(bounds.upper - bounds.lower <= CLOSE * bounds.upper)
@@ -88,7 +89,7 @@ def test_epsilon_falls_with_noise_and_with_delta(sigma, factor, delta):
 
 
 @given(st.floats(0.5, 50), st.integers(1, 10**7), st.floats(1e-12, 0.3))
-def test_a_thousand_small_releases_are_one_large_one(sigma, times, delta):
+def test_many_small_releases_are_one_large_one(sigma, times, delta):
     many = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(sigma * np.sqrt(times)), times), delta)
     assert many == pytest.approx(jaxdp.epsilon(jaxdp.Gaussian(sigma), delta), rel=1e-9, abs=1e-12)
 
@@ -116,7 +117,7 @@ def test_traced_verbs_equal_eager_ones_and_differentiate():
 
 
 def test_the_gradient_at_a_number_inside_a_program_is_the_bare_one():
-    """Its numbers are concrete, and yet what is computed with them becomes part of the program."""
+    """Its numbers are concrete, but what is computed from them becomes part of the program."""
 
     def epsilon(sigma):
         return jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6)
@@ -151,7 +152,8 @@ def test_the_mills_ratio_has_no_hole_where_erfc_is_subnormal():
     assert max(units) < 16
 
 
-# sigma, epsilon: the second Mills ratio in that hole; a difference of two that are nearly equal, left of 0.
+# (sigma, epsilon). First and third: the second Mills ratio is where erfc is subnormal. Second: the difference of two
+# nearly equal Mills ratios left of 0.
 AWKWARD = [(0.469730890204173, 77.68473449401623), (314303.9403951272, -1.5488021014023964e-05), (0.47, 77.9)]
 
 

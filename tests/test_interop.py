@@ -201,7 +201,7 @@ def own(event, relation, count, verb, target):
 
 
 def exact_sum(p, q, count, eps):
-    """H of two laws of two outcomes, both composed: a sum over the number of first outcomes, in 40 digits."""
+    """Hockey-stick divergence of two composed laws of two outcomes: a sum over counts of the first, in 40 digits."""
     with mpmath.workdps(40):
         p, q = ([mpmath.mpf(mass) for mass in law] for law in (p, q))
         return sum(
@@ -236,7 +236,7 @@ def test_a_mixture_whose_chances_do_not_sum_to_one_is_rounded_to_the_safe_side()
 
 
 def mixture_delta(sizes, chances, eps, swapped):
-    """H of a mixture of N(size, 1), sizes ascending, against N(0, 1), or swapped, in 30 digits."""
+    """Exact delta of a mixture of N(size, 1), sizes ascending, against N(0, 1), or swapped, in 30 digits."""
     with mpmath.workdps(30):
         parts = [(mpmath.mpf(chance), mpmath.mpf(size)) for chance, size in zip(chances, sizes, strict=True)]
         ratio = lambda x: sum(p * mpmath.exp(s * x - s * s / 2) for p, s in parts)  # noqa: E731
@@ -300,7 +300,7 @@ def test_no_data_set_beats_the_bound_of_truncated_batches(others, rate, largest,
 
 @pytest.mark.thorough
 def test_truncated_batches_cost_no_more_than_dp_accounting_says():
-    """It takes the pair of REPLACE_ONE where the batch is full: 8% more here."""
+    """dp_accounting takes the pair of REPLACE_ONE where the batch is full: its epsilon is 8% larger here."""
     event = truncated(4, 0.5, 2, 1.0)
     theirs = PLDAccountant().compose(event, 3).get_epsilon(1e-6)
     assert 0.8 * theirs < interop.PrivacyAccountant().compose(event, 3).get_epsilon(1e-6) < theirs
@@ -352,7 +352,7 @@ def test_a_stated_guarantee_is_its_own_worst_case():
 
 
 def laplace_pld(relation, **kwargs):
-    """dp_accounting has none under REPLACE_ONE: the same noise at twice the sensitivity."""
+    """dp_accounting has no Laplace pair for REPLACE_ONE: there, the same noise at twice the sensitivity."""
     return pld.from_laplace_mechanism(4.0, sensitivity=2.0 if relation is REPLACE else 1.0, **kwargs)
 
 
@@ -409,15 +409,17 @@ def test_numbers_lie_between_the_optimistic_and_the_pessimistic_ones_of_dp_accou
         for side in (False, True)
     )
     lower, upper = own(event, relation, count, jaxdp.epsilon_bounds, delta)
-    assert 0.99 * high < low < high  # a comparison that says something
+    assert 0.99 * high < low < high  # the comparison is not empty
     assert low * (1 - 1e-9) <= upper and lower <= high * (1 + 1e-9)
-    assert upper <= high * (1 + (2e-5 if name == "mixture" else 1e-6))  # without lower bound: at the rough gap
+    assert upper <= high * (
+        1 + (2e-5 if name == "mixture" else 1e-6)
+    )  # a mixture has no lower bound, and a rougher gap
 
 
 @pytest.mark.parametrize(("batch", "count"), [(5, 30), (40, 1)])
 @pytest.mark.thorough
 def test_a_fixed_size_batch_is_within_dp_accountings_renyi_bound_at_half_the_noise(batch, count):
-    """Its RDP accountant reads noise over the sensitivity of the relation, which is two norm bounds for REPLACE_ONE."""
+    """Its noise is relative to the relation's sensitivity, which is two norm bounds for REPLACE_ONE: hence half."""
     event = dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(4.0))
     theirs = rdp.RdpAccountant(neighboring_relation=REPLACE).compose(
         dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(2.0)), count

@@ -1,4 +1,4 @@
-"""The cases of dp_accounting's test file of its PLD accountant, with jaxdp's accountant in place of theirs.
+"""The cases of dp_accounting's tests of its PLD accountant, run with jaxdp's accountant.
 
 Expected numbers and tolerances are those of dp_accounting 0.6.0's pld_privacy_accountant_test.py. The tables at the end
 account for every case there: a test here, or a reason why the case does not apply.
@@ -163,7 +163,7 @@ def test_numbers_are_those_that_dp_accounting_expects(events, epsilon, delta, de
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, abs=epsilon_error)
 
 
-# A case of the file (its name as unittest runs it, or of a group without its number or relation) and the test for it.
+# Case of that file: the test here. The name is unittest's; for a parameterised group, without its number or relation.
 APPLIED = {
     "test_additive_noise_mechanisms_with_zero_noise_multiplier": test_without_noise_nothing_is_private,
     "test_composition_errors_for_neighboring_relation": (
@@ -280,7 +280,7 @@ def test_a_ledger_that_was_built_apart_gives_the_numbers_of_its_parts():
 
 
 def test_jax_privacys_training_accountant_works_with_our_accountant():
-    """Its configuration makes the accountant: one class of three lines."""
+    """jax_privacy's configuration object makes the accountant: a class of three lines."""
     accounting = pytest.importorskip("jax_privacy.accounting", reason="jax_privacy is not installed (extra bench)")
 
     class Certified(accounting.DpAccountantConfig):

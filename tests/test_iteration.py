@@ -18,8 +18,8 @@ from jaxdp.runtime import precision
 from jaxdp.runtime.backend import compiler_options
 
 CASES = stored("iteration")
-GOLDEN = 1e-10  # asked of every stored value; the stored digits go further
-SOLVER = 1e-6  # SLSQP stops around here; it is the weak side of the comparison
+GOLDEN = 1e-10  # relative tolerance of every stored value, which has more digits
+SOLVER = 1e-6  # relative accuracy of SLSQP, the less accurate side of the comparison
 EXACT = 1e-10  # outward rounding of mu at these lengths is below 1e-11
 GRID = 2e-4  # discretisation of the densities on the exact grids
 
@@ -116,7 +116,7 @@ def test_optimum_equals_a_general_solver():
 
 
 def rational_mu2(contraction, noise_std, shift):
-    """The stack algorithm in exact rationals; None where a noiseless step stays on top."""
+    """mu^2 by the stack algorithm in exact rationals; None where a block without noise remains (mu is infinite)."""
     blocks = []
     for kappa, noise, moved in zip(*(map(Fraction, a) for a in (contraction, noise_std, shift)), strict=True):
         blocks = [(d * kappa, v * kappa**2) for d, v in blocks]
@@ -212,7 +212,7 @@ def test_long_schedules_neither_overflow_nor_underflow():
         assert mu >= 0.1
     last_noise_only = np.r_[1.0, np.zeros(2999)]
     assert 0 < iteration.gdp_mu(np.full(3000, 0.5), 1.0, last_noise_only) < 1e-100
-    # One participation before a growing map: 1 / sum of 1.1^(-2k).
+    # Exact for one participation and an expanding map: 1 / sum of 1.1^(-2k).
     growing = iteration.gdp_mu(np.full(3000, 1.1), 1.0, last_noise_only) ** 2
     assert growing == pytest.approx(1 - 1.1**-2, rel=1e-8)  # outward slack 3e-9
 
@@ -466,7 +466,7 @@ def test_a_coupling_without_distance_costs_nothing_however_far_back():
 
 
 def test_closed_forms_have_their_derivatives_where_nothing_contracts():
-    """At kappa = 1, by hand or by a difference on either side."""
+    """Derivatives at kappa = 1, by hand or by a one-sided difference."""
     with jax.enable_x64(True):
         full = jax.grad(lambda k: iteration.full_batch_mu(k, 1.0, 1.0, 10))(1.0)
         cyclic = jax.grad(lambda k: iteration.cyclic_mu(k, 1.0, 1.0, 2, 10))(1.0)
@@ -491,12 +491,14 @@ def test_published_bounds_are_not_rounded_to_nothing():
 
 
 def test_noise_behind_a_tiny_contraction_is_not_more_than_there_is():
-    """The square of the contraction underflows: mu was 1e-150."""
+    """The square of the contraction underflows; taking it for 0 gives a mu of 1e-150."""
     assert iteration.per_index_mu([1.0, 1e-165], [1.0, 1e-160], [1.0, 0.0])[0] >= 1e-5
     with jax.enable_x64(True):
         mu = jax.jit(lambda kappa: iteration.per_index_mu(kappa, jnp.array([1.0, 1e-150]), jnp.array([1.0, 0.0])))
         assert mu(jnp.array([1.0, 1e-156]))[0] >= 1e-6
-    assert iteration.per_index_mu(1.0, [1.0, 1.6e-162], [0.0, 1e-100])[1] >= 6.25e61  # the square of the noise does
+    assert (
+        iteration.per_index_mu(1.0, [1.0, 1.6e-162], [0.0, 1e-100])[1] >= 6.25e61
+    )  # the square of the noise underflows
 
 
 def test_a_factor_that_underflows_is_not_forgotten():

@@ -1,7 +1,7 @@
-"""Rare large losses: the bands' certificate against mpmath, term by term, and the whole against exact compositions.
+"""Rare large losses: the bands' certificate against mpmath, term by term, and all bands against exact compositions.
 
-One step, labelled, is a one-dimensional integral, which mpmath takes to 30 digits; two steps without labels are one
-too. The contours are chosen by hand and badly, so that the error under test dominates.
+One labelled step is a one-dimensional integral, and so are two steps without labels; mpmath computes both. The contours
+are chosen by hand, and badly, so that the error under test dominates.
 """
 
 import functools
@@ -50,7 +50,7 @@ def weight(u, edge):
 
 
 def label(u, low, high):
-    """The band's label: low None, everything below high; high None, everything above low."""
+    """The band's label; low None: everything below high counts, high None: everything above low."""
     return (1 if high is None else weight(u, high)) - (0 if low is None else weight(u, low))
 
 
@@ -59,7 +59,7 @@ def mixture(u):
 
 
 def likelihoods(u, direction):
-    """Densities of P and Q at u over that of N(0, 1)."""
+    """Densities of P and Q at u, each divided by the density of N(0, 1)."""
     return mixture(u), mixture(-u) if direction == "replace" else 1
 
 
@@ -79,7 +79,7 @@ def exact_moment(z, low, high, direction="forward"):
 
 @functools.cache
 def exact_delta(eps, low, high, direction="forward"):
-    """What one step's outcomes with this label contribute to delta."""
+    """The part of delta from one step's outcomes with this label."""
     e = mp.exp(mp.mpf(eps))
 
     def excess(u):
@@ -96,7 +96,7 @@ BANDS = {"lowest": (None, LOW), "middle": (LOW, HIGH), "highest": (HIGH, None)}
 
 
 def ends_of(band):
-    """(low, high) as numbers: bands share what is compiled."""
+    """(low, high) as numbers in place of None, so that all bands share a program."""
     low, high = BANDS[band]
     return low or -NEVER, high or NEVER
 
@@ -108,7 +108,7 @@ def band_of(spectrum, size, low, high):
 
 @functools.cache
 def bracket_by(nodes, size, direction):
-    """The band's part of delta (lower, upper), by a contour with so many nodes, as a function of numbers."""
+    """A function of numbers: (lower, upper) of the band's part of delta, by a contour with this many nodes."""
 
     def run(eps, c, period, *ends):
         spectrum, nothing = spectrum_of(1, direction=direction), xp.zeros(1)
@@ -133,7 +133,7 @@ def encloses(bounds, exact):
     return mp.mpf(bounds[0]) <= exact <= mp.mpf(bounds[1])
 
 
-# One row per error source: (band, eps, contour on which that source dominates). Few sizes: each is a program.
+# error source: (band, eps, contour on which this source dominates). Few sizes, because each compiles a program.
 CASES = {
     "alias on the right": ("middle", 0.02, {"c": 200.0, "period": 0.1, "nodes": 4096, "size": 1024}),
     "alias on the left": ("middle", 0.02, {"c": 20.0, "period": 0.3, "nodes": 4096, "size": 1024}),
@@ -168,7 +168,7 @@ SABOTAGE = {
     "alias on the left, of the swapped pair": [(bands, "alias_terms", without("log_second"))],
     "truncation": [TRUNCATION],
     "truncation, lowest band": [TRUNCATION],
-    # what lies beyond the last node is next to nothing in these two, but its bound is not: both must go
+    # in these two cases the truncation is negligible but its bound is not: both terms must go
     "quadrature": [(one_band, "tilted_line", without_strip), TRUNCATION],
     "cancellation": [(trapezoid, "node_weights", errorless_weights), TRUNCATION],
 }
@@ -280,7 +280,7 @@ def test_bound_along_an_edge_holds_for_labelled_steps(direction):
 def test_orders_that_rise_beyond_what_a_label_falls_by_get_no_bound():
     steep, label = STEEPEST * SIGMA, Label(np.asarray(LOW), np.asarray(HIGH))
     at = tuple(np.asarray(x) for x in (1 / SIGMA, RATE, CUT))
-    for rate in (RATE, 1e-9):  # with the second all else is small
+    for rate in (RATE, 1e-9):  # at 1e-9 all other terms are small
         beyond = np.asarray(1 / SIGMA), np.asarray(rate), np.asarray(CUT)
         assert np.isinf(plainly(lambda c: real_log_m(c, *beyond, "forward", 512, False, label), 1.01 * steep)[1])  # noqa: B023
     value, off = plainly(lambda c: real_log_m(c, *at, "forward", 4096, False, label), 0.01 * steep)
@@ -293,10 +293,10 @@ def test_bound_of_the_label_holds_at_every_angle_used():
     modulus = np.exp(2 * np.sinh(x) * np.cos(angle))
     whole = np.abs(1 + np.exp(2 * np.sinh(x + 1j * angle)))
     assert (np.log(np.maximum(1, modulus) / whole) <= MODULUS).all()
-    assert (whole < modulus).any()  # without the constant it would not hold
+    assert (whole < modulus).any()  # without the constant MODULUS the bound would fail
 
 
-# Two steps, remove direction: sigma, rate, eps and delta there, a one-dimensional integral in mpmath (40 digits).
+# Two steps, remove: (sigma, rate, eps, delta at eps), by a one-dimensional integral in mpmath (40 digits).
 TWO_STEPS = [
     (5.92, 2.6e-4, 0.08716892012407178, "1.7999999514306574783e-268"),
     (1.22, 2.86e-5, 0.00019879543230243946, "2.4999999908323859358e-7"),
@@ -309,15 +309,17 @@ TWO_STEPS = [
 
 @pytest.mark.thorough
 def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
-    """At one effort: the cheaper ones, which a verb tries first and which do for larger deltas, are not compiled."""
+    """One effort only: the cheaper ones, which a verb tries first and larger deltas need, are not compiled."""
     monkeypatch.setattr(contour.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
     sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands >= 8)
     half = slice(None, None, 2)
-    some = jax.tree_util.tree_map(lambda x: x[half], two)
-    lower, upper = contour.contour_epsilon(some, delta[half], 1.1 * eps[half], direction="forward", effort=effort)
+    every_second = jax.tree_util.tree_map(lambda x: x[half], two)
+    lower, upper = contour.contour_epsilon(
+        every_second, delta[half], 1.1 * eps[half], direction="forward", effort=effort
+    )
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
     lower, upper = contour.contour_delta(two, eps, 10 * delta, direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
@@ -349,7 +351,7 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
 
 
 def test_where_hardly_a_tilt_is_found_the_bounds_of_delta_are_valid_not_nan(monkeypatch):
-    """A NaN here ended a sweep: the compiled program's NaN did not agree with NumPy's."""
+    """A NaN would be a BackendError: the bounds of a program and of NumPy would not overlap."""
     monkeypatch.setattr(contour.contour_delta, "by_numpy", 2)
     sigma, rate, steps, eps = np.array([[9.0839, 5.001e-5, 216, 1.15482], [8.1394, 0.149547, 8, 19.9274]]).T
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)

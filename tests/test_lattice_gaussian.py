@@ -20,6 +20,7 @@ RATE = 0.1
 
 
 def rule(count):
+    """(nodes, weights) of the quadrature rule for sums over the integers 1 to count."""
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         nodes, log_weights = (np.asarray(side) for side in discrete_gaussian.sum_rule(np.array([count])))
     return nodes[0], np.exp(log_weights[0])
@@ -47,7 +48,8 @@ def exact_profile(eps, sigma, shift, rate):
     return np.array([math.fsum(np.maximum(rate * (p - q) - np.expm1(e) * q, 0.0)) / total for e in eps])
 
 
-# sigma, shift, the furthest either bound is off (relative), coarse and fine: up to a sigma of 57 (455) by rounding only
+# (sigma, shift, largest relative gap of the coarse pairs, of the fine ones). Up to sigma 57 (coarse) and 455 (fine) the
+# gap is rounding only.
 CASES = [
     (0.1, 1, 1e-11, 1e-11),
     (0.7, 2, 1e-11, 1e-11),
@@ -89,7 +91,7 @@ def test_the_pairs_have_derivatives(pair):
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         value, slope = jax.jit(jax.value_and_grad(log_moment), compiler_options=compiler_options("cpu"))(300.0)
-    assert float(value) == pytest.approx(2 * 0.5**2 / 2, rel=1e-4)  # K(1), and K(1) falls as 1/sigma^2
+    assert float(value) == pytest.approx(2 * 0.5**2 / 2, rel=1e-4)  # K(1), which falls as 1/sigma^2
     assert float(slope) == pytest.approx(-2 * float(value) / 300.0, rel=1e-3)
 
 
@@ -115,7 +117,7 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
             assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift
 
 
-# sigma, sensitivity, c: either sum of theta, and both next to where they change places
+# (sigma, sensitivity, c). theta is one sum below sigma 0.4 and the dual sum above: points for both, two next to 0.4.
 @pytest.mark.parametrize(
     ("sigma", "s", "c"), [(0.2, 1, 2.0), (0.39, 3, 0.3), (0.41, 3, 0.3), (0.6, 2, 30.2), (3.0, 1, 0.01), (20.0, 7, 1.5)]
 )
@@ -140,7 +142,7 @@ def test_k_at_complex_orders_is_the_sum_over_the_integers_and_its_modulus_below_
         for t, k, truth, bound, least in zip(places, found, exact, at, around, strict=True):
             size = float(mp.log(abs(truth / exact[0])))
             assert bound <= least <= 0
-            if size > -300:  # the sum has an end
+            if size > -300:  # smaller values are lost: `moment` cuts its sum off
                 tight = max(size + 1.2, 0.9 * size) if sigma > 0.4 else 0.0
                 assert size - 1e-13 * (1 + t / sigma) <= bound <= tight
             if size > -60:
@@ -164,7 +166,7 @@ def test_compositions_of_many_sigmas_are_close_with_few_nodes(monkeypatch):
     [(1000.0, 1, 10_000, 0.396857378), (1e4, 1, 100, 0.002718219), (1e6, 100, 10_000, 0.033673780)],
 )
 def test_a_lattice_too_fine_for_its_period_has_close_bounds(sigma, sensitivity, times, twin):
-    """twin: epsilon of as many runs of continuous noise, which is next to it where sigma is large."""
+    """twin: epsilon of as many runs of continuous Gaussian noise, which is close where sigma is large."""
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.DiscreteGaussian(sigma, sensitivity), times), 1e-6)
     assert upper - lower <= 1e-6 * upper
     assert upper == pytest.approx(twin, rel=1e-5)

@@ -44,7 +44,7 @@ VALID = {
     "step_size": 0.5, "steps": 3, "strong_convexity": 0.1, "symmetric": True, "tail": (0.9, 1.0), "term": "sharp",
     "theta": 1.0, "time": 1.0, "times": 10, "truncated_batch_size": 5, "upper": [0.1, 0.05, 0.01], "x": 0.5,
 }  # fmt: skip
-# Where a name means something else.
+# Values for functions in which a name means something else.
 OTHERWISE = {
     ("DPSGD", "truncated_batch_size"): None,
     ("NoisyProjectedSGD", "order"): "cyclic", ("NoisyProjectedSGD", "radius"): None, ("cyclic_mu", "contraction"): 0.9,
@@ -70,7 +70,7 @@ def arguments_of(function):
 
 
 def message_of(function, arguments):
-    """What the function says of these arguments; None where it accepts them."""
+    """The message of the function's error for these arguments; None where it accepts them."""
     try:
         made = function(**arguments)
         if hasattr(made, "validate"):  # a record: the verbs ask it
@@ -81,7 +81,7 @@ def message_of(function, arguments):
 
 
 def names_argument(message, name):
-    """Whether the sentence is about the argument: (the place in it) must be ..., or a list with its name."""
+    """Whether the message, before ", got ", names the argument, with an index in it or in a list of names."""
     return re.search(rf"(^|[ ,.]){name}(\[\w+\])?( |,|:)", message.split(", got ")[0]) is not None
 
 

@@ -10,9 +10,9 @@ from jaxdp import mixing
 from jaxdp.convolution import laplace_rdp
 
 CASES = stored("iteration")
-GOLDEN = 1e-10  # asked of every stored value
+GOLDEN = 1e-10  # relative tolerance of every stored value
 ROUNDING = 1e-12  # sums of at most 6 probabilities
-TINY = 2.3e-308  # the smallest normal number: the answer where the exact one is positive and smaller
+TINY = 2.3e-308  # just above the smallest normal number, the answer where the exact value is positive and smaller
 
 
 def hockey_stick(p, q, epsilon):
@@ -60,7 +60,7 @@ def test_all_four_cases_hold_on_random_finite_mechanisms():
                 truth = hockey_stick(one @ kernel, other @ kernel, claim.epsilon)
                 assert truth <= claim.delta + ROUNDING
                 nearest[i] = min(nearest[i], claim.delta - truth)
-    assert (nearest < 0.05).all()  # a bound that is never near would hide a mistake
+    assert (nearest < 0.05).all()  # a bound far above the exact value would hide a mistake
 
 
 def exactly(value):
