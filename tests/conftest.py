@@ -32,7 +32,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 OPTIONS = backend.CPU_OPTIONS
-# Splitting a program among compiling threads costs a sixth more CPU time in all: it is not split.
+# Splitting a program among compiling threads costs a sixth more CPU time in all: the count is 1.
 QUICK_OPTIONS = {**OPTIONS, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 
 
@@ -146,7 +146,7 @@ def _compile_with(options):
         backend.CPU_OPTIONS = options
         jax.config.update("jax_disable_most_optimizations", options is QUICK_OPTIONS)  # of other programs
         compiler.get_compile_options = _quick_plain if options is QUICK_OPTIONS else PLAIN
-        backend._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # {}: small kernels get all options
+        backend._FOR_LARGE = {} if options is QUICK_OPTIONS else FOR_LARGE  # {}: for all kernels
         backend.compiler_options.cache_clear()
         for kernel in list(precision.all_kernels):
             kernel._jitted, SET_ASIDE[kernel] = SET_ASIDE.get(kernel, {}), kernel._jitted

@@ -48,7 +48,7 @@ def jump_bounds(step):
 
 
 def two_steps(noise, epsilon, sign):
-    """Exact delta for T = 2 (mpmath, 30 digits): E over one step's x of the price of a call or put on the other's Y."""
+    """Exact delta for T = 2 (mpmath, 30 digits): one step's E[(gap - Y)_+] or E[(Y - gap)_+] over the other step's x."""
     mp = mpmath.mp
     with mpmath.workdps(30):
         s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
@@ -90,11 +90,11 @@ def test_one_step_is_the_gaussian_mechanism(relation):
     for noise in (0.3, 1.0, 20.0):
         plain = jaxdp.Gaussian(noise)
         for epsilon in (0.0, 0.3, 2.0, -1.0):
-            one = jaxdp.delta_bounds(allocation(1, noise), epsilon, relation=relation)
+            found = jaxdp.delta_bounds(allocation(1, noise), epsilon, relation=relation)
             exact = jaxdp.delta_bounds(plain, epsilon, relation=relation)
-            np.testing.assert_allclose(one, exact, rtol=1e-11)
-        one = jaxdp.epsilon_bounds(allocation(1, noise), 1e-6, relation=relation)
-        np.testing.assert_allclose(one, jaxdp.epsilon_bounds(plain, 1e-6), rtol=1e-11)
+            np.testing.assert_allclose(found, exact, rtol=1e-11)
+        found = jaxdp.epsilon_bounds(allocation(1, noise), 1e-6, relation=relation)
+        np.testing.assert_allclose(found, jaxdp.epsilon_bounds(plain, 1e-6), rtol=1e-11)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -459,7 +459,7 @@ def test_renyi_divergences_of_one_epoch_are_those_of_the_pair(steps, nodes, nois
     for relation, power in (("remove", order), ("add", 1 - order)):
         exact = mean_ratio_moment(steps, noise, power, nodes) / (order - 1)
         found = jaxdp.renyi(one, order, relation=relation)
-        # docstring of RandomAllocation: "remove" at other orders above 2 is up to an eighth above
+        # see RandomAllocation: for "remove" the bounds at fractional orders above 2 are up to an eighth above
         close = relation == "add" or order < 1.95 or order == int(order)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + (1e-6 if close else 0.12))
 
@@ -534,7 +534,7 @@ def test_epochs_of_which_one_alone_decides_have_close_bounds(num_steps, noise, e
 
 @pytest.mark.thorough
 def test_one_epoch_of_finite_pairs_encloses_the_epoch():
-    """The finite pairs pairs for a composition, used for one epoch: their bounds and the contour's overlap."""
+    """The finite pairs made for a composition, used for one epoch: their bounds and the contour's overlap."""
     record = allocation(np.array([[50.0]]), np.array([[0.8]]), np.array([[1.0]]))
     stacks = ((record, np.ones((1, 1))),)
     for (direction, relation), fine in itertools.product((("forward", "remove"), ("reverse", "add")), (True, False)):
@@ -656,7 +656,7 @@ def test_traced_epochs_are_amplified_and_a_bare_gradient_has_the_number_of_the_v
 
 
 @pytest.mark.slow
-def test_deltas_of_epochs_at_a_traced_epsilon_are_amplified_and_never_nothing():
+def test_deltas_of_epochs_at_a_traced_epsilon_are_amplified_and_not_rounded_to_0():
     def delta(epsilon):
         return jaxdp.delta(jaxdp.repeat(allocation(100, 1.0), 10), epsilon, relation="remove")
 

@@ -62,7 +62,7 @@ def test_without_more_than_one_large_step_the_upper_jump_bound_fails(monkeypatch
 
 
 def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
-    """Without the bound of no large step the upper bound still holds; without the curvature as well it fails."""
+    """Without the bound of no large step the upper bound still holds; without the parabola and its tail it fails."""
     point = (3, 1.0, 1.0, 1.0)
     low, _ = evaluated(*point)
     least = jumps.least_over_tilts
@@ -184,10 +184,10 @@ def test_bounds_of_epsilon_of_two_steps_are_close():
 def test_a_traced_number_of_steps_is_amplified_as_a_known_one():
     with jax.enable_x64(True):
 
-        def one(steps, noise):
+        def epsilon(steps, noise):
             return jaxdp.epsilon(jaxdp.RandomAllocation(jaxdp.Gaussian(noise), steps), 1e-6, relation="remove")
 
-        found = jax.jit(jax.vmap(one), compiler_options=compiler_options("cpu"))(
+        found = jax.jit(jax.vmap(epsilon), compiler_options=compiler_options("cpu"))(
             np.array([1000.0, 100.0, 0.0, 2.5]), np.array([2.0, 1.0, 1.0, 1.0])
         )
     np.testing.assert_allclose(found[:2], [0.059231457, 0.857985977], rtol=1e-6)  # KNOWN of test_allocation.py

@@ -94,17 +94,17 @@ def test_control_flow_is_that_of_jax():
 
 
 def test_numpys_side_is_this_thread_s_alone_and_ends_with_the_block():
-    seen = []
+    in_thread = []
     with on_host():
         assert xp.exp is np.exp
-        other = threading.Thread(target=lambda: seen.append(xp.exp))
+        other = threading.Thread(target=lambda: in_thread.append(xp.exp))
         other.start()
         other.join()
         with on_host():
             pass
         assert xp.exp is np.exp
         assert np.log(np.array(-1.0)) != 0  # no warning: kernels choose valid values afterwards
-    assert seen == [jnp.exp] and xp.exp is jnp.exp
+    assert in_thread == [jnp.exp] and xp.exp is jnp.exp
     with pytest.raises(ZeroDivisionError), on_host():
         raise ZeroDivisionError
     assert xp.exp is jnp.exp

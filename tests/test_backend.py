@@ -524,7 +524,7 @@ def test_a_static_argument_left_out_shares_the_program_of_its_default():
 
 
 def _equations(jaxpr) -> int:
-    """Number of equations, those of nested jaxprs counted at each call; the call of a jnp function itself is not."""
+    """Number of equations. Those of nested jaxprs count at each call; the calls of jnp functions do not count."""
     own = sum(equation.primitive.name not in ("pjit", "jit") for equation in jaxpr.eqns)
     return own + sum(_equations(inner) for inner in _inner(jaxpr))
 

@@ -1,4 +1,4 @@
-"""Calibration: the value meets the target, is as close to it as rounding allows, and any monotone function will do."""
+"""Calibration: the value meets the target, as closely as rounding allows, for any monotone function."""
 
 import functools
 
@@ -58,9 +58,7 @@ def test_a_mechanism_need_not_accept_add_and_remove_apart():
         return OnlyBoth(np.stack([x, 1 - np.asarray(x)], axis=-1), even)
 
     largest = calibrate(leaning, epsilon=1.0, delta=0.01, bracket=(0.5, 0.95))
-    assert largest == pytest.approx(
-        1 - 0.49 / np.e, rel=1e-9
-    )  # closed form, add decides: (1/2 - delta)/(1 - x) = e^epsilon
+    assert largest == pytest.approx(1 - 0.49 / np.e, rel=1e-9)  # add decides: (1/2 - delta)/(1 - x) = e^epsilon
     assert jaxdp.epsilon(leaning(largest), 0.01) <= 1.0
     apart = jaxdp.tradeoff(jaxdp.DiscretePair([0.7, 0.3], even), 0.1)
     assert 0.9 * apart < jaxdp.tradeoff(leaning(0.7), 0.1) <= apart * (1 + 1e-12)
@@ -145,7 +143,7 @@ def test_an_epsilon_far_from_the_target_is_not_sought_to_the_last_digit(monkeypa
     sigma = calibrate(make, epsilon=2.0, delta=1e-6, bracket=(0.1, 100.0))
     assert jaxdp.epsilon(make(sigma), 1e-6) == pytest.approx(2.0, rel=1e-8)
     assert not any(effort.bands for effort in efforts)
-    near = accounting.epsilon_near(make(0.1), 1e-6, 2.0)  # epsilon_bounds: 1297.69875 to the digits shown
+    near = accounting.epsilon_near(make(0.1), 1e-6, 2.0)  # epsilon_bounds gives 1297.69875
     assert 1297.6988 <= near <= 1.25 * 1297.6988
 
 
@@ -335,7 +333,7 @@ def test_under_a_trace_it_says_where_to_call_it():
         jax.jit(lambda t: calibrate(lambda s: jaxdp.repeat(jaxdp.Gaussian(s), t), epsilon=1.0, delta=1e-6))(3.0)
 
 
-def test_no_problems_have_no_answers():
+def test_an_empty_batch_has_no_answers():
     assert calibrate(jaxdp.Gaussian, epsilon=np.zeros(0), delta=1e-6, bracket=(0.1, 10.0)).shape == (0,)
     assert calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(np.zeros(0), 10.0)).shape == (0,)
 

@@ -338,7 +338,7 @@ def test_a_randomizer_may_have_the_name_that_the_field_gives_it(capsys, name):
     assert row["randomizer"] == "unary"
 
 
-def test_an_end_of_the_bracket_is_said_to_be_one(capsys):
+def test_a_result_at_an_end_of_the_bracket_is_said_to_be_one(capsys):
     given = "calibrate gaussian --solve-for sigma --epsilon 1 --delta 1e-5 --bracket".split()
     status, out, err = run(capsys, *given, "50:100")
     assert status == 0 and out.split()[-1] == "50" and "every value between its ends meets the target" in err

@@ -358,7 +358,7 @@ def test_logarithm_of_a_ratio_next_to_one_is_as_exact_as_it_is_small(sigma, rate
     assert abs(moved) <= shift < 2e-18
     for n in nodes:
         off = abs(mp.mpc(log_abs[n], angle[n]) - exact[n] - 1j * n * step * moved)
-        assert off <= error[n] < 2.0**-53  # the sum of a ratio's terms is off by thousands of these units
+        assert off <= error[n] < 2.0**-53  # the plain sum is off by thousands of these units
     assert abs(usual - exact[1].real) > 1e-12 * abs(exact[1])
 
 
@@ -435,7 +435,7 @@ def test_rounding_of_a_ratio_is_of_second_order_but_for_a_shift(scale, step, cou
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "replace"])
 @pytest.mark.parametrize("sigma, rate, order", [(0.5, 0.3, 1.5), (10.0, 0.5, 30.0), (0.7, 1e-3, 6.0), (0.25, 0.9, 0.1)])
-def test_raised_line_bounds_the_modulus_from_there_on_and_is_of_its_size(sigma, rate, order, direction):
+def test_the_bound_of_the_modulus_by_a_raised_line_holds_falls_and_is_close(sigma, rate, order, direction):
 
     def run(c, mu, q, times):
         cut = xp.asarray(NO_CUT)

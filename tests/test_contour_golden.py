@@ -77,10 +77,10 @@ def compared(effort):
     for (kind, direction, _), cases in groups().items():
         if kind == "poisson_subsampled_gaussian" and direction in ("remove", "add"):
             names = [n for n, v in cases[0]["mechanism"].items() if n not in ("type", "pair")]
-            made = mechanism(kind, {n: np.array([c["mechanism"][n] for c in cases], float) for n in names})
+            batch = mechanism(kind, {n: np.array([c["mechanism"][n] for c in cases], float) for n in names})
             epsilon, delta = (np.array([float(c[name]) for c in cases]) for name in ("epsilon", "delta"))
             pair = "forward" if direction == "remove" else "reverse"
-            stacks = normal_form(made, epsilon.shape)
+            stacks = normal_form(batch, epsilon.shape)
             ratios += list(contour_ratio(stacks, epsilon, delta, direction=pair, effort=effort)[1])
     return np.array(ratios)
 

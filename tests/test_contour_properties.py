@@ -36,9 +36,8 @@ def solve(sigma, rate, times, delta, relation="remove", gap=1e-6):
 def falls(bounds):
     """No later point is certainly larger than an earlier one, and no upper bound rises by more than its own gap."""
     certain = np.all(bounds.lower[1:] <= bounds.upper[:-1])
-    gap = np.clip(
-        1 - bounds.lower[1:] / np.where(bounds.upper[1:] > 0, bounds.upper[1:], 1.0), GAP, 0.2
-    )  # also where there is no lower bound
+    # clipped, as some points have no lower bound
+    gap = np.clip(1 - bounds.lower[1:] / np.where(bounds.upper[1:] > 0, bounds.upper[1:], 1.0), GAP, 0.2)
     return certain and np.all(bounds.upper[1:] * (1 - gap) <= bounds.upper[:-1])
 
 
@@ -47,7 +46,7 @@ def falls(bounds):
 @given(st.floats(0.6, 5), st.floats(1e-3, 0.3), st.integers(1, 5000), st.floats(1e-12, 1e-3))
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_count(sigma, rate, times, delta):
     grow = np.geomspace(1, 1.5, 4)
-    with pytest.MonkeyPatch.context() as patch:  # only three efforts, to save time
+    with pytest.MonkeyPatch.context() as patch:  # three efforts, to save time
         patch.setattr(contour, "BANDED_LADDER", contour.BANDED_LADDER[:3])
         assert falls(solve(sigma * grow, rate, times, delta))
         assert falls(solve(sigma, rate, times, delta * grow**10))
@@ -183,9 +182,8 @@ def test_bad_rates_are_refused_before_anything_compiles(bad):
 
 
 def test_epsilon_of_a_lattice_is_found_although_delta_has_kinks():
-    counts = np.array([2.0, 3.0, 10.0, 30.0, 100.0, 1000.0])[
-        :, None
-    ]  # few runs: epsilon is next to the supremum of the loss
+    # with few runs epsilon is next to the supremum of the loss
+    counts = np.array([2.0, 3.0, 10.0, 30.0, 100.0, 1000.0])[:, None]
     bounds = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.RandomizedResponse(np.array([0.05, 0.5, 2.0])), counts), 1e-6)
     assert np.all(bounds.upper - bounds.lower <= 1e-7 * bounds.upper)
     # exact: root of the binomial sum for delta, in 40 digits

@@ -91,7 +91,7 @@ def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
 @pytest.mark.parametrize("convert, room", [(cv.epsilon_from_rdp, 1e-8), (cv.optimal_epsilon_from_rdp, 2e-5)])
 def test_mass_at_infinity_comes_off_the_budget_and_can_use_it_up(convert, room):
     curve = curve_at([2.0, 8.0], [1.0, 4.0])
-    least = convert(*curve, 9e-5)  # the optimal conversion also counts the finite part's mass, 1 - 1e-5: room
+    least = convert(*curve, 9e-5)  # room: the optimal conversion also counts that the finite part has mass 1 - 1e-5
     assert least * (1 - 1e-8) <= convert(*curve, 1e-4, infinity_mass=1e-5) <= least * (1 + room)
     assert convert(*curve, 1e-5, infinity_mass=1e-5) == np.inf
 
@@ -118,8 +118,8 @@ def test_infinite_curve_and_extreme_targets_give_the_vacuous_or_the_exact_answer
     assert cv.delta_from_rdp([2.0], [np.inf], [1.0, np.inf]).tolist() == [1.0, 1.0]
     assert cv.delta_from_rdp([2.0], [1.0], [-5.0, np.inf]).tolist() == [1.0, 0.0]
     assert cv.epsilon_from_rdp([2.0], [1.0], [0.0, 1.0])[0] == np.inf
-    many = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [-np.inf, -800.0, -1.0, 0.0, 50.0, 800.0, np.inf])
-    assert np.isfinite(many).all() and (np.diff(many) <= 0).all() and many[0] == 1.0 and many[-1] == 0.0
+    deltas = cv.optimal_delta_from_rdp(ORDERS, ORDERS / 2, [-np.inf, -800.0, -1.0, 0.0, 50.0, 800.0, np.inf])
+    assert np.isfinite(deltas).all() and (np.diff(deltas) <= 0).all() and deltas[0] == 1.0 and deltas[-1] == 0.0
 
 
 def test_delta_too_small_for_a_normal_number_is_not_printed_as_zero():
@@ -518,7 +518,7 @@ def test_levy_inversion_with_too_long_a_step_folds_the_law():
 @pytest.mark.parametrize("cells", [40, 160])
 def test_grid_pairs_enclose_the_truth_also_below_one_and_the_gap_is_of_second_order(cells):
     x = np.concatenate([[-np.inf], np.linspace(-8, 8, cells), [np.inf]])
-    centre = np.where(x[:-1] > 0, -1.0, 1.0)  # masses from the tail that keeps the digits
+    centre = np.where(x[:-1] > 0, -1.0, 1.0)  # each mass from the tail in which it does not cancel
     p = np.abs(norm.cdf(centre * (x[1:] - 1)) - norm.cdf(centre * (x[:-1] - 1)))
     q = np.abs(norm.cdf(centre * x[1:]) - norm.cdf(centre * x[:-1]))
     pairs = cv.grid_pairs(p, q, x - 0.5)

@@ -154,10 +154,10 @@ def test_laplace_divergence_is_never_below_the_exact_one():
     rng = np.random.default_rng(3)
     order = np.append(1 + 10 ** rng.uniform(-10, 6, 300), [3309.6250986602313, 1e6, 2.0])
     shift = np.append(10 ** rng.uniform(-4, 1.5, 300) / order[:300], [3.0231820583835815e-06, 1e-155, 1e-200])
-    one, many = convolution.laplace_rdp(order, shift, 1.0), convolution.laplace_bound(order, shift, 1.0, 7)
+    one, seven = convolution.laplace_rdp(order, shift, 1.0), convolution.laplace_bound(order, shift, 1.0, 7)
     with mpmath.workdps(450):
-        for alpha, s, low, high in zip(*(map(mpmath.mpf, v) for v in (order, shift, one, many)), strict=True):
-            for count, got in ((1, low), (7, high)):
+        for alpha, s, of_1, of_7 in zip(*(map(mpmath.mpf, v) for v in (order, shift, one, seven)), strict=True):
+            for count, got in ((1, of_1), (7, of_7)):
                 x = s / count
                 grown = alpha * mpmath.expm1(x * (alpha - 1)) + (alpha - 1) * mpmath.expm1(-x * alpha)
                 exact = count * mpmath.log(1 + grown / (2 * alpha - 1)) / (alpha - 1)

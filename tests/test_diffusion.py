@@ -16,7 +16,7 @@ QUADRATURE = 1e-12  # 15-point Gauss rule on panels of length 0.2 in the logarit
 
 
 def test_stored_values_are_met():
-    seen = 0
+    count = 0
     for case in CASES:
         if case["family"] not in ("brownian_lambda", "ou_lambda", "ou_mse"):
             continue
@@ -27,9 +27,9 @@ def test_stored_values_are_met():
             got = OrnsteinUhlenbeck(x["theta"], x["rho"], x["t"], x["Delta"]).lam()
         else:
             got = diffusion.ornstein_uhlenbeck_mse(x["theta"], x["rho"], x["t"], x["norm_f"], x["d"])
-        seen += 1
+        count += 1
         assert got == pytest.approx(float(case["value"]), rel=GOLDEN)
-    assert seen == 5
+    assert count == 5
 
 
 def test_calibration_meets_the_stored_values_and_its_own_promise():

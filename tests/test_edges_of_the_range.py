@@ -184,7 +184,7 @@ def test_squares_of_noise_that_overflow_are_not_taken_for_perfect_privacy():
     assert jaxdp.renyi(jaxdp.RandomAllocation(noise, 10), 1e300) >= 5e-22  # order / (2 noise^2 num_steps)
 
 
-def test_runs_that_do_not_happen_are_not_taken_for_all_runs():
+def test_a_mechanism_of_hardly_any_noise_repeated_0_times_changes_nothing():
     step = jaxdp.compose(jaxdp.repeat(jaxdp.Gaussian(1e-170), 0), jaxdp.Gaussian(1.0))
     one, other = (jaxdp.epsilon_bounds(jaxdp.PoissonSampled(base, 0.5), 1e-5) for base in (step, jaxdp.Gaussian(1.0)))
     assert one == pytest.approx(other, rel=1e-12)
@@ -223,7 +223,7 @@ def test_renyi_divergences_smaller_than_the_rounding_of_k_are_answered_in_large_
     [(1e12, 1e12, 1e-3, 0.997998), (719254241.7868128, 1172202663.0, 0.2010385543295841, 1.18086)],
 )
 def test_discrete_laplace_noise_of_huge_scale_is_that_of_laplace(scale, sensitivity, delta, exact):
-    """exact: sensitivity / scale + 2 log(1 - delta), the epsilon of Laplace noise."""
+    """``exact`` is the epsilon of Laplace noise, sensitivity / scale + 2 log(1 - delta)."""
     noise = jaxdp.DiscreteLaplace(scale, sensitivity)
     lower, upper = jaxdp.epsilon_bounds(noise, delta)
     assert lower <= exact * (1 + 1e-5) and exact * (1 - 1e-5) <= upper
@@ -233,7 +233,7 @@ def test_discrete_laplace_noise_of_huge_scale_is_that_of_laplace(scale, sensitiv
 
 def test_rates_and_steps_at_the_end_of_the_range_have_no_lower_bound_above_the_truth():
     sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 1e-301)
-    assert jaxdp.delta_bounds(sampled, 0.0, relation="add").lower <= 0.383e-301
+    assert jaxdp.delta_bounds(sampled, 0.0, relation="add").lower <= 0.383e-301  # delta of mu = 1 at 0 is 0.3829
     assert jaxdp.epsilon_bounds(sampled, 0.6e-301, relation="add").lower == 0
     lower, upper = jaxdp.delta_bounds(jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), 5e14), 1e-3, relation="add")
     assert lower < 1e-6 < upper
@@ -311,14 +311,14 @@ def test_one_release_with_laplace_noise_is_the_closed_form():
 @pytest.mark.parametrize("delta", [0.0, 1e-7, 0.3])
 def test_one_run_of_a_guarantee_is_its_closed_form(epsilon, delta):
     """delta(x) = d + (1 - d) (e^eps - e^x)/(e^eps + 1) of the worst case of an (eps, d) guarantee."""
-    made = jaxdp.ApproximateDP(epsilon, delta)
+    guarantee = jaxdp.ApproximateDP(epsilon, delta)
     levels = np.array([0.0, 0.3, 0.9, 0.999]) * epsilon
     with mpmath.workdps(40):
         e, d = mpmath.mpf(epsilon), mpmath.mpf(delta)
         truth = [d + (1 - d) * (mpmath.exp(e) - mpmath.exp(mpmath.mpf(x))) / (mpmath.exp(e) + 1) for x in levels]
-        for low, high, exact in zip(*jaxdp.delta_bounds(made, levels), truth, strict=True):
+        for low, high, exact in zip(*jaxdp.delta_bounds(guarantee, levels), truth, strict=True):
             assert mpmath.mpf(float(low)) <= exact <= mpmath.mpf(float(high)) <= exact * (1 + mpmath.mpf(1e-12))
-    below, above = (jaxdp.epsilon_bounds(made, float(truth[-1]) * (1 + off)) for off in (-1e-9, 1e-9))
+    below, above = (jaxdp.epsilon_bounds(guarantee, float(truth[-1]) * (1 + off)) for off in (-1e-9, 1e-9))
     assert above.lower <= levels[-1] <= below.upper
     for found in (below, above):
         assert 0 <= found.upper - found.lower <= 1e-12 * (1 + epsilon)

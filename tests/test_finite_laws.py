@@ -120,9 +120,9 @@ def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, invert
     rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times, inverted)))
     with mp.workdps(DIGITS):
         count = POINTS // times
-        made = [make(rng) for _ in range(count)]
-        fields = {f: np.stack([getattr(m, f) for m, _, _ in made]) for f in vars(made[0][0])}
-        mechanism, laws = type(made[0][0])(**fields), [(p, q) for _, p, q in made]
+        drawn = [make(rng) for _ in range(count)]
+        fields = {f: np.stack([getattr(m, f) for m, _, _ in drawn]) for f in vars(drawn[0][0])}
+        mechanism, laws = type(drawn[0][0])(**fields), [(p, q) for _, p, q in drawn]
         if is_sampled:
             rate = rates(rng, count)
             mechanism = PoissonSampled(mechanism, rate)
@@ -140,7 +140,7 @@ def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, invert
                 for level, lower, upper in zip(asked[i], found.lower[:, i], found.upper[:, i], strict=True):
                     truth = exact(p, q, level)
                     low, high = mp.mpf(float(lower)), mp.mpf(float(upper))
-                    assert low * (1 - TIE) <= truth <= high * (1 + TIE), (made[i][0], level, lower, upper)
+                    assert low * (1 - TIE) <= truth <= high * (1 + TIE), (drawn[i][0], level, lower, upper)
 
 
 def questions(rng, p, q):
@@ -157,9 +157,8 @@ def test_an_exponent_that_has_lost_its_digits_leaves_nothing_certain():
     half, exact = np.log([0.5, 0.5]), np.zeros(2)
     with on_host():
         errors = [float(discrete_log_m(1.0, np.array([far, 0.0]), half, exact)[1]) for far in (1e3, 1e16)]
-        unseen = float(
-            discrete_log_m(1.0, np.array([-1e16, 0.0]), half, exact)[1]
-        )  # an outcome without weight may lose its digits
+        # an outcome of hardly any weight may lose its digits
+        unseen = float(discrete_log_m(1.0, np.array([-1e16, 0.0]), half, exact)[1])
     assert errors[0] < 1e-11 and np.isinf(errors[1]) and unseen < 1e-14
 
 

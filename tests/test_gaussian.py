@@ -63,7 +63,7 @@ def test_epsilon_at_the_edges_of_delta():
     noise = jaxdp.Gaussian(1.0)
     assert jaxdp.epsilon(noise, 0.0) == np.inf
     assert jaxdp.epsilon(noise, 1.0) == 0
-    assert jaxdp.epsilon(noise, 0.5) == 0  # the total variation distance is 0.38
+    assert jaxdp.epsilon(noise, 0.5) == 0  # above the total variation distance, 0.38
     assert 37 < jaxdp.epsilon(noise, 1e-300) < 38
     assert jaxdp.epsilon(jaxdp.repeat(noise, 0), 0.0) == 0
     assert jaxdp.epsilon(jaxdp.compose(), 0.0) == 0

@@ -96,7 +96,7 @@ def test_one_event_sampled_by_everyone_or_composed_once_is_one_number(relation):
         assert interop.PrivacyAccountant(relation).compose(event).get_epsilon(1e-5) == expected
 
 
-def test_a_batch_of_all_records_is_refused_where_it_is_open_whether_it_grows():
+def test_a_batch_of_all_records_is_refused_where_it_may_grow_with_the_data_set():
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="grows"):
         interop.from_dp_event(dp_event.SampledWithoutReplacementDpEvent(50, 50, GAUSSIAN), ADD)
 
@@ -411,15 +411,14 @@ def test_numbers_lie_between_the_optimistic_and_the_pessimistic_ones_of_dp_accou
     lower, upper = own(event, relation, count, jaxdp.epsilon_bounds, delta)
     assert 0.99 * high < low < high  # the comparison is not empty
     assert low * (1 - 1e-9) <= upper and lower <= high * (1 + 1e-9)
-    assert upper <= high * (
-        1 + (2e-5 if name == "mixture" else 1e-6)
-    )  # a mixture has no lower bound, and a rougher gap
+    # a mixture has no lower bound, and therefore a rougher gap
+    assert upper <= high * (1 + (2e-5 if name == "mixture" else 1e-6))
 
 
 @pytest.mark.parametrize(("batch", "count"), [(5, 30), (40, 1)])
 @pytest.mark.thorough
 def test_a_fixed_size_batch_is_within_dp_accountings_renyi_bound_at_half_the_noise(batch, count):
-    """Its noise is relative to the relation's sensitivity, which is two norm bounds for REPLACE_ONE: hence half."""
+    """dp_accounting's RDP accountant divides noise by the relation's sensitivity, two norm bounds for REPLACE_ONE."""
     event = dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(4.0))
     theirs = rdp.RdpAccountant(neighboring_relation=REPLACE).compose(
         dp_event.SampledWithoutReplacementDpEvent(100, batch, dp_event.GaussianDpEvent(2.0)), count
@@ -442,19 +441,21 @@ def test_bad_arguments_are_named():
 def test_sampled_noise_whose_square_overflows_is_some_noise():
     one = dp_event.GaussianDpEvent(1e170)
     for event, sigma in ((one, 1e170), (dp_event.ComposedDpEvent([one, one]), 1e170 / np.sqrt(2))):
-        made = interop.from_dp_event(dp_event.PoissonSampledDpEvent(0.5, event))
-        assert made.mechanism.noise_multiplier == pytest.approx(sigma, rel=1e-14)
-        assert jaxdp.delta(made, 0.0) > 0
+        translated = interop.from_dp_event(dp_event.PoissonSampledDpEvent(0.5, event))
+        assert translated.mechanism.noise_multiplier == pytest.approx(sigma, rel=1e-14)
+        assert jaxdp.delta(translated, 0.0) > 0
 
 
 def test_randomized_response_is_not_rounded_below_its_local_epsilon():
     for p in np.random.default_rng(0).uniform(0, 1, 200):
-        made = interop.from_dp_event(dp_event.RandomizedResponseDpEvent(p, 7), interop.NeighboringRelation.REPLACE_ONE)
+        translated = interop.from_dp_event(
+            dp_event.RandomizedResponseDpEvent(p, 7), interop.NeighboringRelation.REPLACE_ONE
+        )
         with mpmath.workdps(40):
-            assert mpmath.mpf(made.epsilon) >= mpmath.log(1 + 7 * (1 - mpmath.mpf(p)) / mpmath.mpf(p))
+            assert mpmath.mpf(translated.epsilon) >= mpmath.log(1 + 7 * (1 - mpmath.mpf(p)) / mpmath.mpf(p))
 
 
 def test_the_scale_of_discrete_noise_is_not_rounded_up():
     for rate in np.random.default_rng(1).uniform(0, 3, 200):
-        made = interop.from_dp_event(dp_event.DiscreteLaplaceDpEvent(rate, 3))
-        assert 0 <= 1 - Fraction(made.scale) * Fraction(rate) < 3e-16
+        translated = interop.from_dp_event(dp_event.DiscreteLaplaceDpEvent(rate, 3))
+        assert 0 <= 1 - Fraction(translated.scale) * Fraction(rate) < 3e-16

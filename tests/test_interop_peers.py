@@ -36,7 +36,7 @@ def by_relation(relation):
 
 
 def composed(*events, relation=ADD):
-    """An accountant after (event, count) pairs."""
+    """An accountant that has composed these (event, count) pairs."""
     accountant = interop.PrivacyAccountant(relation)
     for event, count in events:
         accountant.compose(event, count)
@@ -157,7 +157,7 @@ SAMPLED_GAUSSIAN = SAMPLED(0.2, GAUSSIAN(0.5))
     ],
 )
 def test_numbers_are_those_that_dp_accounting_expects(events, epsilon, delta, delta_error, epsilon_error, monkeypatch):
-    monkeypatch.setattr(contour, "PLAIN_LADDER", contour.PLAIN_LADDER[:2])  # a delta of 1e-14 within 1e-6 needs no more
+    monkeypatch.setattr(contour, "PLAIN_LADDER", contour.PLAIN_LADDER[:2])  # enough for a delta of 1e-14 within 1e-6
     accountant = composed(*events)
     assert accountant.get_delta(epsilon) == pytest.approx(delta, abs=delta_error)
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, abs=epsilon_error)
@@ -200,7 +200,7 @@ NOT_APPLICABLE = {
 
 
 def cases_of_the_file():
-    """Names of the cases there, without those inherited from the test of every accountant (test_interop.py)."""
+    """Names of the cases of dp_accounting's file, without those inherited, which test_interop.py runs."""
     return {
         name
         for name in vars(pld_privacy_accountant_test.PldPrivacyAccountantTest)

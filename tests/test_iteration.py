@@ -21,7 +21,7 @@ CASES = stored("iteration")
 GOLDEN = 1e-10  # relative tolerance of every stored value, which has more digits
 SOLVER = 1e-6  # relative accuracy of SLSQP, the less accurate side of the comparison
 EXACT = 1e-10  # outward rounding of mu at these lengths is below 1e-11
-GRID = 2e-4  # discretisation of the densities on the exact grids
+GRID = 2e-4  # relative error of a divergence whose densities are discretised on a grid
 
 
 def cases(family):
@@ -232,7 +232,7 @@ def test_a_noiseless_step_is_told_from_one_of_hardly_any_noise_and_a_tiny_optimu
     hidden = np.sum(0.01 ** np.arange(155.0))  # variance at the end; the distance is 1e10 x 1e-154
     exact = 1e-144 / np.sqrt(hidden)
     assert exact <= iteration.gdp_mu(shrinking, np.ones(155), moved) <= exact * (1 + 1e-9)
-    exact = 1e5 * 1e-155 / np.sqrt(hidden) * 10  # from the diameter, before the second step
+    exact = 1e5 * 1e-155 / np.sqrt(hidden) * 10  # a distance of the diameter, before the second step
     found = iteration.gdp_mu(shrinking, np.ones(155), moved, diameter=1e5)
     assert 1e-150 < found <= exact * (1 + 1e-9)
 
@@ -358,7 +358,7 @@ def test_a_record_of_steps_is_answered_by_a_program_too(monkeypatch):
     assert abs(jaxdp.epsilon(noisy, 1e-6) / by_numpy - 1) < 1e-12
 
 
-def test_no_step_loses_nothing_also_between_projections():
+def test_a_schedule_without_steps_loses_nothing_also_between_projections():
     assert iteration.per_index_mu([], 1.0, 1.0).shape == (0,)
     assert (iteration.participation_mu([], 1.0, 1.0, [[0, 0]]) == [0.0]).all()
     assert iteration.gdp_mu([], [], []) == 0
@@ -496,9 +496,8 @@ def test_noise_behind_a_tiny_contraction_is_not_more_than_there_is():
     with jax.enable_x64(True):
         mu = jax.jit(lambda kappa: iteration.per_index_mu(kappa, jnp.array([1.0, 1e-150]), jnp.array([1.0, 0.0])))
         assert mu(jnp.array([1.0, 1e-156]))[0] >= 1e-6
-    assert (
-        iteration.per_index_mu(1.0, [1.0, 1.6e-162], [0.0, 1e-100])[1] >= 6.25e61
-    )  # the square of the noise underflows
+    # here the square of the noise underflows
+    assert iteration.per_index_mu(1.0, [1.0, 1.6e-162], [0.0, 1e-100])[1] >= 6.25e61
 
 
 def test_a_factor_that_underflows_is_not_forgotten():

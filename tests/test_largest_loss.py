@@ -309,17 +309,15 @@ TWO_STEPS = [
 
 @pytest.mark.thorough
 def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
-    """One effort only: the cheaper ones, which a verb tries first and larger deltas need, are not compiled."""
+    """One effort only: the cheaper ones, which a verb tries first and which suffice for larger deltas, do not run."""
     monkeypatch.setattr(contour.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
     sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands >= 8)
     half = slice(None, None, 2)
-    every_second = jax.tree_util.tree_map(lambda x: x[half], two)
-    lower, upper = contour.contour_epsilon(
-        every_second, delta[half], 1.1 * eps[half], direction="forward", effort=effort
-    )
+    rows = jax.tree_util.tree_map(lambda x: x[half], two)
+    lower, upper = contour.contour_epsilon(rows, delta[half], 1.1 * eps[half], direction="forward", effort=effort)
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
     lower, upper = contour.contour_delta(two, eps, 10 * delta, direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))

@@ -86,8 +86,8 @@ PAIRS = [discrete_gaussian.discrete_gaussian_pair, discrete_gaussian.discrete_ga
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_pairs_have_derivatives(pair):
     def log_moment(sigma):
-        made = pair(sigma, 150)
-        return jax.nn.logsumexp(jnp.where(made.log_p > -jnp.inf, made.log_p + made.loss, -jnp.inf))
+        law = pair(sigma, 150)
+        return jax.nn.logsumexp(jnp.where(law.log_p > -jnp.inf, law.log_p + law.loss, -jnp.inf))
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         value, slope = jax.jit(jax.value_and_grad(log_moment), compiler_options=compiler_options("cpu"))(300.0)

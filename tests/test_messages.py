@@ -72,9 +72,9 @@ def arguments_of(function):
 def message_of(function, arguments):
     """The message of the function's error for these arguments; None where it accepts them."""
     try:
-        made = function(**arguments)
-        if hasattr(made, "validate"):  # a record: the verbs ask it
-            made.validate()
+        value = function(**arguments)
+        if hasattr(value, "validate"):  # a record, which verbs validate
+            value.validate()
     except (ValueError, TypeError) as error:
         return str(error)
     return None
@@ -170,7 +170,7 @@ def test_a_bad_value_of_an_array_is_named_with_its_place():
         jaxdp.conversions.gdp_mu_from_profile([0.0, 1.0, 0.5], [0.1, 0.01, 0.001])
 
 
-def test_fractions_are_to_be_rounded_and_other_values_are_not():
+def test_the_advice_to_round_is_given_for_fractions_alone():
     with pytest.raises(ValueError, match=r"whole number >= 1, got 31\.6227\d* at index \[1\]\. Round it\.$"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), np.logspace(1, 2, 3)), 1e-6)
     for bad in (0.5, np.nan, np.inf, -3.0, [2.5, -1.0]):

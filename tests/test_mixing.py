@@ -11,7 +11,7 @@ from jaxdp.convolution import laplace_rdp
 
 CASES = stored("iteration")
 GOLDEN = 1e-10  # relative tolerance of every stored value
-ROUNDING = 1e-12  # sums of at most 6 probabilities
+ROUNDING = 1e-12  # rounding of sums of at most 6 probabilities
 TINY = 2.3e-308  # just above the smallest normal number, the answer where the exact value is positive and smaller
 
 
@@ -21,21 +21,21 @@ def hockey_stick(p, q, epsilon):
 
 def test_stored_values_are_met():
     amplify = {"mixing_doeblin": mixing.doeblin_amplification, "mixing_ultra": mixing.ultra_mixing_amplification}
-    seen = 0
+    count = 0
     for case in CASES:
         if case["family"] in amplify:
-            seen += 1
+            count += 1
             inputs = {name: float(v) for name, v in case["inputs"].items()}
             got = amplify[case["family"]](**inputs)
             assert got.epsilon == pytest.approx(float(case["value"]["epsilon"]), rel=GOLDEN)
             assert got.delta == pytest.approx(float(case["value"]["delta"]), rel=GOLDEN)
         if case["family"] == "iterated_laplace_opt":
-            seen += 1
+            count += 1
             order, shift, first, second = (float(case["inputs"][k]) for k in ("alpha", "Delta", "lambda1", "lambda2"))
             got = mixing.iterated_laplace_rdp(order, shift, first, second)
             assert got.rdp == pytest.approx(float(case["value"]["rdp"]), rel=GOLDEN)
             assert got.first_share == pytest.approx(float(case["value"]["first_share"]), rel=GOLDEN)
-    assert seen == 9
+    assert count == 9
 
 
 def test_all_four_cases_hold_on_random_finite_mechanisms():
