@@ -48,7 +48,7 @@ def jump_bounds(step):
 
 
 def two_steps(noise, epsilon, sign):
-    """Exact delta for T = 2 (mpmath, 30 digits): one step's E[(gap - Y)_+] or E[(Y - gap)_+] over the other step's x."""
+    """Exact delta for T = 2 (mpmath, 30 digits): one step's E[(gap - Y)_+] or E[(Y - gap)_+] over the other's x."""
     mp = mpmath.mp
     with mpmath.workdps(30):
         s, odds = 1 / mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))

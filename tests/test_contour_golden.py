@@ -129,7 +129,7 @@ def test_the_add_direction_has_the_bound_of_remove_where_it_is_the_smaller_one(v
     assert np.all(add.lower[decided] <= remove.lower[decided])
 
 
-def test_a_comparison_of_what_no_contour_can_sum_decides_nothing():
+def test_a_comparison_of_what_no_contour_can_sum_has_valid_bounds():
     sigma, rate, steps = np.array([0.3, 1e-3, 0.5]), np.array([0.9, 0.5, 1e-9]), np.array([1e6, 10.0, 2.0])
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), (3,))
     for epsilon, delta in ((1e-3, 1e-300), (600.0, 0.9), (30.0, 1e-12)):
