@@ -316,15 +316,12 @@ def test_without_the_alias_terms_few_nodes_fail_from_below(monkeypatch, exact):
     assert lower > exact
 
 
-def low_split(before):
+def low_split(base):
     """The plan, changed: a step is large from x = 2 on, and at most one large step is counted."""
-    large, exponent = (
-        before.x > 2.0,
-        before.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(before.x) - 0.5 * before.x**2,
-    )
-    exponent = exponent + np.log((before.x[1] - before.x[0]) / np.sqrt(2 * np.pi))
+    large, exponent = base.x > 2.0, base.tilts[:, None] * Step(100.0, 1.0, 0.5, 1.0).value(base.x) - 0.5 * base.x**2
+    exponent = exponent + np.log((base.x[1] - base.x[0]) / np.sqrt(2 * np.pi))
     low, high = (law.log_sum(np.where(chosen, exponent, -np.inf)) for chosen in (~large, large))
-    return before._replace(split=np.float64(2.0), count=2, low=low, high=high)
+    return base._replace(split=np.float64(2.0), count=2, low=low, high=high)
 
 
 def test_without_more_than_one_large_step_a_low_split_fails(monkeypatch, exact):

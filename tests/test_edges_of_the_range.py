@@ -71,7 +71,7 @@ def test_at_infinite_epsilon_the_mass_at_infinity_is_enclosed():
     ("base", "rate", "exact"),
     [
         (jaxdp.RandomizedResponse(1.0), 0.0, 0.0),
-        (jaxdp.RandomizedResponse(1e-4), 1e-12, 2.00010000333341662e-16),
+        (jaxdp.RandomizedResponse(1e-4), 1e-12, 2.00010000333341662e-16),  # 2 log(1 + rate (e^1e-4 - 1))
     ],
 )
 def test_the_supremum_of_losses_within_their_rounding_is_enclosed(base, rate, exact):
