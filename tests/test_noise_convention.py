@@ -1,6 +1,7 @@
-"""One convention: noise is stated over the norm bound of one record's contribution, in every relation and sampling.
+"""The noise convention: a noise multiplier is noise divided by the norm bound of one record's contribution.
 
-Under replace_one two neighbouring data sets therefore lie two norm bounds apart.
+It is the same in every relation and under every sampling. The sums over two data sets that are neighbours under
+replace_one can therefore differ by two norm bounds.
 """
 
 import itertools
@@ -22,7 +23,7 @@ NOISES = {
     "DiscreteGaussian": jaxdp.DiscreteGaussian(1.5),
     "DiscreteLaplace": jaxdp.DiscreteLaplace(1.2, 2),
 }
-# Guarantees stated for the caller's relation: a level and not noise.
+# Mechanisms given by a guarantee, not by noise. The guarantee holds in whichever relation the caller asks for.
 STATED = {
     "PureDP": jaxdp.PureDP(0.7),
     "ApproximateDP": jaxdp.ApproximateDP(0.7, 1e-6),
@@ -30,8 +31,8 @@ STATED = {
     "DiscretePair": jaxdp.DiscretePair([0.7, 0.2, 0.1], [0.1, 0.2, 0.7]),
     "NoisyIteration": jaxdp.NoisyIteration([0.9, 0.9], [1.0, 1.0], [1.0, 0.0]),
 }
-BATCH, RECORDS = 2, 4  # of the enumerated fixed-size batches
-ROUNDING = 1e-12  # sums of a few hundred doubles, and the rounding that the verbs add outward
+BATCH, RECORDS = 2, 4  # batch size and number of records of the data sets that are enumerated
+ROUNDING = 1e-12  # relative: rounding of sums of a few hundred doubles, and the margin that the verbs add outward
 
 
 def integer_gaussian(sigma, reach=40):
@@ -47,14 +48,14 @@ def integer_noise(scale, reach=120):
 
 
 def shifted(mass, shift, reach=160):
-    """(shifted, unshifted) masses of integer noise."""
+    """Normalised masses of integer noise: (shifted, unshifted). mass: unnormalised mass at an array of integers."""
     x = np.arange(-reach, reach + 1)
     total = mass(x).sum()
     return mass(x - shift) / total, mass(x) / total
 
 
 def two_bounds_apart(name, eps):
-    """Exact delta under replace_one at eps >= 0, from the densities at twice the shift."""
+    """Exact delta under replace_one at eps >= 0: the hockey-stick divergence of noise shifted by two norm bounds."""
     if name == "Gaussian":
         return gaussian_delta(eps, 2 / 1.3)
     if name == "Laplace":
@@ -71,7 +72,7 @@ def test_under_replace_one_two_data_sets_are_two_norm_bounds_apart(name):
     found = jaxdp.delta_bounds(NOISES[name], eps, relation="replace_one")
     assert np.all(found.lower <= exact * (1 + ROUNDING)) and np.all(exact <= found.upper * (1 + ROUNDING))
     assert found.upper == pytest.approx(exact, rel=1e-5)
-    # and not under the other relations
+    # under the default relation add_or_remove the shift is one norm bound, so delta is smaller
     assert np.all(jaxdp.delta(NOISES[name], eps) < 0.8 * exact)
 
 
@@ -119,7 +120,8 @@ def test_a_grid_in_which_some_rates_are_one_gives_those_the_mechanisms_own_numbe
     ],
 )
 def test_every_verb_follows_the_convention(one, half, monkeypatch):
-    small = contour.PLAIN_LADDER[0]  # both sides of an equation are as wide
+    # Few nodes, to save time. Both sides of each equation use the same nodes, so their bounds are equally wide.
+    small = contour.PLAIN_LADDER[0]
     monkeypatch.setattr(contour, "PLAIN_LADDER", (small._replace(nodes=1024), small))
     for verb, value in ((jaxdp.renyi, 4.0), (jaxdp.log_mgf, 0.5 + 1j), (jaxdp.tradeoff, 0.1), (jaxdp.delta, 0.4)):
         assert verb(one, value, relation="replace_one") == verb(half, value, relation="remove")
@@ -143,13 +145,13 @@ def test_a_composition_under_replace_one_counts_every_part_two_bounds_apart():
     mixed = jaxdp.compose(parts[0], jaxdp.repeat(parts[1], 3), parts[2])
     exact = jaxdp.epsilon(jaxdp.Gaussian(1 / mu), 1e-5)
     assert jaxdp.epsilon(mixed, 1e-5, relation="replace_one") == pytest.approx(exact, rel=1e-9)
-    # a level beside the noise counts once
+    # the level of PureDP counts once: only noise is halved under replace_one
     both = jaxdp.compose(jaxdp.Laplace(2.0), jaxdp.PureDP(0.3))
     assert jaxdp.renyi(both, np.inf, relation="replace_one") == pytest.approx(2 / 2.0 + 0.3, rel=1e-9)
 
 
 def test_a_sampled_part_and_a_plain_part_compose_in_one_convention():
-    """As the rate goes to one, a composition with a sampled part becomes that of the plain ones."""
+    """As the sampling rate tends to 1, epsilon tends to that of the composition without sampling."""
     plain = jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(5.0), 2), 1e-5, relation="replace_one")
     for kind in (jaxdp.PoissonSampled, jaxdp.FixedSizeSampled):
         nearly = jaxdp.compose(jaxdp.Gaussian(5.0), kind(jaxdp.Gaussian(5.0), 1 - 1e-9))
@@ -157,13 +159,13 @@ def test_a_sampled_part_and_a_plain_part_compose_in_one_convention():
 
 
 def fixed_size_law(values, size, mass):
-    """Law of (sum over a uniform batch of this size) + noise."""
+    """Law of (sum over a uniform batch of ``size`` records) + noise. mass(shift): law of the noise around shift."""
     batches = list(itertools.combinations(values, size))
     return sum(mass(sum(batch)) for batch in batches) / len(batches)
 
 
 def poisson_law(values, rate, mass):
-    """Law of (sum over a Poisson sample) + noise."""
+    """Law of (sum over a Poisson sample of the records) + noise. mass(shift): law of the noise around shift."""
     total = 0.0
     for taken in itertools.product((0, 1), repeat=len(values)):
         weight = rate ** sum(taken) * (1 - rate) ** (len(values) - sum(taken))
@@ -173,7 +175,7 @@ def poisson_law(values, rate, mass):
 
 @pytest.mark.parametrize("scale", [0.6, 2.5])
 def test_no_fixed_size_batch_of_any_data_set_exceeds_the_bounds_and_the_worst_attains_them(scale):
-    """Every data set of four records with contributions -1, 0, 1 and every neighbour of it, enumerated."""
+    """Enumerates every data set of four records with contributions -1, 0, 1, and every neighbour of it."""
     mass, eps = integer_noise(scale), np.array([0.0, 0.05, 0.2, 0.6])
     base = jaxdp.DiscreteLaplace(scale)
     worst = {relation: np.zeros(eps.shape) for relation in ("add", "remove", "replace_one")}
@@ -216,7 +218,7 @@ def test_no_poisson_batch_of_any_data_set_exceeds_the_bounds_and_the_worst_attai
 
 
 def antipodal(mass, rate):
-    """The pair of contributions 1 and -1."""
+    """Laws of the noisy sum when the replaced record contributes 1, and when it contributes -1; Poisson sampled."""
     return (1 - rate) * mass(0) + rate * mass(1), (1 - rate) * mass(0) + rate * mass(-1)
 
 
@@ -226,7 +228,7 @@ def antipodal(mass, rate):
 )
 def test_two_replaced_poisson_rounds_have_the_delta_of_their_outcomes_one_by_one(noise, mass):
     p, q = (np.outer(side, side).ravel() for side in antipodal(mass, 0.2))
-    eps = np.array([-0.3, 0.03, 0.1, 0.6, 1.5])  # no loss is one of these
+    eps = np.array([-0.3, 0.03, 0.1, 0.6, 1.5])  # none equals a privacy loss, where delta has a kink
     found = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.PoissonSampled(noise, 0.2), 2), eps, relation="replace_one")
     exact = hockey_stick(p, q, eps)
     assert np.all(found.lower <= exact * (1 + 1e-9)) and np.all(exact * (1 - ROUNDING) <= found.upper)
@@ -246,7 +248,7 @@ def test_no_two_contributions_to_a_poisson_sum_with_laplace_noise_exceed_the_bou
 
     found = jaxdp.delta_bounds(jaxdp.PoissonSampled(jaxdp.Laplace(scale), rate), eps, relation="replace_one")
     worst = hockey_stick(*antipodal(mass, rate), eps)
-    assert found.upper == pytest.approx(worst, rel=2e-5)  # of cells of 1e-3
+    assert found.upper == pytest.approx(worst, rel=2e-5)  # error of the reference, which sums cells of width 1e-3
     assert np.all(worst * (1 - 1e-9) <= found.upper) and np.all(found.lower <= found.upper)
     for one, other in itertools.product((-1.0, -0.6, 0.0, 0.3, 1.0), repeat=2):
         p, q = ((1 - rate) * mass(0) + rate * mass(shift) for shift in (one, other))
@@ -261,7 +263,7 @@ def integer_gaussian_rounds(sigma, sensitivity, times):
 def test_many_replaced_rounds_of_discrete_gaussian_noise_cost_about_what_those_of_gaussian_noise_do():
     gaussian = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01)
     exact = jaxdp.epsilon(jaxdp.repeat(gaussian, 1000), 1e-6, relation="replace_one")
-    for sigma, sensitivity in ((1.0, 1), (200.0, 200)):  # outcomes one by one, and in cells
+    for sigma, sensitivity in ((1.0, 1), (200.0, 200)):  # the law is kept outcome by outcome; in cells of outcomes
         found = integer_gaussian_rounds(sigma, sensitivity, 1000)
         assert found.upper == pytest.approx(exact, rel=1e-5)
         assert 0 < 1 - found.lower / found.upper < 1e-6
@@ -302,7 +304,7 @@ def test_traced_records_follow_the_convention(relation):
                 base, 0.7, relation=relation
             )
 
-        # (at XLA's own level of optimisation it would only take longer to compile)
+        # These options lower XLA's optimisation level; at its default level the program only takes longer to compile.
         compiled = jax.jit(numbers, compiler_options=compiler_options("cpu"))
         for rate in (1.0, 0.4):
             traced = compiled(1.3, rate)

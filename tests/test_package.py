@@ -1,4 +1,4 @@
-"""The package as a user meets it: small imports, subject modules at hand, extras named when they are missing."""
+"""The package as a user sees it: what an import loads, which names exist, and that imports inside it point down."""
 
 import ast
 import pathlib
@@ -51,8 +51,8 @@ def test_every_public_name_exists():
     assert set(SUBJECTS) <= set(dir(jaxdp))
 
 
-# What stands further down may be imported, by the name of the folder or of the file; parts of one layer know nothing of
-# each other.
+# Folders and files of jaxdp, layer by layer. A part may import parts of lower layers only (further down in this list),
+# none of its own layer.
 LAYERS = (
     ("__main__",),
     ("cli", "__init__"),
@@ -74,7 +74,7 @@ LAYERS = (
 
 
 def imports(source):
-    """The parts of jaxdp that a file imports: `from jaxdp.shuffle import law` and `from jaxdp import shuffle` alike."""
+    """Names of the parts of jaxdp that a source imports: `from jaxdp.shuffle import law` or `from jaxdp import law`."""
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
@@ -83,7 +83,7 @@ def imports(source):
 
 
 def upward(files):
-    """(part, import) of each import that does not point down."""
+    """Pairs (part, imported part) whose import does not point down. files: pairs (part, source text)."""
     rank = {part: place for place, layer in enumerate(LAYERS) for part in layer}
     seen = {(part, name) for part, source in files for name in imports(source) if name != part and name in rank}
     return {(part, name) for part, name in seen if rank[name] <= rank[part]}

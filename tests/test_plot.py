@@ -1,4 +1,4 @@
-"""Plots: the axes that come in go out with the numbers drawn, labelled, and nothing computed."""
+"""Plots: each function returns the axes that it was given, with the numbers of the data set drawn and labelled."""
 
 import matplotlib
 

@@ -1,4 +1,4 @@
-"""Records, compose and repeat: what is refused and with which words, relations, order, counts."""
+"""Records, compose and repeat: refused arguments and their messages, relations, order of composition, counts."""
 
 import dataclasses
 
@@ -209,7 +209,7 @@ def test_composing_nothing_releases_nothing():
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, jnp.bfloat16, np.int8])
 def test_noise_of_few_bits_is_composed_in_double_precision(kind):
-    """Sums of squares in the type of the numbers themselves made epsilon of float16 a thousandth too small."""
+    """Sums of squares in float16 would make epsilon too small by a thousandth of its value."""
 
     def epsilon(number):
         noise = jaxdp.compose(jaxdp.Gaussian(number(3.3)), jaxdp.repeat(jaxdp.Gaussian(number(5.7)), number(11)))
@@ -220,7 +220,7 @@ def test_noise_of_few_bits_is_composed_in_double_precision(kind):
 
 
 def test_two_classes_never_share_a_tree_structure():
-    """jit looks up what it compiled by the tree structure: equal ones would run one mechanism's kernel on another."""
+    """jit finds a compiled program by the tree structure: an equal one would run another mechanism's kernel."""
     pairs = jaxdp.DiscreteGaussian(1.5, 3), jaxdp.DiscreteLaplace(1.5, 3)
     ones = jaxdp.Gaussian(1.0), jaxdp.Laplace(1.0), jaxdp.PureDP(1.0)
     twos = *pairs, jaxdp.ApproximateDP(1.0, 0.1), jaxdp.RandomizedResponse(1.0, 2)
@@ -248,7 +248,7 @@ def test_an_empty_tuple_is_an_empty_array():
 
 @pytest.mark.parametrize(("steps", "shift"), [(1000, 5e-4), (10000, 5e-4), (300, 2e-3)])
 def test_lower_bounds_of_iterations_with_little_loss_are_below_the_exact_delta(steps, shift):
-    """Next to epsilon 0 delta is proportional to mu: what mu may be too large was charged 2 mu times."""
+    """Next to epsilon 0 delta is proportional to mu, so the lower bound must be reduced by the whole excess of mu."""
     runs, mu = jaxdp.NoisyIteration([1.0] * steps, 1.0, [shift] * steps), mp.sqrt(steps) * mp.mpf(shift)
 
     def exact(eps):
@@ -264,7 +264,7 @@ def test_lower_bounds_of_iterations_with_little_loss_are_below_the_exact_delta(s
 
 @pytest.mark.parametrize("last", [2e-24, 3e-24, 7e-24])
 def test_noise_that_is_lost_beside_the_largest_is_not_rounded_up(last):
-    """One digit of 3e-24 / 1e300 is left: epsilon was that of another noise."""
+    """3e-24 / 1e300 is subnormal with one digit left: rounded, it gives epsilon of a different noise."""
     runs = jaxdp.NoisyIteration([1.0, 1.0], [1e300, last], [0.0, 1e-24])
     exact = jaxdp.epsilon_bounds(jaxdp.Gaussian(last / 1e-24), 1e-6)
     found = jaxdp.epsilon_bounds(runs, 1e-6)

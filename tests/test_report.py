@@ -1,4 +1,4 @@
-"""The page for review boards: its numbers are the verbs', its words fit the relation, a browser shows it."""
+"""The report page: its numbers agree with the verbs, its words fit the relation, and a browser shows it."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ def missed_by_verb(mechanism, relation, rate):
 
 
 def tables(page):
-    """Rows of cells of each table; a number is the text of its value."""
+    """For each table of the page its rows of cells, as text; a number is the text of its ``value`` attribute."""
     found = []
     for table in re.findall(r"<table>(.*?)</table>", page):
         rows = re.findall(r"<tr>(.*?)</tr>", table)
@@ -60,7 +60,7 @@ def tables(page):
 
 
 def words(page):
-    """What a reader sees."""
+    """The text that a reader of the page sees, without tags and styles."""
     return html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", "", page))
 
 
@@ -95,7 +95,7 @@ def test_no_attack_on_the_trade_off_curve_is_more_accurate_than_the_page_says(me
     assert total.upper - 1e-12 <= advantage[0] <= total.upper + 1.01e-4
     missed = np.array([missed_by_verb(mechanism, relation, rate) for rate in RATES])
     assert (1 + (1 - missed) - RATES).max() / 2 <= right[0] + 1e-12
-    # no mechanism with the certified epsilon and delta is easier to attack than this
+    # the largest advantage that any (epsilon, delta)-DP mechanism allows
     epsilon = jaxdp.epsilon(mechanism, DELTAS[0], relation=relation)
     assert total.upper <= math.tanh(epsilon / 2) + 2 * DELTAS[0] / (1 + math.exp(epsilon)) + 1e-12
     assert right[1] == pytest.approx(1 / (1 + math.exp(-epsilon)), abs=1e-4)
@@ -106,7 +106,7 @@ def test_no_attack_on_the_trade_off_curve_is_more_accurate_than_the_page_says(me
 
 
 def crossed(facts, rates, missed):
-    """Epsilons at which the curve would allow less than the certified lower bound of delta: it is too high there."""
+    """Epsilons at which the curve allows less than the certified lower bound of delta, so the curve is too high."""
     gain = 1 - missed[:, None] - np.exp(facts.grid) * rates[:, None]
     return facts.grid[gain.max(axis=0) < facts.profile.lower - 1e-9]
 
@@ -115,12 +115,13 @@ def crossed(facts, rates, missed):
 def test_the_trade_off_curve_leaves_room_for_every_delta_that_is_lost(mechanism, relation):
     facts = facts_of(mechanism, relation)
     a, d = np.exp(facts.grid), facts.profile.upper
-    corners = np.clip((d[:-1] - d[1:]) / (a[1:] - a[:-1]), 0, 1)  # where two of the curve's lines meet
+    corners = np.clip((d[:-1] - d[1:]) / (a[1:] - a[:-1]), 0, 1)  # rates at which two lines of the curve meet
     rates = np.unique(np.concatenate([[0.0, 1.0], corners, 1 - corners, np.linspace(0, 1, 101)]))
     curve = facts.missed(rates)
     assert crossed(facts, rates, curve).size == 0
     assert crossed(facts, rates, np.minimum(curve + 1e-3, 1)).size > 0
-    # the verb looks elsewhere, and takes the smaller of two curves for two pairs (the other rates: see above, thorough)
+    # The verb uses another grid of epsilons, and for two pairs it takes the smaller of the two curves; hence 0.01. One
+    # rate per case is enough here: the thorough test above checks all of them.
     rate = RATES[CASES.index((mechanism, relation)) % RATES.size]
     assert facts.missed(rate) == pytest.approx(missed_by_verb(mechanism, relation, rate), abs=0.01)
     assert (facts.profile.lower <= facts.profile.upper).all()
@@ -153,7 +154,7 @@ def test_the_guarantee_is_said_for_the_relation(relation, said, both):
 
 
 def test_the_formula_of_remove_is_that_of_a_pair_with_the_record_first():
-    # p: with the record. Outcome 1 happens with it only, so that "remove" has a delta of its mass and "add" has none.
+    # p is the law with the record. Its second outcome is impossible without it: delta is 0.5 for remove, 0 for add.
     pair = jaxdp.DiscretePair([0.5, 0.5], [1.0, 0.0])
     rows = {r: tables(jaxdp.report(pair, epsilon=0.7, relation=r))[0][1] for r in ("add", "remove")}
     assert float(rows["remove"][2]) == pytest.approx(0.5, rel=1e-8)
@@ -185,7 +186,7 @@ def test_the_call_on_the_page_computes_its_numbers_again(mechanism, relation, ta
 
 @pytest.fixture
 def short_profile(monkeypatch):
-    """Where a test reads the words: nine points of the profile, which NumPy answers."""
+    """Nine points of the privacy profile, which NumPy computes quickly: for tests that read only words of the page."""
     monkeypatch.setattr(sys.modules[Facts.__module__], "_POINTS", 9)
 
 
@@ -229,7 +230,7 @@ class Angled(jaxdp.Mechanism):
     x: object = 1.0
 
     def log_mgf(self, z):
-        """That of Gaussian noise."""
+        """K(z) of Gaussian noise with noise multiplier ``x``."""
         return z * (z + 1) / (2 * self.x**2)
 
     def __repr__(self):
@@ -340,10 +341,10 @@ def test_a_browser_shows_the_page_without_complaint(width, tmp_path):
     assert pixels.shape[1] == width
     marked = (pixels < 0.9).any(axis=-1)
     assert 0.02 < marked.mean() < 0.5
-    # text or a picture in every stretch of 240 pixels; margins at both sides that nothing runs over
+    # something is drawn in every stretch of 240 pixels of height; the margins of 8 pixels at both sides are empty
     assert marked.reshape(10, -1).any(axis=1).all()
     assert not marked[:, :8].any() and not marked[:, -8:].any()
-    # the curve of the mechanism, in its blue
+    # pixels in the blue of the mechanism's curve
     assert (np.abs(pixels - np.array([0x1F, 0x5F, 0xA8]) / 255).max(axis=-1) < 0.02).sum() > 500
 
 
@@ -358,7 +359,7 @@ def test_a_page_that_loads_something_is_noticed(tmp_path):
 
 @pytest.mark.slow
 def test_the_profile_does_not_contradict_the_guarantee():
-    """Two certified searches differ by their gaps: delta at the epsilon of 1e-8 was 1.00004e-8."""
+    """Delta at the certified epsilon of 1e-8 is at most 1e-8, although two searches may differ by their gaps."""
     plan = jaxdp.compose(
         jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(0.5), 100_000), 3),
         jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.01), 10),

@@ -1,4 +1,4 @@
-"""The search for both certified ends of epsilon: what it returns was tested, and what is uncertain proves nothing."""
+"""The search for both ends of epsilon: both ends it returns are tested points, and uncertain bounds prove nothing."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ ROOT = 2.0
 @pytest.mark.parametrize("reach", [0.02, 1.0, 10.0])
 @pytest.mark.parametrize("ceiling", [2.0001, 2.5, 40.0])
 def test_both_ends_are_proved_and_as_close_as_the_errors_allow(error, reach, ceiling):
-    """The bounds of the logarithm 9 (ROOT - x) are wide by ``error``, and prove nothing farther than ``reach``."""
+    """The function is 9 (ROOT - x). Its bounds are off by ``error``, and NaN farther than ``reach`` from ROOT."""
 
     def evaluate(x):
         value = 9 * (ROOT - x)

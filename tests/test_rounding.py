@@ -1,4 +1,4 @@
-"""One unit of rounding in the whole package."""
+"""The rounding unit ULP: its value, and that the package defines it in one file only."""
 
 import pathlib
 import re

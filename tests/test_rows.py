@@ -1,4 +1,4 @@
-"""Many points by NumPy at once are what NumPy makes of each point."""
+"""`Rows` lets NumPy compute many points at once: the results equal those of one point at a time."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ SAME = np.arange(1.0, 6.0)
 
 
 def halved(limit, x):
-    """Halved as often as it takes: a number of times that differs between points."""
+    """x halved until it is at most ``limit``, plus 100 times the number of halvings, which differs between points."""
     state = xp.while_loop(lambda s: s[0] > limit, lambda s: (s[0] / 2, s[1] + 1), (x, xp.zeros(())))
     return state[0] + 100 * state[1]
 
@@ -88,7 +88,7 @@ def test_what_is_not_known_of_many_points_is_refused():
 
 
 def random_laws(kind):
-    NUMBERS.bit_generator.state = np.random.default_rng(3).bit_generator.state  # whatever was drawn before
+    NUMBERS.bit_generator.state = np.random.default_rng(3).bit_generator.state  # independent of earlier draws
     eps0 = NUMBERS.uniform(0.2, 3.0, 40)
     with on_host():
         made = [law.clones(x, "clones") if kind == "clones" else other_law(kind, x) for x in eps0]

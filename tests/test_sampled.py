@@ -1,4 +1,4 @@
-"""Sampling of every mechanism, and finite pairs: against closed forms, brute-force convolution and each other."""
+"""Sampled mechanisms and finite pairs, compared with closed forms, brute-force convolution and each other."""
 
 import contextlib
 import functools
@@ -23,16 +23,17 @@ from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
 from jaxdp.sources.simple import law_delta, law_epsilon
 
-EXACT = 1e-11  # an exact finite law, summed once: rounding of a few thousand terms, added outward
-GRID = 1e-4  # cells of the Gaussian (deltas above 1e-7) and of Laplace: measured 7e-5 and 1e-6
-INVERSION = 1e-6  # the gap at which the accountant stops climbing, per pair
+# Relative tolerances.
+EXACT = 1e-11  # an exact finite law is summed once; the rounding of a few thousand terms is added outward
+GRID = 1e-4  # error of the cells of the Gaussian (for deltas above 1e-7) and of Laplace: measured 7e-5 and 1e-6
+INVERSION = 1e-6  # gap of the bounds of one pair at which the accountant stops refining
 POISSON, FIXED = jaxdp.PoissonSampled, jaxdp.FixedSizeSampled
 RATE = 0.1
 EPS = np.array([-0.4, 0.0, 0.04, 0.1, 0.15, 0.6, 1.1])
 
 
 def one_run(mechanism, eps, direction):
-    """(lower, upper) of delta of one run, without the contour."""
+    """(lower, upper) bounds of delta of one run, summed over its finite law, without a contour integral."""
     ((record, _),) = normal_form(mechanism, eps.shape)
     return law_delta(jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record), eps, direction=direction)
 
@@ -55,7 +56,7 @@ def response(eps, level, k, lost=0.0):
     return lost + (1 - lost) * hockey_stick(masses, masses[[1, 0, 2]], eps)
 
 
-# mechanism, its exact profile at eps >= 0, relative tolerance
+# name: (mechanism, its exact delta as a function of eps >= 0, relative tolerance)
 BASES = {
     "randomized response": (jaxdp.RandomizedResponse(1.0, 4), lambda e: response(e, 1.0, 4), EXACT),
     "pure": (jaxdp.PureDP(0.7), lambda e: response(e, 0.7, 2), EXACT),
@@ -68,7 +69,7 @@ BASES = {
 
 
 def removed(profile, eps):
-    """The remove profile of one sampled run from a symmetric base (notebooks/proofs/profiles.md, section 1)."""
+    """Exact delta under remove of a Poisson-sampled run of a symmetric base (notebooks/proofs/profiles.md, section 1)."""
     inner = (np.expm1(eps) + RATE) / RATE
     level = np.log(np.maximum(inner, 1e-300))
     swapped = 1 - inner + inner * profile(-np.minimum(level, 0.0))
@@ -81,10 +82,9 @@ def removed(profile, eps):
 def test_one_sampled_run_has_the_published_profile(name, direction):
     base, profile, tolerance = BASES[name]
     _, upper = one_run(POISSON(base, RATE), EPS, direction)
-    # the add pair is the swap of the remove pair
+    # the add pair is the remove pair with its two laws exchanged
     exact = removed(profile, EPS) if direction == "forward" else -np.expm1(EPS) + np.exp(EPS) * removed(profile, -EPS)
-    # the right-hand side subtracts numbers of size 1
-    assert np.all(upper >= exact - 4e-16)
+    assert np.all(upper >= exact - 4e-16)  # ``exact`` is a difference of numbers of size 1
     assert np.all(upper <= exact * (1 + tolerance) + 4e-16)
 
 
@@ -129,7 +129,7 @@ def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
     assert np.all(law_delta(record, upper, direction="forward")[1] <= deltas)
     assert np.all(upper - lower <= 1e-10)
     below = law_delta(record, upper * (1 - 1e-9), direction="forward")[0]
-    assert np.all(below > deltas)  # and not beyond
+    assert np.all(below > deltas)  # so upper is the smallest such epsilon, up to 1e-9
 
 
 @functools.cache
@@ -183,7 +183,7 @@ def test_both_bounds_of_a_sampled_grid_are_around_its_profile_and_close(name, fi
 
 def test_a_composition_of_a_sampled_grid_has_close_bounds():
     mechanism = jaxdp.repeat(POISSON(jaxdp.Laplace(0.3), 0.01), 10)
-    found = jaxdp.epsilon_bounds(mechanism, 1e-6, relation="remove")  # the finer grid: measured 2e-6 without
+    found = jaxdp.epsilon_bounds(mechanism, 1e-6, relation="remove")  # needs the finer grid: the coarse gap is 2e-6
     assert 0 < found.upper - found.lower <= INVERSION * found.upper
 
 
@@ -208,14 +208,14 @@ def test_sampling_with_probability_one_or_zero_is_the_base_or_nothing():
         assert np.all(one_run(kind(base, 0.0), eps, direction)[1] <= 1e-12)
 
 
-# Asymmetric, three and four outcomes, the second row with mass at infinity in both directions.
+# Two asymmetric pairs, one a row. The second has a fourth outcome, of probability 0 under Q: its loss is infinite.
 P = np.array([[0.5, 0.3, 0.2, 0.0], [0.5, 0.29, 0.2, 0.01]])
 Q = np.array([[0.2, 0.4, 0.4, 0.0], [0.2, 0.4, 0.4, 0.0]])
 RUNS = 4
 
 
 def brute_force(p, q, eps):
-    """delta of RUNS runs, every sequence of outcomes counted."""
+    """Exact delta of RUNS composed runs: the sum over every sequence of outcomes."""
     p_all, q_all = p, q
     for _ in range(RUNS - 1):
         p_all, q_all = np.outer(p_all, p).ravel(), np.outer(q_all, q).ravel()
@@ -238,7 +238,7 @@ def test_composed_sampled_pairs_bracket_the_brute_force_and_add_is_not_remove(re
 
 
 def test_propose_test_release_keeps_its_failure_probability_as_mass_at_infinity():
-    # The noisy distance to instability lets an unstable data set through with probability 1e-4; else 0.5-DP noise.
+    # With probability ``failure`` the test lets an unstable data set pass. Otherwise the release is 0.5-DP.
     failure, level = 1e-4, 0.5
     high, low = (1 - failure) / (1 + np.exp(-level)), (1 - failure) / (1 + np.exp(level))
     p, q = np.array([high, low, failure, 0.0]), np.array([low, high, 0.0, failure])
@@ -252,7 +252,7 @@ def test_propose_test_release_keeps_its_failure_probability_as_mass_at_infinity(
 
 
 def replace_profile(eps, rate, mu):
-    """Proposition 29 with its swap for eps < 0."""
+    """Exact delta of one fixed-size Gaussian run under replace_one: Proposition 29, laws exchanged for eps < 0."""
     size = np.abs(eps)
     positive = rate * gaussian_delta(np.log1p(np.expm1(size) / rate), mu)
     return np.where(eps >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
@@ -273,7 +273,7 @@ def test_two_fixed_size_gaussian_runs_under_replace_one_are_never_below_the_conv
     found = jaxdp.delta_bounds(twice, eps, relation="replace_one", gap=GRID)
     assert np.all(found.upper >= np.array(exact) * (1 - 1e-8))  # the trapezoid's own error
     assert np.all(found.upper <= np.array(exact) * (1 + GRID))
-    # what no data set attains is no lower bound of the mechanism; one round is attained
+    # No data set attains the dominating pair of two rounds, so lower stays below its delta. One round is attained.
     assert np.all((0.9 * np.array(exact) < found.lower) & (found.lower < 0.96 * np.array(exact)))
     once = jaxdp.repeat(FIXED(jaxdp.Gaussian(2 / mu), rate), 1)
     assert np.all(jaxdp.delta_bounds(once, eps, relation="replace_one").lower > 0)
@@ -361,7 +361,7 @@ def test_only_pairs_that_are_the_mechanisms_own_claim_a_lower_bound():
 
 
 def exact_single_step(sigma, rate, relation, epsilon):
-    """delta of one Poisson-sampled Gaussian step, 50 digits."""
+    """Exact delta of one Poisson-sampled Gaussian step in closed form, with 50 digits."""
     with mp.workdps(50):
         sigma, rate, epsilon = mp.mpf(sigma), mp.mpf(rate), mp.mpf(epsilon)
         if relation == "remove":
@@ -384,7 +384,7 @@ def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_el
     sigma = 10 ** random.uniform(-1.3, 1.7, points)
     rate = np.where(random.random(points) < 0.5, 10 ** random.uniform(-6, 0, points), random.uniform(0.3, 0.6, points))
     rate[::17] = 1 - 10 ** random.uniform(-9, -1, rate[::17].size)
-    top = -np.log1p(-rate)  # of the add direction
+    top = -np.log1p(-rate)  # the supremum of the loss in the add direction
     epsilon = np.where(
         random.random(points) < 0.6, top * (1 - 10 ** random.uniform(-15, 0, points)), random.uniform(0, 32, points)
     )
@@ -411,7 +411,7 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
     rate = np.where(random.random(n) < 0.2, 1 - 10 ** random.uniform(-12, -0.1, n), 10 ** random.uniform(-9, -0.1, n))
     eps[::3] = (rate / sigma * 10 ** random.uniform(-2, 2, n))[::3]
     eps[:4] = 0
-    sigma[4:24] = 10 ** random.uniform(3, 17, 20)  # up to where u is lost by rounding
+    sigma[4:24] = 10 ** random.uniform(3, 17, 20)  # up to noise so large that u is lost by rounding in float64
     mechanism = POISSON(jaxdp.Gaussian(sigma), rate)
     found = jaxdp.delta_bounds(mechanism, eps, relation="replace_one")
     exact = []
@@ -432,7 +432,7 @@ def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():
 
 
 def test_two_rarely_sampled_steps_are_the_integral_of_one_step():
-    """Their bulk and their rare large losses are so far apart that a contour needs a bound of epsilon to start from."""
+    """Usual losses and rare large ones are so far apart that the contour needs a bound of epsilon to start from."""
     step, delta = jaxdp.PoissonSampled(jaxdp.Gaussian(0.7), 1e-5), 1e-10
     lower, upper = jaxdp.epsilon_bounds(jaxdp.repeat(step, 2), delta, relation="remove")
     assert 0 < upper - lower <= 1e-6 * upper
@@ -448,7 +448,7 @@ def test_two_rarely_sampled_steps_are_the_integral_of_one_step():
 
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
 def test_steps_cost_no_more_than_one_in_which_all_are_sampled_or_none(relation, monkeypatch):
-    monkeypatch.setattr(contour, "SAMPLED_LADDER", contour.SAMPLED_LADDER[:-1])  # some points would ask for the last
+    monkeypatch.setattr(contour, "SAMPLED_LADDER", contour.SAMPLED_LADDER[:-1])  # saves time at some points
     rng = np.random.default_rng(7)
     sigma, rate = rng.uniform(0.5, 3, 6), 10 ** rng.uniform(-4, -0.3, 6)
     steps, delta = np.round(10 ** rng.uniform(0, 2, 6)), 10 ** rng.uniform(-9, -3, 6)
@@ -466,7 +466,8 @@ def test_renyi_divergences_of_large_orders_are_at_most_those_without_sampling():
     replaced = jaxdp.renyi(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.01), order, relation="replace_one")
     assert np.all(found * (1 - 1e-9) <= replaced) and np.all(replaced <= 2 * order * (1 + 1e-9))
 
-    # the second law is at least 1 - q of the middle one, and little more where that decides
+    # The second law of replace_one is at least 1 - q times the unsampled law, and hardly more where the moment is
+    # decided. The two divergences therefore differ by -log(1 - q).
     beside = replaced - found + np.log1p(-0.01)
     assert np.all(np.abs(beside[:2]) < 1e-9 * found[:2])
 
@@ -520,7 +521,7 @@ def test_renyi_divergences_next_to_order_one_do_not_exceed_those_of_larger_order
 
 @pytest.mark.slow
 def test_renyi_divergences_have_a_derivative_by_the_number_of_rounds():
-    """The largest loss has none: an infinite number for each round."""
+    """The bound by the largest loss is infinite here, for any number of rounds; it must not spoil the derivative."""
     with jax.enable_x64(True):
         value, slope = jax.value_and_grad(
             lambda times: jaxdp.renyi(jaxdp.repeat(POISSON(jaxdp.Gaussian(1.0), 0.01), times), 8.0)
@@ -545,7 +546,10 @@ def test_one_fixed_size_round_under_replace_one_has_the_closed_form_of_remove():
 
 
 def test_outcomes_without_mass_are_not_summed_and_closer_pairs_are_asked_for_what_is_wanted(monkeypatch):
-    """Half of the outcomes of the pair under replace_one have none; composed, its lower bound is of no use."""
+    """Half of the outcomes of the replace_one pair have no mass and are left out of the sums.
+
+    Composed, the pair has no lower bound, so `epsilon` asks the closer (fine) pairs for the upper bound only.
+    """
     rounds_of = jaxdp.repeat(jaxdp.FixedSizeSampled(jaxdp.Gaussian(np.ones(1)), np.full(1, 0.01)), np.full(1, 1000.0))
     one = tuple(jax.tree_util.tree_map(lambda x: x[0], normal_form(rounds_of.under("replace_one"), (1,))))
     with on_host():
@@ -567,7 +571,10 @@ NOTHING = jaxdp.Shuffled(jaxdp.RandomizedResponse(1e-9), num_users=1000)
 @pytest.mark.parametrize("base", [jaxdp.DiscreteLaplace(1.0), jaxdp.Gaussian(1.0), jaxdp.RandomizedResponse(1.0, 3)])
 @pytest.mark.parametrize("beside", [jaxdp.compose(), pytest.param(NOTHING, marks=pytest.mark.thorough)])
 def test_rounds_of_fixed_size_batches_under_replace_one_leak_no_less_than_one_data_set(base, beside):
-    """Contributions 1 and -1, all others -1: the pairs for remove and add. The symmetric pair only dominates."""
+    """The pairs for remove and add are attained (contributions 1 and -1, all others -1): a lower bound.
+
+    The upper bound is larger: the symmetric pair only dominates.
+    """
     rounds_of = jaxdp.repeat(jaxdp.FixedSizeSampled(base, 0.05), 100)
     one = jaxdp.epsilon_bounds(rounds_of, 1e-6)
     both = jaxdp.epsilon_bounds(jaxdp.compose(rounds_of, beside), 1e-6, relation="replace_one")
@@ -580,7 +587,7 @@ def test_rounds_of_fixed_size_batches_under_replace_one_leak_no_less_than_one_da
     "sigma, q, x", [(3.405083588576935, 0.00956069866238651, 0.0032677167952102977), (1.3, 0.2, 0.01)]
 )
 def test_the_trade_off_of_sampled_discrete_noise_is_found_between_dense_kinks(sigma, q, x):
-    """Against the most powerful test, which takes outcomes in the order of their likelihood ratio."""
+    """Exact: the most powerful test, which takes outcomes in the order of their likelihood ratio."""
     k = np.arange(-int(14 * sigma), int(14 * sigma) + 2)
     base = np.exp(-(k**2) / (2 * sigma**2))
     shifted = np.exp(-((k - 1) ** 2) / (2 * sigma**2))
@@ -596,7 +603,7 @@ def test_the_trade_off_of_sampled_discrete_noise_is_found_between_dense_kinks(si
 
 
 def discrete_laplace_masses(scale, s, centre):
-    """Of noise around ``centre`` on the outcomes up to 0, 1 to s - 1, and from s on."""
+    """Masses of discrete Laplace noise around ``centre`` of the outcomes <= 0 (joined), 1, ..., s - 1, >= s (joined)."""
     between = np.tanh(0.5 / scale) * np.exp(-np.abs(np.arange(1, s) - centre) / scale)
     ends = np.exp(-np.array([centre, s - centre]) / scale) / (1 + np.exp(-1 / scale))
     return np.r_[ends[0], between, ends[1]]
@@ -605,7 +612,7 @@ def discrete_laplace_masses(scale, s, centre):
 @pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
 @pytest.mark.parametrize("scale, sensitivity, q", [(700.0, 514, 0.3), (1500.0, 1800, 0.01), (400.0, 1000, 0.9)])
 def test_sampled_discrete_laplace_noise_of_large_sensitivity_is_followed_in_cells(scale, sensitivity, q, relation):
-    """Against the sum over all outcomes."""
+    """The exact delta is the sum over all outcomes."""
     s = 2 * sensitivity if relation == "replace_one" else sensitivity
     far, near = (discrete_laplace_masses(scale, s, centre) for centre in (s, 0))
     middle = discrete_laplace_masses(scale, s, s // 2) if relation == "replace_one" else near
@@ -622,7 +629,7 @@ def test_sampled_discrete_laplace_noise_of_large_sensitivity_is_followed_in_cell
 
 
 def test_a_batch_of_fixed_size_needs_a_pair_that_is_the_same_in_both_orders():
-    """One `a` among 99 `b`: the batch that loses `a` gains a `b`, and either may have the wider law."""
+    """One record `a` among 99 records `b`: a batch that loses `a` gains a `b`, and either law may be the wider one."""
     p, q = [0.5, 0.5], [0.01, 0.99]
     for first, second in ((p, q), (q, p)):
         base = jaxdp.DiscretePair(first, second)
@@ -630,20 +637,20 @@ def test_a_batch_of_fixed_size_needs_a_pair_that_is_the_same_in_both_orders():
             with pytest.raises(jaxdp.UnsupportedMechanismError, match="same profile in both orders"):
                 jaxdp.epsilon(FIXED(base, 0.01), 1e-5, relation=relation)
         assert jaxdp.epsilon(FIXED(base, 1.0), 1e-5) > 0
-    some = 8e-10  # of 10,000 rounds, every epsilon has a delta of 4e-6 in one order
+    some = 8e-10  # mass at infinity in one order: after 10,000 sampled rounds delta is 4e-6 at every epsilon
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="to the last digit"):
         jaxdp.epsilon(FIXED(jaxdp.DiscretePair([0.5, 0.5, 0.0], [0.5, 0.5 - some, some]), 0.5), 1e-6)
     eps = np.linspace(0.0, 5.0, 101)
     either = np.maximum(*(jaxdp.delta(base, eps, relation=relation) for relation in ("add", "remove")))
     wider = jaxdp.conversions.pair_from_profile(eps, either)
-    lost = np.arange(101)  # of 100 batches of one record, those with `a`; exact by binomials
-    with_a, without = stats.binom.pmf(lost, 100, 0.01 * 0.5 + 0.99 * 0.01), stats.binom.pmf(lost, 100, 0.01)
+    count = np.arange(101)  # of 100 batches of one record each, those that release the first outcome: binomial
+    with_a, without = stats.binom.pmf(count, 100, 0.01 * 0.5 + 0.99 * 0.01), stats.binom.pmf(count, 100, 0.01)
     exact = np.maximum(with_a - math.exp(2.0) * without, 0).sum()
     assert exact > 1e-6 and jaxdp.delta(jaxdp.repeat(FIXED(wider, 0.01), 100), 2.0) >= exact
 
 
 def test_several_releases_under_replace_one_need_a_pair_that_is_the_same_in_both_orders():
-    """A value changes from a to b in one and from b to a in another: epsilon was 2.06 at delta 1e-3 for 2.756."""
+    """A value may change from a to b in one release, b to a in another: epsilon at 1e-3 is 2.756, and not 2.06."""
     p, q = np.array([0.81321, 0.00466, 0.18213]), np.array([0.89828, 0.03312, 0.0686])
     pair, given = jaxdp.DiscretePair(p, q), {"relation": "replace_one"}
     crossed = np.outer(p, q), np.outer(q, p)
@@ -651,7 +658,7 @@ def test_several_releases_under_replace_one_need_a_pair_that_is_the_same_in_both
     for several in (jaxdp.repeat(pair, 2), jaxdp.compose(pair, jaxdp.DiscretePair(q, p)), jaxdp.repeat(pair, [1, 3])):
         with pytest.raises(jaxdp.UnsupportedMechanismError, match="several releases under replace_one"):
             jaxdp.epsilon(several, 1e-3, **given)
-    # orders that differ by less than 1e-9 differ after many releases: delta at 9 was 9.5e-25 for 5.7e-22
+    # Orders that differ by less than 1e-9 count too: delta at epsilon 9 is 5.7e-22, and one order alone has 9.5e-25.
     low, high = 1e-3 * 1e-9, 0.9e-9
     near = (
         [1 - low - high * math.exp(-4.0), low, high * math.exp(-4.0)],

@@ -1,4 +1,4 @@
-"""Mechanisms as JSON: records come back equal, files of every release load, bad text is refused in a sentence."""
+"""Mechanisms as JSON: records come back equal, a stored file of schema 1 loads, bad text is refused in one sentence."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
-"""Every error term of the shuffle kernels is needed: without it a bound is wrong.
+"""Every error term of the shuffle kernels is needed: if a test removes a term, some bound becomes wrong.
 
-The production constants make most terms smaller than rounding: each is looked at with constants that make it visible.
+With the production constants most terms are smaller than rounding. The tests use constants that make them visible.
 """
 
 import functools
@@ -30,7 +30,7 @@ def _canary_before_sabotage():
 
 
 def without(module, name, *changes):
-    """The function of a module with parts of its text replaced."""
+    """The function ``name`` of a module, executed from its source with parts replaced. changes: pairs (old, new)."""
     source = inspect.getsource(getattr(module, name))
     for old, new in changes:
         assert source.count(old) == 1, f"{name} no longer has one {old!r}"
@@ -41,19 +41,19 @@ def without(module, name, *changes):
 
 
 def evaluated(function, *arguments):
-    """By a program."""
+    """``function`` at every row of the arguments, by one compiled program."""
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         run = jax.jit(jax.vmap(function), compiler_options=compiler_options("cpu"))
         return jax.tree_util.tree_map(np.asarray, run(*jax.tree_util.tree_map(jnp.asarray, arguments)))
 
 
 def all_points(*kinds):
-    """The points of several kinds, for one program."""
+    """`points` for several pairs (variance, deviations), joined so that one program computes them."""
     return np.concatenate([points(*kind) for kind in kinds], axis=1)
 
 
 def points(variance, deviations):
-    """eps0, users, epsilon: about that variance of the number of clones, epsilon so many deviations from the mean."""
+    """eps0, users, epsilon. variance: of the number of clones, about. deviations: range of epsilon, in deviations."""
     rng = np.random.default_rng(0)
     eps0 = rng.uniform(0.3, 4, SIZE)
     rate = np.exp(-eps0)
@@ -77,21 +77,21 @@ def counts_of(eps0, users, epsilon):
 
 @functools.cache
 def sum_over_counts(where):
-    """Bounds of log delta at points, given as the bytes of eps0, users and epsilon."""
+    """Bounds of log delta by the sum over counts. where: the bytes of eps0, users and epsilon, a key for the cache."""
     eps0, users, epsilon = np.frombuffer(where).reshape(3, -1)
-    with precision.expecting(10**6):  # by a program: NumPy would take longer for so many
+    with precision.expecting(10**6):  # by a compiled program: NumPy would take longer for so many points
         return bounds.counts_log_delta(bounds.clones_law(eps0, bound="clones"), users, epsilon)
 
 
 def wrong(found, *where):
-    """How many upper bounds of log delta are below the sum over counts, and how many lower ones above."""
+    """(number of upper bounds of log delta below the sum over counts, number of lower bounds above it)."""
     exact = sum_over_counts(np.stack(where).tobytes())
     return int(np.sum(found.upper < exact.lower)), int(np.sum(found.lower > exact.upper))
 
 
 TAIL = "near + floor + peaks"
 ALIAS = "right + xp.where(subtract, remainder, plain)"
-# term: (constants that make it visible, function, its text, the text without the term, variance of the counts)
+# term: (constants that make it visible, function, text with the term, text without it, variance of the clone count)
 TERMS = {
     "peaks of the tail": ({}, "peak_bounds", TAIL, "near + floor", 2000),
     "near part of the tail": ({"LAST_NODE": 3.0}, "peak_bounds", TAIL, "floor + peaks", 3000),
@@ -109,7 +109,7 @@ def outcomes(s):
 
 
 def small_groups(seed=0, count=40):
-    """Sums of few reports, each with a tilt; by NumPy."""
+    """Pairs (Sum, Tilt) of 5 to 29 reports at random eps0 and epsilon, computed by NumPy."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         eps0, users = rng.uniform(0.3, 3), float(rng.integers(5, 30))
@@ -118,8 +118,8 @@ def small_groups(seed=0, count=40):
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_the_alias_on_the_left_is_what_all_outcomes_say_and_is_needed(left, monkeypatch):
-    """A period that no sum exceeds: then the right alias is 0, and sums below minus one period make up the left one."""
+def test_the_left_alias_by_enumeration_is_within_its_bound_which_is_needed(left, monkeypatch):
+    """No sum exceeds the period, so the right alias is 0. Sums below minus one period add to the left alias."""
     if not left:
         monkeypatch.setattr(contour, "alias_bounds", without(contour, "alias_bounds", (ALIAS, "right")))
     failures = 0
@@ -170,7 +170,7 @@ def test_without_a_term_of_the_contour_a_bound_is_wrong(term, monkeypatch):
 
 
 def three_atoms(seed=3, count=1500):
-    """A Sum, its Tilt, a step and a first node: one atom is so light that its pairs hardly pull |phi| down."""
+    """Tuples (Sum, Tilt, step, first node) of three atoms, one so light that pairs with it hardly reduce |phi|."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         n, heavy, pull = 10 ** rng.uniform(3, 4), rng.uniform(0.2, 0.5), 10 ** rng.uniform(0, 0.2)
@@ -189,9 +189,9 @@ def sums_beyond_the_first_node():
     """Arguments of `contour.peak_bounds`, and the sum of |phi|^n h/|z|^2 that it bounds."""
     found = []
     for s, t, h, first in three_atoms():
-        at = first + h * np.arange(6000.0)  # what is farther only adds to the sum
+        at = first + h * np.arange(6000.0)  # nodes farther out could only increase the sum
         ahead, leaps = np.exp(1j * at[:75, None] * s.x), np.exp(1j * h * np.arange(0.0, 6000.0, 75.0)[:, None] * s.x)
-        phi = t.rest + ((leaps * t.weights) @ ahead.T).ravel()  # at 80 leaps of 75 nodes each
+        phi = t.rest + ((leaps * t.weights) @ ahead.T).ravel()  # at 6000 = 80 x 75 nodes, as products
         found.append(((s, t, h, first), (h * np.abs(phi) ** s.users / (t.c**2 + at**2)).sum()))
     return found
 
@@ -219,7 +219,7 @@ def test_without_the_window_s_remainder_the_sum_over_counts_is_too_small(monkeyp
 
 
 def test_a_rare_report_that_tells_much_leaves_close_bounds():
-    """Such a sum is far from normal: a period of a few of its deviations would repeat it over itself."""
+    """The sum of the reports is then far from normal: a period of a few standard deviations would cause aliasing."""
     table = np.array([[0.2, 0.3, 0.5], [1e-4, 0.4, 0.5999], [1e-4, 0.5, 0.4999]])
     users = 400
     with on_host():
@@ -234,7 +234,7 @@ def test_a_rare_report_that_tells_much_leaves_close_bounds():
             assert found.upper - found.lower < 0.01
 
 
-# inputs that hardly differ: the rounding of the table is more than that of the sum of the outcomes
+# The inputs hardly differ: the rounding of the table's entries is larger than that of a sum over its outcomes.
 ALIKE = np.array(
     [
         [4.704598495472298e-06, 0.5772183688410523, 0.24052882307562315, 0.1822481034848292],
@@ -246,8 +246,8 @@ ALIKE = np.array(
 
 @pytest.mark.parametrize("consistent", [True, False])
 def test_the_mean_of_a_table_is_that_of_its_outcomes(consistent, monkeypatch):
-    """In closed form it is another by 1e-16, from which an upper bound of 0 followed."""
-    monkeypatch.setattr(contour, "wider", lambda s, t: t)  # which does not come so close
+    """The mean in closed form differs from that of the outcomes by 1e-16, enough for a (wrong) upper bound of 0."""
+    monkeypatch.setattr(contour, "wider", lambda s, t: t)  # `wider` changes the tilt, and would hide the error
     if not consistent:
         monkeypatch.setattr(
             contour, "sum_at", without(tilted_sum, "sum_at", ("xp.where(apart, xp.sum(parts), mean)", "mean"))
@@ -262,9 +262,9 @@ def test_the_mean_of_a_table_is_that_of_its_outcomes(consistent, monkeypatch):
 @pytest.mark.parametrize(
     ("table", "users", "epsilon", "exact", "close"),
     [
-        ([[1e-5, 1e-5, 1], [1e-8, 3e-5, 1]], 3000, 0.1, 6.8345e-6, 0.02),  # the first guess of the tilt overflowed
+        ([[1e-5, 1e-5, 1], [1e-8, 3e-5, 1]], 3000, 0.1, 6.8345e-6, 0.02),  # the first guess of the tilt overflows
         ([[1e-7, 0.6, 0.4], [3e-7, 0.6, 0.4], [5e-7, 0.6, 0.4]], 1000, 1e-3, 2.99915e-7, 1e-5),
-        ([[0.9, 0.1, 1e-3], [1e-5, 2e-5, 1]], 2000, 2.0, 0.93481, 1e-3),  # the best one leaves no deviation
+        ([[0.9, 0.1, 1e-3], [1e-5, 2e-5, 1]], 2000, 2.0, 0.93481, 1e-3),  # with the best tilt the deviation is almost 0
     ],
 )
 def test_tables_of_rare_reports_have_bounds(table, users, epsilon, exact, close):
@@ -277,7 +277,7 @@ def test_tables_of_rare_reports_have_bounds(table, users, epsilon, exact, close)
 @pytest.mark.slow
 @pytest.mark.parametrize("pairs_of_atoms", [True, False])
 def test_without_recurrences_the_long_sum_is_wrong_for_few_users(pairs_of_atoms, monkeypatch):
-    """Two people: |phi| comes back to 1; the smoothing that the recurrences ask for is what makes the bound hold."""
+    """For two users |phi| returns to 1. The bounds hold only because the recurrences are charged or smoothed."""
     rng = np.random.default_rng(1)
     eps0, users = rng.uniform(0.3, 4, SIZE), np.full(SIZE, 2.0)
     where = eps0, users, eps0 * rng.uniform(0.05, 0.9, SIZE)
@@ -304,7 +304,7 @@ def test_windows_round_recurrences_hold_the_sum_over_counts(nodes):
     assert wrong(evaluated(long_sums(nodes), *where), *where) == (0, 0)
 
 
-# The far recurrences, and the place from which a Gaussian stands for them.
+# (text, text without a part): the charge for far recurrences; the node from which a Gaussian replaces recurrences.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [("between + recurring", "between"), ("(count + 0.5) * spacing", "(9 * count + 0.5) * spacing")]
@@ -316,7 +316,7 @@ def test_without_a_part_of_the_recurrences_beyond_the_windows_a_bound_is_wrong(p
 
 
 def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():
-    """Far from every other error the interval is rounding alone: it holds the same sum in forty digits."""
+    """Here the other errors are negligible: the interval is as wide as the charge, and holds the sum in 50 digits."""
     eps0, users, epsilon = points(1e9, (0.5, 8.0))
     found = evaluated(contour_of, eps0, users, epsilon)
     assert (found.upper - found.lower < 1e-8).all()
@@ -330,7 +330,7 @@ def test_the_charge_for_rounding_is_above_the_rounding_of_the_sum_over_nodes():
 
 
 def nodes_in_high_precision(eps0, users, epsilon, c, deviation):
-    """log of the sum over the same nodes, times the scale, with the same abscissa and step."""
+    """log delta from the same nodes (abscissa c, the same step) in 50 digits, less the known alias on the left."""
     with mpmath.workdps(50):
         a, e = mpmath.exp(mpmath.mpf(float(eps0))), mpmath.exp(mpmath.mpf(float(epsilon)))
         r, n = 1 / a, mpmath.mpf(float(users))
@@ -345,7 +345,7 @@ def nodes_in_high_precision(eps0, users, epsilon, c, deviation):
             total += mpmath.re(mpmath.exp(n * mpmath.log(moment)) / z**2) * (mpmath.mpf(1) / 2 if j == 0 else 1)
         period = 2 * mpmath.pi / h
         q = mpmath.exp(-c * period)
-        known = q / (1 - q) ** 2 * period - q / (1 - q) * n * (e - 1) / scale  # of the alias on the left
+        known = q / (1 - q) ** 2 * period - q / (1 - q) * n * (e - 1) / scale  # alias on the left
         return mpmath.log((h / mpmath.pi * total - known) * scale / n)
 
 
@@ -353,7 +353,10 @@ def nodes_in_high_precision(eps0, users, epsilon, c, deviation):
 
 
 def profiles(seed=0, count=12):
-    """Grids of epsilon and convex profiles on them in fifty digits: a straight line in e^epsilon, or three corners."""
+    """Tuples (grid of epsilon, x = e^epsilon, delta there in 50 digits).
+
+    delta is convex and piecewise linear in x: one straight line, or three corners.
+    """
     rng = np.random.default_rng(seed)
     for trial in range(count):
         grid = np.sort(np.append(rng.uniform(0, 2, 63), 0.0)) if trial % 2 else np.linspace(0, 1.0, 64)
@@ -375,7 +378,7 @@ def log_values(exact):
 
 
 def profile_of(masses, x):
-    """delta at every grid point but the last of masses under Q at all grid points but the first."""
+    """delta at x[:-1] of a pair with these masses under Q at x[1:]; x = e^epsilon on the grid."""
     return [
         sum((m * (end - a) for m, end in zip(masses, x[1:], strict=True) if end > a), mpmath.mpf(0)) for a in x[:-1]
     ]
@@ -383,7 +386,7 @@ def profile_of(masses, x):
 
 @pytest.mark.parametrize("charged", [True, False])
 def test_a_chord_that_lowers_a_value_is_charged_for_its_rounding(charged):
-    """Upper bounds of log delta one rounding above the truth, which is a straight line: no chord may go below it."""
+    """The given bounds of log delta are the truth, rounded up. On a straight line no chord may go below the truth."""
     lower = rounds.chorded if charged else without(rounds, "chorded", (" + _CHARGE * (8 + size_of)", ""))
     failures = 0
     with mpmath.workdps(50), on_host():
@@ -409,7 +412,7 @@ def test_upper_masses_are_charged_for_the_rounding_of_the_slopes(charged):
 
 @pytest.mark.parametrize("charged", [True, False])
 def test_lower_masses_are_charged_for_the_rounding_of_the_slopes(charged, monkeypatch):
-    """The margins of the values are larger, so they are taken away: then the charge alone keeps the profile below."""
+    """ULP = 0 removes the margins of the values, which are larger. Then only the charge keeps the profile low."""
     monkeypatch.setattr(rounds, "ULP", 0.0)
     masses = (
         rounds.masses_below if charged else without(rounds, "masses_below", (" + _CHARGE * (slope + following)", ""))

@@ -1,4 +1,4 @@
-"""Composed shuffled rounds: the finite pairs around one round, and what the contour makes of them."""
+"""Composed shuffled rounds: the two finite pairs that enclose one round, and the bounds of their compositions."""
 
 import collections
 import functools
@@ -20,14 +20,14 @@ from jaxdp.runtime.backend import compiler_options
 from jaxdp.shuffle import approximate, bounds, law, rounds
 from jaxdp.sources import round_laws, shuffling, traced_rounds
 
-ROUNDING = 1e-12  # of a sum of a few thousand products here
+ROUNDING = 1e-12  # relative rounding of the sums in this file, of a few thousand products
 POINTS = [(1e3, 2.0), (1e5, 1.0), (10, 1.0), (1, 3.0), (3, 0.5), (1e12, 0.1), (100, 20.0), (1e6, 4.0)]
 USERS, EPS0 = np.array(POINTS, float).T
 LOG_DELTAS = (-14.0, -140.0)
 
 
 def profile(pair, epsilon):
-    """delta(epsilon) of a pair (losses, log weights under P, infinity), rows of epsilons."""
+    """delta of pairs (losses, log weights under P, mass at infinity), one a row, at the epsilons of the same row."""
     losses, logs, infinity = pair
     share = -np.expm1(np.minimum(epsilon[:, :, None] - losses[:, None, :], 0.0))
     return infinity[:, None] + np.sum(np.exp(logs)[:, None, :] * share, axis=2)
@@ -44,7 +44,7 @@ def rows_of(mechanism):
 
 @functools.cache
 def grid_of(log_delta):
-    """Grids for ten rounds of each point that together have this log delta."""
+    """(grid, weights, tilt) for each of POINTS, chosen for ten rounds that together have this log delta."""
     flat = rows_of(jaxdp.Shuffled(jaxdp.LocalRandomizer(EPS0), USERS))
     ones = ((jax.tree_util.tree_map(lambda x: x[:, None], flat), np.full((USERS.size, 1), 10.0)),)
     nothing = np.full(USERS.size, np.nan)
@@ -52,7 +52,7 @@ def grid_of(log_delta):
 
 
 def two_point_orders(users, eps0, epsilon):
-    """Bounds of log delta of two-point randomized response, shuffled, in both orders."""
+    """Bounds of log delta of shuffled two-point randomized response: first of one order, then of the other."""
     with jax.enable_x64(True):
         laws = jax.tree_util.tree_map(np.asarray, jax.vmap(law.two_point)(eps0))
     for order in (0, 1):
@@ -80,12 +80,12 @@ def test_the_upper_pair_is_nowhere_below_the_round(log_delta):
     lower = truth.lower.reshape(grid.shape)
     made = profile(upper_pair(grid, truth.upper.reshape(grid.shape)), grid)
     assert (made >= lower * (1 - ROUNDING)).all()
-    # not vacuous for most of the points
+    # close to the round, and not only above it, at six of the eight points
     assert (np.sort(made[:, 0] / np.maximum(lower[:, 0], 1e-300))[:6] <= 1 + 1e-3).all()
 
 
 def test_an_irregular_upper_bound_does_not_bend_the_upper_pair_below_the_truth():
-    """Slopes made monotone from the left once gave a pair 25% too small here."""
+    """Making the slopes monotone from the left would give a pair that is 25% too small here."""
     grid = np.linspace(0.0, 1.0, 900)[None]
     truth = (1 - grid) ** 3 * 0.2
     jitter = 1 + 1e-3 * (np.random.default_rng(0).uniform(size=grid.shape) < 0.05)
@@ -104,7 +104,7 @@ def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
     assert (np.sum(np.exp(made[1]), axis=1) <= 1 + ROUNDING).all()
 
     def below(first, second):
-        """Rows in which the law is below the round whose orders are these."""
+        """Rows whose law is nowhere above the round. first, second: places in ``sides`` of the round's two orders."""
         good = np.ones(USERS.size, bool)
         for one, place in ((made, first), (swapped(made), second)):
             for points, truth in ((grid, sides[place]), (between, inner[place])):
@@ -114,11 +114,11 @@ def test_the_lower_pair_is_a_law_nowhere_above_the_round(log_delta):
 
     assert (below(0, 1) | below(1, 0)).all()  # either order of the two inputs may be taken
     share = profile(made, grid)[:, 0] / np.exp(sides[0].lower.reshape(grid.shape)[:, 0])
-    assert (np.sort(share)[2:] >= 0.98).all()  # not vacuous for most of the points
+    assert (np.sort(share)[2:] >= 0.98).all()  # close to the round at six of the eight points
 
 
 def test_a_lower_pair_from_wide_bounds_still_is_a_law_below_the_truth():
-    """Values that rise where the bounds are wide once gave masses of 1e8."""
+    """Lower values may rise with epsilon where the bounds are wide. Taken as they are, they give masses of 1e8."""
     grid = np.linspace(0.0, 1.0, 300)[None]
     truth = (1 - grid) ** 3 * 0.2
     rng = np.random.default_rng(1)
@@ -129,7 +129,7 @@ def test_a_lower_pair_from_wide_bounds_still_is_a_law_below_the_truth():
 
 
 def test_the_lower_pair_needs_its_lowering(monkeypatch):
-    """Without it the chords of the values themselves are above the profile between the points of the grid."""
+    """Chords of the exact values lie above the convex profile between grid points, so the pair must be lowered."""
     grid, fine = np.linspace(0.0, 1.0, 12)[None], np.linspace(0.0, 1.0, 400)[None]
 
     def truth(epsilon):
@@ -146,7 +146,7 @@ def test_the_lower_pair_needs_its_lowering(monkeypatch):
 
 
 def exact_pair(users, local):
-    """The clones pair by its definition: one (P, Q) for each clone count and count of ones."""
+    """The clones pair by its definition: (P, Q) for each number of clones and count of ones; local = e^eps0."""
     r, alpha = 1 / local, local / (local + 1)
     pairs = []
     for j in range(users):
@@ -159,7 +159,10 @@ def exact_pair(users, local):
 
 
 def two_point_pair(users, local):
-    """Counts of ones, all others 0 and one person 1 or 0, truth with probability local/(local + 1)."""
+    """(P, Q) for each count of ones: one person holds 1 (P) or 0 (Q), all others 0.
+
+    A report is true with probability local/(local + 1).
+    """
     truth, lie = local / (local + 1), 1 / (local + 1)
     others = [math.comb(users - 1, i) * lie**i * truth ** (users - 1 - i) for i in range(users)] + [0, 0]
     pairs = zip([others[-1], *others], others[: users + 1], strict=False)
@@ -176,7 +179,7 @@ def composed_delta(one, times, central):
 
 @pytest.mark.parametrize("users", [2, 3])
 def test_two_and_three_rounds_of_few_users_enclose_the_exact_compositions(users):
-    """Upper: the clones pair. Lower: two-point randomized response, which is one of the randomizers meant."""
+    """Upper: delta of the clones pair. Lower: delta of two-point randomized response, one of the local randomizers."""
     local, central = Fraction(math.e), Fraction(13, 10)
     mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(math.log(local)), users)
     lower, upper = jaxdp.delta_bounds(jaxdp.repeat(mechanism, np.array([2, 3])), epsilon=math.log(central))
@@ -199,7 +202,7 @@ def test_composed_rounds_have_ordered_bounds():
     assert (lower <= stronger).all() and (stronger < upper).all()
 
 
-# n, eps0, k, epsilon of ten rounds at delta 1e-6: values of another route, to three digits.
+# (n, eps0, k, epsilon of ten rounds at delta 1e-6). The epsilons have three digits and come from another route.
 TEN_ROUNDS = [(1e3, 1.0, 10, 0.275), (1e4, 3.0, 100, 0.305), (1e4, 3.0, 3, 0.753)]
 
 
@@ -239,9 +242,9 @@ def test_composed_binary_response_encloses_the_exact_composition(users):
 
 
 def revealing_rounds(eps0, local_delta, users, times):
-    """(P, Q) of so many shuffled rounds of randomized response that gives the value away with a chance of local_delta.
+    """(P, Q) of ``times`` shuffled rounds of randomized response that reveals the value with probability local_delta.
 
-    One user's bit is replaced; all others hold 1. Outcomes of a user: 0, 1, and 0 or 1 given away.
+    One user's bit is replaced; all others hold 1. Reports: 0, 1, "certainly 0", "certainly 1".
     """
     truth = math.exp(eps0) / (math.exp(eps0) + 1)
     zero = np.array([(1 - local_delta) * truth, (1 - local_delta) * (1 - truth), local_delta, 0.0])
@@ -264,7 +267,7 @@ def test_rounds_with_a_local_delta_are_above_the_exact_composition(users, times,
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0, local_delta), users, bound), times)
     epsilon = np.array([-0.5, 0.4, eps0, 4 * eps0])
     exact = [max(np.maximum(a - math.exp(e) * b, 0).sum() for a, b in ((p, q), (q, p))) for e in epsilon]
-    assert exact[-1] > 0  # beyond the sum of the local epsilons, where a pair without local delta has none
+    assert exact[-1] > 0  # 4 eps0 exceeds the sum of the local epsilons: without a local delta, delta is 0 there
     lower, upper = jaxdp.delta_bounds(rounds_of, epsilon)
     assert (lower <= exact).all() and (exact <= upper).all() and upper[-1] <= times * local_delta * 1.001
 
@@ -274,7 +277,7 @@ def test_delta_at_a_negative_epsilon_is_at_least_what_every_pair_has():
     one = jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 5)
     assert (jaxdp.delta(jaxdp.repeat(one, np.array([[0], [2]])), epsilon) >= -np.expm1(epsilon)).all()
     assert jaxdp.tradeoff(jaxdp.repeat(one, 0), 0.9) <= 0.1
-    # of reports alone, which is all that bounds the rounds there
+    # the bound by one report alone (without shuffling), the only bound of a round at a negative epsilon
     for eps0, local in ((0.0, 0.0), (1.0, 0.0), (1.0, 1e-3)):
         least = local + (1 - local) * -np.expm1(epsilon)
         assert (approximate.alone("delta", eps0, local, epsilon) >= least).all()
@@ -296,7 +299,7 @@ def test_shuffling_with_a_local_delta_is_never_worse_than_without():
 
 
 @pytest.mark.thorough
-def test_the_derivative_of_a_round_that_reports_alone_bound_is_theirs():
+def test_where_reports_alone_bound_a_round_its_derivative_is_that_of_the_reports():
     def epsilon(local, shuffled):
         return jaxdp.epsilon(shuffled(jaxdp.LocalRandomizer(local, 1e-3)), 1e-2)
 
@@ -314,7 +317,7 @@ def test_a_local_delta_costs_little_where_it_is_small_and_everything_where_it_is
     lower, upper = jaxdp.epsilon_bounds(rounds_of, delta=1e-5)
     assert upper[0] < upper[1] < upper[0] * 1.001 and upper[1] < upper[2] < upper[0] * 1.02
     alone = jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.ApproximateDP(1.0, 1e-7), 10), delta=1e-5)
-    assert alone.lower <= upper[3] <= alone.upper * (1 + 1e-6)  # of ten reports without the shuffling
+    assert alone.lower <= upper[3] <= alone.upper * (1 + 1e-6)  # the bound by ten reports without shuffling
     assert upper[4] == np.inf and (0 < lower).all() and (lower <= upper).all()
     assert (jaxdp.epsilon(rounds_of, delta=1.0) == 0).all()
 
@@ -322,7 +325,7 @@ def test_a_local_delta_costs_little_where_it_is_small_and_everything_where_it_is
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_stronger_guarantee_of_the_reports_never_has_the_weaker_answer(times):
-    """(0.5, d)-DP reports are (4, d)-DP, whose additive term is smaller."""
+    """A (0.5, d)-DP report is also (4, d)-DP, and the additive term at 4 is the smaller one."""
     local = np.array([0.5, 4.0])
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(local, 1e-9), 150_000), times)
     found = jaxdp.epsilon(rounds_of, delta=1.3e-5)
@@ -342,7 +345,7 @@ def test_delta_of_a_round_with_a_local_delta_hardly_depends_on_other_rows():
 @pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 610])
 def test_beside_another_mechanism_a_local_delta_costs_at_most_what_one_report_alone_does(users):
-    """The additive terms used up delta, and epsilon was infinite; of one user the report alone is the truth."""
+    """The additive terms may exceed delta, yet epsilon is finite. For one user the report alone is the exact answer."""
     kept = {"relation": "replace_one"}
     shuffled, alone = (
         jaxdp.compose(one, jaxdp.PureDP(0.5), jaxdp.Shuffled(jaxdp.LocalRandomizer(0.2), 2))
@@ -443,7 +446,7 @@ def test_epsilon_of_a_traced_round_with_a_local_delta_is_that_of_its_best_weaker
 
 @pytest.mark.thorough
 def test_rounds_with_a_local_delta_are_bounded_under_a_trace():
-    """A share of delta is kept for the additive terms; no lower bound is known where it is."""
+    """Under a trace a share of delta is reserved for the additive terms; there no lower bound is known."""
 
     def rounds_of(local):
         return jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 10_000), 10)
@@ -460,7 +463,7 @@ def test_rounds_with_a_local_delta_are_bounded_under_a_trace():
 
 
 def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
-    """Beyond the sum of the finite losses delta is not 0 where an infinite loss has a chance."""
+    """Where an infinite loss has positive probability, delta is positive beyond the sum of the finite losses."""
     clean, leaky = (jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, local), 50) for local in (0.0, 1e-3))
     assert jaxdp.delta(jaxdp.repeat(leaky, 2), epsilon=3.0) >= 1e-3
     assert jaxdp.epsilon(jaxdp.repeat(leaky, 2), delta=1e-9) == np.inf
@@ -473,12 +476,12 @@ def test_a_mass_at_infinity_is_not_cut_off_by_the_largest_losses():
 @pytest.mark.parametrize(("users", "z"), [(1e5, 200.0), (1e3, 40.0)])
 @pytest.mark.thorough
 def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
-    """Composed rounds are differentiated through these finite pairs; the verb itself compiles longer."""
+    """Composed rounds are differentiated through these finite pairs. Compiling the verb itself would take longer."""
     local, step = 1.0, 1e-3
 
     @functools.partial(jax.jit, compiler_options=compiler_options("cpu"))
     def log_moment(eps0):
-        """Of one round's pair, and its slope in eps0."""
+        """Log moment at z of the pair of one round, and its derivative by eps0."""
         record = jaxdp.Shuffled(jaxdp.RandomizedResponse(eps0, 10.0), users)
         nan = jnp.asarray(jnp.nan)
         made, moved, _ = traced_rounds.traced_law_of(record, jnp.asarray(10.0), jnp.asarray(-14.0), nan, slopes=True)
@@ -492,7 +495,7 @@ def test_the_slope_of_a_traced_rounds_moment_is_that_of_differences(users, z):
 
 @pytest.mark.thorough
 def test_traced_composed_rounds_of_a_small_group_are_near_the_eager_ones():
-    """The 13 nodes of one sum alone gave 8.9 in place of 0.275, and no slope."""
+    """With the 13 nodes of one sum alone, epsilon would be 8.9 in place of 0.275, without a slope."""
 
     def bounds_of(x):
         return jaxdp.epsilon_bounds(jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), 10), 1e-6)
@@ -549,7 +552,7 @@ def test_bounds_that_are_one_for_some_way_are_lowered_to_a_line_above_every_pair
         unknown = grid < rng.uniform(0, end)
         with np.errstate(divide="ignore"), on_host():
             found = rounds.of_both_orders(grid, np.where(unknown, 0.0, np.log(truth)))
-        assert np.all(np.exp(found) >= truth - 2e-15)  # what the sums of the pair lose here
+        assert np.all(np.exp(found) >= truth - 2e-15)  # rounding of ``truth``
         assert np.all(found <= 0)
 
 
@@ -568,7 +571,7 @@ def test_traced_composed_rounds_by_the_closed_form_cost_the_sum_of_their_largest
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_upper_bound_alone_asks_no_data_set_for_a_lower_one(monkeypatch, times):
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 3.0), 1e5), times)
-    with precision.expecting(1):  # all by NumPy
+    with precision.expecting(1):  # NumPy computes everything, so the numbers agree to the last bit
         both = jaxdp.epsilon_bounds(rounds_of, 1e-6), jaxdp.delta_bounds(rounds_of, 0.03)
 
         def refuse(*_):
@@ -590,7 +593,7 @@ def test_a_row_without_local_delta_has_its_number_beside_one_that_has_none_at_de
 
 @pytest.mark.slow
 def test_rounds_of_a_table_with_rare_reports_have_close_bounds():
-    """The lower bounds were 0 from two rounds on, and the upper one of twenty 18.5."""
+    """A coarse treatment of rare reports gives lower bounds of 0 from two rounds on, and 18.5 above for twenty."""
     table = [[0.395, 0.592, 0.0117, 0.0013], [0.152, 0.452, 0.187, 0.209], [0.232, 0.498, 0.2699, 1e-4]]
     one = jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 1000)
     found = jaxdp.epsilon_bounds(jaxdp.repeat(one, np.array([2, 20])), 1e-6)
@@ -599,13 +602,13 @@ def test_rounds_of_a_table_with_rare_reports_have_close_bounds():
 
 @pytest.mark.slow
 def test_a_round_whose_law_has_hardly_an_outcome_without_loss_composes():
-    """Its upper law has more than all mass, which cannot stand beside mass at infinity."""
+    """Its upper law has a total mass above 1, which cannot be combined with mass at infinity."""
     rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, [2, 3]), 300), 5)
     _, upper = jaxdp.epsilon_bounds(rounds, 1e-6)
-    assert 0.669 < upper[0] < 0.670 and 0.588 < upper[1] < 0.589  # 5, the sum of the local epsilons, before
+    assert 0.669 < upper[0] < 0.670 and 0.588 < upper[1] < 0.589  # and not 5, the sum of the local epsilons
     assert (jaxdp.delta(rounds, upper * (1 - 1e-3)) < 1.02e-6).all()
 
 
 def test_rounds_that_do_not_happen_lose_nothing_at_an_infinite_epsilon():
     rounds_of = jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0, 0.5), 10), [0, 2])
-    assert jaxdp.delta(rounds_of, np.inf) == pytest.approx([0.0, 0.75])  # a warning is an error
+    assert jaxdp.delta(rounds_of, np.inf) == pytest.approx([0.0, 0.75])  # a warning would be an error

@@ -17,18 +17,18 @@ from jaxdp.shuffle import bounds, contour, counts, law, two_point
 from jaxdp.sources.shuffling import lower_laws, worst
 
 GAP = 1e-6  # promised relative width of epsilon where counts are summed or n r (1-r) >= 1e4
-DELTA_GAP = 1e-8  # of the sum over counts: rounding of a few thousand steps
-GOLDEN = stored("shuffle")
+DELTA_GAP = 1e-8  # relative width of delta where counts are summed: rounding of a few thousand terms
+GOLDEN = stored("shuffle")  # 20 digits or more, by ball arithmetic; the file says which pair each family is
 
 
 def pair(verb, bound):
-    """Bounds of the clones pair as a function of users, eps0 and the target, delta as close as the counts make it."""
+    """Bounds of the clones pair as a function of users, eps0 and target; relative gap GAP, or DELTA_GAP for delta."""
     gap = DELTA_GAP if verb == "delta" else GAP
     return lambda users, eps0, target: bounds.clones_bounds(verb, eps0, users, target, bound, gap)
 
 
 def two_point_response(verb):
-    """Bounds of two-point randomized response, shuffled, of its two orders the larger."""
+    """Bounds of shuffled two-point randomized response, the larger of its two orders, as a function like `pair`'s."""
     return lambda users, eps0, target: worst(
         verb, lower_laws(jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0, 0 * eps0), users)), users, target, GAP
     )
@@ -78,7 +78,7 @@ def test_golden_two_point_values_are_the_lower_ends_of_the_public_verbs():
 
 
 def exact_clones_delta(n, local, central, rate):
-    """The pair's hockey-stick divergence by its definition, in rationals."""
+    """delta of the clones or stronger pair by its definition, in rationals; local = e^eps0, central = e^epsilon."""
     r = 1 / local if rate == "clones" else 2 / (local + 1)
     total, alpha = Fraction(0), local / (local + 1)
     for j in range(n):
@@ -175,12 +175,12 @@ def test_huge_numbers_of_users_and_levels_stay_ordered():
     assert (low.lower <= stronger.upper).all() and (stronger.upper <= clones.upper).all()
 
 
-def mpmath_tail(users, eps0, epsilon):
-    with mpmath.workdps(400):  # 1 - e^-600 has its digits
+def mpmath_log_delta(users, eps0, epsilon):
+    with mpmath.workdps(400):  # enough digits for 1 - e^-600
         return mpmath.log(mpmath_clones_delta(users, eps0, epsilon))
 
 
-# users, eps0, epsilon: one, two and three people, a few hundred, levels from 1e-6 to 300, epsilon at 0 and next to eps0
+# (users, eps0, epsilon): 1, 2, 3 and 60 users, eps0 from 1e-6 to 300, epsilon from 0 to next to eps0
 FEW = [
     (n, eps0, share * eps0)
     for n in (1, 2, 3, 60)
@@ -189,18 +189,18 @@ FEW = [
 ]
 
 
-def test_few_users_at_every_level_agree_with_forty_digit_arithmetic():
+def test_few_users_at_every_level_agree_with_high_precision_arithmetic():
     users, eps0, epsilon = np.array(FEW, float).T
     lower, upper = KERNELS["clones"][1](users, eps0, epsilon)
     for i, (n, local, central) in enumerate(FEW):
-        exact = mpmath_tail(n, local, central)
+        exact = mpmath_log_delta(n, local, central)
         below = mpmath.log(mpmath.mpf(lower[i])) if lower[i] > 0 else -mpmath.inf
         assert below <= exact <= mpmath.log(mpmath.mpf(upper[i]))
         assert local >= 40 or upper[i] <= bounds.LEAST_DELTA or upper[i] - lower[i] <= DELTA_GAP * upper[i]
 
 
 def test_a_sum_over_counts_that_overflows_is_no_small_bound():
-    """Chances of 21 clones at eps0 = 40 are e^-840 of that of none: the sum was NaN, and NaN was taken for 0."""
+    """At eps0 = 40, 21 clones are e^-840 times as likely as none: the sum may be NaN, which is not a bound of 0."""
     users = np.array([10.0, 50, 100, 150, 1000, 1e5])
     for bound in ("clones", "stronger"):
         lower, upper = KERNELS[bound][1](users, np.full(6, 40.0), np.full(6, 24.0))
@@ -218,7 +218,7 @@ def random_points(count, seed=2):
 @pytest.mark.thorough
 def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
     users, eps0, delta = random_points(1000)
-    few = users * np.exp(-eps0) < 1e5  # the time of the sum over counts goes with the root
+    few = users * np.exp(-eps0) < 1e5  # the sum over counts takes time proportional to the square root of this
     users, eps0, delta = users[few], eps0[few], delta[few]
     laws = bounds.clones_law(eps0, bound=bound)
     one = bounds.contour_epsilon(laws, users, delta)
@@ -272,7 +272,7 @@ def test_slopes_in_epsilon_are_those_of_differences(route):
     eps0, users, epsilon = np.full(3, 1.5), np.full(3, 1e5), np.array([0.02, 0.02 - step, 0.02 + step])
     seen = row_by_row(evaluate, eps0, users, epsilon)
     difference = (seen.estimate[2] - seen.estimate[1]) / (2 * step)
-    # the slope of an estimate that no bound rests on, Newton's: the difference has the curvature's error, too
+    # Loose: only Newton's method uses the slope, no bound rests on it; and curvature adds an error to the difference.
     assert float(seen.slope[0]) == pytest.approx(float(difference), rel=1e-4)
 
 
@@ -314,7 +314,7 @@ def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():
 
 
 def test_log_probabilities_of_binomials_are_as_accurate_as_is_charged():
-    """At p = 1/2, where n p is exact; it was 1.4e-11 when log(1 + x) lost digits just beyond its series."""
+    """At p = 1/2, where n p is exact. If log(1 + x) lost digits just beyond its series, the error would be 1.4e-11."""
     rng = np.random.default_rng(3)
     users = np.floor(10 ** rng.uniform(1, 6.5, 400))
     counts = np.clip(np.round(users / 2 + rng.uniform(-37, 37, 400) * np.sqrt(users) / 2), 0, users)
@@ -348,7 +348,7 @@ def test_two_point_bounds_charge_the_rounding_of_the_parameters():
 
 
 def exact_two_point(users, local, epsilon):
-    """delta of shuffled two-point randomized response, all others hold one value: the larger of the two orders."""
+    """delta of shuffled two-point randomized response in 60 digits: all others hold one value; the larger order."""
     with mpmath.workdps(60):
         local, odds = mpmath.mpf(local), mpmath.exp(mpmath.mpf(epsilon))
         small = 1 / (mpmath.exp(local) + 1)
@@ -363,7 +363,7 @@ def exact_two_point(users, local, epsilon):
 
 
 def test_next_to_the_local_epsilon_few_users_have_no_delta_below_the_truth():
-    """The tilt is then up to 1e14 times what the sum needs elsewhere, and moments must keep their digits."""
+    """There the tilt is up to 1e14 times as large as elsewhere, and the moments must keep their digits."""
     shares = [0.0, 1e-6, 0.5, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1 - 1e-15]
     cases = [(n, e, e * share) for n in (1, 2, 5, 17) for e in (1e-6, 1e-3, 1.0, 8.0, 30.0) for share in shares]
     users, local, epsilon = map(np.array, zip(*cases, strict=True))

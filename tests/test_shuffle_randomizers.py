@@ -17,8 +17,8 @@ from jaxdp.shuffle.law import distinct
 from jaxdp.sources.shuffling import lower_laws, upper_laws, worst
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "randomizers.json").read_text())
-EXACT_SUM = 1e-12  # rounding of an enumeration in double arithmetic
-FEW_GAP = 2e-3  # numerical gap of laws of more than two outcomes for a few people, the worst of this file
+EXACT_SUM = 1e-12  # relative rounding of an enumeration in float64
+FEW_GAP = 2e-3  # relative gap of bounds for few people and laws of more than two outcomes; the largest in this file
 MAKE = {
     "krr": lambda c: jaxdp.RandomizedResponse(c["eps0"], c["k"]),
     "oue": lambda c: jaxdp.UnaryEncoding(c["eps0"], c["k"]),
@@ -30,7 +30,7 @@ MAKE = {
 
 
 def cases_of(kind, family):
-    """The family's cases, each number as an array over them."""
+    """The cases of one family: for each key an array of its values."""
     cases = [case for case in GOLDEN[kind] if case["family"] == family]
     return {key: np.array([float(case[key]) for case in cases]) for key in cases[0] if key != "family"}
 
@@ -83,7 +83,7 @@ def subset_table(eps0, k, w):
 
 
 def hashing_table(eps0, k, g):
-    """All g^k functions, each with its bucket."""
+    """Local hashing: a report is one of all g^k hash functions, uniform, and a bucket."""
     functions = list(itertools.product(range(g), repeat=k))
     bucket = krr_table(eps0, g) / len(functions)
     return np.array([np.concatenate([bucket[h[x]] for h in functions]) for x in range(k)])
@@ -105,7 +105,7 @@ def random_table(seed, inputs, outputs, zeros):
     return table / table.sum(1, keepdims=True)
 
 
-# The first two inputs mirror each other; each other one lacks a pair of reports.
+# The first two inputs mirror each other. Each of the other two has probability 0 for two reports.
 MIRRORED = [
     [0.5, 0.14, 0.08, 0.04, 0.15, 0.09],
     [0.14, 0.5, 0.04, 0.08, 0.09, 0.15],
@@ -135,7 +135,7 @@ LEVELS = (0.3, 1.0, 2.5)
 
 
 def count_law(rows, people):
-    """Law of the counts of reports of people with these rows, as an array over counts (one axis a report)."""
+    """Joint law of the numbers of each report, one axis a report. people: the row of ``rows`` that each person has."""
     law = np.ones((1,) * rows.shape[1])
     for person in people:
         bigger = np.zeros(tuple(s + 1 for s in law.shape))
@@ -223,7 +223,7 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
     flat = flat_rows(jaxdp.Shuffled(randomizer, n), (size,))
     for made in (upper_laws(flat), lower_laws(flat)):
         made = jax.tree_util.tree_map(lambda a: a[:, 0], made)
-        joined = [_five(made, i) for i in range(size)]
+        joined = [_joined(made, i) for i in range(size)]
         exact = np.array([direct_delta(*outcomes, n, e) for outcomes, e in zip(joined, epsilon, strict=True)])
         lower, upper = bounds.bounds("delta", made, np.full(size, float(n)), epsilon, 1e-6)
         assert (lower <= exact * (1 + EXACT_SUM)).all() and (exact <= upper * (1 + EXACT_SUM)).all()
@@ -242,7 +242,7 @@ def test_few_users_are_counted_in_full(n):
                 [direct_delta(*parts, n, e) for *parts, e in zip(law.first, law.second, law.base, epsilon, strict=True)]
             )
             lower, upper = bounds.bounds("delta", law, np.full(epsilon.shape, float(n)), epsilon, 1e-9)
-            slack = 1e-12 * exact + 1e-15  # of the direct sum, where the outcomes nearly cancel
+            slack = 1e-12 * exact + 1e-15  # rounding of the direct sum, whose terms nearly cancel
             assert (lower <= exact + slack).all() and (exact <= upper + slack).all()
             assert (upper - lower <= 1e-8 * upper + 1e-15).all()
 
@@ -250,7 +250,7 @@ def test_few_users_are_counted_in_full(n):
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps0", "k", "n"), [(4.0, 10, 200), (1.0, 5, 1000), (2.0, 3, 30)])
 def test_a_table_has_the_bounds_of_the_randomizer_that_it_is(eps0, k, n):
-    """Also where a report is split in halves, and for a row of a batch that needs more laws than the other one."""
+    """Also where each report is split into two equal ones, and for a row of a batch that needs more laws than another."""
     halves = np.repeat(krr_table(eps0, k) / 2, 2, axis=1)
     laws = upper_laws(flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(halves), n), (1,)))
     one = distinct(laws)
@@ -265,7 +265,7 @@ def test_a_table_has_the_bounds_of_the_randomizer_that_it_is(eps0, k, n):
 
 
 def test_of_a_table_the_worst_pair_of_inputs_counts():
-    """The bounds of one law are those of the largest, whatever work the others were spared."""
+    """The bounds of a table are the largest over its pairs of inputs, although work is saved on the other pairs."""
     tables, n, gap = np.array([random_table(seed, 3, 4, False) for seed in range(4)]), np.repeat(3000.0, 4), 1e-4
     laws = upper_laws(flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(tables), n), (4,)))
     each = jax.tree_util.tree_map(lambda a: a.reshape(-1, *a.shape[2:]), laws)
@@ -289,8 +289,8 @@ def test_lower_bounds_are_close_where_a_report_is_rare(randomizer, n, delta):
     assert 0.96 * upper <= lower <= upper
 
 
-def _five(made, row):
-    """first, second, base of one row, outcomes of equal X joined."""
+def _joined(made, row):
+    """first, second, base of one row, with outcomes of equal X joined into one."""
     parts = np.array([made.first[row], made.second[row], made.base[row]])
     ratio = np.round(parts[:2] / np.where(parts[2] > 0, parts[2], 1.0), 12)
     _, group = np.unique(ratio, axis=1, return_inverse=True)
@@ -298,7 +298,7 @@ def _five(made, row):
 
 
 def test_laplace_is_above_its_cells_and_not_far():
-    """A report told by its cell only is a post-processing, with an interval of its own."""
+    """To round a report to its cell is post-processing: the rounded randomizer has bounds that are not above."""
     eps0, cells = 1.5, 8
     inputs, edges = np.linspace(0, 1, 3), np.linspace(0, 1, cells + 1)
 
@@ -316,7 +316,7 @@ def test_laplace_is_above_its_cells_and_not_far():
 
 
 def test_krr_bound_holds_where_the_variation_ratio_bound_is_too_small():
-    # Five reports, all data equal: delta is 0.0178031 to its digits; the published table says 0.0000826.
+    # Five reports of equal data: delta is 0.0178031, rounded. The published table of that bound says 0.0000826.
     lower, upper = jaxdp.delta_bounds(jaxdp.Shuffled(jaxdp.RandomizedResponse(np.log(8.0), 4), 5), np.log(7.3))
     assert upper >= 0.017803 and 0 < lower <= 0.0178032
 

@@ -12,8 +12,8 @@ from jaxdp.shuffle import bounds, krr_epsilon_closed_form, rounds
 from jaxdp.sources import shuffling as route
 
 GOLDEN = stored("shuffle")
-RENYI_GAP = 1e-6
-SLOPE_GAP = 1e-5  # of a central difference with step 1e-4
+RENYI_GAP = 1e-6  # promised relative excess of upper bounds of the divergence
+SLOPE_GAP = 1e-5  # relative error of a central difference with step 1e-4
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_renyi_of_few_users_is_exact_from_next_to_one_to_the_largest_orders(user
 )
 @pytest.mark.thorough
 def test_renyi_of_many_users_stays_that_of_a_gaussian_up_to_large_orders(randomizer):
-    """Deltas far below the smallest double once made it 15 times too large beyond order 350."""
+    """It would be 15 times too large beyond order 350 if deltas far below the smallest double were lost."""
     orders = np.array([16.0, 350.0, 1e3, 5e3])
     ratio = jaxdp.renyi(jaxdp.Shuffled(randomizer, 1e7), orders) / orders
     np.testing.assert_allclose(ratio, ratio[0], rtol=2e-3)
@@ -103,7 +103,7 @@ def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(na
 
 @pytest.mark.thorough
 def test_the_slope_of_a_named_randomizers_epsilon_is_that_of_differences():
-    """The implicit derivative from the formula that the traced verbs differentiate; the verb itself compiles longer."""
+    """The implicit derivative, from the formula that traced verbs differentiate; the verb would take longer to compile."""
     local, step = 1.0, 1e-4
 
     def made(x):
@@ -127,7 +127,7 @@ def small_group(x, order):
     return jaxdp.renyi(jaxdp.Shuffled(jaxdp.RandomizedResponse(x, 10), 1e3), order)
 
 
-EAGER = 0.0040293119162502075  # that of order 16: it sums over counts for 3,000 epsilons
+EAGER = 0.0040293119162502075  # `small_group(1.0, 16.0)`, stored because it sums over counts for 3,000 epsilons
 
 
 @pytest.mark.thorough
@@ -137,7 +137,7 @@ def test_eager_renyi_of_a_small_group(compiled_as_for_users):
 
 @pytest.mark.slow
 def test_traced_renyi_of_a_small_group_is_near_the_eager_one():
-    """The 13 nodes of one sum alone gave 0.9 in place of 0.004 at order 16."""
+    """With the 13 nodes of one sum alone it would be 0.9 in place of 0.004 at order 16."""
     with jax.enable_x64(True):
         run = jax.jit(small_group, compiler_options=compiler_options("cpu"))
         value, largest = float(run(1.0, 16.0)), float(run(1.0, np.inf))

@@ -5,7 +5,7 @@ import numpy as np
 from jaxdp.shuffle.bounds import clones_bounds
 
 CASES = 3000
-ROUNDING = 1e-12  # of an enumerated sum of at most 16 products
+ROUNDING = 1e-12  # absolute, for an enumerated sum of nine terms of two products each
 OUTCOMES = 3
 
 
@@ -24,7 +24,7 @@ def level(law):
 
 
 def divergence_of_two_users(first, second, central):
-    """H_E of (x0, x2) against (x1, x2), shuffled; the second slot's law depends on the first outcome."""
+    """H_central of shuffled (x0, x2) against (x1, x2). The law of the second report depends on the first report."""
 
     def joint(x):
         one = first[:, x, :, None] * second[:, :, 2, :]
@@ -35,6 +35,7 @@ def divergence_of_two_users(first, second, central):
 
 
 def attack(scale):
+    """By how much each divergence exceeds the stronger clones bound for the local epsilon scale * eps0."""
     rng = np.random.default_rng(11)
     first, second = laws(rng, (CASES, OUTCOMES)), laws(rng, (CASES, OUTCOMES, OUTCOMES))
     eps0 = np.maximum(level(first), level(second))

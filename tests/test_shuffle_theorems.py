@@ -1,4 +1,4 @@
-"""The named shuffle theorems: order among bounds, inversion on the safe side, edges, bad input."""
+"""The named shuffle theorems: the order among their bounds, inversion to the safe side, edge cases, bad input."""
 
 import jax
 import mpmath
@@ -40,7 +40,7 @@ def test_published_curves_lie_above_the_lower_bound():
 
 
 def test_renyi_curve_of_girgis_lies_above_the_exact_golden_values():
-    # Exact clones values at n = 10000, eps0 = 1 (golden file); the curve bounds the same quantity.
+    # Exact values of the clones pair at n = 10000, eps0 = 1 (tests/data/shuffle.json); the curve bounds them.
     assert shuffle.girgis_2021_renyi(16, 1.0, 10000) > 0.0018576964042115204
     assert shuffle.girgis_2021_renyi(256, 1.0, 10000) > 0.029739483029871658
 
@@ -106,7 +106,7 @@ def test_a_small_additive_term_is_not_lost_by_the_sum():
 
 
 def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
-    # One example: the pair is the Gaussian one itself, delta(eps) at mu = 2 / noise_std.
+    # With one example the pair is that of Gaussian noise, delta(epsilon) in closed form with mu = 2 / noise_std.
     noise, target = np.array([2e17, 2e16, 2e15]), np.array([1e-300, 1e-300, 1e-250])
     found = shuffle.noisy_sgd_one_pass_epsilon(noise, 1, target)
     with mpmath.workdps(600):
@@ -122,7 +122,7 @@ def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
 def test_noisy_sgd_is_amplified_and_falls_with_noise(compiled):
     values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)
     assert (np.diff(values) < 0).all()
-    # A tenth of one step's own Gaussian epsilon, about mu sqrt(2 log 1/delta).
+    # A tenth of the epsilon of one Gaussian step with mu = 2 / 8, which is about 4.89 mu at this delta.
     assert values[2] < 0.1 * 2.0 / 8.0 * 4.89
 
 
@@ -170,7 +170,7 @@ def test_closed_form_traces_with_x64_and_refuses_without():
 
 
 def test_a_report_alone_bounds_a_closed_form_whatever_stands_in_other_rows():
-    """delta was 1 without a local delta, 0.62 with one of 1e-300 or beside a row that had one."""
+    """The bound by the report alone holds with and without a local delta, and whether or not another row has one."""
     one = lambda local: jaxdp.Shuffled(jaxdp.LocalRandomizer(1.465, local), 763_585_922, "closed_form")  # noqa: E731
     alone = jaxdp.delta(jaxdp.PureDP(1.465), 1.1e-4)
     found = [jaxdp.delta(one(0.0), 1.1e-4), *jaxdp.delta(one(np.array([0.0, 1e-300])), 1.1e-4)]
