@@ -15,7 +15,8 @@ import time
 import nbformat
 from nbclient import NotebookClient
 
-# Certified bounds may move by their gap, 1e-6 by contract; a printed gap is smaller than that and may be any number.
+# Tolerances of printed numbers. A certified bound may move by its relative gap, at most 1e-6. The gap itself may be
+# printed, too: any number below 1e-6.
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 NUMBER = re.compile(r"[-+]?(?<![\w.])\d+(?:,\d{3})*\.?\d*(?:e[-+]?\d+)?")
 
@@ -50,7 +51,7 @@ def run(path: pathlib.Path, store: bool) -> list[str]:
     print(f"{path}: {time.perf_counter() - start:.0f} s", flush=True)
     if store:
         for cell in cells:
-            cell.metadata.pop("execution", None)  # times of day
+            cell.metadata.pop("execution", None)  # times at which the cell ran
         nbformat.write(notebook, path)
         return []
     return [
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument("--store", action="store_true", help="write the outputs into the files")
     parser.add_argument("notebooks", nargs="+", type=pathlib.Path)
     arguments = parser.parse_args()
-    # processes: compiling, which takes most of the time, is done by one thread
+    # processes and not threads: compiling takes most of the time, and one process compiles in one thread
     with concurrent.futures.ProcessPoolExecutor(2) as pool:
         found = sum(pool.map(run, arguments.notebooks, [arguments.store] * len(arguments.notebooks)), [])
     print("\n".join(found))

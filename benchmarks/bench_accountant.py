@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault("JAXDP_COMPILE_AFTER", "0")  # what is warm is compiled; first answers have processes of their own
+os.environ.setdefault("JAXDP_COMPILE_AFTER", "0")  # warm calls run compiled programs; first answers use new processes
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -48,7 +48,7 @@ SETTINGS = [
 ]
 PRV_TOO_SLOW = {(10, 0.5, 100000)}  # no answer within 150 s
 EXACT_SIGMA = 4.302106465739
-EXACT_REMOVE, EXACT_ADD = 19.95598571, 19.95040552  # composition C
+EXACT_REMOVE, EXACT_ADD = 19.95598571, 19.95040552  # of `composition_c`
 NOT_RUN = (math.nan, "not run")
 PLD_IMPORT = "import dp_accounting\nfrom dp_accounting import pld\n"
 DPSGD = "jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), 0.01), 1000)"
@@ -56,7 +56,7 @@ PLD_DPSGD = (
     "dp_accounting.SelfComposedDpEvent("
     "dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(sigma)), 1000)"
 )
-# name: (jaxdp's code, dp_accounting's)
+# name: (code for jaxdp, code for dp_accounting or "" if it has no equivalent)
 FIRST = {
     "Gaussian": ("print(jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5))", ""),
     "shuffle, n = 1e6": ("print(jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 10**6), 1e-6))", ""),
@@ -91,14 +91,14 @@ def clock(call):
 
 
 def timed(call, repeats=3):
-    """(seconds beyond a warm call in the first, best warm seconds, value)."""
+    """(CPU seconds by which the first call exceeds a warm one, CPU seconds of the fastest warm call, value)."""
     first, value = clock(call)
     warm = min(clock(call)[0] for _ in range(repeats))
     return max(first - warm, 0.0), warm, value
 
 
 def baseline(call):
-    """(CPU seconds, value), the value an error's name when it has none."""
+    """(CPU seconds, value); the value is the name of the exception if the call raises."""
 
     def guarded():
         try:
@@ -152,7 +152,7 @@ def show(value, exact):
 
 
 def each_in_a_batch(sigma, q, steps, delta):
-    """Seconds per epsilon of one setting when BATCH of its like (sigma apart by 1e-9) are asked for in one call."""
+    """CPU seconds per epsilon of one setting, in one call for BATCH settings like it (sigma apart by 1e-9)."""
     near = sigma * (1 + 1e-9 * np.arange(BATCH))
     _, warm, _ = timed(lambda: jaxdp.epsilon_bounds(sampled(near, q, steps), delta))
     return warm / BATCH
@@ -195,7 +195,7 @@ def settings_a(quick):
 
 
 def finer_pld():
-    """PLD on finer grids, for the setting where it is fast and far off."""
+    """PLD on finer grids, for a setting where it is fast but far from the exact value."""
     sigma, q, steps, delta, exact = SETTINGS[2]
     cells = []
     for interval in (1e-5, 1e-6, 1e-7):
@@ -217,7 +217,7 @@ def first_answers(quick):
 
 
 def against_sample(points, warm, bounds, settings):
-    """Lines of a comparison: PLD runs a random sample of the settings, CPU time against CPU time."""
+    """Lines that compare jaxdp on all points with PLD on a random sample, by CPU time. settings: index -> arguments."""
     picks = np.random.default_rng(0).choice(points, SAMPLE, replace=False)
     seconds, apart, unbounded = [], [], 0
     for i in picks:
@@ -251,7 +251,7 @@ def grid_d(quick):
 
 
 def random_settings(quick):
-    """Settings as people have them: sigma 0.5..10, q 1e-4..0.1, T 1e2..1e5, delta 1e-9..1e-5, log-uniform."""
+    """Typical settings: sigma 0.5..10, q 1e-4..0.1, T 1e2..1e5, delta 1e-9..1e-5, log-uniform."""
     random, points = np.random.default_rng(20261123), 64 if quick else 1000
     low, high = np.log([0.5, 1e-4, 1e2, 1e-9]), np.log([10, 0.1, 1e5, 1e-5])
     sigma, q, steps, delta = np.exp(random.uniform(low, high, (points, 4))).T
@@ -289,7 +289,7 @@ def calibration(quick):
         )
 
     seconds, other = NOT_RUN if quick else baseline(theirs)
-    if not quick:  # in turn once more, because the machine's speed drifts
+    if not quick:  # both once more, in turn, because the speed of a machine drifts
         warm, seconds = min(warm, timed(ours, 9)[1]), min(seconds, baseline(theirs)[0])
     return [
         "## Calibration of sigma (epsilon 1, delta 1e-6, q 0.01, T 1e4)",
@@ -312,7 +312,7 @@ def composition_c(quick):
         return [jaxdp.epsilon(whole, 1e-6, relation=r) for r in ("remove", "add")]
 
     def theirs():
-        # the distributions one by one: the accountant refuses randomized response beside the others
+        # composes the distributions directly: the accountant refuses randomized response beside the others
         loss = pld.privacy_loss_distribution
         parts = [loss.from_gaussian_mechanism(s) for s in sigmas]
         parts += [loss.from_randomized_response(2 * (1 - truth), 2) for truth in p]

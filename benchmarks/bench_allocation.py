@@ -22,7 +22,7 @@ import jaxdp
 ADDITION = "import jax, numpy as np; jax.jit(lambda x: x + 1)(np.float32(1)).block_until_ready()"
 ONE = "import jaxdp; print(jaxdp.epsilon(jaxdp.RandomAllocation(jaxdp.Gaussian({}), {}), 1e-6))"
 TEN = "import jaxdp; print(jaxdp.epsilon(jaxdp.repeat(jaxdp.RandomAllocation(jaxdp.Gaussian(1.0), 100), 10), 1e-6))"
-# T, sigma, epsilon of remove at delta 1e-6 to the digits known
+# T, sigma, exact epsilon under remove at delta 1e-6, to the digits known
 SETTINGS = [
     (100, 1.0, "0.857985977"),
     (1000, 2.0, "0.059231457"),
@@ -31,7 +31,7 @@ SETTINGS = [
     (10_000, 1.0, "0.045822227"),
 ]
 BATCH = 64
-PEERS = 2  # settings that the baseline runs, minutes each
+PEERS = 2  # number of settings that the baseline runs; each takes minutes
 
 
 def allocation(steps, sigma, epochs=1):
@@ -40,13 +40,13 @@ def allocation(steps, sigma, epochs=1):
 
 
 def epsilon_bounds(*setting, delta=1e-6, relation=None, repeats=3):
-    """(seconds beyond a warm call in the first, warm seconds, bounds, gap); setting: as for `allocation`."""
+    """(CPU seconds of the first call beyond a warm one, warm CPU seconds, bounds, gap). setting: for `allocation`."""
     first, warm, bounds = timed(lambda: jaxdp.epsilon_bounds(allocation(*setting), delta, relation=relation), repeats)
     return first, warm, bounds, (bounds.upper - bounds.lower) / np.maximum(bounds.upper, 1e-300)
 
 
 def peer(asked, steps, sigma, epochs=1):
-    """Two cells of a table: the interval of PLD_accounting at its default accuracy, and its CPU seconds."""
+    """Two table cells: the interval of PLD_accounting at its default accuracy, and its CPU seconds; asked: run it."""
     if not asked:
         return "not run | "
     from PLD_accounting import gaussian_allocation_epsilon_range
@@ -69,7 +69,7 @@ def first_answers(quick):
 
 
 def settings(quick):
-    """Single points warm, and in a batch of 64 like them; the baseline in the same run."""
+    """Each setting alone and in a batch of 64 similar ones, both warm; the baseline in the same run."""
     lines = ["## Settings", "", f"delta 1e-6. Remove: alone, and in a batch of {BATCH} with noise up to 1% larger.", ""]
     lines += [
         "| T, sigma | exact | jaxdp upper | gap | ms alone | ms in a batch | PLD_accounting, both directions | s |"
@@ -99,7 +99,7 @@ def epochs(quick):
 
 
 def random_settings(quick):
-    """Settings over the whole range: how wide the intervals are."""
+    """Random settings over the whole range: time a point, and how wide the intervals are."""
     count = 40 if quick else 330
     rng = np.random.default_rng(5)
     steps = np.round(np.exp(rng.uniform(np.log(2), np.log(1e6), count)))

@@ -1,4 +1,4 @@
-"""A GPU: points a second of large batches, the time of a first answer, and a sample against the CPU.
+"""Large batches on a GPU: points per second, time of the first answer, and a sample compared with the CPU.
 
 Run `python benchmarks/bench_gpu.py` on a machine with one; it writes benchmarks/results/gpu.md (`--out` elsewhere).
 `--quick`: few points, printed only, on any platform. Times are wall-clock seconds with the transfers, of the first and
@@ -20,7 +20,7 @@ import jaxdp
 
 
 class Case(NamedTuple):
-    """A batch of settings; make(indices) is their mechanism and delta."""
+    """A batch of settings. make(indices): mechanism and delta of some. sample: number that the CPU computes, too."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ def drawn(size: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def cases(largest: int) -> Iterator[Case]:
-    """What is measured; sizes are shares of the largest."""
+    """The cases that are measured; their sizes are multiples or fractions of ``largest``."""
 
     def case(name: str, size: int, build: Callable[[dict[str, np.ndarray]], jaxdp.Mechanism], *rest: Any) -> Case:
         p = drawn(size)
@@ -90,12 +90,12 @@ def answer(case: Case, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row(case: Case) -> str:
-    """A table row; AssertionError where the CPU's interval lies apart."""
+    """A table row. AssertionError where an interval does not overlap that of the CPU."""
     every = np.arange(case.size)
     start = time.perf_counter()
     answer(case, every)
     first = time.perf_counter() - start
-    answer(case, every)  # compiles what NumPy answered before
+    answer(case, every)  # compiles kernels that NumPy answered in the first call
     start = time.perf_counter()
     lower, upper = answer(case, every)
     warm = time.perf_counter() - start

@@ -1,7 +1,7 @@
 """Last-iterate accounting: every person of a one-pass run, cyclic participation, and a grid of schedules.
 
-Run `python benchmarks/bench_iteration.py`; it writes benchmarks/results/iteration.md. The baseline for the
-first is the same recursion in plain Python, which charges no rounding.
+Run `python benchmarks/bench_iteration.py`; it writes benchmarks/results/iteration.md. The baseline of the one-pass run
+is the same recursion in plain Python, which does not account for rounding. Times are wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DELTA = 1e-5
 
 
 def baseline_mu(contraction, noise_std, shift):
-    """mu of every index: each is hidden by all noise from its own step on. From the last step back, in plain Python."""
+    """mu of every index, by a loop from the last step backwards: the noise from its own step on hides an index."""
     share, variance, found = 1.0, 0.0, []
     for kappa, noise, moved in zip(contraction[::-1], noise_std[::-1], shift[::-1], strict=True):
         variance += (share * noise) ** 2
@@ -54,7 +54,7 @@ def one_pass():
 
 
 def epsilons(mu):
-    """All epsilons through the public verb."""
+    """`timed` epsilons of all indices, by the public verb."""
     return timed(lambda: jaxdp.epsilon(jaxdp.Gaussian(1 / mu), DELTA))
 
 
@@ -71,7 +71,7 @@ def grid():
     before = isotonic.allocation.traces
 
     def call():
-        # Steps that have not been taken: identity map, no noise, no shift.
+        # Steps beyond the end of a run: identity map, no noise, no shift.
         return iteration.gdp_mu(np.where(taken, kappa, 1.0), noise * taken, 1.0 * taken)
 
     return *timed(call), isotonic.allocation.traces - before

@@ -1,4 +1,4 @@
-"""Shuffled rounds: accuracy beside CPU time of one thread, and SciPy's sum in the same run.
+"""Shuffled rounds: accuracy and CPU time of one thread, and a sum by SciPy in the same run.
 
 Run `python benchmarks/bench_shuffle.py`; it writes benchmarks/results/shuffle.md. `--quick`: few points, printed only.
 The process keeps to one core, set before jax starts, and time is `time.process_time`: compiler threads count too.
@@ -40,7 +40,7 @@ GAP = 1e-6
 
 
 class Timed(NamedTuple):
-    """CPU seconds of the first call and of a second one, and the answer."""
+    """CPU seconds of a first call and of a second one, and the answer of the second."""
 
     first: float
     warm: float
@@ -48,7 +48,7 @@ class Timed(NamedTuple):
 
 
 def timed(call: Callable[[], Any]) -> Timed:
-    """Two calls."""
+    """Call twice, and time both calls."""
     start = time.process_time()
     call()
     middle = time.process_time()
@@ -57,7 +57,7 @@ def timed(call: Callable[[], Any]) -> Timed:
 
 
 def random_points(size: int, seed: int, users: tuple[float, float]) -> dict[str, np.ndarray]:
-    """eps0 in 0.1..8, log10 n in the range given, delta 1e-12..1e-5, k 2..1024."""
+    """eps0 0.1..8, delta 1e-12..1e-5, k 2..1023. users: range of log10 n."""
     rng = np.random.default_rng(seed)
     return {
         "eps0": rng.uniform(0.1, 8.0, size),
@@ -68,7 +68,7 @@ def random_points(size: int, seed: int, users: tuple[float, float]) -> dict[str,
 
 
 def of_theorem(randomizer: Any, n: np.ndarray, delta: np.ndarray) -> Bounds:
-    """Numerical bracket of the epsilon of the privacy blanket: one pair of inputs is the worst."""
+    """Bounds of the epsilon of the privacy blanket theorem, of a randomizer with one law, that of its worst inputs."""
     made = jax.tree_util.tree_map(lambda a: a[:, 0], upper_laws(jaxdp.Shuffled(randomizer, n)))
     return bounds("epsilon", made, n, delta, GAP)
 
@@ -80,12 +80,12 @@ def relative(found: Bounds) -> np.ndarray:
 
 
 def gaps(found: Bounds) -> str:
-    """Median, 99% and worst relative distance as table cells."""
+    """Median, 99% quantile and largest of the relative gaps, as table cells."""
     return " | ".join(f"{x:.0e}" for x in np.percentile(relative(found), [50, 99, 100]))
 
 
 def clones_row(name: str, p: dict[str, np.ndarray], bound: str) -> tuple[str, float]:
-    """A row: microseconds a point of the bracket and of the verb, and their gaps; the former alone."""
+    """(table row of any randomizer, microseconds a point of `clones_bounds`)."""
     one = timed(lambda: clones_bounds("epsilon", p["eps0"], p["n"], p["delta"], bound, GAP))
     mechanism = jaxdp.Shuffled(jaxdp.LocalRandomizer(p["eps0"]), p["n"], bound)
     verb = timed(lambda: jaxdp.epsilon_bounds(mechanism, p["delta"]))
@@ -93,7 +93,7 @@ def clones_row(name: str, p: dict[str, np.ndarray], bound: str) -> tuple[str, fl
 
 
 def named_row(name: str, make: Callable[[dict[str, np.ndarray]], Any], p: dict[str, np.ndarray]) -> str:
-    """The same for a named randomizer."""
+    """Table row of a named randomizer. make: its record from the points."""
     randomizer = make(p)
     one = timed(lambda: of_theorem(randomizer, p["n"], p["delta"]))
     verb = timed(lambda: jaxdp.epsilon_bounds(jaxdp.Shuffled(randomizer, p["n"]), p["delta"]))
@@ -101,7 +101,7 @@ def named_row(name: str, make: Callable[[dict[str, np.ndarray]], Any], p: dict[s
 
 
 def row(name: str, size: int, one: Timed, verb: Timed) -> str:
-    """Cells: points, microseconds and gaps of the bracket, microseconds and median distance of the verb."""
+    """Table row: points, microseconds and gaps of the bracket (``one``), microseconds and median gap of the verb."""
     distance = np.median(relative(verb.answer))
     return (
         f"| {name} | {size} | {1e6 * one.warm / size:.0f} | {gaps(one.answer)} | {1e6 * verb.warm / size:.0f} | "
@@ -135,7 +135,7 @@ def any_randomizer(size: int) -> Iterator[str]:
 
 
 def named(size: int) -> Iterator[str]:
-    """Table rows of the named randomizers: where 13 nodes suffice; for k-RR also all random points, and few people."""
+    """Table rows of named randomizers at points where 13 nodes suffice; for k-RR also at all points, and few people."""
     large, small = random_points(size, 0, (5, 9)), random_points(size, 2, (3, 5))
     for name, make in NAMED.items():
         made = upper_laws(jaxdp.Shuffled(make(large), large["n"]))
@@ -160,7 +160,7 @@ def baseline_delta(users: float, eps0: float, epsilon: float, deviations: float)
 
 
 def baseline_epsilon(users: float, eps0: float, delta: float, deviations: float = np.inf) -> float:
-    """The same inverted."""
+    """The epsilon at which `baseline_delta` equals delta, by brentq."""
 
     def excess(epsilon: float) -> float:
         return np.log(baseline_delta(users, eps0, epsilon, deviations) / delta)
@@ -170,13 +170,13 @@ def baseline_epsilon(users: float, eps0: float, delta: float, deviations: float 
 
 
 def apple_epsilon(folder: pathlib.Path, users: int, eps0: float, delta: float) -> float:
-    """Its own accuracy: steps of 100 counts, ten halvings from its closed form."""
+    """Epsilon by the code in ``folder`` at its own accuracy: steps of 100 counts, ten halvings from its closed form."""
     sys.path.insert(0, str(folder))
     return importlib.import_module("computeamplification").numericalanalysis(users, eps0, delta, 10, 100, True)
 
 
 def against_baseline(size: int, apple: pathlib.Path | None) -> list[str]:
-    """The baselines and ours at n = 1e6, alone and in a batch."""
+    """Lines of a table: the baselines at n = 1e6, and jaxdp for one point alone and in a batch of ``size``."""
     rng = np.random.default_rng(3)
     p = {"eps0": rng.uniform(0.1, 6.0, size), "n": np.full(size, 1e6), "delta": 10.0 ** rng.uniform(-12, -5, size)}
     _, batch = clones_row("", p, "clones")
@@ -215,7 +215,7 @@ ROUNDS = [
 
 
 def compositions(quick: bool) -> Iterator[str]:
-    """Rows: ten rounds, milliseconds a point alone and in a batch of 4 deltas, both bounds."""
+    """Rows: ten rounds; seconds of the first batch, ms a point alone and in a batch of 4 deltas, both bounds."""
     for name, make, users in ROUNDS[:1] if quick else ROUNDS:
         composed = jaxdp.repeat(jaxdp.Shuffled(make(), users), 10)
         batch = timed(lambda composed=composed: jaxdp.epsilon_bounds(composed, np.geomspace(1e-9, 1e-5, 4)))
@@ -306,7 +306,7 @@ def report(quick: bool, apple: pathlib.Path | None) -> Iterator[str]:
         "|---|---|",
     ]
     yield from first_calls()
-    precision._COMPILE_AFTER = 0  # from here on what is warm is compiled
+    precision._COMPILE_AFTER = 0  # from here on every kernel is compiled, so that warm times are those of programs
     yield from [
         "",
         "## One round",

@@ -1,7 +1,7 @@
-"""Tiles per second of one sweep by one process, by one worker of a dask cluster and by two.
+"""Tiles per second of one sweep: in this process, on a dask cluster with one worker, and with two.
 
 Run `python benchmarks/bench_sweep.py`; it writes benchmarks/results/sweep.md. All three compute the same grid and must
-give the same bits. Every process computes the grid once before, so that compiling is not what is timed.
+give the same bits. Every process computes the grid once before it is timed, so that the times exclude compiling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dpsgd(noise, rate, steps):
 
 
 def warm() -> None:
-    """Compile what the grid asks for, in the process that calls this."""
+    """Compile the programs that the grid needs, in the calling process."""
     jaxdp.sweep(dpsgd, **GRID, batch_size=TILE)
 
 

@@ -56,7 +56,7 @@ def by_hand(key, radius=None):
 
 
 def free_gradient(params, features, labels):
-    """2% of the parameters: the update alone is measured."""
+    """2% of the parameters: nearly free, so that the update alone is measured."""
     return jax.tree.map(lambda p: 0.02 * p, params)
 
 
@@ -89,7 +89,10 @@ def training_loop(tx, gradient, as_grads, steps, size):
 
 
 def interleaved(loops, params):
-    """Seconds of each loop, measured in turns so that a drifting machine hurts all alike; compile first."""
+    """(seconds of all runs, seconds of the first run with compiling) of each loop.
+
+    The loops run in turn, so that a change of the machine's speed affects all alike.
+    """
     compile_times = {}
     for name, loop in loops.items():
         start = time.perf_counter()

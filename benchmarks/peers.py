@@ -1,8 +1,8 @@
-"""jaxdp beside dp_accounting's PLD and RDP accountants and prv_accountant: epsilon, CPU time, who fails.
+"""jaxdp beside dp_accounting's PLD and RDP accountants and prv_accountant: epsilon, CPU time, failures.
 
 Run `python benchmarks/peers.py` (needs the extra bench); it writes benchmarks/results/peers.md. `--quick` takes a few
-cheap rows and prints only. Every number is asked for by itself, again where that is cheap; the later calls count. CPU
-times are those of all threads of this process, on the CPU for everybody.
+cheap rows and prints only. Every number has a call of its own. A cheap call is repeated, and the later calls are timed.
+CPU times are those of all threads of this process; every accountant runs on the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxdp import interop
 SEED, POINTS = 20261123, 24
 LIMIT = 4.0  # CPU seconds an accountant has for one number
 CHEAP = 1.0  # CPU seconds up to which a first call counts as a warm-up
-TICKS = 0.1  # CPU seconds of the calls that are timed together: the clock may tick in steps of some milliseconds
+TICKS = 0.1  # CPU seconds, at least, of the calls that are averaged: the clock may tick in steps of some milliseconds
 RELATION = interop.NeighboringRelation
 ADD, REPLACE, SPECIAL = RELATION.ADD_OR_REMOVE_ONE, RELATION.REPLACE_ONE, RELATION.REPLACE_SPECIAL
 GAUSSIAN, LAPLACE, SAMPLED = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
@@ -76,7 +76,7 @@ def random_rows(points: int) -> list[Row]:
 
 
 def other_rows() -> list[Row]:
-    """Mechanisms of which at least one peer has an account, and shuffling, of which none has."""
+    """Mechanisms that at least one peer supports, and shuffling and random allocation, which none supports."""
     three = [(GAUSSIAN(5.0), 10), (LAPLACE(10.0), 20), (SAMPLED(0.01, GAUSSIAN(1.0)), 1000)]
     return [
         Row("Gaussian 1", 1e-5, [(GAUSSIAN(1.0), 1)], [("GaussianMechanism", (1.0,), 1)]),
@@ -153,7 +153,7 @@ def by_dp_accounting(accountant: PLDAccountant | rdp.RdpAccountant, row: Row) ->
 
 
 def halved(row: Row) -> Row:
-    """Under replace_one the RDP accountant reads the noise of a fixed-size batch over two norm bounds."""
+    """The row; under replace_one with half the noise of fixed-size batches: RDP reads it relative to two norm bounds."""
     kind = dp_event.SampledWithoutReplacementDpEvent
     if row.relation is not REPLACE or not any(isinstance(event, kind) for event, _ in row.events):
         return row
@@ -175,7 +175,7 @@ def by_prv(row: Row) -> float:
 
 
 def cell(call: Callable[[], float | tuple[float, float]], limit: float = LIMIT) -> Cell:
-    """The answer and its CPU time; without one within ``limit`` CPU seconds, or with an error, the reason."""
+    """The answer and its CPU time. After an error, or ``limit`` CPU seconds, the reason takes the answer's place."""
 
     def stop(number: int, frame: object) -> None:
         raise TimeoutError(f"{limit:g} CPU s passed")
@@ -204,14 +204,14 @@ def cell(call: Callable[[], float | tuple[float, float]], limit: float = LIMIT) 
 
 def short(error: Exception) -> str:
     text = " ".join(str(error).split()).replace("|", "/")
-    _, bracket, reason = text.partition("Error: [")  # dp_accounting: the reason stands in brackets after the event
+    _, bracket, reason = text.partition("Error: [")  # dp_accounting's errors: the event, then the reason in brackets
     text = reason.split("]")[0] if bracket else text
     name = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
     return f"{name}: {text[:57] + '...' if len(text) > 60 else text}"
 
 
 def compared(row: Row) -> list[Cell]:
-    """jaxdp, PLD, RDP, prv."""
+    """The cells of a row: jaxdp, PLD, RDP, prv."""
     nothing = Cell(NO_EVENT, math.nan)
     pld = rdp_ = nothing
     if row.events:
@@ -234,7 +234,7 @@ def line(row: Row, cells: list[Cell]) -> str:
 
 
 def summary(table: list[list[Cell]]) -> list[str]:
-    """Of each peer, where jaxdp has a number: answers, their excess over our upper bound, time, and ones below ours."""
+    """For each peer, where jaxdp has an answer: answers, excess over jaxdp's upper bound, answers below, CPU time."""
     lines = []
     known = [cells for cells in table if not isinstance(cells[0].value, str)]
     for index, name in enumerate(("dp_accounting PLD", "dp_accounting RDP", "prv_accountant"), 1):
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few cheap rows, print only")
     quick = parser.parse_args(arguments).quick
-    cell(lambda: ours(dpsgd_row(1.0, 0.01, 100, 1e-5)), 10 * LIMIT)  # imports and first uses
+    cell(lambda: ours(dpsgd_row(1.0, 0.01, 100, 1e-5)), 10 * LIMIT)  # not timed: imports and first uses
     parts = (
         [("A few rows", quick_rows())]
         if quick

@@ -59,12 +59,12 @@ def _integral(
 ) -> tuple[float, float]:
     """(delta, error): (1/2 pi i) integral of e^{K(z) - z eps}/(z (z+1)) dz, nodes doubled until the sum stands still.
 
-    log_moment: K at complex z with Re z > 0. rounding: its absolute error. least: the sum goes at least so far up. The
-    error is the last change, the last nodes carried on, and ``rounding`` of the sum of moduli; infinite where ``most``
-    nodes do not suffice.
+    log_moment: K at complex z with Re z > 0. rounding: its absolute error. least: the height that the sum must reach.
+    The error adds the last change of the sum, the last nodes carried on, and ``rounding`` times the sum of moduli. It
+    is infinite where ``most`` nodes do not suffice.
     """
     grid = np.geomspace(1e-3, 1e4, 200)
-    with np.errstate(invalid="ignore"):  # infinite orders
+    with np.errstate(invalid="ignore"):  # K is infinite at some orders
         height = np.real(log_moment(grid + 0j)) - grid * epsilon - np.log(grid * (grid + 1))
     c = grid[np.nanargmin(height)]
     h = 0.05 / np.sqrt(np.maximum(_curvature(log_moment, c), 1e-12) + 2 / c**2)
@@ -93,7 +93,7 @@ def _integral(
 
 
 def _answered(lower: np.ndarray, upper: np.ndarray, value: np.ndarray, error: np.ndarray) -> Case:
-    """The cases in which the integral came to an end."""
+    """The cases in which the integral converged: those with a finite error."""
     keep = np.isfinite(error)
     return Case(Bounds(lower[keep], upper[keep]), value[keep], error[keep])
 
@@ -184,7 +184,7 @@ def discrete_laplace(rng: np.random.Generator, count: int) -> Case:
     value = np.zeros(count)
     for i in range(count):
         fall = math.exp(-1 / scale[i])
-        # noise N + 1 against N: loss +1/scale (N >= 0 below the shift) or -1/scale
+        # noise N + 1 against N: loss +1/scale at outcomes >= 1 (N >= 0), -1/scale at others
         up = 1 / (1 + fall)
         heads = np.arange(steps[i] + 1)
         mass = np.exp(stats.binom.logpmf(heads, steps[i], up))
@@ -220,19 +220,19 @@ def shuffled_sum(rng: np.random.Generator, count: int) -> Case:
     made = jaxdp.Shuffled(jaxdp.LocalRandomizer(eps0), users, bound="clones")
     upper = jaxdp.delta(made, epsilon)
     value, lost = np.transpose([_clones_delta(*row) for row in zip(users, eps0, epsilon, strict=True)])
-    # from above too: no more than the default accuracy above the sum
+    # the lower end checks accuracy: the upper bound exceeds the sum by no more than the default accuracy
     return Case(Bounds(upper * (1 - 2e-4) - 1e-300, upper), value, 1e-9 * value + lost + 1e-300)
 
 
 def _clones_delta(n: float, eps0: float, epsilon: float) -> tuple[float, float]:
-    """(delta, error bound where SciPy gives 0 for a positive tail of the binomial, which may be as large as 1e-253)."""
+    """(delta, error bound); SciPy gives 0 for positive binomial tails of up to 1e-253, which the error bound covers."""
     clones = np.arange(n)
     mass = stats.binom.pmf(clones, n - 1, math.exp(-eps0))
     truth = special.expit(eps0)
     odds = math.exp(epsilon)
     keep = mass > 0
     clones, mass = clones[keep], mass[keep]
-    # P: A + Bernoulli(truth) of A ~ Bin(clones, 1/2); Q: A + Bernoulli(1 - truth); where P > odds Q
+    # P: A + Bernoulli(truth), where A ~ Bin(clones, 1/2). Q: A + Bernoulli(1 - truth). P > odds Q from ``cut`` on.
     cut = np.ceil((clones + 1) * (odds * truth - (1 - truth)) / ((2 * truth - 1) * (1 + odds)))
     tail = stats.binom.sf(cut - 1, clones, 0.5)
     before = stats.binom.sf(cut - 2, clones, 0.5)
@@ -275,7 +275,7 @@ def shuffled_responses(rng: np.random.Generator, count: int) -> Case:
 
 
 def _responses_delta(users: int, eps0: float, kinds: int, epsilon: float) -> float:
-    """n - 1 people hold value 2 (0 when there are two values); person one holds 0 or 1; all counts enumerated."""
+    """delta summed over all counts: n - 1 people hold value 2 (0 if there are two values), one person holds 0 or 1."""
     truth = math.exp(eps0) / (math.exp(eps0) + kinds - 1)
     lie = 1 / (math.exp(eps0) + kinds - 1)
     others = users - 1
@@ -394,7 +394,7 @@ def violations(case: Case) -> np.ndarray:
 
 
 def run(cases: int, seed: int, hours: float, only: str | None = None) -> dict[str, Tally]:
-    """So many cases, divided between the families; stops when the hours are over."""
+    """``cases`` cases, divided between the families by their shares; stops after ``hours``."""
     families = [family for family in FAMILIES if only is None or family.__name__ == only]
     end, out = time.monotonic() + 3600 * hours, {}
     for family in families:

@@ -69,7 +69,7 @@ BASES = {
 
 
 def removed(profile, eps):
-    """Exact delta under remove of a Poisson-sampled run of a symmetric base (notebooks/proofs/profiles.md, section 1)."""
+    """Exact delta under remove of one sampled run of a symmetric base (notebooks/proofs/profiles.md, section 1)."""
     inner = (np.expm1(eps) + RATE) / RATE
     level = np.log(np.maximum(inner, 1e-300))
     swapped = 1 - inner + inner * profile(-np.minimum(level, 0.0))
@@ -603,7 +603,7 @@ def test_the_trade_off_of_sampled_discrete_noise_is_found_between_dense_kinks(si
 
 
 def discrete_laplace_masses(scale, s, centre):
-    """Masses of discrete Laplace noise around ``centre`` of the outcomes <= 0 (joined), 1, ..., s - 1, >= s (joined)."""
+    """Masses of discrete Laplace noise around ``centre``: outcomes <= 0 (joined), 1, ..., s - 1, >= s (joined)."""
     between = np.tanh(0.5 / scale) * np.exp(-np.abs(np.arange(1, s) - centre) / scale)
     ends = np.exp(-np.array([centre, s - centre]) / scale) / (1 + np.exp(-1 / scale))
     return np.r_[ends[0], between, ends[1]]

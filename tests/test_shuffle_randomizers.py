@@ -250,7 +250,7 @@ def test_few_users_are_counted_in_full(n):
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps0", "k", "n"), [(4.0, 10, 200), (1.0, 5, 1000), (2.0, 3, 30)])
 def test_a_table_has_the_bounds_of_the_randomizer_that_it_is(eps0, k, n):
-    """Also where each report is split into two equal ones, and for a row of a batch that needs more laws than another."""
+    """Also where each report is split into two equal ones, and in a batch whose rows need different numbers of laws."""
     halves = np.repeat(krr_table(eps0, k) / 2, 2, axis=1)
     laws = upper_laws(flat_rows(jaxdp.Shuffled(jaxdp.FiniteRandomizer(halves), n), (1,)))
     one = distinct(laws)

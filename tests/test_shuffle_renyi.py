@@ -103,7 +103,7 @@ def test_traced_epsilon_is_the_eager_one_and_its_gradient_that_of_differences(na
 
 @pytest.mark.thorough
 def test_the_slope_of_a_named_randomizers_epsilon_is_that_of_differences():
-    """The implicit derivative, from the formula that traced verbs differentiate; the verb would take longer to compile."""
+    """The implicit derivative, from the formula that traced verbs differentiate. The verb takes longer to compile."""
     local, step = 1.0, 1e-4
 
     def made(x):

@@ -1,4 +1,4 @@
-"""The random cases of benchmarks/stress.py hold, and a bound that is slightly wrong is noticed."""
+"""A few random cases of benchmarks/stress.py have no violation, and its check notices a slightly wrong bound."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""Sweeps: the grid they promise, one shape for every call, and nothing lost when they are cut short."""
+"""Sweeps: the grid and its attributes, one shape for every call of the function, and resuming interrupted runs."""
 
 import errno
 import functools
@@ -34,9 +34,9 @@ def plain(a, b):
 
 
 class Counted:
-    """A function that remembers the points it was asked for, and fails when told to.
+    """A function that records its arguments, and raises ``error`` at the point ``fail_at``.
 
-    Slots keep its memory out of the fingerprint, as a new process would.
+    The fingerprint does not read slots: two instances have the same fingerprint, like the function in two processes.
     """
 
     __slots__ = ("calls", "error", "fail_at")
@@ -143,7 +143,7 @@ def test_observed_calls_are_summed_up_as_attributes():
         "verb": "epsilon",
         "mechanism": "Gaussian, Laplace",
         "relation": "add_or_remove",
-        "delta": "1e-06",  # the target that is no axis of a grid
+        "delta": "1e-06",  # of the first call only: a target with axes belongs to a grid
     }
     many = [{"delta": str(i)} for i in range(30)]
     assert provenance.summary(many)["delta"].endswith("18, 19, ...")
@@ -222,7 +222,7 @@ def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, mo
 
     def set_item(array, place, values):
         if str(array.store_path).endswith("value"):
-            if len(written) == 4:  # the first is the empty store
+            if len(written) == 4:  # the first write fills the empty store, the others are three tiles
                 raise OSError(errno.ENOSPC, "No space left on device")
             written.append(values)
         real(array, place, values)
@@ -313,14 +313,14 @@ def test_several_devices_share_the_chunks_and_agree_with_one():
 
     def watched(a):
         threads.add(threading.get_ident())
-        time.sleep(0.03)  # else the first thread may be done with all tiles before the second one starts
+        time.sleep(0.03)  # otherwise the first thread might finish all tiles before the second one starts
         return jaxdp.epsilon(jaxdp.Gaussian(a), 1e-6)
 
     axis = np.linspace(1, 5, 64)
     device = jax.devices("cpu")[0]
     several = sweep(watched, a=axis, batch_size=8, devices=[device, device])
     seen = set(threads)
-    alone = sweep(watched, a=axis, batch_size=8, devices=[device])  # (programs of other batch sizes round otherwise)
+    alone = sweep(watched, a=axis, batch_size=8, devices=[device])  # same batch size: other programs round differently
     np.testing.assert_array_equal(several.watched, alone.watched)
     np.testing.assert_allclose(alone.watched, jaxdp.epsilon(jaxdp.Gaussian(axis), 1e-6), rtol=1e-14)
     assert threading.get_ident() not in seen and len(seen) == 2
@@ -335,13 +335,13 @@ def test_a_failure_on_one_device_ends_the_sweep(tmp_path):
 
 def test_memory_is_set_by_the_batch_and_not_by_the_grid():
     def hungry(a, b):
-        return np.sum(a[:, None] + b[:, None] * np.ones(200), axis=1)  # 1.6 GB for the grid at once
+        return np.sum(a[:, None] + b[:, None] * np.ones(200), axis=1)  # the whole grid at once would take 1.6 GB
 
     tracemalloc.start()
     sweep(hungry, a=np.arange(1000.0), b=np.arange(1000.0), batch_size=5000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 100e6  # 40 MB of result, its copy, and 8 MB a chunk, with room
+    assert peak < 100e6  # 40 MB for the result and a copy of it, and 8 MB for a tile; the rest is reserve
 
 
 def test_progress_counts_every_point_and_resumed_ones_at_once(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Sweeps by several processes: the same bits, nothing twice, nothing lost when a worker is killed."""
+"""Sweeps by several processes: the same bits, no tile computed twice, no result lost when a worker is killed."""
 
 import concurrent.futures
 import functools
@@ -21,7 +21,7 @@ from jaxdp.sweep import sweep, work
 
 ROOT = pathlib.Path(jaxdp.__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-SIGMA, EPSILON = np.linspace(0.5, 4, 30), np.linspace(0.1, 8, 10)  # more points than NumPy answers
+SIGMA, EPSILON = np.linspace(0.5, 4, 30), np.linspace(0.1, 8, 10)  # enough points for a compiled program
 
 
 def shuffled(eps0, users):
@@ -29,12 +29,12 @@ def shuffled(eps0, users):
 
 
 def gaussian(sigma, epsilon):
-    """Of a program that is soon compiled; in two bits of three its last digit is another than NumPy's."""
+    """A verb whose program compiles quickly, and differs from NumPy in the last digit of two of three results."""
     return jaxdp.delta_bounds(jaxdp.Gaussian(sigma), epsilon)
 
 
 def compile_with(options):
-    """In another process, with the options of this one: with others the last bit may be another."""
+    """Give a worker process the compiler options of this process; other options may change the last bit."""
     backend.CPU_OPTIONS, backend._FOR_LARGE = options, {}
 
 
@@ -48,7 +48,7 @@ def processes():
 
 @pytest.fixture(scope="module")
 def cluster():
-    import distributed  # here: the other processes import this file, too
+    import distributed  # imported here, because the worker processes import this file
 
     with (
         distributed.LocalCluster(
@@ -76,13 +76,13 @@ def test_two_processes_give_the_same_bits_as_one(processes, tmp_path, suffix):
 def test_numbers_do_not_depend_on_what_a_process_has_answered_before():
     few, many = dict(sigma=SIGMA[:3], epsilon=EPSILON[:4]), dict(sigma=SIGMA, epsilon=EPSILON)
     fresh = sweep(gaussian, batch_size=4, **few)
-    sweep(gaussian, **many)  # from here on they would be compiled
+    sweep(gaussian, **many)  # so many points that the kernel would be compiled from here on
     jaxdp.delta(jaxdp.Gaussian(SIGMA), 1.0)
     np.testing.assert_array_equal(sweep(gaussian, batch_size=4, **few).upper, fresh.upper)
 
 
 class DiesOnce:
-    """A square whose process is killed at one point, the first time."""
+    """Square of a, which logs its calls and kills its process the first time that it is asked for a = 20."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -108,7 +108,7 @@ def test_a_killed_worker_of_a_dask_cluster_loses_its_running_tile_only(cluster, 
     probe, tiles = seen[0], seen[1:]
     assert probe == "0" and set(tiles) == {str(10 * i) for i in range(8)}
     assert tiles.count("20") == 2
-    assert len(tiles) <= 10  # what the killed worker had written and not yet reported may be made again
+    assert len(tiles) <= 10  # a tile that the killed worker had written but not reported may be computed again
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_several_sweeps_to_one_path_compute_every_tile_once(tmp_path, suffix):
     ]
     results = [job.communicate(timeout=120) for job in jobs]
     assert [(float(out), error) for out, error in results] == [(328350.0, "")] * 3
-    assert sorted(map(float, (tmp_path / "log").read_text().split())) == [0.0, *range(0, 100, 10)]  # 0: also the probe
+    assert sorted(map(float, (tmp_path / "log").read_text().split())) == [0.0, *range(0, 100, 10)]  # 0 twice: the probe
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"grid{suffix}", "job.py", "log"])
 
 
@@ -188,7 +188,7 @@ def test_a_killed_sweep_frees_its_path_for_the_next(tmp_path, monkeypatch, capsy
     runpy.run_path(command[0], run_name="__main__")
     again = capsys.readouterr()
     assert (float(again.out), again.err) == (328350.0, "")
-    assert len((tmp_path / "log").read_text().split()) <= 12  # ten tiles, the probe, and the one that was cut short
+    assert len((tmp_path / "log").read_text().split()) <= 12  # ten tiles, the probe, and the interrupted tile again
 
 
 def test_an_interrupt_says_what_is_kept_and_a_resumed_bar_starts_there(tmp_path, capsys):
@@ -237,7 +237,7 @@ def test_a_large_zarr_result_is_not_read_before_it_is_used(tmp_path):
 
 @pytest.mark.thorough
 def test_eight_devices_of_one_process_give_the_same_bits_as_one():
-    """A program is compiled for each device: by all points in batches of one size, without optimisation."""
+    """A program is compiled for each device, so all batches have one size, and nothing is optimised, to save time."""
     code = """
 import jax, numpy as np, jaxdp
 def f(sigma, delta): return jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)

@@ -1,4 +1,4 @@
-"""Two different mechanisms of one kind, which are one stack: composed, in a batch, every number traced."""
+"""Compositions of two mechanisms of one class, which share a stack: in a batch, with every number traced."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 import jaxdp
 
 TWO = np.array([1.0, 2.0])
-# The mechanism of a size, an array of two.
+# A mechanism as a function of ``size``, an array of two numbers: a batch of two.
 KINDS = {
     "Gaussian": lambda size: jaxdp.Gaussian(size),
     "Laplace": lambda size: jaxdp.Laplace(size),
@@ -41,7 +41,7 @@ def _relations(mechanism):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "relation"),
-    # several finite pairs that differ in their two orders are refused under replace_one
+    # under replace_one a composition of finite pairs that are not symmetric is refused
     [
         (name, each)
         for name, make in KINDS.items()

@@ -1,4 +1,4 @@
-"""What the training plug-in reports: figures, independent routes, and what it must never fall below."""
+"""The mu and epsilon that the training plug-in reports: printed tables, other routes, exact lower limits."""
 
 import dataclasses
 import itertools
@@ -15,9 +15,9 @@ from jaxdp.iteration.isotonic import allocation
 from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLoss, float32_rounding, projected, settings
 
 DELTA = 1e-5
-# the closed form against the step-by-step allocation, both rounded outward by about 1e-11
+# Relative: the closed form against the step-by-step allocation, each rounded outward by about 1e-11.
 ROUTES = 1e-9
-# two decimals are printed in the table of reference runs
+# Absolute: the table of reference runs prints two decimals.
 TABLE = 6e-3
 
 
@@ -72,7 +72,7 @@ def test_every_slot_agrees_with_the_step_by_step_allocation(learning_rate, loss)
         np.testing.assert_allclose(quick, slow, rtol=ROUTES, atol=1e-140)
 
 
-def test_a_constant_schedule_written_as_a_function_costs_what_its_rounding_may_contract_less():
+def test_a_constant_schedule_written_as_a_function_costs_a_little_more_for_its_rounding():
     constant, written = make(), make(learning_rate=lambda t: 1.0 + 0.0 * t)
     plain, scheduled = (sgd.after(50, example=np.arange(20)).mu for sgd in (constant, written))
     assert np.all((scheduled > plain) & (scheduled < plain * (1 + 3 * settings.SLACK)))
@@ -100,7 +100,10 @@ def test_reshuffling_costs_at_least_as_much_as_the_fixed_order():
 
 
 def quadratic_mu(kappa, shift, std):
-    """Exact mu of the last iterate of the worst quadratic: mean difference over standard deviation."""
+    """Exact mu of the last iterate for the worst quadratic loss: difference of the means / standard deviation.
+
+    kappa: contraction of a step. shift, std: for each step how far the means move apart, and the noise.
+    """
     mean, variance = 0.0, 0.0
     for d, s in zip(shift, std, strict=True):
         mean, variance = kappa * mean + d, kappa**2 * variance + s**2
@@ -152,7 +155,7 @@ def test_a_small_ball_gives_a_plateau_without_strong_convexity(l2, radius):
     sgd = make(**settings)
     rows = sgd.iteration(400, 19)
     searched = gdp_mu(rows.contraction, rows.noise_std, rows.shift, diameter=2 * radius)
-    # restarts between participations are not tried, and the ball is taken 1e-6 larger
+    # `after` is up to 6% larger: it does not try restarts between participations, and it takes a ball 1e-6 larger
     assert searched * (1 - ROUTES) <= sgd.after(400, example=19).mu <= searched * 1.06
     assert sgd.after(400).mu < make(**settings | {"radius": None}).after(400).mu
     plateau = float(jaxdp.epsilon(sgd.after(10**7), DELTA))
@@ -293,7 +296,10 @@ def test_asking_leaves_the_x64_flag_alone():
 
 
 def last_iterates_apart(gradients, others, steps, sgd):
-    """Distance of the means of the last iterates of two data sets over their common deviation, of linear losses."""
+    """Exact mu of the last iterate for linear losses plus l2: distance of the means / common standard deviation.
+
+    gradients, others: the gradient of each example in the one data set and in the other, in the order of the steps.
+    """
     keep = 1 - sgd.learning_rate * sgd.loss.strong_convexity
     means = [0.0, 0.0]
     for t in range(steps):

@@ -1,4 +1,4 @@
-"""An empirical audit: what a membership attack can prove about real runs stays below the certified epsilon."""
+"""An empirical audit: the epsilon that a membership attack on real runs proves stays below the certified one."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ from jaxdp.training import NoisyProjectedSGD, StronglyConvexLoss
 
 DELTA = 1e-5
 RUNS = 200_000
-# each of the two exact binomial bounds fails with this probability, so an honest certificate fails a test with at
-# most twice this
+# Probability with which each of the two exact binomial bounds fails. A test of a correct certificate therefore fails
+# with at most twice this probability.
 FAILURE = 1e-7
 
 # f(w, x) = (w - x)^2 / 2 with |x| <= 1: data term -w x, regulariser w^2 / 2
@@ -25,7 +25,7 @@ CYCLIC = dataclasses.replace(FULL_BATCH, batch_size=2, num_examples=6, noise_std
 
 
 def last_iterates(sgd, record, person, steps, seed):
-    """Final parameters of many runs on a data set that is 0 but for one person's record."""
+    """Final parameters of RUNS runs. Every record is 0 except that of ``person``."""
     data = jnp.zeros(sgd.num_examples).at[person].set(record)
 
     def run(key):
@@ -45,7 +45,7 @@ def last_iterates(sgd, record, person, steps, seed):
 
 
 def exact_law(sgd, person, steps):
-    """(mean for record 1, standard deviation) of the last iterate of the linear recursion."""
+    """(mean, standard deviation) of the last iterate if the record of ``person`` is 1. For -1 the mean is negated."""
     kappa = 1 - sgd.learning_rate
     mean, variance = 0.0, 0.0
     for t in range(steps):
@@ -56,7 +56,7 @@ def exact_law(sgd, person, steps):
 
 
 def proved_epsilon(with_record, without, threshold):
-    """Lower bound of epsilon at DELTA from the two error rates of a fixed threshold (Clopper and Pearson)."""
+    """Lower bound of epsilon at DELTA from the error rates of a fixed threshold, by Clopper and Pearson's bounds."""
     hits, false_alarms = (int(np.sum(w > threshold)) for w in (with_record, without))
     power = stats.beta.ppf(FAILURE, hits, RUNS - hits + 1)
     level = stats.beta.ppf(1 - FAILURE, false_alarms + 1, RUNS - false_alarms)
@@ -64,7 +64,7 @@ def proved_epsilon(with_record, without, threshold):
 
 
 def attack(sgd, person, steps):
-    """The threshold is fixed before the runs, from the exact law: three deviations above the mean without."""
+    """(epsilon proved, both sets of runs); the threshold, fixed before, lies 3.2 deviations above the mean for -1."""
     mean, deviation = exact_law(sgd, person, steps)
     threshold = -mean + 3.2 * deviation
     pair = [last_iterates(sgd, record, person, steps, seed) for record, seed in ((1.0, 0), (-1.0, 1))]
@@ -77,11 +77,11 @@ def test_an_attack_never_proves_more_than_the_certified_epsilon(sgd, person, ste
     certified = jaxdp.epsilon(sgd.after(steps, example=person), DELTA)
     proved, pair = attack(sgd, person, steps)
     mean, deviation = exact_law(sgd, person, steps)
-    # the exact privacy of these runs is that of two normal laws 2 mean apart
+    # the two normal laws of these runs have means 2 ``mean`` apart
     exact = jaxdp.epsilon(jaxdp.Gaussian(deviation / (2 * mean)), DELTA)
     assert proved <= exact <= certified * (1 + 1e-9)
     assert proved > 0.3 * certified
-    # the runs follow that law: 5 standard errors of mean and deviation
+    # the runs follow the exact law, within 5 standard errors of mean and deviation
     assert abs(pair[0].mean() - mean) < 5 * deviation / np.sqrt(RUNS)
     assert abs(pair[0].std() / deviation - 1) < 5 / np.sqrt(2 * RUNS)
 

@@ -1,4 +1,4 @@
-"""Interrupted runs: what is restored, and what is refused."""
+"""Checkpoints of training: a restored run continues exactly; rewound counts, other keys and shapes are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jaxdp
 from jaxdp.training import Checkpoints, NoisyProjectedSGD, RewoundError, StronglyConvexLoss, refuse_rewind
 
 pytest.importorskip("orbax.checkpoint")
-pytestmark = pytest.mark.filterwarnings("default")  # orbax's own warnings are not ours to fix
+pytestmark = pytest.mark.filterwarnings("default")  # elsewhere warnings are errors; orbax has warnings of its own
 
 SGD = NoisyProjectedSGD(
     loss=StronglyConvexLoss.logistic_regression(1.0, 0.02),

@@ -9,7 +9,7 @@ import pytest
 import jaxdp
 from jaxdp.training import DPSGD, ClippedSum, ShuffledSGD, batches, noise, poisson_batch
 
-# one float32 rounding of numbers of size one, a few times over; clipping is 1e-5 inward
+# A few float32 roundings of numbers of size one, and the 1e-5 by which clipped gradients are shorter than clip_norm.
 CLIPPED = 3e-5
 KEY, DATA_KEY = jax.random.key(1), jax.random.key(2)
 X = jnp.asarray(np.random.default_rng(0).normal(size=(50, 3)), jnp.float32)
@@ -48,7 +48,7 @@ def test_no_gradient_is_longer_than_the_clip_norm_even_when_its_square_overflows
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_no_finite_gradient_is_too_large_to_be_clipped(compiled):
-    """XLA multiplies by reciprocals, and takes those of numbers above 8.5e37 for 0: norms were 1e30."""
+    """XLA multiplies by reciprocals and flushes those of numbers above 8.5e37 to 0, which could leave norms of 1e30."""
     for size in (1, 3, 1000):
         for clip_norm in (1e-6, 1.0, 1e3):
             rows = jnp.outer(
@@ -109,7 +109,7 @@ def test_the_noise_on_the_sum_is_the_multiplier_times_the_clip_norm():
     ],
 )
 def test_settings_that_are_scalars_of_few_bits_are_taken_for_the_numbers_they_are(clip_norm, noise_multiplier):
-    """The product of two int8 wrapped: no noise at all, where 256 was accounted for."""
+    """As int8 the product 16 * 16 wraps to 0: no noise, where a standard deviation of 256 is accounted for."""
     sgd = make(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
     shuffled = ShuffledSGD(clip_norm=clip_norm, noise_multiplier=noise_multiplier, num_examples=10)
     zeros, std = jnp.zeros(20_000), float(clip_norm) * float(noise_multiplier)
@@ -175,7 +175,7 @@ def test_multi_steps_after_the_private_gradient_gathers_noisy_gradients():
         total = jax.tree.map(jnp.add, total, noisy)
         moved, after = gathered.update(noisy, after, PARAMS)
     jax.tree.map(lambda m, t: np.testing.assert_allclose(m, -t / 2, rtol=CLIPPED), moved, total)
-    assert int(state.count) == 2  # both are accounted for
+    assert int(state.count) == 2  # both noisy gradients are accounted for
 
 
 def test_poisson_samples_have_the_rate_that_is_accounted_for():
@@ -208,7 +208,7 @@ def test_a_sample_that_does_not_fit_says_so_and_a_larger_size_gives_the_same_sam
 
 
 def _noise_of_the_second_leaf(key, epoch, size):
-    """What `optimizer` adds to the second leaf of the parameters at update number ``epoch``."""
+    """The noise that `optimizer` adds to the second of two leaves, of this size, at update number ``epoch``."""
     sgd = ShuffledSGD(clip_norm=1.0, noise_multiplier=1.0, num_examples=size)
     params = [jnp.zeros(1), jnp.zeros(size)]
     tx = sgd.optimizer(key, learning_rate=1.0)
@@ -217,7 +217,7 @@ def _noise_of_the_second_leaf(key, epoch, size):
 
 
 def _agreement(key, epoch, size):
-    """Correlation of the places in an epoch with the ranks of noise drawn from the same key."""
+    """Correlation between the order of the examples in an epoch and the ranks of noise drawn from the same key."""
     order = batches.reshuffled_batch(epoch, key, num_examples=size, batch_size=size, num_batches=1).indices
     return np.corrcoef(np.argsort(np.argsort(_noise_of_the_second_leaf(key, epoch, size))), np.argsort(order))[0, 1]
 
@@ -225,11 +225,11 @@ def _agreement(key, epoch, size):
 def test_an_order_and_noise_of_the_same_key_are_independent(monkeypatch):
     size, epochs = 100, range(20)
     together = [_agreement(KEY, epoch, size) for epoch in epochs]
-    # a correlation of random orders has standard deviation 1 / sqrt(size - 1): 4.5 of them, 20 times, p = 1e-4
+    # correlations of random orders have standard deviation 1 / sqrt(size - 1); 4.5 of them in 20 trials: p = 1e-4
     assert np.max(np.abs(together)) < 4.5 / np.sqrt(size - 1)
     assert abs(np.mean(together)) < 4.5 / np.sqrt((size - 1) * len(epochs))
     monkeypatch.setattr(batches, "_sample_key", lambda key, epoch: jax.random.fold_in(_key_of_noise(key, epoch), 1))
-    assert _agreement(KEY, 3, size) > 0.3  # one of the four draws that are summed told who comes last
+    assert _agreement(KEY, 3, size) > 0.3  # with a shared key, one of the four draws that noise sums gives the order
 
 
 def _key_of_noise(key, step):
@@ -237,7 +237,7 @@ def _key_of_noise(key, step):
 
 
 def _coins_of_the_noise_keys(key, step, count, probability):
-    """Coins from the keys of the noise, of which every leaf has one."""
+    """Coins made of the noise keys, one for each of ``count`` leaves."""
     update = _key_of_noise(key, step)
     keys = jax.vmap(lambda leaf: jax.random.key_data(jax.random.fold_in(update, leaf)))(jnp.arange(count))
     return np.bitwise_xor.reduce(np.asarray(keys), axis=1) < np.uint32(probability * 2**32)
@@ -258,7 +258,7 @@ def test_a_sample_is_no_function_of_the_keys_of_the_noise(monkeypatch):
 
 def test_the_accounting_is_that_of_the_sampled_gaussian():
     sgd = make(sampling_probability=0.01)
-    # 1.8282366665165769 exactly, for the exact decimal sampling probability's double
+    # 1.8282366665165769 is exact to all digits for the float64 nearest to 0.01 as sampling probability
     curve = jaxdp.epsilon(sgd.after(np.array([0, 500, 1000])), 1e-5)
     assert curve.shape == (3,) and curve[0] == 0 < curve[1] < curve[2]
     assert 1.8282366665165769 <= curve[2] <= 1.8282366665165769 * (1 + 2e-6)
@@ -305,7 +305,7 @@ SHUFFLED = ShuffledSGD(clip_norm=1.0, noise_multiplier=4.0, num_examples=20, loc
 
 
 def test_arrays_of_unequal_lengths_are_refused():
-    """An index beyond the end is the last row to JAX: that record would be used again and again."""
+    """JAX takes the last row for an index beyond the end: its record would be used again and again."""
     sgd = make(num_examples=50)
     for data in ((X, jnp.ones(20)), (X[:20], jnp.ones(50)), (), (X, jnp.zeros(()))):
         with pytest.raises(ValueError, match="num_examples = 50 rows in every array"):

@@ -1,4 +1,4 @@
-"""The optax side of the plug-in: the step itself, its noise, its state, and the transformations around it."""
+"""The optax transformation of the plug-in: its step, noise and state, and other transformations around it."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ import pytest
 import jaxdp
 from jaxdp.training import NoisyProjectedSGD, StronglyConvexLoss, poisson_batch
 
-# one float32 rounding of numbers of size one, a few times over
+# A few float32 roundings of numbers of size one.
 FLOAT32 = 2e-6
 LOSS = StronglyConvexLoss.logistic_regression(feature_norm=1.0, l2=0.02)
 KEY = jax.random.key(7)
@@ -193,7 +193,7 @@ def test_a_broken_entry_becomes_zero_and_the_noise_is_still_added(bad):
     assert (int(state.nonfinite), int(clean.nonfinite), int(state.count)) == (1, 0, 1)
 
 
-def test_settings_of_few_bits_and_gradients_of_other_shapes_change_nothing():
+def test_settings_of_few_bits_are_exact_and_gradients_of_other_shapes_are_refused():
     loss = StronglyConvexLoss(1.0, 1.0)
     given = dict(learning_rate=1.0, noise_std=1.0, batch_size=1, num_examples=10)
     for name in ("radius", "rounding"):
@@ -212,7 +212,7 @@ def test_a_missing_key_or_missing_parameters_is_an_error():
             make().optimizer(wrong)
     with pytest.raises(ValueError, match="key must be one key"):
         make().optimizer(jax.random.split(KEY, 2))
-    # the noise of leaf 1 at step 0 is that of leaf 0 at step 1; under vmap all keys give the noise of the first
+    # With these kinds of keys, leaf 1 at step 0 has the noise of leaf 0 at step 1, and under vmap all keys the first's.
     for impl in ("unsafe_rbg", "rbg"):
         for call in (make().optimizer, lambda key: poisson_batch(0, key, num_examples=3, probability=0.5, size=3)):
             with pytest.raises(ValueError, match=f"key must be of impl 'threefry2x32', .* got '{impl}'"):

@@ -1,4 +1,4 @@
-"""Allocated batches and what is accounted for them, banded noise, privacy spent so far."""
+"""Batches by random allocation and their accounting, rounds of banded noise, and the privacy spent so far."""
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ def test_what_releases_nothing_needs_no_other_noise(rate, steps):
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Grows by one entry with every program that is compiled."""
+    """A list that gets an entry for every program that JAX compiles."""
     names = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, seconds, **_: names.append(name) if "backend_compile" in name else None

@@ -1,4 +1,4 @@
-"""Settings of DP-SGD that are functions of the step: what is accounted is what the optimizer and the batches do."""
+"""Settings of DP-SGD that are functions of the step: optimizer, batches and accounting use the same values."""
 
 import dataclasses
 
@@ -14,13 +14,13 @@ from jaxdp.training import DPSGD, ClippedSum, NoisyProjectedSGD, StronglyConvexL
 
 KEY = jax.random.key(11)
 DELTA = 1e-5
-# the relative gap that two routes to the same epsilon may be apart
+# Relative difference that two routes to the same epsilon may have: the gap of the accountant.
 GAP = 1e-6
 PARAMS = jnp.zeros(100_000)
 NOTHING = ClippedSum(PARAMS, jnp.int32(0))
-# 1e5 normal draws: the sample deviation misses by 1% with probability below 1e-5
+# With 1e5 normal draws the sample deviation is off by 1% with probability below 1e-5.
 SPREAD = 1e-2
-# training takes noise this much larger than stated
+# Relative excess of the noise that training adds over the stated noise.
 LARGER = 2 * settings.SLACK
 falling = optax.piecewise_constant_schedule(2.0, {10: 0.5})
 rising = optax.piecewise_constant_schedule(0.125, {10: 2.0})
@@ -79,7 +79,7 @@ def test_noise_clip_norm_and_divisor_follow_the_count_of_the_state(compiled):
 
 @pytest.mark.parametrize("multiplier", [0.7, lambda t: 0.7], ids=["number", "schedule"])
 def test_noise_is_not_below_the_stated_and_hardly_above(multiplier):
-    tx = make(noise_multiplier=multiplier, clip_norm=0.3).privatize(KEY)  # 0.21 is 3e-8 less as float32, relative
+    tx = make(noise_multiplier=multiplier, clip_norm=0.3).privatize(KEY)  # as float32, 0.7 * 0.3 loses 3e-8 of itself
     state = tx.init(PARAMS)
     normal = noise.normal_like(noise.step_key(state, jax.random.key_impl(KEY)), PARAMS)
     ratio = np.asarray(tx.update(NOTHING, state, PARAMS)[0], np.float64) / (0.7 * 0.3 * np.asarray(normal, np.float64))
@@ -125,7 +125,7 @@ def test_the_learning_rate_may_be_a_schedule_too():
     state = tx.init(PARAMS)._replace(count=jnp.int32(3))
     updates, _ = jax.jit(tx.update)(NOTHING, state, PARAMS)
     mean, _ = sgd.privatize(KEY).update(NOTHING, state, PARAMS)
-    np.testing.assert_allclose(updates, -0.25 * mean, rtol=1e-6, atol=1e-6)  # sums of four draws
+    np.testing.assert_allclose(updates, -0.25 * mean, rtol=1e-6, atol=1e-6)  # float32 sums of four draws
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_phases_compose_survive_json_and_are_accounted_on_the_command_line(tmp_p
 
 
 def test_a_scheduled_projected_step_leaves_room_for_what_its_schedules_are_off_by_in_a_program():
-    """Step and noise of a program may be off by `SLACK` from those of the host, which are accounted for."""
+    """A schedule in a compiled program may differ by `SLACK` from its value on the host, which is accounted for."""
     loss = StronglyConvexLoss(1.0, 2.0, 0.5)
     sgd = NoisyProjectedSGD(loss, lambda t: 0.3 + 0.0 * t, 0.7, batch_size=1, num_examples=4)
     tx, params, zero = sgd.optimizer(KEY), jnp.zeros(1000), jnp.zeros(1000)
@@ -230,7 +230,7 @@ def test_a_scheduled_projected_step_leaves_room_for_what_its_schedules_are_off_b
 
 
 def test_noise_reaches_as_far_as_deltas_do_and_is_none_that_a_user_draws(monkeypatch):
-    """One float32 normal ends at 5.42 standard deviations: beyond, outputs would tell that a person took part."""
+    """A float32 normal draw ends at 5.42 standard deviations; outputs beyond would reveal that a person took part."""
     key = jax.random.key(3)
     drawn = noise.normal_like(key, jnp.zeros(200_000))
     assert abs(drawn.std() - 1) < 0.01 and abs(drawn.mean()) < 0.01

@@ -1,4 +1,4 @@
-"""Poisson samples cut to a static size: the bound against enumeration, the samples, what DPSGD makes of them."""
+"""Poisson samples truncated to a fixed size: bounds against enumeration, the samples, and their use by DPSGD."""
 
 import functools
 import itertools
@@ -14,13 +14,14 @@ from jaxdp.mechanisms.truncated import binomial_tail, truncated_poisson
 from jaxdp.training import DPSGD, poisson_batch, truncated_poisson_batch, truncation_delta
 
 KEY = jax.random.key(5)
-# a sum of step 2e-3 over a function with kinks errs by the square of the step times its slope
+# Absolute error of sums with step 2e-3 over functions with kinks: about the square of the step times the slope.
 INTEGRAL = 4e-6
+# e^epsilon of the hockey-stick divergences.
 LEVELS = np.exp(np.array([-2.0, -0.5, 0.0, 0.2, 0.7, 1.5, 3.0]))
 
 
 def sums(contributions, rate, size):
-    """Law of the sum over the kept part of a Poisson sample, {sum: probability}, by enumeration."""
+    """Law {sum: probability} of the sum over a Poisson sample truncated to ``size`` records, by enumeration."""
     law = {}
     for sampled in itertools.product((0, 1), repeat=len(contributions)):
         chance = np.prod([rate if taken else 1 - rate for taken in sampled])
@@ -59,7 +60,7 @@ def neighbours(relation, size):
 
 
 def sampled(rate, shift, sigma, relation):
-    """Densities of the pair of a Poisson sampled Gaussian with contributions of this norm."""
+    """Densities of the dominating pair of a Poisson-sampled Gaussian whose contributions have norm ``shift``."""
     rest = {0: 1 - rate, shift: rate}
     if relation == "replace_one":
         return density(rest, sigma), density({0: 1 - rate, -shift: rate}, sigma)
@@ -83,14 +84,14 @@ def test_the_bound_is_never_below_the_enumerated_truth(relation, others, rate, m
         for first, second in neighbours(relation, size):
             p, q = (density(sums(data, rate, most), sigma) for data in (first, second))
             worst = np.maximum(worst, [hockey_stick(p, q, level) for level in LEVELS])
-        assert np.all(worst[above] <= wider + INTEGRAL)  # fewer records than there may be, and in the end as many
+        assert np.all(worst[above] <= wider + INTEGRAL)  # wider holds for every number of records up to ``others``
     assert np.all(worst[above] <= bound + INTEGRAL)
     assert np.all(bound <= wider * (1 + 1e-5))
     short = jaxdp.compose(step, jaxdp.ApproximateDP(0.0, truncation_delta(others, rate, most)))
     assert np.all(bound <= jaxdp.delta(short, nats, relation=relation) * (1 + 1e-5))
     if relation == "remove" and rate < 1:  # the uncut step alone is no bound
         assert np.any(worst[above] > jaxdp.delta(step, nats, relation=relation) + INTEGRAL)
-    # below level 1, where the verbs do not answer, the claim itself
+    # the theorem's formula, also at levels below 1, where the verbs do not answer
     chances = [stats.binom.pmf(k, others, rate) for k in range(most, others + 1)]
     full = float(sum(chances))
     joins = sum(c * rate * most / (k + 1) for k, c in enumerate(chances, most)) / full
@@ -209,7 +210,7 @@ def test_budget_and_calibration_take_cut_samples():
     steps = sgd.steps_within(1.8, 1e-5, max_steps=4000)
     assert jaxdp.epsilon(sgd.after(steps), 1e-5) <= 1.8 < jaxdp.epsilon(sgd.after(steps + 1), 1e-5)
     assert jaxdp.epsilon(sgd.calibrated(1000, epsilon=1.0, delta=1e-5).after(1000), 1e-5) <= 1.0
-    # where most batches are full, other noise is the answer
+    # where most batches are full (90 < 100 expected records), a larger noise still gives a small epsilon
     assert jaxdp.epsilon(make(truncated_batch_size=90, noise_multiplier=4.0).after(1000), 1e-5) < 0.7
 
 

@@ -17,7 +17,7 @@ RIGHT, WRONG = (f"tests/typing/{name}.py" for name in ("right", "wrong"))
 
 @pytest.fixture(scope="module")
 def refused(pytestconfig):
-    """By file, the lines that mypy refuses, as a user without settings of their own would see it."""
+    """{file: {line: first error message}} of mypy, run as a user without settings of their own would run it."""
     cache = str(pytestconfig.cache.mkdir("mypy")) if hasattr(pytestconfig, "cache") else os.devnull
     options = ["--strict", "--config-file=tests/typing/mypy.ini", "--follow-imports=silent", f"--cache-dir={cache}"]
     answer = subprocess.run(
@@ -45,7 +45,7 @@ def test_every_wrong_call_is_refused_and_nothing_else(refused):
 
 
 def annotations():
-    """(name, types) of public functions, of the fields of public records and of their methods."""
+    """(name, annotated types) of every public function, every public record's fields, and their methods."""
     subjects = {**vars(domains), **vars(plot)}
     own = {n: v for n, v in subjects.items() if callable(v) and v.__module__ in (domains.__name__, plot.__name__)}
     for name, value in {**{n: getattr(jaxdp, n) for n in jaxdp.__all__}, **own}.items():
@@ -57,5 +57,5 @@ def annotations():
 
 def test_no_public_signature_says_any():
     found = {name for name, types in annotations() if any(re.search(r"\bAny\b", str(each)) for each in types)}
-    # as in the standard library, what a field specifier returns has the type of the field
+    # `field` returns Any, as in the standard library, so that it fits a field of any type
     assert found == {"field"}
