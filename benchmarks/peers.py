@@ -153,7 +153,7 @@ def by_dp_accounting(accountant: PLDAccountant | rdp.RdpAccountant, row: Row) ->
 
 
 def halved(row: Row) -> Row:
-    """The row; under replace_one with half the noise of fixed-size batches: RDP reads it relative to two norm bounds."""
+    """The row; under replace_one with half the noise of fixed-size batches, which RDP reads relative to two bounds."""
     kind = dp_event.SampledWithoutReplacementDpEvent
     if row.relation is not REPLACE or not any(isinstance(event, kind) for event, _ in row.events):
         return row

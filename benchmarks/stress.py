@@ -57,11 +57,11 @@ def _integral(
     least: float = 0.0,
     most: int = 2**16,
 ) -> tuple[float, float]:
-    """(delta, error): (1/2 pi i) integral of e^{K(z) - z eps}/(z (z+1)) dz, nodes doubled until the sum stands still.
+    """(delta, error): (1/2 pi i) integral of e^{K(z) - z eps}/(z (z+1)) dz, nodes doubled until the sum is stable.
 
     log_moment: K at complex z with Re z > 0. rounding: its absolute error. least: the height that the sum must reach.
-    The error adds the last change of the sum, the last nodes carried on, and ``rounding`` times the sum of moduli. It
-    is infinite where ``most`` nodes do not suffice.
+    The error adds the last change of the sum, the number of nodes times the largest term of their second half, and
+    ``rounding`` times the sum of moduli. It is infinite where ``most`` nodes do not suffice.
     """
     grid = np.geomspace(1e-3, 1e4, 200)
     with np.errstate(invalid="ignore"):  # K is infinite at some orders

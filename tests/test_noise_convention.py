@@ -80,7 +80,7 @@ def test_under_replace_one_two_data_sets_are_two_norm_bounds_apart(name):
 @pytest.mark.parametrize("name", [*NOISES, *STATED])
 def test_sampling_everyone_and_composing_once_change_nothing(name, relation):
     mechanism = (NOISES | STATED)[name]
-    same = (
+    equivalents = (
         jaxdp.PoissonSampled(mechanism, 1.0),
         jaxdp.FixedSizeSampled(mechanism, 1.0),
         jaxdp.compose(mechanism),
@@ -91,7 +91,7 @@ def test_sampling_everyone_and_composing_once_change_nothing(name, relation):
     )
     number = jaxdp.epsilon_bounds(mechanism, 1e-5, relation=relation)
     assert 0 < number.lower <= number.upper < np.inf
-    for other in same:
+    for other in equivalents:
         assert jaxdp.epsilon_bounds(other, 1e-5, relation=relation) == number
 
 
@@ -287,8 +287,8 @@ def test_large_contributions_are_sampled_outcome_by_outcome_at_twice_the_shift(k
     p, q = mass(200), mass(-200)
     exact = rate * hockey_stick(p, q, np.log1p(np.expm1(eps) / rate))
     if kind is jaxdp.PoissonSampled:
-        some, others = ((1 - rate) * mass(0) + rate * side for side in (p, q))
-        exact = hockey_stick(some, others, eps)
+        first, second = ((1 - rate) * mass(0) + rate * side for side in (p, q))
+        exact = hockey_stick(first, second, eps)
     found = jaxdp.delta(kind(jaxdp.DiscreteLaplace(100.0, 200), rate), eps, relation="replace_one")
     assert found == pytest.approx(exact, rel=1e-9)
 

@@ -186,7 +186,7 @@ def test_short_logarithmic_axes_have_a_label_at_one_two_and_five(dataset):
     assert {"1", "2", "5"} <= set(shown) <= {"0.1", "0.2", "0.5", "1", "2", "5", "10"}
 
 
-def test_every_number_of_the_command_line_has_a_name_and_a_unit():
+def test_every_number_of_the_command_line_has_a_unit():
     for mechanism in MECHANISMS.values():
         for option in mechanism.options:
             values = sweep(lambda **axes: sum(axes.values()), **{option.name: [1.0, 2.0]})

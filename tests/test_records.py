@@ -135,7 +135,7 @@ def test_a_noisy_iteration_is_the_gaussian_of_its_mu_wherever_it_stands(make, re
         (lambda m: jaxdp.compose(m, jaxdp.RandomAllocation(jaxdp.Gaussian(3.0), 10)), "remove"),
     ],
 )
-def test_lower_bounds_allow_for_what_the_mu_of_a_noisy_iteration_may_be_too_large(make, relation, times, monkeypatch):
+def test_lower_bounds_allow_for_the_excess_of_the_mu_of_a_noisy_iteration(make, relation, times, monkeypatch):
     runs = jaxdp.NoisyIteration([0.9] * 4, [1.0] * 4, [0.5] * 4)
     smaller = dataclasses.replace(runs, shift=0.95 * runs.shift)
     monkeypatch.setattr(basic, "allocation_excess", lambda *args: 0.05)
@@ -225,16 +225,16 @@ def test_two_classes_never_share_a_tree_structure():
     ones = jaxdp.Gaussian(1.0), jaxdp.Laplace(1.0), jaxdp.PureDP(1.0)
     twos = *pairs, jaxdp.ApproximateDP(1.0, 0.1), jaxdp.RandomizedResponse(1.0, 2)
     samplers = jaxdp.PoissonSampled, jaxdp.FixedSizeSampled
-    made = [*ones, *twos, *(sampler(base, 0.1) for sampler in samplers for base in (*ones, *pairs))]
-    structures = [jax.tree_util.tree_structure(mechanism) for mechanism in made]
+    mechanisms = [*ones, *twos, *(sampler(base, 0.1) for sampler in samplers for base in (*ones, *pairs))]
+    structures = [jax.tree_util.tree_structure(mechanism) for mechanism in mechanisms]
     for i, first in enumerate(structures):
         assert all(first != second for second in structures[:i])
-        assert first == jax.tree_util.tree_structure(jax.tree_util.tree_map(lambda leaf: leaf, made[i]))
+        assert first == jax.tree_util.tree_structure(jax.tree_util.tree_map(lambda leaf: leaf, mechanisms[i]))
 
 
 def test_class_attributes_stay_as_they_were_written():
-    for made in (jaxdp.RandomizedResponse(1.0), jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1)):
-        assert made.relations is type(made).relations and isinstance(made.relations, tuple)
+    for each in (jaxdp.RandomizedResponse(1.0), jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1)):
+        assert each.relations is type(each).relations and isinstance(each.relations, tuple)
 
 
 def test_a_word_is_no_flag():
@@ -248,7 +248,7 @@ def test_an_empty_tuple_is_an_empty_array():
 
 @pytest.mark.parametrize(("steps", "shift"), [(1000, 5e-4), (10000, 5e-4), (300, 2e-3)])
 def test_lower_bounds_of_iterations_with_little_loss_are_below_the_exact_delta(steps, shift):
-    """Next to epsilon 0 delta is proportional to mu, so the lower bound must be reduced by the whole excess of mu."""
+    """Near epsilon 0 delta is proportional to mu, so the lower bound allows for the whole relative excess of mu."""
     runs, mu = jaxdp.NoisyIteration([1.0] * steps, 1.0, [shift] * steps), mp.sqrt(steps) * mp.mpf(shift)
 
     def exact(eps):

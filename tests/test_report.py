@@ -359,7 +359,7 @@ def test_a_page_that_loads_something_is_noticed(tmp_path):
 
 @pytest.mark.slow
 def test_the_profile_does_not_contradict_the_guarantee():
-    """Delta at the certified epsilon of 1e-8 is at most 1e-8, although two searches may differ by their gaps."""
+    """At the epsilon certified for delta 1e-8 the profile shows at most 1e-8, although two searches have gaps."""
     plan = jaxdp.compose(
         jaxdp.repeat(jaxdp.Shuffled(jaxdp.LocalRandomizer(0.5), 100_000), 3),
         jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(2.0), 0.01), 10),

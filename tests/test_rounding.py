@@ -14,7 +14,7 @@ def test_the_unit_is_the_largest_relative_error_of_one_rounding():
     assert 1.0 - ULP < 1.0 == 1.0 - ULP / 2
 
 
-def test_it_is_defined_once_and_imported_everywhere_else():
+def test_the_unit_is_defined_in_one_file_only():
     own = re.compile(r"^_?ULP\b.*=|2(\.0)?\*\*-5[23]\b|finfo\(.*\)\.eps", re.MULTILINE)
     found = {path.name: own.findall(path.read_text()) for path in SOURCES if own.search(path.read_text())}
     assert set(found) == {"rounding.py"}, found

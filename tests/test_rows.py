@@ -88,11 +88,12 @@ def test_what_is_not_known_of_many_points_is_refused():
 
 
 def random_laws(kind):
+    """(local epsilons, their laws of one report, stacked); kind "any": random tables, whatever the epsilon."""
     NUMBERS.bit_generator.state = np.random.default_rng(3).bit_generator.state  # independent of earlier draws
     eps0 = NUMBERS.uniform(0.2, 3.0, 40)
     with on_host():
-        made = [law.clones(x, "clones") if kind == "clones" else other_law(kind, x) for x in eps0]
-    return eps0, jax.tree_util.tree_map(lambda *parts: np.stack(parts), *made)
+        laws = [law.clones(x, "clones") if kind == "clones" else other_law(kind, x) for x in eps0]
+    return eps0, jax.tree_util.tree_map(lambda *parts: np.stack(parts), *laws)
 
 
 def other_law(kind, eps0):
@@ -110,12 +111,12 @@ CLOSE = ("13 nodes", "clones"), ("13 nodes", "any"), ("counts", "clones"), ("two
     [("nodes", "any", "log_delta"), *((*each, verb) for each in CLOSE for verb in ("log_delta", "epsilon"))],
 )
 def test_kernels_have_the_same_bounds_for_many_points_as_for_one(source, kind, verb):
-    eps0, made = random_laws(kind)
+    eps0, laws = random_laws(kind)
     users = np.floor(10 ** NUMBERS.uniform(1, 7, eps0.size))
     wanted = (
         10 ** NUMBERS.uniform(-14, -2, eps0.size) if verb == "epsilon" else eps0 * NUMBERS.uniform(0, 0.7, eps0.size)
     )
-    arguments = [made, users, wanted]
+    arguments = [laws, users, wanted]
     if verb == "epsilon":
         arguments.append(Bounds(0 * wanted, np.inf + wanted))
     if source == "nodes":

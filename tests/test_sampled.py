@@ -105,9 +105,9 @@ def test_the_gaussian_grid_under_replace_one_is_never_below_proposition_29(mu):
     for rate in (0.02, 0.3, 1.0):
         exact = rate * gaussian_delta(np.log1p(np.expm1(eps) / rate), mu)
         _, upper = one_run(FIXED(jaxdp.Gaussian(1 / mu), rate), eps, "replace")
-        seen = exact > 1e-7
+        large = exact > 1e-7
         assert np.all(upper >= exact * (1 - 1e-12))
-        assert np.all(upper[seen] <= exact[seen] * (1 + GRID))
+        assert np.all(upper[large] <= exact[large] * (1 + GRID))
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -187,7 +187,7 @@ def test_a_composition_of_a_sampled_grid_has_close_bounds():
     assert 0 < found.upper - found.lower <= INVERSION * found.upper
 
 
-def test_no_cell_of_an_inner_pair_is_taken_whose_density_the_nodes_do_not_follow():
+def test_inner_pairs_leave_out_cells_whose_density_the_nodes_do_not_follow():
     for mu in (1e-6, 1e-3, 1.0, 5.0, 20.0, 1e3):
         pairs = (masses(compiled(pair, mu)) for pair in (finite.gaussian_inner_pair, finite.gaussian_pair))
         for side, outer in zip(*pairs, strict=True):
@@ -339,10 +339,10 @@ def test_many_batches_of_a_noisy_iteration_are_those_of_gaussian_noise_at_the_di
         exact = jaxdp.epsilon(jaxdp.repeat(FIXED(jaxdp.Gaussian(2 * noise), 0.01), 1000), 1e-6, relation=relation)
         assert found.upper == pytest.approx(exact, rel=2e-6) and found.lower == pytest.approx(exact, rel=2e-6)
     replaced = jaxdp.epsilon_bounds(jaxdp.repeat(POISSON(iteration, 0.01), 1000), 1e-6, relation="replace_one")
-    assert replaced.lower == pytest.approx(1.06500014, rel=1e-6) and replaced.upper < 1.26  # the lower one is of remove
+    assert replaced.lower == pytest.approx(1.06500014, rel=1e-6) and replaced.upper < 1.26  # lower: epsilon of remove
 
 
-def test_a_poisson_batch_of_a_guarantee_leaks_under_replace_one_what_one_record_less_does():
+def test_a_poisson_batch_of_pure_dp_costs_at_least_as_much_under_replace_one_as_under_add_or_remove():
     one, many = (jaxdp.repeat(POISSON(jaxdp.PureDP(1.0), 0.01), times) for times in (1, 1000))
     for rounds_of, most in ((one, 1 + 1e-9), (many, 1.21)):
         least = jaxdp.epsilon(rounds_of, 1e-6)
@@ -397,8 +397,8 @@ def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_el
         assert mp.mpf(float(lower)) <= truth <= mp.mpf(float(upper))
     asked = np.array([float(truth) for truth in exact])
     live = np.flatnonzero((epsilon > 0) & (asked > 1e-290) & (asked < 1))
-    some = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma[live]), rate[live])
-    bounds = jaxdp.epsilon_bounds(some, asked[live], relation=relation)
+    steps = jaxdp.PoissonSampled(jaxdp.Gaussian(sigma[live]), rate[live])
+    bounds = jaxdp.epsilon_bounds(steps, asked[live], relation=relation)
     for i, lower, upper in zip(live, bounds.lower, bounds.upper, strict=True):
         assert exact_single_step(sigma[i], rate[i], relation, upper) <= asked[i]
         assert lower == 0 or exact_single_step(sigma[i], rate[i], relation, lower) >= asked[i]
@@ -545,7 +545,7 @@ def test_one_fixed_size_round_under_replace_one_has_the_closed_form_of_remove():
     assert upper - lower < 1e-10 * upper and upper == pytest.approx(exact, rel=1e-10)
 
 
-def test_outcomes_without_mass_are_not_summed_and_closer_pairs_are_asked_for_what_is_wanted(monkeypatch):
+def test_outcomes_without_mass_are_not_summed_and_closer_pairs_serve_only_the_bound_that_is_wanted(monkeypatch):
     """Half of the outcomes of the replace_one pair have no mass and are left out of the sums.
 
     Composed, the pair has no lower bound, so `epsilon` asks the closer (fine) pairs for the upper bound only.
@@ -637,9 +637,9 @@ def test_a_batch_of_fixed_size_needs_a_pair_that_is_the_same_in_both_orders():
             with pytest.raises(jaxdp.UnsupportedMechanismError, match="same profile in both orders"):
                 jaxdp.epsilon(FIXED(base, 0.01), 1e-5, relation=relation)
         assert jaxdp.epsilon(FIXED(base, 1.0), 1e-5) > 0
-    some = 8e-10  # mass at infinity in one order: after 10,000 sampled rounds delta is 4e-6 at every epsilon
+    infinite = 8e-10  # mass at infinity in one order: after 10,000 sampled rounds delta is 4e-6 at every epsilon
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="to the last digit"):
-        jaxdp.epsilon(FIXED(jaxdp.DiscretePair([0.5, 0.5, 0.0], [0.5, 0.5 - some, some]), 0.5), 1e-6)
+        jaxdp.epsilon(FIXED(jaxdp.DiscretePair([0.5, 0.5, 0.0], [0.5, 0.5 - infinite, infinite]), 0.5), 1e-6)
     eps = np.linspace(0.0, 5.0, 101)
     either = np.maximum(*(jaxdp.delta(base, eps, relation=relation) for relation in ("add", "remove")))
     wider = jaxdp.conversions.pair_from_profile(eps, either)

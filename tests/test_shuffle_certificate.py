@@ -386,7 +386,7 @@ def profile_of(masses, x):
 
 @pytest.mark.parametrize("charged", [True, False])
 def test_a_chord_that_lowers_a_value_is_charged_for_its_rounding(charged):
-    """The given bounds of log delta are the truth, rounded up. On a straight line no chord may go below the truth."""
+    """The given bounds are log delta, rounded up. Where delta is a straight line, no chord may go below it."""
     lower = rounds.chorded if charged else without(rounds, "chorded", (" + _CHARGE * (8 + size_of)", ""))
     failures = 0
     with mpmath.workdps(50), on_host():

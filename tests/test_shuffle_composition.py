@@ -537,7 +537,7 @@ def test_a_closed_form_that_says_nothing_leaves_what_the_reports_guarantee():
     assert jaxdp.renyi(huge, 2.0) == pytest.approx(700.0, rel=1e-9)
 
 
-def test_bounds_that_are_one_for_some_way_are_lowered_to_a_line_above_every_pair():
+def test_bounds_that_are_one_at_small_epsilons_are_lowered_to_a_line_above_every_pair():
     rng = np.random.default_rng(3)
     for _ in range(100):
         size, end = int(rng.integers(2, 6)), 10 ** rng.uniform(-3, 1.5)
@@ -585,7 +585,7 @@ def test_an_upper_bound_alone_asks_no_data_set_for_a_lower_one(monkeypatch, time
     assert all(found.lower > 0 for found in both)
 
 
-def test_a_row_without_local_delta_has_its_number_beside_one_that_has_none_at_delta_0():
+def test_a_row_without_local_delta_has_a_finite_epsilon_at_delta_0_beside_a_row_with_one():
     local = jaxdp.LocalRandomizer(1.0, np.array([0.0, 1e-12]))
     found = jaxdp.epsilon(jaxdp.compose(jaxdp.Shuffled(local, 1000), jaxdp.Laplace(2.0)), 0.0, relation="replace_one")
     assert found[0] == pytest.approx(2.0, rel=1e-9) and found[0] >= 2.0 and found[1] == np.inf

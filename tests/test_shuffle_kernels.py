@@ -299,7 +299,7 @@ def test_tails_of_many_coins_keep_their_digits(count):
         x = count // 2 + 2 + deviations * deviation
         ratio = compiled(tail_ratio_of, x, count)
         exact = tail_ratio(count, x)
-        assert abs(mpmath.mpf(float(ratio)) / exact - 1) < 2e-13  # 4e-12 is what the start is charged
+        assert abs(mpmath.mpf(float(ratio)) / exact - 1) < 2e-13  # the kernel charges 4e-12
 
 
 def test_one_round_of_trillions_of_users_is_that_of_the_gaussian_it_tends_to():

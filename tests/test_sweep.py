@@ -269,7 +269,7 @@ def test_variables_have_names_of_their_own_and_the_same_everywhere():
         sweep(lambda a: {"x" if a[0] < 3 else "y": a}, a=np.arange(5.0), batch_size=1)
 
 
-def test_the_fingerprint_sees_code_constants_closures_and_globals_but_not_the_day():
+def test_the_fingerprint_sees_code_constants_closures_and_globals():
     def with_closure(value):
         return lambda a: a * value
 
@@ -344,7 +344,7 @@ def test_memory_is_set_by_the_batch_and_not_by_the_grid():
     assert peak < 100e6  # 40 MB for the result and a copy of it, and 8 MB for a tile; the rest is reserve
 
 
-def test_progress_counts_every_point_and_resumed_ones_at_once(tmp_path, capsys):
+def test_progress_counts_every_point(tmp_path, capsys):
     sweep(same_function, a=np.arange(10.0), batch_size=4, progress=True)
     assert "10.0/10.0" in capsys.readouterr().err
 

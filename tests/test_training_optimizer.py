@@ -212,7 +212,7 @@ def test_a_missing_key_or_missing_parameters_is_an_error():
             make().optimizer(wrong)
     with pytest.raises(ValueError, match="key must be one key"):
         make().optimizer(jax.random.split(KEY, 2))
-    # With these kinds of keys, leaf 1 at step 0 has the noise of leaf 0 at step 1, and under vmap all keys the first's.
+    # With these keys leaf 1 at step 0 and leaf 0 at step 1 get equal noise, and under vmap all keys give the first's.
     for impl in ("unsafe_rbg", "rbg"):
         for call in (make().optimizer, lambda key: poisson_batch(0, key, num_examples=3, probability=0.5, size=3)):
             with pytest.raises(ValueError, match=f"key must be of impl 'threefry2x32', .* got '{impl}'"):

@@ -20,7 +20,7 @@ PARAMS = jnp.zeros(100_000)
 NOTHING = ClippedSum(PARAMS, jnp.int32(0))
 # With 1e5 normal draws the sample deviation is off by 1% with probability below 1e-5.
 SPREAD = 1e-2
-# Relative excess of the noise that training adds over the stated noise.
+# Upper bound of the relative excess of the noise in training over the stated noise.
 LARGER = 2 * settings.SLACK
 falling = optax.piecewise_constant_schedule(2.0, {10: 0.5})
 rising = optax.piecewise_constant_schedule(0.125, {10: 2.0})
@@ -79,7 +79,7 @@ def test_noise_clip_norm_and_divisor_follow_the_count_of_the_state(compiled):
 
 @pytest.mark.parametrize("multiplier", [0.7, lambda t: 0.7], ids=["number", "schedule"])
 def test_noise_is_not_below_the_stated_and_hardly_above(multiplier):
-    tx = make(noise_multiplier=multiplier, clip_norm=0.3).privatize(KEY)  # as float32, 0.7 * 0.3 loses 3e-8 of itself
+    tx = make(noise_multiplier=multiplier, clip_norm=0.3).privatize(KEY)  # as float32, 0.21 is 3e-8 (relative) less
     state = tx.init(PARAMS)
     normal = noise.normal_like(noise.step_key(state, jax.random.key_impl(KEY)), PARAMS)
     ratio = np.asarray(tx.update(NOTHING, state, PARAMS)[0], np.float64) / (0.7 * 0.3 * np.asarray(normal, np.float64))
@@ -210,7 +210,7 @@ def test_phases_compose_survive_json_and_are_accounted_on_the_command_line(tmp_p
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(epsilon, rel=1e-4)
 
 
-def test_a_scheduled_projected_step_leaves_room_for_what_its_schedules_are_off_by_in_a_program():
+def test_a_scheduled_projected_step_leaves_room_for_the_error_of_its_schedules_in_a_program():
     """A schedule in a compiled program may differ by `SLACK` from its value on the host, which is accounted for."""
     loss = StronglyConvexLoss(1.0, 2.0, 0.5)
     sgd = NoisyProjectedSGD(loss, lambda t: 0.3 + 0.0 * t, 0.7, batch_size=1, num_examples=4)
