@@ -51,8 +51,8 @@ def cases(largest: int) -> Iterator[Case]:
         p = drawn(size)
 
         def make(places: np.ndarray) -> tuple[jaxdp.Mechanism, np.ndarray]:
-            some = {key: value[places] for key, value in p.items()}
-            return build(some), some["delta"]
+            chosen = {key: value[places] for key, value in p.items()}
+            return build(chosen), chosen["delta"]
 
         return Case(name, size, make, *rest)
 
@@ -99,11 +99,11 @@ def row(case: Case) -> str:
     start = time.perf_counter()
     lower, upper = answer(case, every)
     warm = time.perf_counter() - start
-    some = np.random.default_rng(1).choice(case.size, min(case.sample, case.size), replace=False)
+    picks = np.random.default_rng(1).choice(case.size, min(case.sample, case.size), replace=False)
     with jax.default_device(jax.devices("cpu")[0]):
-        cpu_lower, cpu_upper = answer(case, some)
-    assert np.all(lower[some] <= cpu_upper) and np.all(cpu_lower <= upper[some]), case.name
-    apart = np.max(np.abs(upper[some] - cpu_upper) / np.where(cpu_upper > 0, cpu_upper, 1.0))
+        cpu_lower, cpu_upper = answer(case, picks)
+    assert np.all(lower[picks] <= cpu_upper) and np.all(cpu_lower <= upper[picks]), case.name
+    apart = np.max(np.abs(upper[picks] - cpu_upper) / np.where(cpu_upper > 0, cpu_upper, 1.0))
     gap = np.percentile((upper - lower) / np.where(upper > 0, upper, 1.0), [50, 99, 100])
     return (
         f"| {case.name} | {case.size:.0e} | {first:.1f} | {case.size / warm:.1e} | "

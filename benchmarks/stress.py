@@ -137,10 +137,10 @@ def sampled_gaussian(rng: np.random.Generator, count: int) -> Case:
         found = jaxdp.delta_bounds(made, np.where(keep, epsilon, 1.0), relation=direction)
         for i in np.flatnonzero(keep):
             step = _sampled_step(sigma[i], rate[i], direction)
-            one, its = _integral(
+            delta, off = _integral(
                 lambda z, step=step, i=i: steps[i] * step(z), float(epsilon[i]), 2e-14 * steps[i], most=2**12
             )
-            lower.append(found.lower[i]), upper.append(found.upper[i]), value.append(one), error.append(its)
+            lower.append(found.lower[i]), upper.append(found.upper[i]), value.append(delta), error.append(off)
     return _answered(*(np.array(v) for v in (lower, upper, value, error)))
 
 
@@ -251,13 +251,13 @@ def shuffled_kernels(rng: np.random.Generator, count: int) -> Case:
     few = users * np.exp(-eps0) < 1e6
     users, eps0, epsilon = users[few], eps0[few], epsilon[few]
     made = kernels.clones_law(eps0, bound=("clones", "stronger")[int(rng.integers(2))])
-    one = kernels.contour_log_delta(made, users, epsilon)
-    other = kernels.counts_log_delta(made, users, epsilon)
+    contour = kernels.contour_log_delta(made, users, epsilon)
+    counts = kernels.counts_log_delta(made, users, epsilon)
     with np.errstate(invalid="ignore"):
-        middle = np.where(np.isfinite(other.lower), 0.5 * (other.lower + other.upper), other.upper)
-        half = np.where(np.isfinite(other.lower), 0.5 * (other.upper - other.lower), 0.0)
-    answered = np.isfinite(other.lower) & np.isfinite(one.upper)
-    return Case(Bounds(one.lower[answered], one.upper[answered]), middle[answered], half[answered])
+        middle = np.where(np.isfinite(counts.lower), 0.5 * (counts.lower + counts.upper), counts.upper)
+        half = np.where(np.isfinite(counts.lower), 0.5 * (counts.upper - counts.lower), 0.0)
+    answered = np.isfinite(counts.lower) & np.isfinite(contour.upper)
+    return Case(Bounds(contour.lower[answered], contour.upper[answered]), middle[answered], half[answered])
 
 
 def shuffled_responses(rng: np.random.Generator, count: int) -> Case:
@@ -379,7 +379,7 @@ FAMILIES: dict[Callable[[np.random.Generator, int], Case], float] = {
 
 
 class Tally(NamedTuple):
-    """What one family came to: cases, violations, the median relative width of the intervals, CPU seconds."""
+    """Totals of one family: cases, violations, median relative width of the intervals, CPU seconds."""
 
     cases: int
     violations: int

@@ -198,7 +198,7 @@ def sums_beyond_the_first_node():
 
 @pytest.mark.parametrize("charged", [True, False])
 def test_nodes_far_from_every_recurrence_must_be_charged(charged):
-    """The sum beyond the first node, added up, against its bound with and without ``floor``."""
+    """The sum over the nodes from the first one on is compared with its bound, with and without the term ``floor``."""
     bound = contour.peak_bounds if charged else without(contour, "peak_bounds", (TAIL, "near + peaks"))
     with on_host():
         failures = sum(total > bound(*arguments) for arguments, total in sums_beyond_the_first_node())
@@ -256,11 +256,11 @@ def test_the_mean_of_a_table_is_that_of_its_outcomes(consistent, monkeypatch):
         found = contour.evaluate_long(
             law.finite_law(ALIKE, 0, 1, 2), np.float64(20), np.float64(3.8971244066488e-11), 1024.0
         )
-    assert (found.lower <= -10.1530226 <= found.upper) == consistent
+    assert (found.lower <= -10.1530226 <= found.upper) == consistent  # exact: the log of the multinomial sum
 
 
 @pytest.mark.parametrize(
-    ("table", "users", "epsilon", "exact", "close"),
+    ("table", "users", "epsilon", "exact", "close"),  # exact: the multinomial sum over the law of the worst two inputs
     [
         ([[1e-5, 1e-5, 1], [1e-8, 3e-5, 1]], 3000, 0.1, 6.8345e-6, 0.02),  # the first guess of the tilt overflows
         ([[1e-7, 0.6, 0.4], [3e-7, 0.6, 0.4], [5e-7, 0.6, 0.4]], 1000, 1e-3, 2.99915e-7, 1e-5),

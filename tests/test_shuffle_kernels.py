@@ -142,30 +142,30 @@ def mpmath_clones_delta(n, eps0, epsilon):
 ONE = np.ones(1)
 
 
-def both(family, verb, *point):
-    """Bounds at one point."""
+def bounds_at(family, verb, *point):
+    """[lower, upper] of "epsilon" or "delta" (verb) at one point: users, eps0, target."""
     return [float(side[0]) for side in KERNELS[family][("epsilon", "delta").index(verb)](*(x * ONE for x in point))]
 
 
 @pytest.mark.parametrize("family", ["clones", "stronger"])
 def test_a_delta_below_the_smallest_double_is_not_reported_as_zero(family):
-    assert 0 < both(family, "delta", 1e6, 1.0, 0.9)[1] < 1e-300, "an upper bound of 0 means pure DP"
+    assert 0 < bounds_at(family, "delta", 1e6, 1.0, 0.9)[1] < 1e-300, "an upper bound of 0 means pure DP"
 
 
 @pytest.mark.parametrize("family", KERNELS)
 def test_edges_are_exact(family):
-    assert both(family, "epsilon", 1000, 1.0, 0.0) == [1.0, 1.0]
-    assert both(family, "epsilon", 1000, 0.0, 1e-9) == [0.0, 0.0]
-    assert both(family, "epsilon", 1000, 1.0, 1.0) == [0.0, 0.0]
-    assert both(family, "delta", 1000, 1.0, 1.0) == [0.0, 0.0]
-    assert both(family, "delta", 1000, 1.0, 1 - 1e-9)[1] > 0
+    assert bounds_at(family, "epsilon", 1000, 1.0, 0.0) == [1.0, 1.0]
+    assert bounds_at(family, "epsilon", 1000, 0.0, 1e-9) == [0.0, 0.0]
+    assert bounds_at(family, "epsilon", 1000, 1.0, 1.0) == [0.0, 0.0]
+    assert bounds_at(family, "delta", 1000, 1.0, 1.0) == [0.0, 0.0]
+    assert bounds_at(family, "delta", 1000, 1.0, 1 - 1e-9)[1] > 0
 
 
 @pytest.mark.parametrize("users", [0.0, 0.5, np.nan])
 @pytest.mark.parametrize("family", ["clones", "stronger"])
 def test_invalid_numbers_of_users_give_the_vacuous_bound_never_nan(family, users):
-    assert both(family, "delta", users, 1.0, 0.1) == [0.0, 1.0]
-    assert both(family, "epsilon", users, 1.0, 0.1) == [0.0, np.inf]
+    assert bounds_at(family, "delta", users, 1.0, 0.1) == [0.0, 1.0]
+    assert bounds_at(family, "epsilon", users, 1.0, 0.1) == [0.0, np.inf]
 
 
 def test_huge_numbers_of_users_and_levels_stay_ordered():

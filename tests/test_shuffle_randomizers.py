@@ -188,7 +188,7 @@ def test_the_enumerated_truth_lies_between_the_bounds(name):
 
 
 def test_the_enumeration_notices_a_wrong_randomizer():
-    """A randomizer of a smaller level does not pass for the true one."""
+    """Bounds for a smaller eps0 lie below the enumerated truth, so the comparison above can fail."""
     truth = np.array([true_delta("k-RR of 4", 1.0, n, 0.3) for n in (1, 2, 3)])
     upper = jaxdp.delta(jaxdp.Shuffled(jaxdp.RandomizedResponse(0.8, 4), np.array([1.0, 2.0, 3.0])), 0.3)
     assert (upper < truth).all()
@@ -198,7 +198,7 @@ def test_the_enumeration_notices_a_wrong_randomizer():
 
 
 def direct_delta(first, second, base, n, epsilon):
-    """(1/n) E[(X_1 + ... + X_n)_+], the multinomial law of the outcomes summed term by term; certain outcomes apart."""
+    """delta = (1/n) E[(X_1 + ... + X_n)_+], summed over the counts of the outcomes; those with base 0 are added apart."""
     live = base > 0
     x = (first[live] - math.exp(epsilon) * second[live]) / base[live]
     certain = np.maximum(first[~live] - math.exp(epsilon) * second[~live], 0.0).sum()
@@ -298,7 +298,7 @@ def _joined(made, row):
 
 
 def test_laplace_is_above_its_cells_and_not_far():
-    """To round a report to its cell is post-processing: the rounded randomizer has bounds that are not above."""
+    """Rounding a report to its cell is post-processing, so the bounds of rounded reports are not above."""
     eps0, cells = 1.5, 8
     inputs, edges = np.linspace(0, 1, 3), np.linspace(0, 1, cells + 1)
 

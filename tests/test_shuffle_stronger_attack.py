@@ -10,7 +10,7 @@ OUTCOMES = 3
 
 
 def laws(rng, shape):
-    """Random laws of three inputs, last axis = outcome; mostly two-valued, the shape of the worst randomizers."""
+    """Random laws for three inputs (last axis: outcome); nearly two-valued ratios, like those of worst randomizers."""
     weights = rng.dirichlet(np.ones(OUTCOMES), shape[:-1])[..., None, :]
     tilt = rng.uniform(0.2, 3.0, (shape[0],) + (1,) * (len(shape)))
     bits = rng.integers(0, 2, (*shape[:-1], 3, OUTCOMES))

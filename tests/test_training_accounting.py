@@ -17,7 +17,7 @@ from jaxdp.training import IteratedRelease, NoisyProjectedSGD, StronglyConvexLos
 DELTA = 1e-5
 # Relative: the closed form against the step-by-step allocation, each rounded outward by about 1e-11.
 ROUTES = 1e-9
-# Absolute: the table of reference runs prints two decimals.
+# Absolute: the table of reference runs, in notebooks/training.ipynb, prints two decimals.
 TABLE = 6e-3
 
 

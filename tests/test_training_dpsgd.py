@@ -258,7 +258,7 @@ def test_a_sample_is_no_function_of_the_keys_of_the_noise(monkeypatch):
 
 def test_the_accounting_is_that_of_the_sampled_gaussian():
     sgd = make(sampling_probability=0.01)
-    # 1.8282366665165769 is exact to all digits for the float64 nearest to 0.01 as sampling probability
+    # 1.8282366665165769 is exact for the float64 nearest to 0.01 as sampling probability (tests/data/accounting.json)
     curve = jaxdp.epsilon(sgd.after(np.array([0, 500, 1000])), 1e-5)
     assert curve.shape == (3,) and curve[0] == 0 < curve[1] < curve[2]
     assert 1.8282366665165769 <= curve[2] <= 1.8282366665165769 * (1 + 2e-6)

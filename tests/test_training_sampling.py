@@ -65,6 +65,7 @@ def test_allocation_is_accounted_by_epochs_begun():
     one = jaxdp.RandomAllocation(jaxdp.Gaussian(1.0), 100)
     for steps, epochs in ((0, 0), (1, 1), (100, 1), (101, 2)):
         assert sgd.after(steps) == jaxdp.repeat(one, epochs)
+    # exact to the digits given: one of KNOWN in test_allocation.py
     np.testing.assert_allclose(jaxdp.epsilon(sgd.after(100), 1e-6, relation="remove"), 0.857985977, rtol=1e-6)
 
 
