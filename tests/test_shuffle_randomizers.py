@@ -198,7 +198,7 @@ def test_the_enumeration_notices_a_wrong_randomizer():
 
 
 def direct_delta(first, second, base, n, epsilon):
-    """delta = (1/n) E[(X_1 + ... + X_n)_+], summed over the counts of the outcomes; those with base 0 are added apart."""
+    """delta = (1/n) E[(X_1 + ... + X_n)_+], summed over the counts of outcomes; those of base 0 are added apart."""
     live = base > 0
     x = (first[live] - math.exp(epsilon) * second[live]) / base[live]
     certain = np.maximum(first[~live] - math.exp(epsilon) * second[~live], 0.0).sum()
