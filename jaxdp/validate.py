@@ -103,6 +103,14 @@ def integer(name: str, value: Any, minimum: int) -> np.ndarray:
     return inside(name, value, whole(minimum))
 
 
+def count(name: str, value: Any, minimum: int) -> int:
+    """The argument as an int; ValueError unless it is one whole number >= minimum."""
+    array = integer(name, value, minimum)
+    if array.ndim:
+        raise ValueError(f"{name} must be one whole number, got an array of shape {array.shape}.")
+    return int(array)
+
+
 def equal_lists(**arrays: np.ndarray) -> None:
     """ValueError unless the named arrays are 1-D, equally long and not empty."""
     shapes = [array.shape for array in arrays.values()]

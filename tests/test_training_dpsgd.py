@@ -310,11 +310,20 @@ def test_arrays_of_unequal_lengths_are_refused():
     for data in ((X, jnp.ones(20)), (X[:20], jnp.ones(50)), (), (X, jnp.zeros(()))):
         with pytest.raises(ValueError, match="num_examples = 50 rows in every array"):
             sgd.clipped_sum(lambda p, e: loss(p, e[0]) * e[1], PARAMS, data, 0, DATA_KEY)
-    with pytest.raises(ValueError, match="equally many rows"):
-        make().clipped_sum(lambda p, e: loss(p, e[0]) * e[1], PARAMS, (X, jnp.ones(20)), 0, DATA_KEY)
+    for data in ((X, jnp.ones(20)), (X[:0], jnp.ones(0)), (jnp.ones(()), jnp.ones(())), {}):
+        with pytest.raises(ValueError, match="data must have equally many rows, at least one, in every array, got"):
+            make().clipped_sum(lambda p, e: loss(p, e[0]) * e[1], PARAMS, data, 0, DATA_KEY)
     shuffled = ShuffledSGD(1.0, 8.0, 100)
     with pytest.raises(ValueError, match="num_examples = 100 rows in every array, got"):
         shuffled.gradient(lambda p, e: p * e, jnp.zeros(()), jnp.arange(4.0), 0, KEY)
+
+
+def test_a_microbatch_is_one_whole_number_of_any_type():
+    sums = [make().clipped_sum(loss, PARAMS, X, 0, DATA_KEY, microbatch=m).total for m in (8, 8.0, np.float32(8))]
+    jax.tree.map(np.testing.assert_array_equal, *sums)
+    for microbatch, said in ((64.5, "a whole number >= 1, got 64.5"), (0, "a whole number >= 1"), ([8], "one whole")):
+        with pytest.raises(ValueError, match=f"microbatch must be {said}"):
+            make().clipped_sum(loss, PARAMS, X, 0, DATA_KEY, microbatch=microbatch)
 
 
 def test_numpy_data_are_taken():

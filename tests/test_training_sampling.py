@@ -42,8 +42,33 @@ def test_a_bin_that_does_not_fit_is_an_error_with_the_size_that_does_and_a_flag_
     assert max(int(b.mask.sum()) for b in batches) == fits
     traced = jax.jit(lambda t: balls_in_bins_batch(t, KEY, num_examples=100, num_bins=4, size=20).overflow)
     assert any(bool(traced(jnp.int32(t))) for t in range(4))
+    sizes = {"num_examples": 100, "num_bins": 4, "size": 1}
+    assert bool(jax.jit(lambda: balls_in_bins_batch(0, KEY, **sizes).overflow)()), "in a program of constants too"
     inside = jax.jit(lambda t: balls_in_bins_batch(t, KEY, num_examples=100, num_bins=4, size=fits).indices)
     assert (np.asarray(inside(jnp.int32(2))) == np.asarray(batches[2].indices)).all()
+
+
+SIZES = {"num_examples": 10, "batch_size": 5, "num_batches": 2, "num_bins": 2, "size": 8}
+
+
+@pytest.mark.parametrize(
+    ("draw", "names"),
+    [
+        (lambda **sizes: training.cyclic_batch(1, **sizes), ("num_examples", "batch_size", "num_batches")),
+        (lambda **sizes: training.reshuffled_batch(1, KEY, **sizes), ("num_examples", "batch_size", "num_batches")),
+        (lambda **sizes: training.poisson_batch(1, KEY, probability=0.5, **sizes), ("num_examples", "size")),
+        (lambda **sizes: training.truncated_poisson_batch(1, KEY, probability=0.5, **sizes), ("num_examples", "size")),
+        (lambda **sizes: balls_in_bins_batch(1, KEY, **sizes), ("num_examples", "num_bins", "size")),
+    ],
+)
+def test_sizes_are_whole_numbers_of_any_type(draw, names):
+    sizes = {name: SIZES[name] for name in names}
+    expected, got = draw(**sizes), draw(**{name: float(size) for name, size in sizes.items()})
+    jax.tree.map(np.testing.assert_array_equal, expected, got)
+    assert got.indices.dtype == np.int32
+    for name in names:
+        with pytest.raises(ValueError, match=f"{name} must be one whole number, got an array"):
+            draw(**sizes | {name: [SIZES[name]]})
 
 
 def test_more_bins_than_are_drawn_uniformly_are_refused():

@@ -39,7 +39,7 @@ class Grid:
                 "progress and path are options of sweep)."
             )
         checked = {name: _axis(name, values) for name, values in axes.items()}
-        room = _DEFAULT_BATCH if batch_size is None else int(validate.integer("batch_size", batch_size, 1))
+        room = _DEFAULT_BATCH if batch_size is None else validate.count("batch_size", batch_size, 1)
         steps: list[int] = []
         for values in reversed(checked.values()):
             pieces = -(-len(values) // room) if isinstance(values, np.ndarray) else len(values)

@@ -14,10 +14,11 @@ from jaxdp.mechanisms.truncated import binomial_tail
 from jaxdp.training.noise import check_key
 from jaxdp.typing import Step
 
-# Folded into the key of every draw of a batch. The noise of update t is drawn from fold_in(key, t) with t < 2^31, so a
-# batch and the noise never use the same derived key, even if the caller gives both the same key.
-_SAMPLE = np.uint32(2**32 - 1)
-_CUT = np.uint32(2**32 - 2)
+# One of these is folded into the key of every draw of a batch. The noise of update t is drawn from fold_in(key, t) with
+# t < 2^31, so a batch and the noise never use the same derived key, even if the caller gives both the same key.
+_SAMPLE, _CUT = np.uint32(2**32 - 1), np.uint32(2**32 - 2)
+
+# With more bins, the 32-bit arithmetic of jax.random.randint overflows when it reduces its 64 random bits.
 MOST_BINS = 2**16
 
 
@@ -41,15 +42,15 @@ class Batch(NamedTuple):
 
 
 def with_equal_rows(data: Any, num_examples: int | None = None) -> tuple[Any, int]:
-    """(data as JAX arrays, number of rows); ValueError unless all arrays have equally many rows, and ``num_examples``.
+    """(data as JAX arrays, number of rows); ValueError unless all have as many rows, ``num_examples`` or at least one.
 
     JAX clamps an index beyond the last row to the last row, so a shorter array would use its last record repeatedly.
     """
     data = jax.tree.map(jnp.asarray, data)
     counts = {leaf.shape[0] if leaf.shape else 0 for leaf in jax.tree.leaves(data)}
-    if len(counts) != 1 or (num_examples is not None and counts != {num_examples}):
-        wanted = "equally many" if num_examples is None else f"num_examples = {num_examples}"
-        raise ValueError(f"data must have {wanted} rows in every array, got {sorted(counts)}.")
+    if len(counts) != 1 or 0 in counts or (num_examples is not None and counts != {num_examples}):
+        wanted = "equally many rows, at least one," if num_examples is None else f"num_examples = {num_examples} rows"
+        raise ValueError(f"data must have {wanted} in every array, got {sorted(counts)}.")
     return data, counts.pop()
 
 
@@ -61,7 +62,9 @@ def cyclic_batch(step: Step, *, num_examples: int, batch_size: int, num_batches:
     >>> batch.indices[batch.mask].tolist()
     [8, 9]
     """
-    step = _checked_step(step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
+    step, num_examples, batch_size, num_batches = _checked(
+        step, 1, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches
+    )
     positions = (step % num_batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     inside = positions < num_examples
     return Batch(jnp.where(inside, positions, 0), inside, jnp.zeros((), bool))
@@ -80,7 +83,8 @@ def reshuffled_batch(step: Step, key: jax.Array, *, num_examples: int, batch_siz
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     batch = cyclic_batch(step, num_examples=num_examples, batch_size=batch_size, num_batches=num_batches)
-    order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32) // num_batches), num_examples)
+    epoch = jnp.asarray(step, jnp.int32) // int(num_batches)
+    order = jax.random.permutation(_sample_key(key, epoch), int(num_examples))
     return batch._replace(indices=order[batch.indices].astype(jnp.int32))
 
 
@@ -96,7 +100,8 @@ def poisson_batch(step: Step, key: jax.Array, *, num_examples: int, probability:
     >>> batch.indices.shape, int(batch.mask.sum())
     ((200,), 113)
     """
-    return _padded(_poisson(step, key, num_examples, probability, size), int(size))
+    step, num_examples, size = _checked(step, 0, num_examples=num_examples, size=size)
+    return _padded(_poisson(step, key, num_examples, probability), size)
 
 
 def truncated_poisson_batch(
@@ -113,9 +118,9 @@ def truncated_poisson_batch(
     >>> int(batch.mask.sum()), bool(batch.overflow)
     (64, False)
     """
-    chosen = _poisson(step, key, num_examples, probability, size)
-    order = jax.random.permutation(_sample_key(key, jnp.asarray(step, jnp.int32), _CUT), num_examples)
-    places = _padded(chosen[order], int(size))
+    step, num_examples, size = _checked(step, 0, num_examples=num_examples, size=size)
+    order = jax.random.permutation(_sample_key(key, step, _CUT), num_examples)
+    places = _padded(_poisson(step, key, num_examples, probability)[order], size)
     return Batch(order[places.indices].astype(jnp.int32), places.mask, jnp.zeros((), bool))
 
 
@@ -137,13 +142,11 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
     >>> sum(int(batch.mask.sum()) for batch in epoch)  # everyone once
     12
     """
-    bins_given = validate.integer("num_bins", num_bins, 1)
-    # above this the 32-bit arithmetic of jax.random.randint overflows when it reduces its 64 random bits
-    validate.reject("num_bins", bins_given, bins_given > MOST_BINS, f"at most {MOST_BINS}")
-    traced = isinstance(step, jax.core.Tracer) or isinstance(key, jax.core.Tracer)
-    step = _checked_step(step, 1, num_examples=num_examples, num_bins=num_bins, size=size)
+    step, num_examples, num_bins, size = _checked(step, 1, num_examples=num_examples, num_bins=num_bins, size=size)
+    if num_bins > MOST_BINS:
+        raise ValueError(f"num_bins must be at most {MOST_BINS}, got {num_bins}.")
     bins = jax.random.randint(_sample_key(key, step // num_bins), (num_examples,), 0, num_bins)
-    if not traced:
+    if not validate.is_traced(bins):
         largest = int(np.bincount(np.asarray(bins), minlength=num_bins).max())
         if largest > size:
             chance = bin_overflow_chance(num_examples, num_bins, size)
@@ -151,7 +154,7 @@ def balls_in_bins_batch(step: Step, key: jax.Array, *, num_examples: int, num_bi
                 f"size must be at least {largest} for this epoch, as its largest bin holds so many, got {size}. "
                 f"The chance that an epoch has a bin above {size} is at most {chance:.2g}."
             )
-    return _padded(bins == step % num_bins, int(size))
+    return _padded(bins == step % num_bins, size)
 
 
 def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
@@ -163,11 +166,10 @@ def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
     >>> f"{training.bin_overflow_chance(10_000, 100, 160):.1e}"
     '1.1e-06'
     """
-    for name, value in (("num_examples", num_examples), ("num_bins", num_bins)):
-        validate.integer(name, value, 1)
-    validate.integer("size", size, 0)
-    # 1/num_bins is rounded: take the next larger float64
-    return min(1.0, num_bins * binomial_tail(num_examples, min(1.0, np.nextafter(1 / num_bins, 1.0)), size + 1))
+    trials, bins = validate.count("num_examples", num_examples, 1), validate.count("num_bins", num_bins, 1)
+    # 1/bins is rounded: take the next larger float64
+    rate = min(1.0, np.nextafter(1 / bins, 1.0))
+    return min(1.0, bins * binomial_tail(trials, rate, validate.count("size", size, 0) + 1))
 
 
 def band_rounds(num_steps: int, bands: int) -> int:
@@ -191,18 +193,18 @@ def band_rounds(num_steps: int, bands: int) -> int:
     >>> training.band_rounds(1000, 16)
     63
     """
-    validate.integer("num_steps", num_steps, 0)
-    validate.integer("bands", bands, 1)
-    return -(-int(num_steps) // int(bands))
+    return -(-validate.count("num_steps", num_steps, 0) // validate.count("bands", bands, 1))
 
 
-def _checked_step(step: Step, least: int, **sizes: Any) -> jax.Array:
-    """The step as int32. The value of a JAX array is not checked: it may be traced, or not computed yet."""
-    for name, value in sizes.items():
-        validate.integer(name, value, least)
+def _checked(step: Step, least: int, **sizes: Any) -> tuple[Any, ...]:
+    """The step as int32, and the sizes as ints >= ``least``.
+
+    The value of a step that is a JAX array is not checked: it may be traced, or not computed yet.
+    """
+    whole = [validate.count(name, value, least) for name, value in sizes.items()]
     if not isinstance(step, jax.Array):
         validate.integer("step", step, 0)
-    return jnp.asarray(step, jnp.int32)
+    return jnp.asarray(step, jnp.int32), *whole
 
 
 def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Array:
@@ -210,9 +212,8 @@ def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Ar
     return jax.random.fold_in(jax.random.fold_in(check_key(key), use), number)
 
 
-def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any, size: int) -> jax.Array:
+def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any) -> jax.Array:
     """Which examples are in the sample of a step, (num_examples,) bool."""
-    step = _checked_step(step, 0, num_examples=num_examples, size=size)
     if not validate.is_traced(probability):
         probability = float(validate.probability("probability", probability))
     # not float32 uniforms: they have 23 bits, and uniform < p rounds p up, at p = 1e-3 by a relative 1e-4

@@ -107,8 +107,7 @@ class DPSGD:
         for name in _DOMAINS:
             self._checked(name, settings.CHECKED_STEPS)
         settings.as_python_numbers(self, *_DOMAINS)
-        if self.num_examples is not None:
-            validate.integer("num_examples", self.num_examples, 1)
+        settings.as_counts(self, 1, "num_examples", "truncated_batch_size")
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
                 f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. Fresh "
@@ -120,8 +119,7 @@ class DPSGD:
                 f"{self.truncated_batch_size!r} with {self.sampling!r}."
             )
         if self.truncated_batch_size is not None:
-            size = validate.integer("truncated_batch_size", self.truncated_batch_size, 1)
-            most = self._require_num_examples()
+            size, most = np.asarray(self.truncated_batch_size), self._require_num_examples()
             validate.reject("truncated_batch_size", size, size > most, f"at most num_examples = {most}")
         if self.sampling == "allocation":
             if callable(self.noise_multiplier) or callable(self.sampling_probability):
@@ -174,7 +172,7 @@ class DPSGD:
             rate = rate * (1 - settings.SLACK)
         if self.truncated_batch_size is None:
             return batches.poisson_batch(step, key, num_examples=count, probability=rate, size=size)
-        most = int(self.truncated_batch_size)
+        most = self.truncated_batch_size
         kept = batches.truncated_poisson_batch(step, key, num_examples=count, probability=rate, size=most)
         indices, mask = (jnp.pad(each, (0, size - most)) for each in (kept.indices, kept.mask))
         return kept._replace(indices=indices, mask=mask)
@@ -201,8 +199,8 @@ class DPSGD:
         """
         noise.require_whole_gradients(params, partition, data)
         data, count = batches.with_equal_rows(data, self.num_examples)
-        validate.integer("microbatch", microbatch, 1)
-        padded = -(-int(self.truncated_batch_size or count) // microbatch) * microbatch
+        microbatch = validate.count("microbatch", microbatch, 1)
+        padded = -(-(self.truncated_batch_size or count) // microbatch) * microbatch
         sample = self._sample(step, key, count, padded)
         clip_norm = settings.at(self.clip_norm, step)
 
@@ -294,7 +292,7 @@ class DPSGD:
         if not callable(self.sampling_probability) and self.sampling_probability == 0:
             return float(np.inf)
         length = self.steps_per_epoch if self.sampling == "allocation" else 1
-        most = int(validate.integer("max_steps", max_steps, 1))
+        most = validate.count("max_steps", max_steps, 1)
         epochs = settings.largest_within(
             lambda n: self.after(np.minimum(n * length, most)), epsilon, delta, -(-most // length)
         )
@@ -320,7 +318,7 @@ class DPSGD:
         if self.truncated_batch_size is None:
             return PoissonSampled(Gaussian(noise_multiplier), rate)
         others = self._require_num_examples()
-        return truncated_poisson(noise_multiplier, rate, others, int(self.truncated_batch_size), fewer=True)
+        return truncated_poisson(noise_multiplier, rate, others, self.truncated_batch_size, fewer=True)
 
     def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them), for each pair."""
@@ -361,7 +359,7 @@ class DPSGD:
     def _require_num_examples(self) -> int:
         if self.num_examples is None:
             raise ValueError("num_examples must be given to the constructor to draw batches, got None.")
-        return int(self.num_examples)
+        return self.num_examples
 
 
 def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) -> ClippedSum:

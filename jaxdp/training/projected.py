@@ -138,8 +138,8 @@ class NoisyProjectedSGD:
     def __post_init__(self):
         if not isinstance(self.loss, StronglyConvexLoss):
             raise TypeError(f"loss must be a StronglyConvexLoss, got {type(self.loss).__name__}.")
-        for name in ("batch_size", "num_examples"):
-            object.__setattr__(self, name, int(validate.integer(name, getattr(self, name), 1)))
+        settings.as_counts(self, 1, "batch_size", "num_examples")
+        settings.as_counts(self, 0, "data_steps")
         if self.batch_size > self.num_examples:
             raise ValueError(f"batch_size must be at most num_examples = {self.num_examples}, got {self.batch_size}.")
         validate.choice("order", self.order, ("cyclic", "reshuffled"))
@@ -151,8 +151,6 @@ class NoisyProjectedSGD:
         if self.projection is not None:
             validate.function("projection", self.projection, "the projected parameters")
         validate.choice("clip", self.clip, (False, True))
-        if self.data_steps is not None:
-            validate.integer("data_steps", self.data_steps, 0)
         validate.nonnegative("rounding", self.rounding)
         settings.as_python_numbers(self, "learning_rate", "noise_std", "radius", "rounding")
         if self.clip and not self.loss.generalized_linear:
@@ -200,9 +198,8 @@ class NoisyProjectedSGD:
 
         key: for order "reshuffled" only; the adversary must not see it. It may equal the key of the noise.
         """
-        used = self.num_batches * self.batch_size
         sizes = {
-            "num_examples": self.num_examples if self.remainder == "short" else min(used, self.num_examples),
+            "num_examples": min(self.num_batches * self.batch_size, self.num_examples),
             "batch_size": self.batch_size,
             "num_batches": self.num_batches,
         }

@@ -62,6 +62,14 @@ def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
     return validate.real_array(name, found)
 
 
+def as_counts(record: Any, minimum: int, *names: str) -> None:
+    """Replace fields of a frozen record that are not None by ints; ValueError unless each is a whole number."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None:
+            object.__setattr__(record, name, validate.count(name, value, minimum))
+
+
 def as_python_numbers(record: Any, *names: str) -> None:
     """Replace NumPy and JAX scalars in fields of a frozen record by floats: their arithmetic may wrap or round."""
     for name in names:

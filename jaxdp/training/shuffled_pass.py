@@ -52,7 +52,7 @@ class ShuffledSGD:
     def __post_init__(self):
         validate.inside("clip_norm", self.clip_norm, settings.CLIP_NORM)
         validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
-        validate.integer("num_examples", self.num_examples, 1)
+        settings.as_counts(self, 1, "num_examples")
         value = validate.real_array("local_delta", self.local_delta)
         validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
         settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
