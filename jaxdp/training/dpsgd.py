@@ -208,7 +208,7 @@ class DPSGD:
             rows = jax.lax.dynamic_slice_in_dim(sample.indices, number * microbatch, microbatch)
             mask = jax.lax.dynamic_slice_in_dim(sample.mask, number * microbatch, microbatch)
             examples = jax.tree.map(lambda a: a[rows], data)
-            part, bad = noise.mean_gradient(loss, params, examples, mask, clip_norm=clip_norm, partition=partition)
+            part, bad = noise.clipped_gradient_sum(loss, params, examples, mask, clip_norm, partition)
             return carry._replace(total=jax.tree.map(jnp.add, carry.total, part), nonfinite=carry.nonfinite + bad)
 
         zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
@@ -378,7 +378,7 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
-    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm, noise.leaf_axes(params, partition)))
+    return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm, partition))
 
 
 def _nan_unless_same_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:

@@ -215,16 +215,17 @@ def check_params(params: Any, *, low_precision: str | None) -> None:
 
 
 def clip_and_sum(
-    gradients: Any, mask: jax.Array, clip_norm: float | None, axes: list[tuple[str, ...]] | None = None
+    gradients: Any, mask: jax.Array, clip_norm: float | None, partition: Any = None
 ) -> tuple[Any, jax.Array]:
     """(sum of the masked per-example gradients, each clipped in l2 over all leaves; number of examples left out).
 
-    gradients: leaves whose leading axis is the batch. clip_norm: None for no clipping. axes: see `leaf_axes`. Examples
-    with a non-finite gradient are left out. A gradient whose clipping factor underflows float32 is clipped to zero.
+    gradients: leaves whose leading axis is the batch. clip_norm: None for no clipping. partition: as for `normal_like`.
+    Examples with a non-finite gradient are left out. A gradient whose clipping factor underflows float32 is clipped to
+    zero.
     """
-    axes = axes or [()] * len(jax.tree.leaves(gradients))
     # reduced by more than the float32 error of a norm, so that no clipped gradient is longer than clip_norm
-    return _summed(gradients, mask, None if clip_norm is None else clip_norm * (1 - 1e-5), axes=tuple(axes))
+    bound = None if clip_norm is None else clip_norm * (1 - 1e-5)
+    return _summed(gradients, mask, bound, axes=tuple(leaf_axes(gradients, partition)))
 
 
 @functools.partial(jax.jit, static_argnames="axes")
@@ -242,18 +243,12 @@ def _summed(gradients: Any, mask: jax.Array, bound: Any, *, axes: tuple[tuple[st
     return jax.tree.unflatten(treedef, total), jnp.sum(mask & ~finite, dtype=jnp.int32)
 
 
-def mean_gradient(
-    loss: Callable[[Any, Any], Any],
-    params: Any,
-    examples: Any,
-    mask: Any,
-    *,
-    clip_norm: float | None,
-    partition: Any = None,
+def clipped_gradient_sum(
+    loss: Callable[[Any, Any], Any], params: Any, examples: Any, mask: Any, clip_norm: Any, partition: Any = None
 ) -> tuple[Any, jax.Array]:
     """`clip_and_sum` of the gradients of loss(params, example) over a batch of examples."""
     per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, examples)
-    return clip_and_sum(per_example, jnp.asarray(mask), clip_norm, leaf_axes(params, partition))
+    return clip_and_sum(per_example, jnp.asarray(mask), clip_norm, partition)
 
 
 def _clip_factor(rows: list[jax.Array], bound: Any, axes: tuple[tuple[str, ...], ...]) -> jax.Array:

@@ -220,7 +220,7 @@ class NoisyProjectedSGD:
         """
         noise.require_whole_gradients(params, None)
         bound = self.loss.lipschitz if self.clip else None
-        total, _ = noise.mean_gradient(data_loss, params, examples, mask, clip_norm=bound)
+        total, _ = noise.clipped_gradient_sum(data_loss, params, examples, mask, bound)
         rho = self.loss.strong_convexity
         return jax.tree.map(lambda g, p: g / self.batch_size + rho * jnp.asarray(p, jnp.float32), total, params)
 
