@@ -68,12 +68,12 @@ def curves(
     dash = _dash_dimension(values, x) if dash is None else dash
     if dash is not None:
         validate.choice("dash", dash, tuple(d for d in dataset.dims if d != x))
-    key, given = _key(ax), _plain(style, "lines.Line2D")
+    key, given = _key(ax), _plain(style, _require("matplotlib.lines").Line2D)
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
         look = key.look(*_texts(dataset, choice, dash, label, _title(dataset, name)), given)
         ax.plot(line[x].values, line.values, **({"marker": "o"} if line.size == 1 else {}) | look)
-    _finish(ax, dataset, x, name, fixed, values)
+    _finish(ax, key, dataset, x, name, fixed, values)
     key.draw(ax, legend)
     return ax
 
@@ -100,13 +100,13 @@ def band(
     1
     """
     (_, low, _), (_, high, fixed) = _variable(dataset, lower, x), _variable(dataset, upper, x)
-    key, given = _key(ax), {"alpha": 0.3, "linewidth": 1.0} | _plain(style, "patches.Patch")
+    key, given = _key(ax), {"alpha": 0.3, "linewidth": 1.0} | _plain(style, _require("matplotlib.patches").Patch)
     key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
         look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
         ax.fill_between(top[x].values, bottom.values, top.values, **look)
     for name, values in ((lower, low), (upper, high)):
-        _finish(ax, dataset, x, name, fixed, values)
+        _finish(ax, key, dataset, x, name, fixed, values)
     key.draw(ax, legend)
     return ax
 
@@ -128,7 +128,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     >>> jaxdp.plot.heat_map(Figure().subplots(), data, "sigma", "delta", cmap="magma").get_ylabel()
     'delta'
     """
-    colors, ticker = _require("matplotlib.colors"), _require("matplotlib.ticker")
+    colors, ticker, key = _require("matplotlib.colors"), _require("matplotlib.ticker"), _key(ax)
     name, values, fixed = _variable(dataset, value, x, y)
     left = [d for d in values.dims if d not in (x, y)]
     if left:
@@ -144,14 +144,15 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     _scale(ax, table[x].values, "x")  # the scale must be set before the labels of the contour lines are placed
     _scale(ax, table[y].values, "y")
     if min(table.shape) > 1 and high > low * 1.5:
-        levels = [v for v in _levels(low, high) if 3 * low < v < high]
+        round_numbers = ticker.LogLocator(subs=(1.0,) if high > 1e4 * low else (1.0, 2.0, 5.0), numticks=1000)
+        levels = [v for v in round_numbers.tick_values(low, high) if 3 * low < v < high]
         lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
         ax.clabel(lines, fmt="{:g}".format, fontsize=7)
     _keep_apart(ax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
     bar.ax.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, _title(dataset, y), upright=True))
-    _head(ax, dataset, fixed)
+    _head(ax, key, dataset, fixed)
     return ax
 
 
@@ -204,16 +205,9 @@ _KEYS: weakref.WeakKeyDictionary[Axes, _Key] = weakref.WeakKeyDictionary()
 def _key(ax: Axes) -> _Key:
     if not hasattr(ax, "has_data"):
         raise TypeError(f"ax must be the axes of a figure, such as plt.subplots()[1], got {type(ax).__name__}.")
-    key = _KEYS.setdefault(ax, _Key())
-    if not ax.has_data():  # new axes, or axes cleared since the last call
-        key = _KEYS[ax] = _Key()
-    return key
-
-
-def _levels(low: float, high: float) -> list[float]:
-    steps = (1.0,) if high > 1e4 * low else (1.0, 2.0, 5.0)
-    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    return [step * 10.0**decade for decade in decades for step in steps]
+    if ax not in _KEYS or not ax.has_data():  # new axes, or axes cleared since the last call
+        _KEYS[ax] = _Key()
+    return _KEYS[ax]
 
 
 def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, DataArray, dict[str, Any]]:
@@ -296,7 +290,7 @@ def _few_ticks(axis: Axis, values: np.ndarray) -> None:
         axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _finish(ax: Axes, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], values: DataArray) -> None:
+def _finish(ax: Axes, key: _Key, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], values: DataArray) -> None:
     _scale(ax, values[x].values, "x")
     shown = values.values[np.isfinite(values.values) & (values.values > 0)]
     if shown.size and shown.max() > 30 * shown.min():
@@ -304,7 +298,7 @@ def _finish(ax: Axes, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], v
         _few_ticks(ax.yaxis, shown)
     quantity = _shared(ax.get_ylabel().replace("\n", " "), _title(dataset, y))
     ax.set(xlabel=_wrapped(ax, _title(dataset, x)), ylabel=_wrapped(ax, quantity, upright=True))
-    _head(ax, dataset, fixed)
+    _head(ax, key, dataset, fixed)
     _keep_apart(ax)
 
 
@@ -318,9 +312,8 @@ def _shared(before: str, title: str) -> str:
     return f"{quantity} [{units}" if units else quantity
 
 
-def _head(ax: Axes, dataset: Dataset, fixed: dict[str, Any]) -> None:
+def _head(ax: Axes, key: _Key, dataset: Dataset, fixed: dict[str, Any]) -> None:
     """Sets the title, no wider than the axes, to the values that all calls have in common. The caller's title stays."""
-    key = _KEYS.setdefault(ax, _Key())
     parts = [_describe(dataset, {name: value}) for name, value in fixed.items()]
     key.fixed = parts if key.fixed is None else [part for part in key.fixed if part in parts]
     if ax.get_title() == key.title:
@@ -341,10 +334,9 @@ def _keep_apart(ax: Axes) -> None:
         whole.set_layout_engine("constrained")
 
 
-def _plain(style: dict[str, Any], artist: str) -> dict[str, Any]:
+def _plain(style: dict[str, Any], artist: type) -> dict[str, Any]:
     """The keywords with their full names: ``color`` for ``c``."""
-    module, name = artist.split(".")
-    return _require("matplotlib.cbook").normalize_kwargs(style, getattr(_require(f"matplotlib.{module}"), name))
+    return _require("matplotlib.cbook").normalize_kwargs(style, artist)
 
 
 def _require(name: str) -> Any:

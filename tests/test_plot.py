@@ -138,6 +138,8 @@ def test_cleared_axes_start_with_the_first_colour_and_a_new_title(dataset):
     ax.clear()
     plot.curves(ax, dataset.isel(eps0=[4], bound=[0]), "num_users", y="epsilon")
     assert ax.lines[0].get_color() == "C0" and "clones" in ax.get_title() and ax.get_legend() is None
+    ax.clear()
+    assert "stronger" in plot.heat_map(ax, dataset.isel(bound=[-1]), "eps0", "num_users", value="epsilon").get_title()
 
 
 def test_keywords_reach_matplotlib_under_all_their_names(dataset):
