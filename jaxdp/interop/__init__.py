@@ -40,6 +40,8 @@ _RELATIONS: dict[Any, Relation] = {
     NeighboringRelation.REPLACE_SPECIAL: "add_or_remove",
 }
 
+_SUM_TOLERANCE = 1e-9  # largest accepted difference of a sum of probabilities from 1
+
 
 class _UnsupportedEvent(UnsupportedMechanismError):
     """No translation is known for ``event``, which may be nested in the event that the caller gave."""
@@ -98,7 +100,7 @@ def from_dp_event(
         mechanism.validate()
         mechanism.directions(relation_name(neighboring_relation))
     except UnsupportedMechanismError as error:
-        raise error if isinstance(error, _UnsupportedEvent) else _UnsupportedEvent(event, str(error)) from error
+        raise _UnsupportedEvent(event, str(error)) from error
     return mechanism
 
 
@@ -325,12 +327,10 @@ def _tree(event: Any, relation: Any) -> Mechanism:
     """A record is in one leaf, so in at most ``depth`` nodes of the tree. Each node is released with Gaussian noise."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
         raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
-    steps = np.atleast_1d(validate.integer("step_counts", event.step_counts, 0)).ravel()
-    depth = int(max(steps, default=0)).bit_length()
+    depth = int(np.max(validate.integer("step_counts", event.step_counts, 0), initial=0)).bit_length()
     return jaxdp.repeat(_noise(jaxdp.Gaussian, event, relation), depth) if depth > 0 else _NOTHING
 
 
-_SUM_TOLERANCE = 1e-9  # largest accepted difference of a sum of probabilities from 1
 _WITHOUT_THEOREM = {
     ("RandomizedResponseDpEvent", NeighboringRelation.ADD_OR_REMOVE_ONE),
     ("SampledWithoutReplacementDpEvent", NeighboringRelation.REPLACE_SPECIAL),
