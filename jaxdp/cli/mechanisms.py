@@ -132,7 +132,7 @@ MECHANISMS = {
 
 
 def _users(option: Option) -> list[str]:
-    """Names of the randomizers that use the option; [] where all of them do."""
+    """Names of the randomizers that use the option; [] for an option that is the same for all of them."""
     users = [name for name, each in RANDOMIZERS.items() if option in each.parameters]
     return users if len(users) < len(RANDOMIZERS) else []
 
@@ -229,19 +229,20 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
 
     Raises ValueError for an option that is not used, and for a missing one.
     """
-    axes = {}
+    axes, given = {}, chosen(arguments).get("randomizer", [])
     for option in MECHANISMS[arguments.mechanism].options:
         text = getattr(arguments, option.name)
         solved = option.name == solved_for
         if solved and text is not None:
             raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
-        given, users = chosen(arguments).get("randomizer", []), _users(option)
-        if (solved or text is not None) and given and users and not set(users) & set(given):
+        users = _users(option)
+        used = not (users and given) or bool(set(users) & set(given))
+        if (solved or text is not None) and not used:
             raise ValueError(
                 f"{option.flag} is not used with --randomizer {','.join(given)}: leave it out, or ask for --randomizer "
                 f"{' or '.join(users)}."
             )
-        if text is None and option is _CATEGORIES and (not given or set(users) & set(given)):
+        if text is None and option is _CATEGORIES and used:
             text = option.default  # the answer depends on it, so the table shows it
         if solved or (text is None and option.default is not None):
             continue
