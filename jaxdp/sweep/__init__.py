@@ -34,6 +34,10 @@ _ACCURACY = (
     "certified: an upper bound of epsilon or delta is never below the truth; target relative gap 1e-6 in epsilon, "
     "wider where double precision cannot reach it"
 )
+_NOT_AN_EXECUTOR = (
+    "executor must follow concurrent.futures (submit returns a concurrent.futures.Future), got {}; "
+    "for dask pass Client(...).get_executor()."
+)
 
 
 _Submit: TypeAlias = Callable[[Callable[[Any], Any], Any], concurrent.futures.Future[Any]]
@@ -110,12 +114,6 @@ def sweep(
         store = Folder(xarray, grid, target, identity)
         finished = store.finished()
         return finished if finished is not None else _computed(fn, store, grid, executor, devices, progress)
-
-
-_NOT_AN_EXECUTOR = (
-    "executor must follow concurrent.futures (submit returns a concurrent.futures.Future), got {}; "
-    "for dask pass Client(...).get_executor()."
-)
 
 
 def _computed(

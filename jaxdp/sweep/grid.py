@@ -1,6 +1,7 @@
 """The product of named axes, cut into tiles of one size."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -88,22 +89,19 @@ class Grid:
 
     def probes(self) -> Iterator[dict[str, Any]]:
         """Arguments of calls that try every axis value, or the extreme ones if a tile cannot hold all of them."""
-        first: dict[str, Any] = {name: values[0] for name, values in self.axes.items()}
         others = {name: values for name, values in self.axes.items() if name not in self.numeric}
-        short = sum(len(axis) for axis in self.numeric.values()) <= self.batch
-        columns: dict[str, list[Any]] = {name: [] for name in self.numeric}
+        short = sum(map(len, self.numeric.values())) <= self.batch
+        parts = []
         for name, axis in self.numeric.items():
             ends = axis[[0, int(np.argmin(axis)), int(np.argmax(axis))]]
             tried = axis if short else np.concatenate([ends, axis[~np.isfinite(axis)][:1]])
-            for other in self.numeric:
-                columns[other].extend(tried if other == name else [first[other]] * len(tried))
-        size = max((len(column) for column in columns.values()), default=1)
-        take: np.ndarray = np.minimum(np.arange(-(-size // self.batch) * self.batch), size - 1)
-        for choice in np.ndindex(*map(len, others.values())):
-            chosen = {name: values[i] for (name, values), i in zip(others.items(), choice, strict=True)}
-            for start in range(0, len(take), self.batch):
-                part = take[start : start + self.batch]
-                yield first | {n: np.asarray(column)[part] for n, column in columns.items()} | chosen
+            parts.append([tried if n == name else np.full(len(tried), a[0]) for n, a in self.numeric.items()])
+        columns = dict(zip(self.numeric, map(np.concatenate, zip(*parts, strict=True)), strict=True))
+        size = sum(len(part[0]) for part in parts)
+        for chosen in itertools.product(*others.values()):
+            for start in range(0, size, self.batch):
+                rows = np.minimum(np.arange(start, start + self.batch), size - 1)
+                yield {n: column[rows] for n, column in columns.items()} | dict(zip(others, chosen, strict=True))
 
 
 def _axis(name: str, values: Any) -> np.ndarray | list[Any]:

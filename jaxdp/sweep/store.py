@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def label(name: str) -> dict[str, str]:
     return {"long_name": long_name} | ({"units": units} if units else {})
 
 
-def variable(name: str, verb: str, axes: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+def variable(name: str, verb: str, axes: Collection[str]) -> tuple[str, dict[str, str]]:
     """Final name and attributes of a variable computed by the jaxdp function named ``verb``.
 
     A variable without a name of its own ("value") gets the name of the verb. The two sides of a `Bounds` get the
@@ -94,7 +94,7 @@ class Memory:
         made_by = provenance.summary(calls)
         data = {}
         for name, array in self._arrays.items():
-            final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
+            final, attrs = variable(name, made_by.get("verb", ""), self._grid.axes)
             data[final] = (tuple(self._grid.axes), array, attrs)
         return self._xarray.Dataset(data, _coordinates(self._grid), attributes | made_by)
 
@@ -177,7 +177,7 @@ class Folder:
         # read the arrays on disk: the consolidated metadata are wrong after a rename, also one by an interrupted call
         group = zarr.open_group(draft, mode="r+", use_consolidated=False)
         for name in set(group.array_keys()) - set(self._grid.axes):
-            final, attrs = variable(name, made_by.get("verb", ""), tuple(self._grid.axes))
+            final, attrs = variable(name, made_by.get("verb", ""), self._grid.axes)
             if final != name:
                 os.replace(draft / name, draft / final)
             group[final].attrs.update(attrs)
