@@ -164,7 +164,6 @@ class DPSGD:
         return self._sample(step, key, self._require_num_examples(), rows)
 
     def _sample(self, step: Step, key: jax.Array, count: int, size: int) -> batches.Batch:
-        key = noise.check_key(key)
         if self.sampling == "allocation":
             return batches.balls_in_bins_batch(step, key, num_examples=count, num_bins=self.steps_per_epoch, size=size)
         rate = settings.at(self.sampling_probability, step)

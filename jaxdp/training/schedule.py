@@ -83,18 +83,16 @@ class Steps(NamedTuple):
 
 
 def cyclic_constant_mu(
-    log_contraction: float, ratio: float, period: int, data_steps: Any, steps: Any, slot: Any, diameter: float = np.inf
+    log_contraction: float, ratio: float, period: int, data_steps: int, steps: int, slot: Any, diameter: float = np.inf
 ) -> np.ndarray:
     """mu of an example in a cyclic order of batches, with constant kappa <= 1 and d/s = ratio.
 
-    period: batches of an epoch. slot: place of the example's batch in the epoch, 0..period-1. data_steps: steps that
-    use data. steps: all steps. Arrays broadcast. diameter of the ball that holds the iterates (inf: no ball), in units
-    of one shift d; it bounds the distance of the two runs before any participation.
+    period: batches of an epoch. slot: place of the example's batch in the epoch, 0..period-1, or an array of places.
+    data_steps: steps that use data, at most steps. steps: all steps. diameter of the ball that holds the iterates (inf:
+    no ball), in units of one shift d; it bounds the distance of the two runs before any participation.
     """
-    steps, data_steps, slot = (np.asarray(a, np.float64) for a in (steps, data_steps, slot))
-    limit = np.minimum(steps, data_steps)
-    visits = np.floor((limit - 1 - slot) / period) + 1
-    visits = np.where(slot < limit, np.maximum(visits, 0), 0)
+    slot = np.asarray(slot, np.float64)
+    visits = np.floor((data_steps - 1 - slot) / period) + 1
     earlier = np.maximum(visits - 1, 0)
     tail = np.maximum(steps - 1 - (slot + earlier * period), 0)
     rate = -2 * max(log_contraction, _LOG_SMALLEST_CONTRACTION)

@@ -60,7 +60,7 @@ class ShuffledSGD:
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
         """The one example of a step; empty after one pass. key: secret; it may equal the key of the noise."""
         chosen = batches.reshuffled_batch(
-            step, noise.check_key(key), num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
+            step, key, num_examples=self.num_examples, batch_size=1, num_batches=self.num_examples
         )
         return chosen._replace(mask=chosen.mask & (jnp.asarray(step) < self.num_examples))
 
