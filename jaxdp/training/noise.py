@@ -68,8 +68,7 @@ def check_shapes(name: str, tree: Any, params: Any) -> None:
 
 def _varying(x: Any) -> frozenset[str]:
     """Mesh axes over which an array varies, as its type says inside shard_map with check_vma=True."""
-    kind = jax.typeof(x)
-    return frozenset(getattr(getattr(kind, "manual_axis_type", kind), "varying", getattr(kind, "vma", ())))
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def require_partition(partition: Any) -> tuple[str, ...]:
