@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain, whole
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, NOT_NAN, OPEN_UNIT, POSITIVE, PROBABILITY, SMALLEST, Domain, whole
 from jaxdp.numerics import special
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
@@ -195,8 +195,7 @@ _SHARES = np.array([1e-6, 1e-3, 1e-2, 1e-1, 0.5])
 _ORDER = Domain(
     lambda a: (a >= 2) & (a < _TERMS) & (a % 1 == 0), f"a whole number from 2 to {_TERMS - 1}", harmless=2.0, whole=True
 )
-_RATE = Domain(lambda q: (q > 0) & (q < 1), "in (0, 1)", harmless=0.5)
-_STEP = {"noise_multiplier": POSITIVE, "sampling_probability": _RATE}
+_STEP = {"noise_multiplier": POSITIVE, "sampling_probability": OPEN_UNIT}
 _TARGET = Domain(lambda delta: (delta > 0) & (delta <= 1), "in (0, 1]", harmless=0.5)
 
 

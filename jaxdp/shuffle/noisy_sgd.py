@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
+from jaxdp.domains import OPEN_UNIT
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import batched
 from jaxdp.runtime.precision import kernel, patience
@@ -67,8 +68,7 @@ def noisy_sgd_one_pass_epsilon(
     """
     validate.choice("bound", bound, ("clones", "stronger"))
     noise, scale = validate.positive("noise_std", noise_std), validate.positive("lipschitz", lipschitz)
-    users, target = validate.integer("n", n, 1), validate.probability("delta", delta)
-    validate.reject("delta", target, (target <= 0) | (target >= 1), "in (0, 1)")
+    users, target = validate.integer("n", n, 1), validate.inside("delta", delta, OPEN_UNIT)
     validate.broadcast(noise_std=noise, lipschitz=scale, n=users, delta=target)
 
     def best(noise, scale, users, target):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
-from jaxdp.domains import Domain
+from jaxdp.domains import NONNEGATIVE_OR_INFINITE, OPEN_UNIT, Domain
 
 # Far inside the range of float32: noise of std 1e-37 mostly underflows to 0, gradients of 1e37 overflow in a sum.
 CLIP_NORM = Domain(lambda x: (x >= 1e-20) & (x <= 1e20), "between 1e-20 and 1e20")
@@ -87,10 +87,8 @@ def at(setting: Setting, step: Any) -> Any:
 
 def check_budget(epsilon: Any, delta: Any) -> None:
     """ValueError unless epsilon >= 0 and 0 < delta < 1, both single numbers."""
-    eps = validate.real_array("epsilon", epsilon)
-    validate.reject("epsilon", eps, ~(eps >= 0), ">= 0")
-    value = validate.probability("delta", delta)
-    validate.reject("delta", value, (value == 0) | (value == 1), "in (0, 1)")
+    eps = validate.inside("epsilon", epsilon, NONNEGATIVE_OR_INFINITE)
+    value = validate.inside("delta", delta, OPEN_UNIT)
     if eps.ndim or value.ndim:
         raise ValueError(f"epsilon and delta must be single numbers, got shapes {eps.shape}, {value.shape}.")
 

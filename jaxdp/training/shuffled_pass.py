@@ -11,7 +11,7 @@ import optax
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
-from jaxdp.domains import NOISE
+from jaxdp.domains import NOISE, OPEN_UNIT
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
@@ -53,8 +53,7 @@ class ShuffledSGD:
         validate.inside("clip_norm", self.clip_norm, settings.CLIP_NORM)
         validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
         settings.as_counts(self, 1, "num_examples")
-        value = validate.real_array("local_delta", self.local_delta)
-        validate.reject("local_delta", value, ~((value > 0) & (value < 1)), "in (0, 1)")
+        validate.inside("local_delta", self.local_delta, OPEN_UNIT)
         settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
 
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
