@@ -56,9 +56,7 @@ def _piece(name: str, text: str) -> np.ndarray:
         return np.linspace(start, stop, count)
     if not min(start, stop) > 0:
         raise ValueError(f"{name} must have ends above 0 to be spaced by its logarithm, got {text!r}.")
-    values = np.geomspace(start, stop, count)
-    values[0], values[-1] = start, stop if count > 1 else start
-    return values
+    return np.geomspace(start, stop, count)
 
 
 def parse_bracket(text: str | None) -> tuple[float, float] | None:

@@ -73,7 +73,7 @@ def _near(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], own: int = -1) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], own: int) -> str:
     """An HTML table. own: index of the column that is highlighted."""
     heads = "".join(f"<th>{each}</th>" for each in head)
     body = ""
