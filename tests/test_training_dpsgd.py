@@ -326,6 +326,19 @@ def test_a_microbatch_is_one_whole_number_of_any_type():
             make().clipped_sum(loss, PARAMS, X, 0, DATA_KEY, microbatch=microbatch)
 
 
+@pytest.mark.parametrize("sgd", [make(), ShuffledSGD(1.0, 1.0, 10)], ids=["Poisson", "shuffled"])
+def test_a_learning_rate_is_positive_and_may_be_traced(sgd):
+    grads = ClippedSum(PARAMS, jnp.int32(0)) if isinstance(sgd, DPSGD) else PARAMS
+
+    def updated(rate):
+        tx = sgd.optimizer(KEY, learning_rate=rate)
+        return tx.update(grads, tx.init(PARAMS), PARAMS)[0]["w"]
+
+    np.testing.assert_allclose(jax.jit(updated)(0.5), updated(0.5), rtol=1e-6)
+    with pytest.raises(ValueError, match="learning_rate must be finite and > 0"):
+        updated(0.0)
+
+
 def test_numpy_data_are_taken():
     sums = [make(num_examples=50).clipped_sum(loss, PARAMS, data, 0, DATA_KEY).total for data in (X, np.asarray(X))]
     jax.tree.map(np.testing.assert_array_equal, *sums)

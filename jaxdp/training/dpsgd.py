@@ -237,7 +237,7 @@ class DPSGD:
             mean, state = private.update(grads, state, params, **extra)
             return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), mean), state
 
-        if not callable(learning_rate):
+        if not callable(learning_rate) and not validate.is_traced(learning_rate):
             validate.positive("learning_rate", learning_rate)
         return optax.GradientTransformationExtraArgs(private.init, update)
 

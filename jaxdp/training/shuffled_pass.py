@@ -16,6 +16,7 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
 from jaxdp.training import batches, noise, settings
+from jaxdp.training.dpsgd import DPSGD
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
 
@@ -65,16 +66,14 @@ class ShuffledSGD:
 
     def optimizer(self, key: jax.Array, *, learning_rate: Setting) -> optax.GradientTransformationExtraArgs:
         """The optax transformation -learning_rate x (clipped grads + noise); grads: gradient of the step's example."""
+        private = DPSGD(self.clip_norm, self.noise_multiplier, 1.0).optimizer(key, learning_rate=learning_rate)
 
-        def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
-            rate = learning_rate(count) if callable(learning_rate) else learning_rate
+        def update(grads: Any, state: noise.NoisyState, params: Any = None, **_: Any) -> tuple[Any, Any]:
+            noise.check_params(params, low_precision=None)
             noise.check_shapes("grads", grads, params)
-            single = jax.tree.map(lambda g: g[None], grads)
-            total, bad = noise.clip_and_sum(single, jnp.ones((1,), bool), self.clip_norm)
-            std = self.noise_multiplier * self.clip_norm
-            return jax.tree.map(lambda p, g, z: (-rate * (g + std * z)).astype(p.dtype), params, total, draws), bad
+            return private.update(jax.tree.map(lambda g: g[None], grads), state, params)
 
-        return noise.transformation(key, move)
+        return optax.GradientTransformationExtraArgs(private.init, update)
 
     def gradient(
         self, loss: Loss[Params, Example], params: Params, data: Example, step: Step, key: jax.Array
