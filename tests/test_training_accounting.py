@@ -30,6 +30,14 @@ def make(**changes):
     return NoisyProjectedSGD(**(settings | changes))
 
 
+def test_counts_are_whole_numbers_of_any_type():
+    counts = {"batch_size": 5.0, "num_examples": np.float32(20), "data_steps": np.int8(8)}
+    assert repr(make(**counts)) == repr(make(data_steps=8)) and isinstance(make(**counts).data_steps, int)
+    for name in counts:
+        with pytest.raises(ValueError, match=f"{name} must be one whole number, got an array"):
+            make(**{name: [5]})
+
+
 def decay(t):
     return 1.0 / (1.0 + 0.05 * t)
 
