@@ -92,22 +92,18 @@ def _one_move(steps, carry, _):
     here = xp.minimum(index, log_k.shape[0] - 1)
     takes = ~merges & (index < log_k.shape[0])
     kappa, noise, moved = log_k[here], log_s2[here], log_d2[here]
-    # kappa = 0 forgets all earlier steps. A step without noise and distance only scales the top block.
-    forgets = kappa == -xp.inf
-    empty = forgets | (top[0] == -xp.inf)
-    only_scales = (noise == -xp.inf) & (moved == -xp.inf) & ~forgets
-    scaled = top + xp.where(forgets, 0.0, kappa) * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    scaled = top + kappa * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
     bare = noise == -xp.inf
     noise = xp.where(bare, 0.0, noise)
     fresh = xp.stack([moved - noise, noise, xp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
 
-    pushes = takes & ~empty & ~only_scales
+    pushes = takes & (top[0] > -xp.inf)  # a top block without distance is the only block, and is dropped
     # Every move first writes (to a spare last row if nothing is pushed) and then reads the next block. In any other
     # order XLA copies the whole stack at every move.
     slot = xp.where(pushes, depth, log_k.shape[0])
     stack = xp.set_at(stack, slot, scaled)
-    new_top = xp.where(merges, merged, xp.where(takes, xp.where(only_scales, scaled, fresh), top))
-    depth = xp.where(merges, depth - 1, xp.where(takes & empty, 0, depth + pushes))
+    new_top = xp.where(merges, merged, xp.where(takes, fresh, top))
+    depth = xp.where(merges, depth - 1, depth + pushes)
     largest = xp.maximum(largest, xp.abs(new_top[1]))
     below = xp.lookup(stack, xp.maximum(depth - 1, 0))
     return (index + takes, depth, new_top, below, stack, largest), None
@@ -149,11 +145,20 @@ def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
     return mu2, (stack, number)
 
 
+def _logs(contraction, noise_std, shift, d_unit):
+    """(log kappa, log s^2, log d^2) in units of the largest s and of d_unit, and log of (unit of d / unit of s)^2.
+
+    A smaller kappa is replaced by 1e-300, so that log kappa is finite at kappa = 0. mu increases with kappa.
+    """
+    s_unit = _unit(noise_std)
+    log_k = xp.log(xp.maximum(contraction, NEXT_TO_ZERO))
+    logs = log_k, 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit)
+    return logs, 2 * (xp.log(d_unit) - xp.log(s_unit))
+
+
 def _solve(contraction, noise_std, shift):
     """(mu^2 rounded up, the final blocks)."""
-    s_unit, d_unit = _unit(noise_std), _unit(shift)
-    log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
-    logs = xp.log(contraction), 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit)
+    logs, log_unit = _logs(contraction, noise_std, shift, _unit(shift))
     return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
 
 
@@ -180,7 +185,10 @@ def _cost(block, contraction, noise_std, shift):
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
-    """Bound of the relative excess of mu = sqrt(`shift_allocation_mu2`); inf if mu was raised or tiny noise dropped."""
+    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`.
+
+    inf if mu or a kappa was raised, or noise was dropped.
+    """
 
     def abs_log(x, unit):
         return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
@@ -188,11 +196,12 @@ def allocation_excess(contraction, noise_std, shift, mu):
     steps = shift.shape[-1]
     if steps == 0:
         return xp.zeros_like(mu)
-    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
+    s_unit, d_unit = _unit(noise_std), _unit(shift)
     largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction, 1.0)) + 2 * xp.max(abs_log(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
-    exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
+    exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & xp.all(contraction >= NEXT_TO_ZERO)
+    exact = exact & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
     return xp.where(exact, excess, xp.where(mu == 0, 0.0, xp.inf))
 
 
@@ -258,7 +267,7 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
 def _follow(first, second):
     """Two successive stretches of noise-only steps as one: (log product of kappas, log noise variance at the end)."""
     (k1, v1), (k2, v2) = first, second
-    return k1 + k2, np.logaddexp(np.where(k2 == -np.inf, -np.inf, v1 + 2 * k2), v2)
+    return k1 + k2, np.logaddexp(v1 + 2 * k2, v2)
 
 
 def _stretches(log_k, log_v, start, stop):
@@ -317,7 +326,6 @@ def single_participation_mu2(contraction, noise_std, shift):
         square = kappa**2
         counts = square > LEAST_SHARE
         before = xp.where(counts, _share(here, xp.where(counts, square, 1.0)), 0.0)
-        before = xp.where(kappa > 0, before, huge)
         return xp.minimum(before, huge), here
 
     _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, _share(noise_std, unit)), reverse=True)
@@ -349,31 +357,23 @@ def _absorb_to_the_right(block, depth, stack):
 
     merged, depth, scale = xp.while_loop(violates, absorb, (block, depth, xp.zeros((), block.dtype)))
     rest = xp.where(depth > 0, stack[xp.maximum(depth - 1, 0), 3], -xp.inf)
-    infinite = (merged[2] > 0) & (merged[0] > -xp.inf) | (rest == xp.inf)
-    return merged, depth, scale, xp.where(infinite, xp.inf, xp.logaddexp(merged[0], xp.where(infinite, 0.0, rest)))
+    infinite = (merged[2] > 0) & (merged[0] > -xp.inf)
+    return merged, depth, scale, xp.where(infinite, xp.inf, xp.logaddexp(merged[0], rest))
 
 
 def _prepend(log_reset, carry, x):
     """Add a step before the later steps. Update log mu^2 without restarts (plain) and the smallest with one (best)."""
-    depth, stack, best, plain, alive, largest = carry
-    log_k, noise, moved, first = x
+    depth, stack, best, _, largest = carry
+    log_k, noise, moved = x
     bare = (noise == -xp.inf).astype(moved.dtype)
     log_v = xp.where(bare > 0, 0.0, noise)
     jump = 2 * xp.logaddexp(moved / 2, log_reset + log_k)
     _, _, _, restarted = _absorb_to_the_right(xp.stack([jump - log_v, log_v, bare]), depth, stack)
-    best = xp.where(alive & ~first, xp.minimum(best, restarted), best)
-    merged, lower, scale, total = _absorb_to_the_right(xp.stack([moved - log_v, log_v, bare]), depth, stack)
-    keeps = alive & ~((noise == -xp.inf) & (moved == -xp.inf))
+    merged, lower, scale, plain = _absorb_to_the_right(xp.stack([moved - log_v, log_v, bare]), depth, stack)
     # Change to the frame of the step before this one: all later distances are divided by kappa.
-    back = xp.where(log_k == -xp.inf, 0.0, -log_k)
-    row = xp.stack([merged[0], merged[1] + 2 * back, scale + back, total, merged[2]])
-    slid = stack[xp.maximum(depth - 1, 0)] + back * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
-    slot = xp.where(keeps, lower, xp.where(alive & (depth > 0), depth - 1, stack.shape[0] - 1))
-    stack = xp.set_at(stack, slot, xp.where(keeps, row, slid))
-    depth = xp.where(keeps, lower + 1, depth)
-    plain = xp.where(keeps, total, plain)
-    largest = xp.maximum(largest, xp.where(alive, xp.abs(row[1]), 0.0))
-    return (depth, stack, best, plain, alive & (log_k > -xp.inf), largest), None
+    row = xp.stack([merged[0], merged[1] - 2 * log_k, scale - log_k, plain, merged[2]])
+    largest = xp.maximum(largest, xp.abs(row[1]))
+    return (lower + 1, xp.set_at(stack, lower, row), xp.minimum(best, restarted), plain, largest), None
 
 
 @kernel(working_set=_working_set, by_numpy=_patience)
@@ -388,14 +388,10 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     if count == 0:
         return xp.zeros((), shift.dtype)
     valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
-    s_unit = _unit(noise_std)
     d_unit = _unit(xp.append(shift, xp.where(xp.isfinite(diameter), diameter, 0.0)))
-    log_unit = 2 * (xp.log(d_unit) - xp.log(s_unit))
-    first = xp.arange(count) == 0
-    xs = (xp.log(contraction), 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit), first)
+    logs, log_unit = _logs(contraction, noise_std, shift, d_unit)
     zero = xp.zeros((), shift.dtype)
-    stack = xp.zeros((count + 1, 5), shift.dtype)
-    start = (xp.zeros((), xp.int32), stack, zero + xp.inf, zero - xp.inf, xp.asarray(True), zero)
+    start = (xp.zeros((), xp.int32), xp.zeros((count, 5), shift.dtype), zero + xp.inf, zero - xp.inf, zero)
     prepend = functools.partial(_prepend, _log_share(diameter, d_unit))
-    (_, _, best, plain, _, largest), _ = xp.scan(prepend, start, xs, reverse=True)
+    (_, _, best, plain, largest), _ = xp.scan(prepend, start, logs, reverse=True)
     return _outward(xp.minimum(best, plain), xp.any(shift > 0), log_unit, largest, count, valid)
