@@ -30,7 +30,7 @@ from jaxdp.runtime.formulas import at_points, checked, theorem
 from jaxdp.runtime.precision import kernel
 from jaxdp.typing import Array, Complex, Real
 
-_LARGEST_EXPONENT = 700.0  # larger eps are replaced by this one: e^eps stays finite, and delta can only grow
+_FAR = 700.0  # larger eps are replaced by this one: e^eps stays finite, and delta can only grow
 
 
 def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
@@ -53,9 +53,6 @@ def cell_bounds(point: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return xp.where(width > 0, xp.minimum(from_left, from_right), xp.maximum(high[:-1], high[1:]))
 
 
-_FAR = 700.0
-
-
 @theorem(epsilon=NOT_NAN, delta=PROBABILITY, vacuous=1.0)
 def swapped_delta(epsilon: Real, delta: Real) -> Array:
     """delta of the swapped pair (Q, P) from delta of (P, Q): delta_QP(eps) = 1 - e^eps + e^eps delta_PQ(-eps).
@@ -69,7 +66,7 @@ def swapped_delta(epsilon: Real, delta: Real) -> Array:
     Returns delta in [0, 1] of the broadcast shape, float64, with an absolute rounding error of 3 ulp. Raises
     ValueError. Reference: Zhu, Dong, Wang 2022, Lemma 45.
     """
-    small, cut = xp.minimum(epsilon, 1.0), xp.minimum(epsilon, _LARGEST_EXPONENT)
+    small, cut = xp.minimum(epsilon, 1.0), xp.minimum(epsilon, _FAR)
     # `near` keeps its digits next to epsilon = 0; in `far` no large numbers cancel at large epsilon
     near, far = -xp.expm1(small) + xp.exp(small) * delta, 1 - xp.exp(cut) * (1 - delta)
     return xp.clip(xp.where(epsilon < 0.5, near, far), 0.0, 1.0)
@@ -92,7 +89,7 @@ def delta_from_cdfs(epsilon: Real, loss_cdf: Real, reverse_loss_cdf: Real) -> Ar
     absolute rounding error of the difference, 1e-15, is added. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Appendix B.
     """
-    second = xp.exp(xp.minimum(epsilon, _LARGEST_EXPONENT)) * reverse_loss_cdf
+    second = xp.exp(xp.minimum(epsilon, _FAR)) * reverse_loss_cdf
     return xp.clip(1 - loss_cdf - second * (1 - 8 * ULP) + 4 * ULP, 0.0, 1.0)
 
 
@@ -148,7 +145,7 @@ def tradeoff_from_delta(false_positive_rate: Real, epsilons: Real, deltas: Real,
     0.6351
 
     Returns a lower bound of f = T(Q, P), shape of x, float64, rounded down. Raises ValueError, also for unequal
-    lengths. Reference: Dong, Roth, Su 2022, Proposition 2.13.
+    lengths. Reference: Dong, Roth, Su 2022, who show that the bounds of delta and these lines say the same.
     """
     (x,) = checked(false_positive_rate=(PROBABILITY, false_positive_rate))
     xp = jnp if validate.is_traced(x) else np
@@ -170,7 +167,6 @@ def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[j
 def _best_test(epsilon: jax.Array, rate: jax.Array, miss: jax.Array, *, exact: bool) -> tuple[jax.Array, jax.Array]:
     """(lower, upper) bounds of max_x [1 - f(x) - e^eps x]. exact: f is convex, so its chords lie above it."""
     value, error = _test_gains(epsilon, rate, miss)
-    # The upper bound may use a smaller eps, which keeps e^eps finite, because delta decreases in eps.
     tilt = xp.minimum(epsilon, _FAR)
     upper, step_error = _test_gains(tilt, rate[:-1], miss[1:])
     if exact:
@@ -215,9 +211,6 @@ def delta_from_tradeoff(
 
 # Bisection for log mu: the lower end of the interval, and the halvings that determine log mu to its last bit.
 _LEAST_LOG_MU, _HALVINGS = -46.0, 60
-# Factors by which the root mu is increased. The smallest factor that passes the test again is used; where delta hardly
-# depends on mu, rounding of delta makes a larger factor necessary.
-_OUTWARD = 1 + 10.0 ** -np.arange(14.0)
 
 
 def _allowed_difference(epsilon, delta, *_):
@@ -235,12 +228,9 @@ def _smallest_mu(epsilon, delta):
     # At the largest mu, eps/mu - mu/2 < -10, so delta is 1 up to 1e-22. A larger end of the interval would lose digits.
     largest = xp.log(20 + 2 * xp.sqrt(2 * xp.abs(epsilon)))
     _, log_mu = bisect(covers, xp.full_like(epsilon, _LEAST_LOG_MU), largest, _HALVINGS)
-
-    def outward(i, best):
-        mu = xp.exp(log_mu) * xp.asarray(_OUTWARD)[i]
-        return xp.where(gaussian.delta_bounds(mu, epsilon)[0] >= delta, mu, best)
-
-    high = xp.fori_loop(0, _OUTWARD.size, outward, xp.exp(largest))  # the largest mu covers every delta below 1
+    # log_mu was tested, or is the largest, which covers every delta below 1. A larger mu covers delta as well; the
+    # factor is needed because a program may round exp(log_mu) differently inside and outside the loop.
+    high = xp.exp(log_mu) * (1 + 1e-13)
     # delta at mu = 0, rounded down: a given delta that exceeds it only by rounding may still need mu > 0
     least = xp.maximum(-xp.expm1(epsilon), 0.0) * (1 - 8 * ULP)
     return xp.where(delta <= least, 0.0, xp.where(delta < 1, high, xp.inf))
@@ -263,7 +253,7 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     Returns mu >= 0 of the broadcast shape without the last axis, float64, rounded up: by 1e-12 relative, by more where
     only the last digits of delta depend on mu (epsilon far below 0, or delta next to 1); inf where some delta is 1.
     Raises ValueError, also without a last axis.
-    Reference: Dong, Roth, Su 2022, Corollary 2.13; Balle, Wang 2018.
+    Reference: Dong, Roth, Su 2022; Balle, Wang 2018.
     """
     validate.choice("cover", cover, ("intervals", "points"))
     eps, delta = validate.inside("epsilons", epsilons, FINITE), validate.probability("deltas", deltas)
