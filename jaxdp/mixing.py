@@ -30,6 +30,7 @@ __all__ = [
 
 _UP = 1.0 + 2.0**-48  # factors that cover some ten rounding errors
 _DOWN = 1.0 - 2.0**-48
+_FAR = 700.0  # e^700 is in the range of doubles
 
 
 class Guarantee(NamedTuple):
@@ -60,13 +61,9 @@ def _times(delta, gamma):
 
 
 def _mixed_epsilon(epsilon, gamma):
-    # log(1 + g (e^eps - 1)). e^eps overflows past eps = 709; from eps = 500 on e^eps - 1 rounds to e^eps.
-    direct = xp.log1p(gamma * xp.expm1(xp.minimum(epsilon, 500.0)))
-    log_gamma = xp.log(xp.where(gamma > 0, gamma, 1.0))
-    # log(g e^eps), with a rounding charge in proportion to the size of its two terms
-    grown = epsilon + log_gamma + 2.0**-51 * (epsilon - log_gamma)
-    large = xp.where(grown < 30.0, xp.log1p(xp.exp(xp.minimum(grown, 30.0))), grown + xp.exp(-grown))
-    return rounded_up(xp.where(epsilon < 500.0, direct, large), (epsilon > 0) & (gamma > 0))
+    """log(1 + g (e^eps - 1)); the larger eps itself from eps = 700 on, where e^eps overflows."""
+    mixed = xp.log1p(gamma * xp.expm1(xp.minimum(epsilon, _FAR)))
+    return rounded_up(xp.where(epsilon < _FAR, mixed, epsilon), (epsilon > 0) & (gamma > 0))
 
 
 @theorem(**_ARGUMENTS, vacuous=_VACUOUS)
@@ -118,12 +115,9 @@ def _hockey_stick(epsilon, delta, gamma, level):
 
 
 def _required(epsilon, delta):
-    grown, share = xp.expm1(xp.minimum(epsilon, 500.0)), xp.where(delta > 0, delta, 1.0)
-    ratio = grown / share
-    # Where the ratio is huge it may overflow, and log(1 + ratio) rounds to log(ratio).
-    large = xp.where(epsilon < 500.0, xp.log(xp.where(grown > 0, grown, 1.0)), epsilon) - xp.log(share)
-    # Round down, so that no level above the exact limit is accepted.
-    return xp.where(delta > 0, xp.where(ratio < 1e100, xp.log1p(ratio), large) * _DOWN, xp.inf)
+    # Round down, so that no level above the exact limit is accepted. A ratio that overflows counts as 1e300.
+    ratio = xp.expm1(xp.minimum(epsilon, _FAR)) / xp.where(delta > 0, delta, 1.0)
+    return xp.where(delta > 0, xp.log1p(xp.minimum(ratio, 1e300)) * _DOWN, xp.inf)
 
 
 @theorem(epsilon=NONNEGATIVE, delta=PROBABILITY, vacuous=0.0)
@@ -135,7 +129,8 @@ def required_level(epsilon: Real, delta: Real) -> Array:
     >>> print(f"{jaxdp.mixing.required_level(1.0, 1e-5):.3f}")
     12.054
 
-    Returns the level of the broadcast shape in nats, float64, rounded down. Raises ValueError.
+    Returns the level of the broadcast shape in nats, float64, rounded down; at most 690 for delta > 0. Raises
+    ValueError.
     """
     return _required(*_raised(epsilon, delta))
 

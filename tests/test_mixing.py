@@ -84,12 +84,13 @@ def test_no_amplified_guarantee_is_below_the_exact_one():
             assert g * d <= exactly(mixing.dobrushin_amplification(epsilon, delta, gamma).delta)
             for amplify, truth in truths.items():
                 claim = amplify(epsilon, delta, gamma)
-                assert level <= exactly(claim.epsilon) <= level * (1 + ROUNDING) + TINY, (amplify, epsilon, gamma)
+                largest = level if epsilon < 700 else e  # e^700 is in the range of doubles
+                assert level <= exactly(claim.epsilon) <= largest * (1 + ROUNDING) + TINY, (amplify, epsilon, gamma)
                 assert truth <= exactly(claim.delta), (amplify, epsilon, delta, gamma)
                 assert exactly(claim.delta) <= truth * (1 + ROUNDING) + TINY, (amplify, epsilon, delta, gamma)
             if delta > 0:
                 limit = mpmath.log(1 + mpmath.expm1(e) / d)
-                assert limit * (1 - ROUNDING) <= exactly(mixing.required_level(epsilon, delta)) <= limit
+                assert min(limit, 690) * (1 - ROUNDING) <= exactly(mixing.required_level(epsilon, delta)) <= limit
 
 
 def test_a_coefficient_next_to_the_largest_ratio_is_not_too_small():
