@@ -14,8 +14,6 @@ from jaxdp.runtime.formulas import at_points, checked
 from jaxdp.runtime.precision import Kernel
 from jaxdp.typing import Array, Real
 
-_UP = 1.0 + 2.0**-51  # factor that covers the rounding error of a square root
-
 
 class Schedule(NamedTuple):
     """Lipschitz constants kappa_j > 0, noise s_j >= 0 and distances d_j >= 0 of all steps; steps on the last axis.
@@ -40,9 +38,9 @@ def _checked_schedule(contraction, noise_std, shift):
 
 
 def _mu(kernel: Kernel, schedule: list[Any], *others: Any) -> Any:
-    """mu at every point of the leading axes, rounded up, from a kernel that returns mu^2."""
+    """mu at every point of the leading axes, from a kernel that rounds mu^2 up far enough for the root's rounding."""
     mu2 = at_points(kernel, *schedule, *others, own=(1,) * len(schedule) + (0,) * len(others))
-    return jnp.sqrt(mu2) if validate.is_traced(mu2) else np.sqrt(mu2) * _UP
+    return (jnp if validate.is_traced(mu2) else np).sqrt(mu2)
 
 
 def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | None = None) -> Array:
