@@ -137,7 +137,7 @@ def _set_at(x: Any, place: Any, value: Any) -> Any:
 
 
 _ONE_THREAD = 2**18  # scalar multiplications up to which OpenBLAS multiplies two matrices in the calling thread
-_LEAST_DEPTH = 32  # shortest slice of the inner axis that is worth a matrix product of its own
+_LEAST_DEPTH = 128  # shortest slice of the inner axis that is worth a matrix product of its own
 
 
 def _host_matmul(left: Any, right: Any) -> Any:
@@ -145,17 +145,17 @@ def _host_matmul(left: Any, right: Any) -> Any:
 
     OpenBLAS threads spin while they wait: twice the CPU time, and ten times on a machine with other work.
     """
-    if np.ndim(left) != 2 or np.ndim(right) != 2:
+    if np.ndim(left) != 2 or np.ndim(right) != 2 or left.size * right.shape[1] <= _ONE_THREAD:
         return np.matmul(left, right)
     (rows, depth), columns = left.shape, right.shape[1]
-    if rows * depth * columns <= _ONE_THREAD or rows * depth == 1:
-        return np.matmul(left, right)
-    length = _ONE_THREAD // (rows * columns)
-    if length >= min(_LEAST_DEPTH, depth) or rows == 1:
-        length = max(length, 1)
-        return sum(_host_matmul(left[:, i : i + length], right[i : i + length]) for i in range(0, depth, length))
-    length = max(_ONE_THREAD // (depth * columns), 1)
-    return np.concatenate([_host_matmul(left[i : i + length], right) for i in range(0, rows, length)])
+    height = min(max(_ONE_THREAD // (min(depth, _LEAST_DEPTH) * columns), 1), rows)
+    length = max(_ONE_THREAD // (height * columns), 1)
+
+    def product(some_rows: Any) -> Any:
+        slices = (slice(i, i + length) for i in range(0, depth, length))
+        return functools.reduce(np.add, (np.matmul(some_rows[:, part], right[part]) for part in slices))
+
+    return np.concatenate([product(left[i : i + height]) for i in range(0, rows, height)])
 
 
 def _one_by_one(function: Callable[[float], float]) -> Callable[[Any], Any]:
