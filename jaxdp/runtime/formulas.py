@@ -55,8 +55,8 @@ def theorem(
         def one_point(*values: Any) -> Any:
             """The formula at one point. Under a trace, flags follow the arguments: whether each is in its domain."""
             numbers, inside = dict(zip(names, values, strict=False)), values[len(names) :]
-            good = [*inside, *(rule.holds(**numbers) for rule in rules)]
-            return unless(~jnp.stack(good).all() if inside else False, point(**numbers), vacuous)
+            bad = ~jnp.stack([*inside, *(rule.holds(**numbers) for rule in rules)]).all() if inside else False
+            return unless(bad, point(**numbers), vacuous)
 
         by_numpy = patience(max(2**15 // working_set, 1), max(2**22 // working_set, 1))
         at_once = min(4096, 2**18 // working_set)
