@@ -218,7 +218,7 @@ def _far(n, shift):
     return shift + 800.0 + 45.0 * xp.sqrt(2 * n)
 
 
-@kernel(static=("size",), working_set=LARGEST_SUM * 8)
+@kernel(working_set=LARGEST_SUM * 8)
 def _delta_point(n, smaller, larger, epsilon, *, size):
     """Bounds of delta. smaller, larger: shift / scale, rounded down and rounded up."""
     weights = _weights(n, size)
@@ -243,7 +243,7 @@ def _delta_point(n, smaller, larger, epsilon, *, size):
     return xp.where(epsilon < smaller, lower, 0.0), xp.where(epsilon < larger, upper, 0.0)
 
 
-@kernel(static=("size",), working_set=LARGEST_SUM * 8)
+@kernel(working_set=LARGEST_SUM * 8)
 def _epsilon_point(n, smaller, larger, delta, *, size):
     """Bounds of epsilon. smaller, larger: shift / scale, rounded down and rounded up."""
     weights = _weights(n, size)
@@ -290,7 +290,7 @@ def _window(order, shift, n, weights):
     return low, high
 
 
-@kernel(static=("size",), working_set=LARGEST_SUM * _NODES * 4)
+@kernel(working_set=LARGEST_SUM * _NODES * 4)
 def _renyi_point(n, shift, order, *, size):
     weights = _weights(n, size)
     low, high = _window(order, shift, n, weights)
@@ -314,7 +314,7 @@ def _renyi_point(n, shift, order, *, size):
     return xp.where(shift > 0, xp.fmin(value, shift), 0.0)
 
 
-@kernel(static=("size",), working_set=LARGEST_SUM * 4)
+@kernel(working_set=LARGEST_SUM * 4)
 def _log_density_point(n, x, *, size):
     return _log_density(x, _weights(n, size))
 

@@ -156,7 +156,7 @@ def _compile_with(options):
 def the_first_points_are_numpys():
     """NumPy answers the first points of every test, as in a new process, whatever earlier tests have asked for."""
     for kernel in precision.all_kernels:
-        kernel._answered.clear()
+        kernel._patience_used.clear()
 
 
 @pytest.fixture

@@ -422,7 +422,7 @@ def test_what_one_thread_raises_reaches_the_caller():
 
 
 def test_threads_that_want_the_same_program_compile_it_once():
-    @kernel(static=("power",))
+    @kernel()
     def raised_to(x, *, power):
         return x**power
 
@@ -510,17 +510,6 @@ def test_a_row_has_the_same_bits_in_every_batch(compiled, contour_rows):
     for rows in (slice(3, 20), slice(5, 6)):
         found = jaxdp.epsilon_bounds(mechanism, deltas[rows], relation="remove", gap=1e-5)
         np.testing.assert_array_equal(found, [side[rows] for side in together])
-
-
-def test_a_static_argument_left_out_shares_the_program_of_its_default():
-    @kernel(static=("power",))
-    def raised_to(x, *, power=2):
-        return x**power
-
-    assert raised_to(np.array([3.0])) == raised_to(np.array([3.0]), power=2) == 9.0
-    assert raised_to.traces == 1
-    assert raised_to(np.array([3.0]), power=3) == 27.0
-    assert raised_to.traces == 2
 
 
 def _equations(jaxpr) -> int:
@@ -627,12 +616,12 @@ def test_a_first_call_waits_for_no_compiler(name, by_numpy):
 
 
 def test_a_kernel_is_compiled_once_numpy_has_answered_as_many_points_as_compiling_takes(by_numpy):
-    @kernel(static=("power",), by_numpy=lambda x, power: 3 * power)
-    def raised_to(x, *, power=1):
+    @kernel(by_numpy=lambda x, power: 3 * power)
+    def raised_to(x, *, power):
         return x**power
 
     for points, traces in ((2, 0), (1, 0), (1, 1), (1, 1), (8, 1)):  # one program for any number of points
-        assert raised_to(np.full(points, 3.0)).tolist() == [3.0] * points
+        assert raised_to(np.full(points, 3.0), power=1).tolist() == [3.0] * points
         assert raised_to.traces == traces
     assert raised_to(np.full(6, 3.0), power=2).tolist() == [9.0] * 6  # another static argument: another program
     assert raised_to.traces == traces

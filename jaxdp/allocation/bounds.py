@@ -155,13 +155,13 @@ def _by_numpy(*_: Any, effort: Effort, **__: Any) -> int:
     return 400 if effort == EFFORTS[0] else 96
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
+@kernel(working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
 def allocation_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of delta at one point: T steps, noise multiplier, sign 1 for "remove", -1 for "add", any epsilon."""
     return _delta(steps, noise, sign, epsilon, effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
+@kernel(working_set=1_500_000, large=True, bounds=True, by_numpy=_by_numpy)
 def allocation_epsilon(
     steps: Any, noise: Any, sign: Any, delta: Any, low: Any = 0.0, high: Any = np.inf, *, effort: Effort
 ) -> Bounds:
@@ -169,7 +169,7 @@ def allocation_epsilon(
     return _epsilon(steps, noise, sign, delta, Bounds(low, high), effort)
 
 
-@kernel(static=("effort",), working_set=1_500_000, large=True, bounds=True, by_numpy=10_000)
+@kernel(working_set=1_500_000, large=True, bounds=True, by_numpy=10_000)
 def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of log delta at increasing neighbouring epsilons >= 0, all from the contour of one of them."""
     scale = 1 / noise

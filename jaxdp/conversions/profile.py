@@ -163,7 +163,7 @@ def _test_gains(epsilon: jax.Array, rate: jax.Array, miss: jax.Array) -> tuple[j
     return 1 - miss - lost, 8 * ULP * (1 + lost)
 
 
-@kernel(static=("exact",), working_set=2048)
+@kernel(working_set=2048)
 def _best_test(epsilon: jax.Array, rate: jax.Array, miss: jax.Array, *, exact: bool) -> tuple[jax.Array, jax.Array]:
     """(lower, upper) bounds of max_x [1 - f(x) - e^eps x]. exact: f is convex, so its chords lie above it."""
     value, error = _test_gains(epsilon, rate, miss)

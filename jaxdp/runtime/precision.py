@@ -16,7 +16,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import inspect
 import math
 import os
 import pathlib
@@ -92,9 +91,9 @@ class Kernel:
     """A one-point function that is called on batches in float64, by NumPy or by a program. Made by `kernel`.
 
     ``kernel.point`` is the traceable one-point function. ``kernel(*args, **static)`` takes pytrees of NumPy arrays
-    whose leading axis is the batch, and returns pytrees of NumPy float64 arrays with the same leading axis.
+    whose leading axis is the batch, and returns pytrees of NumPy float64 arrays with the same leading axis. Keyword
+    arguments fix array sizes or choose a formula; the kernel is compiled once for each value.
 
-    static: names of keyword arguments that fix array sizes; the kernel is compiled once for each value.
     working_set: float64 numbers held in memory per point, or a function of the arguments that returns it. It limits the
         points of one call.
     large: the kernel has so many operations that compile time matters more than run time. On a CPU its pieces run on
@@ -110,7 +109,6 @@ class Kernel:
 
     point: Callable
     _: dataclasses.KW_ONLY
-    static: tuple[str, ...] = ()
     working_set: int | Callable[..., int] = 4096
     large: bool = False
     bounds: bool = False
@@ -120,12 +118,10 @@ class Kernel:
 
     def __post_init__(self) -> None:
         self.traces = 0
-        defaults = {name: inspect.signature(self.point).parameters[name].default for name in self.static}
-        self._defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
         functools.update_wrapper(self, self.point)
         self._jitted: dict[Any, Any] = {}
         self._agreed: set[Any] = set()
-        self._answered: dict[Any, float] = collections.defaultdict(float)  # by program: points answered / by_numpy
+        self._patience_used: dict[Any, float] = collections.defaultdict(float)  # by program: points answered / by_numpy
         all_kernels.add(self)
 
     def _compiled(self, where: str) -> Callable:
@@ -154,15 +150,12 @@ class Kernel:
             args = jax.tree.map(_as_float64, args)
             shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args))
             size = shapes[0][0]
-            # A default value selects the same program whether the caller names it or leaves it out.
-            static = {**self._defaults, **static}
-            items = tuple(sorted(static.items()))
-            program = items, tuple(shape[1:] for shape in shapes)
+            program = tuple(sorted(static.items())), tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
             patience = min(self._patience(args, static), _COMPILE_AFTER)
             used = size / patience if patience > 0 else math.inf
-            self._answered[program] += used  # as a share of the time that compiling takes
-            if (self._answered[program] if expected is None else expected * used) <= 1 + 1e-9:
+            self._patience_used[program] += used
+            if (self._patience_used[program] if expected is None else expected * used) <= 1 + 1e-9:
                 numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
                 most = min(self.at_once, max(_NUMBERS_TOGETHER // numbers, 1)) if size >= _LEAST_TOGETHER else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]

@@ -235,7 +235,7 @@ _SOURCES = {
 _KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
 
-@kernel(static=("bound",), working_set=16, by_numpy=2**20, at_once=2**16)
+@kernel(working_set=16, by_numpy=2**20, at_once=2**16)
 def clones_law(eps0: Any, *, bound: str) -> Law:
     """`law.clones` for a batch of eps0."""
     return law.clones(eps0, bound)

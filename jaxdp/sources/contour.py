@@ -88,9 +88,7 @@ def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     return 8 * size if effort.bands else size  # bands: two labels and a dozen abscissae at a time
 
 
-_contour_kernel = kernel(
-    static=("direction", "effort"), working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy
-)
+_contour_kernel = kernel(working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy)
 
 
 @_contour_kernel

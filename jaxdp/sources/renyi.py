@@ -57,7 +57,7 @@ def _blur_of_renyi(stacks: tuple[Stack, ...], order: Any) -> float:
     return _blur(stacks) / max(order - 1, _SMALLEST)
 
 
-@kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur_of_renyi)
+@kernel(working_set=400_000, by_numpy=256, absolute=_blur_of_renyi)
 def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
     finite = xp.isfinite(order) & (order > 1)
@@ -118,7 +118,7 @@ def _from_moments(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str)
     return xp.minimum(by_moment, _without_quadrature(stacks, c, order, direction))
 
 
-@kernel(static=("direction",), working_set=400_000, by_numpy=256, absolute=_blur)
+@kernel(working_set=400_000, by_numpy=256, absolute=_blur)
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """K(z) of one parameter point at one complex z: an estimate, relative error 1e-12 in exp(K) per step."""
     composed = spectrum(stacks, direction)

@@ -31,7 +31,7 @@ _RANKS = 64  # largest losses of a law that `_largest_losses` uses
 _SPLIT = 2.0**27 + 1  # of Dekker's product: splits a double into two halves
 
 
-@kernel(static=("verb", "direction"), working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
+@kernel(working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
 def _single_step(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
     solve = single_step.epsilon_bounds if verb == "epsilon" else single_step.delta_bounds
     return solve(xp.asarray(record.mechanism.gaussian_mu()), record.sampling_probability, target, direction)
@@ -53,13 +53,13 @@ def _alive(record: Any, *_: Any, direction: str) -> int:
     return 256 if isinstance(record, (NamedSetRandomizer, WorstCase)) else 30000
 
 
-@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
+@kernel(working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
 def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) epsilon of one run of a mechanism with a finite law."""
     return finite_law.epsilon_bounds(*_law(record, direction), delta)
 
 
-@kernel(static=("direction",), working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
+@kernel(working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
 def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
     """Certified (lower, upper) delta of one run of a mechanism with a finite law."""
     return finite_law.delta_bounds(*_law(record, direction), eps)
@@ -177,7 +177,7 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     return Answer(lower, upper)
 
 
-@kernel(static=("direction", "verb"), working_set=60000, by_numpy=256)
+@kernel(working_set=60000, by_numpy=256)
 def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
     """Lower bound of epsilon or delta from the event that every loss is among the r largest of its law.
 
