@@ -36,8 +36,6 @@ _LOG_RANGE = (-40.0, 60.0)
 # A smaller mu is replaced by this one, so that an underflow to mu = 0 never means perfect privacy. For mu below
 # SMALLEST_MU no lower bounds of epsilon or delta are given.
 _LEAST_MU = 0.99 * SMALLEST_MU
-# Factor that covers a dozen rounding errors.
-_UP = 1.0 + 2.0**-49
 
 
 class Quadrature(NamedTuple):
@@ -196,7 +194,7 @@ def brownian_lambda(time: Real, sensitivity: Real = 1.0) -> Array:
     Returns Lambda in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Examples 4 and 5.
     """
-    return xp.maximum((sensitivity / xp.sqrt(time)) ** 2 / 4 * _UP, SMALLEST)
+    return xp.maximum((sensitivity / xp.sqrt(time)) ** 2 / 4 * (1 + 8 * ULP), SMALLEST)
 
 
 @theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, sensitivity=POSITIVE)
@@ -210,7 +208,7 @@ def ornstein_uhlenbeck_lambda(theta: Real, rho: Real, time: Real, sensitivity: R
 
     Reference: Corollary 7.
     """
-    return _ou_mu(theta, rho, time, sensitivity)[0] ** 2 / 2 * _UP
+    return _ou_mu(theta, rho, time, sensitivity)[0] ** 2 / 2 * (1 + 4 * ULP)
 
 
 @theorem(theta=POSITIVE, rho=POSITIVE, time=POSITIVE, norm=NONNEGATIVE, dimension=whole(1))

@@ -28,8 +28,6 @@ __all__ = [
     "local_privacy", "pure_local_epsilon", "required_level", "ultra_mixing_amplification", "ultra_mixing_coefficient",
 ]  # fmt: skip
 
-_UP = 1.0 + 2.0**-48  # factors that cover some ten rounding errors
-_DOWN = 1.0 - 2.0**-48
 _FAR = 700.0  # e^700 is in the range of doubles
 
 
@@ -117,7 +115,7 @@ def _hockey_stick(epsilon, delta, gamma, level):
 def _required(epsilon, delta):
     # Round down, so that no level above the exact limit is accepted. A ratio that overflows counts as 1e300.
     ratio = xp.expm1(xp.minimum(epsilon, _FAR)) / xp.where(delta > 0, delta, 1.0)
-    return xp.where(delta > 0, xp.log1p(xp.minimum(ratio, 1e300)) * _DOWN, xp.inf)
+    return xp.where(delta > 0, xp.log1p(xp.minimum(ratio, 1e300)) * (1 - 32 * ULP), xp.inf)
 
 
 @theorem(epsilon=NONNEGATIVE, delta=PROBABILITY, vacuous=0.0)
@@ -213,7 +211,7 @@ def _largest_hockey_stick(matrix, error, level):
         with np.errstate(invalid="ignore", over="ignore"):
             scaled = np.where(matrix > 0, np.exp(level) * down * matrix, 0.0)
         worst = max(worst, np.maximum(row - scaled, 0.0).sum(axis=1).max())
-    return min(worst * (_UP + error), 1.0)
+    return min(worst * (1 + 32 * ULP + error), 1.0)
 
 
 def dobrushin_coefficient(kernel: Real) -> float:
@@ -252,7 +250,7 @@ def ultra_mixing_coefficient(kernel: Real) -> float:
     matrix, error = _kernel_matrix(kernel)
     used = matrix.max(axis=0) > 0
     smallest, largest = matrix[:, used].min(axis=0), matrix[:, used].max(axis=0)
-    return float(np.clip(np.max((largest - smallest) / largest) * _UP + 2 * error, 0.0, 1.0))
+    return float(np.clip(np.max((largest - smallest) / largest) * (1 + 32 * ULP) + 2 * error, 0.0, 1.0))
 
 
 def local_privacy(kernel: Real, level: Real = 0.0) -> Guarantee:
@@ -280,7 +278,7 @@ def pure_local_epsilon(gamma: Real) -> Array:
     """
     value = validate.probability("gamma", gamma)
     with np.errstate(divide="ignore"):
-        return (-np.log1p(-value) * _UP)[()]
+        return (-np.log1p(-value) * (1 + 32 * ULP))[()]
 
 
 _HALVINGS = 80  # bisection steps for the part of the shift that the first noise hides
@@ -392,9 +390,7 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
 
     part = 0.5 * sum(bisect(steeper, xp.zeros_like(shift), shift, _HALVINGS))
     value = laplace_renyi_upper(order, part / first_scale) + laplace_renyi_upper(order, (shift - part) / second_scale)
-    limit = 1 / (1 + xp.square(second_scale / first_scale))
-    share = xp.where(shift > SMALLEST, part / xp.maximum(shift, SMALLEST), limit)
-    return IteratedLaplace(rounded_up(value, shift > 0), share)
+    return IteratedLaplace(rounded_up(value, shift > 0), part / xp.maximum(shift, SMALLEST))
 
 
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:

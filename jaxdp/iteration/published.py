@@ -18,8 +18,6 @@ from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
 from jaxdp.typing import Array, Real
 
-_UP = 1.0 + 2.0**-50  # factor that covers a few rounding errors
-
 
 def _product(positive, *logs):
     """exp(sum of logs), rounded up, or 0 unless positive: a product whose factors cannot underflow.
@@ -98,7 +96,7 @@ def _sharp(step_size, smoothness, strong_convexity):
     # With strong_convexity = 0 kappa is exactly 1: nothing is rounded.
     flat = (strong_convexity == 0) & (step_size * smoothness <= 2)
     steepest = xp.maximum(xp.abs(1 - step_size * strong_convexity), xp.abs(1 - step_size * smoothness))
-    return xp.where(flat, 1.0, steepest * _UP + 2 * ULP)  # 2 ULP: the products are rounded and at most 2
+    return xp.where(flat, 1.0, steepest * (1 + 8 * ULP) + 2 * ULP)  # 2 ULP: the products are rounded and at most 2
 
 
 _contraction = theorem(_CONVEXITY, _STEP, **_ARGUMENTS)(_sharp)
@@ -110,7 +108,7 @@ def _published(step_size, smoothness, strong_convexity):
     # The rounding error of the difference is absolute. It is charged under the root, which magnifies it near 0.
     square = xp.maximum(1 - 2 * step_size * smoothness * strong_convexity / total, 0.0) + 4 * ULP
     sharp = _sharp(step_size, smoothness, strong_convexity)
-    return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * _UP, sharp))
+    return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * (1 + 8 * ULP), sharp))
 
 
 def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
@@ -148,7 +146,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     Assumes: as `logistic_regression`. Gradients are not clipped: with clipping the softmax step may be expansive.
     """
     bound, penalty = _norm_and_penalty(feature_norm, l2)
-    return LossConstants(2**0.5 * bound * _UP, bound**2 / 2 + penalty, penalty)
+    return LossConstants(2**0.5 * bound * (1 + 8 * ULP), bound**2 / 2 + penalty, penalty)
 
 
 def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:

@@ -197,7 +197,6 @@ _IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "complex": (_host_complex, jax.lax.complex),
     "stop_gradient": (lambda x: x, jax.lax.stop_gradient),
     "erf": (_host_erf, jax.lax.erf),
-    "erfc": (_host_erfc, jax.scipy.special.erfc),
     "erfcx": (_host_erfcx, jax.scipy.special.erfcx),
     "ndtr": (lambda x: 0.5 * _host_erfc(-np.asarray(x) / math.sqrt(2.0)), jax.scipy.special.ndtr),
     "ndtri": (_host_inverse, jax.scipy.special.ndtri),
@@ -222,7 +221,7 @@ _HOST, _TRACED = (
     for i, module in enumerate((np, jnp))
 )
 
-_ELEMENTWISE = "bits", "erf", "erfc", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
+_ELEMENTWISE = "bits", "erf", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
 _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _ELEMENTWISE}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),

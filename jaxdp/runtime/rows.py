@@ -162,7 +162,6 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.append: _append,
     np.argsort: lambda x: Rows(np.argsort(x.data, axis=-1)),
     np.cumsum: lambda x, axis: Rows(np.cumsum(x.data, _axis(axis, x.ndim))),
-    np.cumprod: lambda x, axis: Rows(np.cumprod(x.data, _axis(axis, x.ndim))),
     np.argmax: _extreme_index(np.argmax),
     np.argmin: _extreme_index(np.argmin),
     np.squeeze: lambda x, axis: Rows(np.squeeze(x.data, _axis(axis, x.ndim))),
