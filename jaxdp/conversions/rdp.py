@@ -205,17 +205,10 @@ def _log_moment(order: jax.Array, sigma: jax.Array, q: jax.Array, cut: jax.Array
     pmf = special.log_binomial_pmf(j, order, q, 1 - q)
     shift = j / sigma
     away = shift - cut
-    # Where shift > cut, `tilted` and the log tail are both of size j^2 / (2 sigma^2) and would cancel. There `beyond`
-    # is their sum, in which the squares are cancelled by algebra.
-    far = away > 0
-    c = xp.where(far & (cut > -xp.inf), cut, 0.0)
-    log_mills = xp.log(special.mills(xp.where(far, away, 0.0)))
-    beyond = shift * (c - 0.5 / sigma) - 0.5 * c * c - special.LOG_SQRT_2PI + log_mills
-    tilted = 0.5 * shift * ((j - 1) / sigma)
-    inside = tilted + special.log_normal_tail(xp.where(far, 0.0, away))
-    # An error of `away` enters with a factor below 1: the derivative of log mills, or of the log tail at away <= 0.
-    size = shift + xp.where(far, shift * (xp.abs(c) + 0.5 / sigma) + 0.5 * c * c + xp.abs(log_mills), tilted) + 1
-    terms = pmf + xp.where(far, beyond, inside) + 8 * ULP * (size + xp.abs(pmf))
+    tilted, log_tail = 0.5 * shift * ((j - 1) / sigma), special.log_normal_tail(away)
+    # An error of `away` enters with a factor below 1 + max(away, 0), the derivative of the log tail.
+    size = 1 + shift + tilted + xp.abs(log_tail) + xp.where(away > 0, away * (shift + xp.abs(cut)), 0.0)
+    terms = pmf + tilted + log_tail + 16 * ULP * (size + xp.abs(pmf))
     value = xp.logsumexp(xp.where(j <= order, terms, -xp.inf))
     return xp.where(cut > -xp.inf, value + _ERROR + 8 * ULP * xp.abs(value), -xp.inf)
 
