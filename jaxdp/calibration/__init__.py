@@ -16,7 +16,8 @@ from jaxdp.mechanisms.base import Mechanism
 from jaxdp.sources.base import gap_near
 from jaxdp.typing import Array, Real, Relation
 
-# Limit of the calls of a search. It is never reached: bisection from the largest to the smallest double takes about 60.
+# Limit of the calls of a search, and of the moves of a value that fails its last test. It is never reached: bisection
+# from the largest to the smallest double takes about 60.
 _MAX_CALLS = 200
 # Relative change of epsilon that the gap of its bounds can cause. An epsilon that rises and falls more is not monotone.
 _WOBBLE = 0.01

@@ -77,7 +77,7 @@ def theorem(
             for name, holds, allowed, remedy in rules:
                 bad = ~holds(**numbers)
                 validate.reject(name, np.broadcast_to(numbers[name], np.shape(bad)), bad, allowed, remedy)
-            return batched(kernel, *numbers.values())
+            return _batched(kernel, *numbers.values())
 
         return public  # type: ignore[return-value]  # `wraps` copies the signature
 
@@ -137,7 +137,7 @@ def at_points(kernel: Kernel, *arguments: Any, own: tuple[int, ...] = (), **stat
     If an argument is traced, the kernel's one-point function is traced; it must handle NaN (see `checked`) itself.
     """
     if not validate.is_traced(arguments):
-        return batched(functools.partial(kernel, **static), *(np.asarray(a, np.float64) for a in arguments), own=own)
+        return _batched(functools.partial(kernel, **static), *(np.asarray(a, np.float64) for a in arguments), own=own)
     require_x64()
     with jax.numpy_rank_promotion("allow"):
         point = jax.vmap(_flat_outside(functools.partial(kernel.point, **static)))
