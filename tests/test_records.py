@@ -103,7 +103,7 @@ def test_one_number_of_a_noisy_iteration_is_that_of_every_step():
     steps = jaxdp.NoisyIteration([0.9, 0.8], 1.0, [1.0, 0.5])
     assert steps == jaxdp.NoisyIteration([0.9, 0.8], [1.0, 1.0], [1.0, 0.5])
     mu = jaxdp.iteration.gdp_mu([0.9, 0.8], 1.0, [1.0, 0.5])
-    assert jaxdp.renyi(steps, 2.0) == pytest.approx(mu**2, rel=1e-12)
+    assert jaxdp.renyi(steps, 2.0) == pytest.approx(mu**2, rel=2e-12)
     assert jaxdp.epsilon(jaxdp.NoisyIteration(0.9, 1.0, [[1.0, 0.5], [2.0, 0.5]]), 1e-5).shape == (2,)
     with jax.enable_x64(True):
         slope = jax.grad(lambda noise: jaxdp.epsilon(jaxdp.NoisyIteration([0.9, 0.8], noise, [1.0, 0.5]), 1e-5))(1.0)
