@@ -33,6 +33,11 @@ def _working_set(schedule, *_):
     return 6 * (schedule.shape[-1] + 1)
 
 
+def _patience_alone(schedule, *_):
+    """Schedules that NumPy computes one by one in the time of compiling."""
+    return _STEPS_OF_COMPILING // (schedule.shape[-1] + 1)
+
+
 def _patience(schedule, *_):
     """Schedules that NumPy computes in the time of compiling: 0.2 ms a step, 2 ms for hundreds of schedules at once."""
     steps = schedule.shape[-1] + 1
@@ -376,7 +381,7 @@ def _prepend(log_reset, carry, x):
     return (lower + 1, xp.set_at(stack, lower, row), xp.minimum(best, restarted), plain, largest), None
 
 
-@kernel(working_set=_working_set, by_numpy=_patience)
+@kernel(working_set=_working_set, by_numpy=_patience_alone)
 def restarted_mu2(contraction, noise_std, shift, diameter):
     """Smallest mu^2 of one schedule whose iterates stay in a set of the given diameter; rounded up.
 
