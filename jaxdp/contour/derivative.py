@@ -100,5 +100,5 @@ def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> 
 def _lattice(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same as `_line` for a lattice: the sum over one period, which needs no truncation and no smoothing."""
     contour = build_lattice(spectrum, plan, max(effort.nodes, _LATTICE_NODES))
-    level = contour.log_m_c[0] - plan.c * eps
+    level = contour.log_m_c - plan.c * eps
     return level, lattice_sum(contour, eps, level)[0][0], contour.plan.period

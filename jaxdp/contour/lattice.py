@@ -11,7 +11,7 @@ are the alias, bounded as in notebooks/proofs/contour_certificate.md, section 2.
 geometric sums do not cancel.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,7 +22,7 @@ from jaxdp.runtime.arrays import xp
 
 
 class LatticeContour(NamedTuple):
-    """The parts of the sum that do not depend on eps; the last six fields are those of `trapezoid.Contour`."""
+    """The parts of the sum that do not depend on eps; the last four fields are those of `trapezoid.Contour`."""
 
     plan: Plan
     offset: jax.Array  # a0
@@ -31,12 +31,12 @@ class LatticeContour(NamedTuple):
     first: tuple[jax.Array, jax.Array]  # real and imaginary node weights that A multiplies
     second: tuple[jax.Array, jax.Array]  # real and imaginary node weights that B multiplies
     errors: jax.Array  # sums over the nodes of |weight| x: relative error of the node; t 2^-53; 2^-53
-    extra_mu2: jax.Array
-    mixing: jax.Array
     log_m_c: jax.Array
-    log_m_c_units: jax.Array
-    log_kept: jax.Array
-    shift: jax.Array
+    log_m_c_units: jax.Array  # bound of the error of log_m_c, in units of 2^-53
+    extra_mu2: Any = (0.0,)
+    mixing: Any = 0.0
+    log_kept: Any = 0.0
+    shift: Any = 0.0
 
 
 def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
@@ -67,22 +67,8 @@ def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     errors = xp.stack([own, xp.sum(moduli * t) * _ULP, xp.sum(moduli) * _ULP])
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
     units = 16 + spectrum.closed_units + 4 * xp.abs(log_m_c)
-    zero = xp.zeros(())
-    return LatticeContour(
-        plan._replace(period=period),
-        offset,
-        spacing,
-        t,
-        (real, imag),
-        second,
-        errors,
-        xp.zeros(1),
-        zero,
-        log_m_c[None],
-        units[None],
-        zero,
-        zero,
-    )
+    plan = plan._replace(period=period)
+    return LatticeContour(plan, offset, spacing, t, (real, imag), second, errors, log_m_c, units)
 
 
 def _one_minus_exp(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -98,8 +84,7 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     index = xp.floor(position) + 1
     gap = xp.clip((index - position) * ell, 0.0, ell)
     beyond = contour.offset + index * ell
-    log_m_c = contour.log_m_c[0]
-    front = xp.exp(log_m_c - c * beyond - ref)
+    front = xp.exp(contour.log_m_c - c * beyond - ref)
     a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)
     angle = contour.node_t * beyond
     cosine, sine = xp.cos(angle), xp.sin(angle)
@@ -109,11 +94,11 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     place = xp.abs(contour.offset) + xp.abs(eps) + ell
     # Rounding of gap acts like a change of eps by a few units of ``place``. It changes delta, in units of
     # M(c) e^{-c eps}, by c + 1 times as much.
-    head = contour.log_m_c_units[0] + 4 * (xp.abs(log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
+    head = contour.log_m_c_units + 4 * (xp.abs(contour.log_m_c) + (3 * c + 2) * place + xp.abs(ref)) + 16
     moduli = a + b + 16 * _ULP * place
     rounding = front * (moduli * (own + 8 * place * moment + mass * head) + mass * 16 * place)
     # A wrong index gives delta at an eps at most ``shift`` away: |d delta/d eps| <= P(L > eps) <= M(c) e^{-c eps}.
     shift = 16 * _ULP * place
-    rounding = rounding + shift * xp.exp(log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
+    rounding = rounding + shift * xp.exp(contour.log_m_c - c * (eps - shift) - ref) * (1 + 2 * head * _ULP)
     slope = front * inner * (second - first)
     return tuple(x[None] for x in (front * (a * first + b * second), slope, xp.zeros_like(front), rounding))
