@@ -17,7 +17,7 @@ from jaxdp.contour import trapezoid
 from jaxdp.contour.largest_loss import band as one_band
 from jaxdp.contour.largest_loss import bands
 from jaxdp.contour.largest_loss.band import Band
-from jaxdp.contour.plan import Plan, bounds_of
+from jaxdp.contour.plan import Plan, Sides, bounds_of
 from jaxdp.contour.spectrum import Sampled, Spectrum
 from jaxdp.contour.trapezoid import Effort
 from jaxdp.mechanisms.composition import normal_form
@@ -115,7 +115,7 @@ def bracket_by(nodes, size, direction):
         band = band_of(spectrum, size, *ends)
         above = c * xp.array([1.05, 1.3, 2.0, 4.0])
         k_above, masses = bounds_of(band, above)
-        plan = Plan(c, period, *[nothing[0]] * 3, above, k_above, nothing, nothing + xp.inf)
+        plan = Plan(c, period, nothing[0], Sides(above, k_above, nothing, nothing + xp.inf))
         one = jax.tree_util.tree_map(lambda x: x[None], bands.one_band(band, plan, masses, Effort(nodes, size, False)))
         sums = bands.band_sums(spectrum, one, xp.zeros(()), eps, xp.zeros(()))
         return sums.lower, sums.upper

@@ -29,7 +29,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     from this mass alone.
     """
     frozen = xp.stop_gradient((params, eps))
-    plan = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
+    plan, _ = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
     spectrum = make(params)
     level, value, period = (_lattice if effort.lattice else _line)(spectrum, plan, effort, eps)
     c = plan.c

@@ -2,7 +2,7 @@
 
 The contour is the line Re z = c on which e^{K(z) - z eps}/(z (z+1)) is integrated, in steps h; K(z) = log E e^{zL}.
 This module chooses c, h and the tail cut. A poor choice makes the bounds wide, never wrong.
-`Plan.rdp_epsilon`, `Plan.log_chernoff` and `log_alias` are certified.
+The bounds beside the plans of `plan_epsilon` and `plan_delta`, and `log_alias`, are certified.
 """
 
 from typing import Any, NamedTuple
@@ -28,18 +28,22 @@ _CUT_NATS = 60.0  # the mass beyond the tail cut, over all steps, is e^-60 of de
 _ALIAS_TARGET = -27.0  # log of the intended alias error, relative to delta
 
 
-class Plan(NamedTuple):
-    """Contour abscissa c, alias period 2 pi / h, and values of K on the real axis that the alias bounds use."""
+class Sides(NamedTuple):
+    """Values of K on the real axis, on both sides of the contour, that the alias bounds use."""
 
-    c: jax.Array
-    period: jax.Array
-    cut: jax.Array  # outcome beyond which the mass of a step is charged like mass at infinity
-    rdp_epsilon: jax.Array  # in epsilon plans: certified upper bound of epsilon
-    log_chernoff: jax.Array  # in delta plans: certified upper bound of log delta, without mass at infinity or mass cut
     above: jax.Array  # abscissae c' > 0; the bound of the right alias uses those > c
     k_above: jax.Array  # upper bounds of K(c')
     below: jax.Array  # values c'' > 0, each for the abscissa -1 - c''
     k_below: jax.Array  # upper bounds of K(-1 - c'')
+
+
+class Plan(NamedTuple):
+    """The choice of a contour."""
+
+    c: jax.Array  # abscissa
+    period: jax.Array  # alias period 2 pi / h
+    cut: jax.Array  # outcome beyond which the mass of a step is charged like mass at infinity
+    sides: Sides
 
 
 class Masses(NamedTuple):
@@ -134,8 +138,8 @@ def _log_integrand(c: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
 
 
 # The body of a planning loop calls K once, because most of the compiled program is K. The round selects the abscissae.
-def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: jax.Array) -> Plan:
-    """Contour for solving delta(eps) = delta; rdp_epsilon is a certified bound from K on the real axis alone.
+def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: jax.Array) -> tuple[Plan, jax.Array]:
+    """Contour for solving delta(eps) = delta, and a certified upper bound of eps from K on the real axis alone.
 
     size: quadrature nodes per step. ceiling: a known upper bound of eps; the abscissa is chosen for it where it is
     smaller than the epsilon of the Chernoff bound.
@@ -178,13 +182,12 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
     above = _above(candidates, k.ravel(), level_of(rough))
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
     eps = rdp(least, k_least)[0]
-    below = _below(spectrum, above, cut, size)
-    plan = _finish(cut, level_of(eps), log_delta, candidates, k.ravel(), above, k_above, *below)
-    return plan._replace(rdp_epsilon=eps)
+    sides = Sides(above, k_above, *_below(spectrum, above, cut, size))
+    return Plan(*_choose(candidates, k.ravel(), level_of(eps), log_delta, sides), cut, sides), eps
 
 
-def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) -> Plan:
-    """Contour for delta at a given eps; log_chernoff is a certified bound.
+def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) -> tuple[Plan, jax.Array]:
+    """Contour for delta at a given eps; a certified upper bound of log delta, without mass at infinity or mass cut.
 
     known: logarithm of an upper bound of delta. Past a phase transition it is far below the Chernoff bound.
 
@@ -221,9 +224,8 @@ def plan_delta(spectrum: Spectrum, eps: jax.Array, size: int, known: jax.Array) 
     k_above, k_least = xp.split(spectrum.real(xp.concatenate([above, least]), cut, size), [above.size])
     value = log_chernoff(least, k_least, eps)[0]
     guess = xp.where(xp.isfinite(value), xp.minimum(value, known), known)
-    below = _below(spectrum, above, cut, size)
-    plan = _finish(cut, eps, guess, candidates, k.ravel(), above, k_above, *below)
-    return plan._replace(rdp_epsilon=eps, log_chernoff=value)
+    sides = Sides(above, k_above, *_below(spectrum, above, cut, size))
+    return Plan(*_choose(candidates, k.ravel(), eps, guess, sides), cut, sides), value
 
 
 def plan_part(part: Any, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Masses]:
@@ -248,9 +250,8 @@ def plan_part(part: Any, eps: jax.Array, log_delta: jax.Array) -> tuple[Plan, Ma
     candidates = xp.exp(x.ravel())
     above = xp.append(_above(candidates, k.ravel(), eps), xp.exp(best[0]))
     k_above, masses = bounds_of(part, above)
-    zero = xp.zeros(1)  # no bound of the swapped pair: K = inf
-    plan = _finish(part.cut, eps, log_delta, candidates, k.ravel(), above, k_above, zero, zero + xp.inf, masses)
-    return plan, masses
+    sides = Sides(above, k_above, xp.zeros(1), xp.full(1, xp.inf))  # no bound of the swapped pair: K = inf
+    return Plan(*_choose(candidates, k.ravel(), eps, log_delta, sides, masses), part.cut, sides), masses
 
 
 def bounds_of(part: Any, above: jax.Array) -> tuple[jax.Array, Masses]:
@@ -272,8 +273,7 @@ def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, si
     height = _log_integrand(candidates, spectrum.rough(candidates, cut, size), eps)
     small = height <= log_delta - 1
     c = candidates[xp.where(xp.any(small), xp.argmax(small), xp.argmin(height))]
-    unused = xp.zeros(1)
-    return Plan(c, (5 - log_delta) / c, cut, eps, log_delta, unused, unused, unused, unused)
+    return Plan(c, (5 - log_delta) / c, cut, Sides(*[xp.zeros(1)] * 4))
 
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
@@ -287,18 +287,13 @@ def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> t
     return below, spectrum.real_swapped(below, cut, size)
 
 
-def _finish(cut, eps, log_delta, candidates, k_candidates, above, k_above, below, k_below, masses=None) -> Plan:
-    """The plan with the candidate abscissa that allows the largest step without much cancellation."""
-    height = _log_integrand(candidates, k_candidates, eps)
+def _choose(candidates, k, eps, log_delta, sides: Sides, masses: Masses | None = None) -> tuple[jax.Array, jax.Array]:
+    """(c, period) of the candidate abscissa that allows the largest step without much cancellation."""
+    height = _log_integrand(candidates, k, eps)
     cancels = ~(height <= xp.min(height) + _CANCELLATION)
-
-    def shortest(c: jax.Array) -> jax.Array:
-        return _shortest_period(c, eps, log_delta, above, k_above, below, k_below, masses)
-
-    periods = xp.vmap(shortest)(candidates)
+    periods = xp.vmap(lambda c: _shortest_period(c, eps, log_delta, sides, masses))(candidates)
     best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _CANCELLATION_COST * height))
-    unset = xp.asarray(xp.inf)
-    return Plan(candidates[best], periods[best], cut, unset, unset, above, k_above, below, k_below)
+    return candidates[best], periods[best]
 
 
 class AliasBound(NamedTuple):
@@ -310,14 +305,15 @@ class AliasBound(NamedTuple):
     left: jax.Array  # logs of the bounds of the left remainder, but for the factor e^{(1 + c'') eps}
 
 
-def alias_bound(plan: Plan, k_above: jax.Array, k_below: jax.Array) -> AliasBound:
-    """The `AliasBound` of a plan. k_above, k_below: the plan's values of K plus the smoothing Gaussian's."""
-    c, period = plan.c, plan.period
-    gap = plan.above - c
-    right = k_above + 1e-15 * xp.abs(k_above) + conversion(plan.above)
+def alias_bound(plan: Plan, mu2: jax.Array) -> AliasBound:
+    """The `AliasBound` of a plan; mu2: mu^2 of the smoothing Gaussian."""
+    c, period, (above, k_above, below, k_below) = plan.c, plan.period, plan.sides
+    k_above, k_below = k_above + 0.5 * mu2 * above * (above + 1), k_below + 0.5 * mu2 * below * (below + 1)
+    gap = above - c
+    right = k_above + 1e-15 * xp.abs(k_above) + conversion(above)
     right = xp.where(gap > 0, right - log_expm1(xp.where(gap > 0, gap * period, 1e-9)), xp.inf)
-    left = k_below + 1e-15 * xp.abs(k_below) + conversion(plan.below) - log_expm1((1 + plan.below + c) * period)
-    return AliasBound(plan.above, right, 1 + plan.below, left)
+    left = k_below + 1e-15 * xp.abs(k_below) + conversion(below) - log_expm1((1 + below + c) * period)
+    return AliasBound(above, right, 1 + below, left)
 
 
 def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -331,9 +327,9 @@ def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.
     return xp.min(bound.left + toward + 1e-15 * xp.abs(toward)), right
 
 
-def _shortest_period(c, eps, log_delta, above, k_above, below, k_below, masses: Masses | None):
+def _shortest_period(c, eps, log_delta, sides: Sides, masses: Masses | None) -> jax.Array:
     """The least period at which both alias terms meet the target; e^x - 1 >= e^y if and only if x >= softplus(y)."""
-    aim = log_delta + _ALIAS_TARGET
+    aim, (above, k_above, below, k_below) = log_delta + _ALIAS_TARGET, sides
     gap = above - c
     right = xp.softplus(k_above - above * eps + conversion(above) - aim) / xp.where(gap > 0, gap, 1.0)
     right = xp.min(xp.where(gap > 0, right, xp.inf))

@@ -17,6 +17,7 @@ from jaxdp.contour.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.contour.plan import (
     AliasBound,
     Plan,
+    Sides,
     alias_bound,
     log_alias,
     log_chernoff,
@@ -227,10 +228,8 @@ class Aliases(NamedTuple):
 def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax.Array, mu2: jax.Array) -> Aliases:
     """The `Aliases` for upper bounds of log M(0), log M(-1) and log(lower/upper bound); mu2: s^2 of the smoothing."""
     c, p = plan.c, plan.period
-    k_above = plan.k_above + 0.5 * mu2 * plan.above * (plan.above + 1)
-    k_below = plan.k_below + 0.5 * mu2 * plan.below * (plan.below + 1)
     return Aliases(
-        alias_bound(plan, k_above, k_below),
+        alias_bound(plan, mu2),
         log_masses[0] - xp.maximum(c * p, 1e-300) - xp.log(-xp.expm1(-c * p)),
         log_masses[1] - (c + 1) * p - xp.log(-xp.expm1(-(c + 1) * p)),
         xp.exp(log_kept),
@@ -304,14 +303,14 @@ def epsilon_bounds(
     spare = delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1)
     ref = xp.log(xp.where(inside, spare, 0.5))
-    plan = plan_epsilon(spectrum, ref + xp.log1p(-1e-9), effort.quadrature, known)
+    plan, from_axis = plan_epsilon(spectrum, ref + xp.log1p(-1e-9), effort.quadrature, known)
     contour = build(spectrum, plan, effort)
     target = xp.where(inside, delta, 1.0) * xp.exp(-ref)
 
     left_and_right = aliases(contour, spectrum)
-    # The plan's epsilon is certified for 1 - 1e-9 of ``spare``, which leaves 1e-9 of ``spare`` for the mass cut away.
+    # ``from_axis`` is certified for 1 - 1e-9 of ``spare``, which leaves 1e-9 of ``spare`` for the mass cut away.
     enough = -xp.expm1(contour.log_kept) <= 1e-9 * xp.exp(ref)
-    ceiling = xp.where(enough & xp.isfinite(plan.rdp_epsilon), xp.maximum(plan.rdp_epsilon, 0.0) * (1 + 1e-12), xp.inf)
+    ceiling = xp.where(enough & xp.isfinite(from_axis), xp.maximum(from_axis, 0.0) * (1 + 1e-12), xp.inf)
     ceiling = xp.minimum(xp.minimum(ceiling, known), spectrum.top)
     search = xp.where(xp.isfinite(ceiling), ceiling, 1.0)
 
@@ -368,12 +367,12 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     )
 
 
-def _upper_left(plan: Plan, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
+def _upper_left(sides: Sides, reverse_infinity: jax.Array, eps: jax.Array) -> jax.Array:
     """Upper bound 1 - e^eps + e^eps delta_QP(-eps) for eps < 0, by the Chernoff bound of the swapped pair; else inf.
 
     It is close to delta where eps is smaller than nearly all losses.
     """
-    swapped = xp.exp(xp.min(log_chernoff(plan.below, plan.k_below, -eps))) + reverse_infinity
+    swapped = xp.exp(xp.min(log_chernoff(sides.below, sides.k_below, -eps))) + reverse_infinity
     least = -xp.expm1(xp.minimum(eps, 0.0))
     return xp.where(eps < 0, (least + xp.exp(xp.minimum(eps, 0.0)) * swapped) * (1 + 8 * _ULP) + SMALLEST, xp.inf)
 
@@ -382,18 +381,18 @@ def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: E
     """Certified (lower, upper) bounds of delta at eps (any sign). known: an upper bound of delta, or 1."""
     finite = xp.isfinite(eps)
     e = xp.where(finite, eps, 1.0)
-    plan = plan_delta(spectrum, e, effort.quadrature, xp.log(xp.clip(known, SMALLEST, 1.0)))
+    plan, bound = plan_delta(spectrum, e, effort.quadrature, xp.log(xp.clip(known, SMALLEST, 1.0)))
     contour = build(spectrum, plan, effort)
-    ref = xp.where(xp.isfinite(plan.log_chernoff), xp.clip(plan.log_chernoff, -700.0, 0.0), 0.0)  # e^-ref is finite
+    ref = xp.where(xp.isfinite(bound), xp.clip(bound, -700.0, 0.0), 0.0)  # e^-ref is finite
     left_and_right = aliases(contour, spectrum)
     sides = e + contour.shift * xp.array([0.0] if effort.lattice else [-1.0, 1.0])
     sums = xp.vmap(lambda eps: evaluate(contour, left_and_right, spectrum, eps, ref))(sides)
     # subnormal numbers are computed as 0, so the smallest normal number is added
     upper = xp.where(sums.upper[0] > 0, sums.upper[0] * xp.exp(ref), xp.inf) + SMALLEST
     lower = sums.lower[-1] * xp.exp(ref)
-    chernoff = xp.exp(plan.log_chernoff) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
+    chernoff = xp.exp(bound) * (1 + 1e-12) + spectrum.infinity - xp.expm1(contour.log_kept)
     upper = xp.minimum(upper, chernoff * (1 + 4 * _ULP) + SMALLEST)
-    upper = xp.minimum(upper, _upper_left(plan, spectrum.reverse_infinity, e))
+    upper = xp.minimum(upper, _upper_left(plan.sides, spectrum.reverse_infinity, e))
     beyond = e >= spectrum.top
     upper = xp.where(beyond, spectrum.infinity * (1 + 4 * _ULP), upper)
     least = -xp.expm1(xp.minimum(e, 0.0))

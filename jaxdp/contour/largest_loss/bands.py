@@ -82,8 +82,8 @@ def band_sums(spectrum: Spectrum, bands: Bands, charges: jax.Array, eps: jax.Arr
     def of_band(contour: Contour, known: Aliases) -> Sums:
         sums, raw = enclosed(contour, known, eps, ref)
         upper, lower, middle, slope = (x[0] for x in sums)
-        plan = contour.plan
-        chernoff = xp.exp(xp.min(log_chernoff(plan.above, plan.k_above, eps)) - ref) * (1 + 1e-9)
+        sides = contour.plan.sides
+        chernoff = xp.exp(xp.min(log_chernoff(sides.above, sides.k_above, eps)) - ref) * (1 + 1e-9)
         informative = (raw.tail + raw.rounding)[0] < chernoff  # otherwise only the Chernoff bound of the band is used
         return Sums(
             xp.where(informative, xp.fmin(upper, chernoff), chernoff),
