@@ -276,6 +276,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
         relation = "remove"
     provenance.note(verb, mechanism, relation or natural_relation(mechanism), name, value)
     resolved, directions = _resolved(mechanism, relation)
+    directions = directions[:1] if verb == "log_mgf" else directions
     stacks, size = normal_form(resolved, shape), int(np.prod(shape))
     if size == 0:
         return np.empty(shape, np.complex128 if verb == "log_mgf" else np.float64)
@@ -289,12 +290,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
             orders = np.broadcast_to(value, shape).reshape(size)
             result = kernel(dominating(stacks, np.abs(orders)), orders, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
-    if verb == "log_mgf":
-        return results[0][()]
-    worst = results[0]
-    for other in results[1:]:
-        worst = np.maximum(worst, other) if usable is True else jnp.maximum(worst, other)
-    return worst[()]
+    return functools.reduce(np.maximum if usable is True else jnp.maximum, results)[()]
 
 
 def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
