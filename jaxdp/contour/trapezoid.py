@@ -28,7 +28,7 @@ from jaxdp.contour.plan import (
 from jaxdp.contour.spectrum import Nodes, Spectrum, along_line, counted
 from jaxdp.contour.truncation import log_fallen, log_held, log_tail
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.exponential_sums import Line, blocks_of, discrete_log_m, in_blocks, split
+from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
@@ -66,7 +66,6 @@ class Contour(NamedTuple):
     """
 
     plan: Plan
-    step: jax.Array  # h
     real: jax.Array  # real parts of the node weights, (smoothings, rows, columns)
     imag: jax.Array
     errors: jax.Array  # two sums over the nodes: |weight| x relative error of the node; |weight| x t 2^-53
@@ -86,8 +85,8 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
 
 def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     """Evaluate K at the contour's nodes and bound the truncation error."""
-    c, end = plan.c, 2 * xp.pi / plan.period * effort.nodes
-    lines = spectrum.lines(c, plan.cut, effort.quadrature)
+    c, step = plan.c, 2 * xp.pi / plan.period
+    end, lines = step * effort.nodes, spectrum.lines(c, plan.cut, effort.quadrature)
     fallen = log_fallen(spectrum, lines, c, plan.cut, end)
     extra, mixing, until = xp.zeros(1), xp.zeros(()), end
     if effort.smooth:
@@ -103,13 +102,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     if effort.smooth:
         between = log_tail(spectrum, lines, xp.minimum(held, fallen), end, mu2)
         tail = xp.logaddexp(tail, xp.where(until > end, between, -xp.inf))
-    return on_line(spectrum, plan, effort.nodes, lines, extra)._replace(log_tail=tail, mixing=mixing)
-
-
-def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra: jax.Array) -> Contour:
-    """The `Contour` without a bound of the truncation error: log_tail is inf."""
-    c, step = plan.c, 2 * xp.pi / plan.period
-    nodes = along_line(spectrum, lines, c, step, count + 1)
+    nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)
     # closed(c) is computed twice, here and in `along_line`, with an error each time
     units = 16 + 2 * spectrum.closed_units + 4 * xp.abs(log_m_c[-1])
@@ -118,18 +111,16 @@ def on_line(spectrum: Spectrum, plan: Plan, count: int, lines: list[Line], extra
         # log m(c) = top + log(sum) + log(step): each rounded at a size of |log m(c)| + 12, and counted T times.
         # line.error: the nodes are relative to the true m(c), log_m_c is computed.
         units = units + counted(part, 4 * (xp.abs(line.log_m) + 12) + line.error * 2.0**53)
-    return through(plan, step, nodes, extra, log_m_c, units)._replace(log_kept=spectrum.log_kept(plan.cut))
+    contour = through(plan, nodes, extra, log_m_c, units)
+    return contour._replace(log_tail=tail, mixing=mixing, log_kept=spectrum.log_kept(plan.cut))
 
 
-def through(
-    plan: Plan, step: jax.Array, nodes: Nodes, extra: jax.Array, log_m_c: jax.Array, units: jax.Array
-) -> Contour:
+def through(plan: Plan, nodes: Nodes, extra: jax.Array, log_m_c: jax.Array, units: jax.Array) -> Contour:
     """The `Contour` with these nodes, without bounds of the truncation error (inf) and of the mass cut away (0)."""
-    real, imag, errors = node_weights(nodes, plan.c, step * xp.arange(nodes.log_abs.shape[0]), extra)
+    t = 2 * xp.pi / plan.period * xp.arange(nodes.log_abs.shape[0])
+    real, imag, errors = node_weights(nodes, plan.c, t, extra)
     units, zero, unknown = xp.broadcast_to(units, extra.shape), xp.zeros(()), xp.asarray(xp.inf)
-    return Contour(
-        plan, step, table(real), table(imag), errors, unknown, extra, zero, log_m_c, units, zero, nodes.shift
-    )
+    return Contour(plan, table(real), table(imag), errors, unknown, extra, zero, log_m_c, units, zero, nodes.shift)
 
 
 def table(values: jax.Array) -> jax.Array:
@@ -191,7 +182,7 @@ class Raw(NamedTuple):
 
 def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     """The contour sum at eps, with bounds of its truncation error and of its rounding."""
-    c, h = contour.plan.c, contour.step
+    c, h = contour.plan.c, 2 * xp.pi / contour.plan.period
     base = contour.log_m_c - c * eps - ref
     front = xp.exp(base) * h / xp.pi
     rows, columns = contour.real.shape[1:]

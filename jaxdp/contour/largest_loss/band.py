@@ -156,8 +156,8 @@ def band_contour(band: Band, plan: Plan, effort: Effort) -> Contour:
         xp.real(value) + log_abs, excess + units * _ULP, xp.imag(value) + turned + phase + xp.pi, xp.zeros(())
     )
     log_m_c = xp.real(base) + total(log_m[0]) + at_c - lift
-    # as in `on_line`: at the nodes C is relative to the true C(c), hence error[0]
+    # as in `build_truncated`: at the nodes C is relative to the true C(c), hence error[0]
     units = 16 + 2 * spectrum.closed_units + 4 * (xp.abs(log_m_c) + xp.abs(at_c) + lift)
     units = units + total(4 * (xp.abs(log_m[0]) + 12) + error[0] / _ULP)
-    contour = through(plan, step, nodes, xp.zeros(1), log_m_c[None], units)
+    contour = through(plan, nodes, xp.zeros(1), log_m_c[None], units)
     return contour._replace(log_tail=tail - xp.log(end) - 0.5 * spectrum.mu2 * end**2)
