@@ -28,7 +28,7 @@ from jaxdp.contour.plan import (
 from jaxdp.contour.spectrum import Nodes, Spectrum, along_line, counted
 from jaxdp.contour.truncation import log_fallen, log_held, log_tail
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.exponential_sums import blocks_of, discrete_log_m, in_blocks, split
+from jaxdp.numerics.exponential_sums import discrete_log_m, split
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
@@ -157,7 +157,7 @@ def node_weights(nodes: Nodes, c: jax.Array, t: jax.Array, extra: jax.Array) -> 
     raised = xp.exp(xp.clip(log_abs + nodes.excess, -745.0, 600.0))
     slack = xp.where(nodes.excess < 1, xp.exp(log_abs) * xp.expm1(xp.minimum(nodes.excess, 1.0)), raised)
     columns, rows = split(t.shape[0])
-    units = 32 + 1.5 * (sum(blocks_of(columns)) + rows) + 2 * xp.abs(phase)
+    units = 32 + 1.5 * (columns + rows) + 2 * xp.abs(phase)
     own = xp.sum(half * xp.sqrt(norm) * slack + moduli * units * _ULP, axis=-1)
     return real, imag, xp.stack([own, xp.sum(moduli * t, axis=-1) * _ULP])
 
@@ -189,7 +189,7 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     row_t, column_t = h * columns * xp.arange(rows), h * xp.arange(columns)
     cosine, sine = xp.cos(column_t * eps), xp.sin(column_t * eps)
     waves = xp.stack([cosine, sine, column_t * cosine, column_t * sine], axis=1)
-    real_waves, imag_waves = (xp.moveaxis(in_blocks(x, waves), -1, 0) for x in (contour.real, contour.imag))
+    real_waves, imag_waves = (xp.moveaxis(xp.exact_matmul(x, waves), -1, 0) for x in (contour.real, contour.imag))
     real, imag = real_waves[0] + imag_waves[1], imag_waves[0] - real_waves[1]
     real_t, imag_t = real_waves[2] + imag_waves[3], imag_waves[2] - real_waves[3]
     cosine, sine = xp.cos(row_t * eps), xp.sin(row_t * eps)

@@ -80,8 +80,8 @@ def ratios_less_one(line: Any, step: jax.Array, count: int, shifted: bool = True
     a, b = w_re * high.re - w_im * high.im, w_re * high.im + w_im * high.re
     x, y = low.re.T, low.im.T
     rows, columns = (_weighted(w_re, w_im, part.bend_re, part.bend_im) for part in (high, low))
-    re = in_blocks(a, x) - in_blocks(b, y) + rows[0][:, None] + columns[0]
-    im = in_blocks(b, x) + in_blocks(a, y) + rows[1][:, None] + columns[1]
+    re = xp.exact_matmul(a, x) - xp.exact_matmul(b, y) + rows[0][:, None] + columns[0]
+    im = xp.exact_matmul(b, x) + xp.exact_matmul(a, y) + rows[1][:, None] + columns[1]
     t, (mean_re, mean_im) = step * xp.arange(count), mean_loss(line, shifted)
     return re.reshape(-1)[:count] - t * mean_im, im.reshape(-1)[:count] + t * mean_re
 
@@ -136,8 +136,8 @@ def ratio_error(
     """
     count, size, t = re.shape[0], line.loss.shape[0], step * xp.arange(re.shape[0])
     weights, losses, mean_modulus = xp.sum(_per_loss(line), axis=-1)
-    mean_units = 1.5 * (sum(short_blocks_of(size)) + 4) + 4
-    units = _TABLE_UNITS + 0.75 * (sum(blocks_of(size)) + 4) + 1.5 * (sum(short_blocks_of(size)) + 4)
+    mean_units = 1.5 * (sum(blocks_of(size)) + 4) + 4
+    units = _TABLE_UNITS + 0.75 * (size + 4) + 1.5 * (sum(blocks_of(size)) + 4)
     by_weight, by_loss, by_table = _angle_sums(line, step, count)
     rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
     off_mean = ULP * mean_units * mean_modulus
@@ -172,7 +172,7 @@ def log_ratios(
     inexact = nodes > 0
     if computed is not None:
         whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
-        rounded = ULP * (24 + 1.5 * sum(short_blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
+        rounded = ULP * (24 + 1.5 * sum(blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
         off = xp.where(computed, xp.stack([whole[0] - 1, whole[1], rounded]), 0.0)
         re, im, error, inexact = re + off[0], im + off[1], error + off[2], inexact | computed
     log_abs, angle = log_one_plus(re, im)
@@ -187,27 +187,14 @@ def split(count: int) -> tuple[int, int]:
 
 
 def blocks_of(terms: int) -> tuple[int, int]:
-    """(terms per block, blocks) for a sum taken in blocks: its rounding error is at most terms + blocks units."""
-    blocks = max(1, min(4, terms // 128))
-    return -(-terms // blocks), blocks
-
-
-def in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The matrix product (..., rows, terms) x (terms, columns), summed in the blocks of `blocks_of`."""
-    terms, blocks = blocks_of(right.shape[0])
-    parts = [slice(i * terms, (i + 1) * terms) for i in range(blocks)]
-    return sum(xp.exact_matmul(left[..., part], right[part]) for part in parts)
-
-
-def short_blocks_of(terms: int) -> tuple[int, int]:
-    """(terms per block, blocks) for `sum_in_blocks`: both about sqrt(terms)."""
+    """(terms per block, blocks) for `sum_in_blocks`, both about sqrt(terms): its error is terms + blocks units."""
     size = math.isqrt(max(terms - 1, 0)) + 1
     return size, -(-terms // size)
 
 
 def sum_in_blocks(rows: jax.Array) -> jax.Array:
-    """Sums over the last axis, taken in the blocks of `short_blocks_of`."""
-    terms, blocks = short_blocks_of(rows.shape[-1])
+    """Sums over the last axis, taken in the blocks of `blocks_of`."""
+    terms, blocks = blocks_of(rows.shape[-1])
     padded = xp.pad(rows, ((0, 0), (0, terms * blocks - rows.shape[-1])))
     return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
 
