@@ -27,7 +27,7 @@ def log_tail(
 def log_fallen(spectrum: Spectrum, lines: list[Line], c: jax.Array, cut: jax.Array, end: jax.Array) -> jax.Array:
     """log of a bound of |M(c + it)|/M(c) for all t >= end, M being that of the sampled steps alone."""
     total = xp.zeros(())
-    for part, line in zip(spectrum.sampled, lines, strict=False):
+    for part, line in zip(spectrum.sampled, lines[: len(spectrum.sampled)], strict=True):
         size = line.weight.shape[-1] // 2
         each = xp.vmap(log_decay, in_axes=(None, 0, 0, None, None, None, 0, None))
         bound = each(c, part.mu, part.rate, cut, spectrum.direction, size, line.log_m, end)

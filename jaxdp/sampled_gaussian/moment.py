@@ -94,25 +94,24 @@ def along_edges(at, on_axis, log_a, step, y, lift, c, mu, q, direction, label=No
     at: the nodes, then both ends. on_axis, log_a: log(integrand/m(c)), without label, and log A at these points.
     lift: increase of log |g| from the real axis to the edge.
     """
-    if direction == "reverse" or label is not None:
-        if label is None:
-            grown = on_axis + add_direction.growth(at, log_a, y, c, mu, q) + 6e-14 * c  # log A is within 3e-14
-            # bounds in the cells [x, x + step] from their left ends x: every node and the lower end of the line
-            cells = (grown + 0.5 * gained(at, at + step))[..., :-1]
-        else:
-            grown, rise = on_axis + labels.log_bound(at - step, at, label) + 6e-14 * (xp.abs(c) + 1), (c + 1) * mu
-            if direction == "replace":  # A(-u)^-c: for c >= 0 larger off the axis than on it, for c = -1 falling in u
-                log_b = log_mixture_real(-at * mu - mu * mu / 2, q)
-                more = add_direction.growth(-at, log_b, y, xp.maximum(c, 0.0), mu, q) * xp.exp(2 * mu * step)
-                grown = grown + more + 6e-14 * xp.abs(c) + xp.maximum(-c, 0.0) * mu * step
-                rise = rise + xp.abs(c) * mu
-            # bounds in the cells [x - step, x] from their right ends x: every node and both ends of the line
-            cells = grown + 0.5 * gained(at, at - step)
-        total = xp.sum(exp_or_inf(cells), axis=-1, keepdims=xp.ndim(lift) > 0)
-        total = total * step / ROOT_2PI * xp.exp(lift)
-        return total, grown[..., -2:] + lift + (0.0 if label is None else labels.log_beyond(rise, mu))
-    growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
-    return xp.exp(lift + growth), on_axis[..., -2:] + growth + lift
+    if direction != "reverse" and label is None:
+        growth = -c * xp.log(xp.cos(xp.minimum(y * mu, 1.5))) if direction == "replace" else xp.zeros_like(c)
+        return xp.exp(lift + growth), on_axis[..., -2:] + growth + lift
+    if label is None:
+        grown, beyond = on_axis + add_direction.growth(at, log_a, y, c, mu, q) + 6e-14 * c, 0.0  # log A is within 3e-14
+        # bounds in the cells [x, x + step] from their left ends x: every node and the lower end of the line
+        cells = (grown + 0.5 * gained(at, at + step))[..., :-1]
+    else:
+        grown, rise = on_axis + labels.log_bound(at - step, at, label) + 6e-14 * (xp.abs(c) + 1), (c + 1) * mu
+        if direction == "replace":  # A(-u)^-c: for c >= 0 larger off the axis than on it, for c = -1 falling in u
+            log_b = log_mixture_real(-at * mu - mu * mu / 2, q)
+            more = add_direction.growth(-at, log_b, y, xp.maximum(c, 0.0), mu, q) * xp.exp(2 * mu * step)
+            grown = grown + more + 6e-14 * xp.abs(c) + xp.maximum(-c, 0.0) * mu * step
+            rise = rise + xp.abs(c) * mu
+        # bounds in the cells [x - step, x] from their right ends x: every node and both ends of the line
+        cells, beyond = grown + 0.5 * gained(at, at - step), labels.log_beyond(rise, mu)
+    total = xp.sum(exp_or_inf(cells), axis=-1, keepdims=xp.ndim(lift) > 0) * step / ROOT_2PI * xp.exp(lift)
+    return total, grown[..., -2:] + lift + beyond
 
 
 def real_log_m(

@@ -127,22 +127,21 @@ def epsilon_bounds(
 
     # Contours built for one eps are good near this eps only. So they are rebuilt until the root is close to that eps.
     def improve(state):
-        _, root, lower, upper, _, count = state
+        root, lower, upper, _, count = state
         bands = make_bands(spectrum, cut, root, ref, effort)
 
         def at(eps: jax.Array) -> Evaluation:
             return relative_to(target, band_sums(spectrum, bands, charges, eps, ref))
 
         low, high, better = proved_ends(at, 0.0, _START * ceiling, ceiling, most_tries=_TRIES)
-        return root, better, xp.maximum(lower, low), xp.minimum(upper, high), xp.max(bands.contours.plan.c), count + 1
+        off = xp.max(bands.contours.plan.c) * xp.abs(better - root)
+        return better, xp.maximum(lower, low), xp.minimum(upper, high), off, count + 1
 
     def far(state) -> jax.Array:
-        built_at, root, lower, upper, largest_c, count = state
-        rebuild = (largest_c * xp.abs(root - built_at) > 0.5) & ~(upper - lower <= _CLOSE * upper)
-        return (count < 1) | ((count < _MOST_BUILDS) & rebuild)
+        _, lower, upper, off, count = state
+        return (off > 0.5) & ~(upper - lower <= _CLOSE * upper) & (count < _MOST_BUILDS)
 
-    zero = xp.zeros(())
-    start = ceiling, ceiling, zero, ceiling, zero, xp.asarray(0)
-    _, _, lower, upper, _, _ = xp.while_loop(far, improve, start)
+    start = ceiling, xp.zeros(()), ceiling, xp.asarray(xp.inf), xp.asarray(0)
+    _, lower, upper, _, _ = xp.while_loop(far, improve, start)
     upper, lower = xp.where(inside, upper, xp.inf), xp.where(inside, lower, 0.0)
     return epsilon_edges(spectrum, delta, inside, lower, upper)
