@@ -15,7 +15,7 @@ from jaxdp import validate
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
-from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, confined
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, confined
 from jaxdp.mechanisms.composition import (
     batch_shape,
     flatten,
@@ -344,7 +344,7 @@ def _resolved(
             require_one_order(mechanism)
     resolved = mechanism.under(relation or natural_relation(mechanism))
     symmetric = all(atom.symmetric for atom, _ in flatten(resolved))
-    return resolved, (FORWARD,) if symmetric else directions
+    return resolved, ("forward",) if symmetric else directions
 
 
 def _run(

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, field
-from jaxdp.mechanisms.base import REVERSE, FiniteLaw, record
+from jaxdp.mechanisms.base import FiniteLaw, record
 from jaxdp.mechanisms.finite import GAUSS_NODES, GAUSS_WEIGHTS, Part, at_edges, gauss_error, log_mass
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_expm1
@@ -43,7 +43,7 @@ class GaussianMixtures(FiniteLaw):
     def part(self, direction: str) -> Part:
         """The law of the loss for the pair or the swapped pair; P and Q have mass below 1e-290 beyond the cells."""
         loss, log_q, blur = _law(xp.asarray(self.shifts), xp.asarray(self.probabilities))
-        loss, log_weight = (-loss, log_q) if direction == REVERSE else (loss, log_q + loss)
+        loss, log_weight = (-loss, log_q) if direction == "reverse" else (loss, log_q + loss)
         return Part(loss, log_weight, blur, _TAIL, _TAIL)
 
     def masses_at_infinity(self, direction: str) -> tuple[float, float]:

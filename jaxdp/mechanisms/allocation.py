@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.allocation.renyi import log_moment
 from jaxdp.domains import PROBABILITY, SMALLEST, Domain, field, whole
-from jaxdp.mechanisms.base import FORWARD, Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.finite import Part
@@ -135,7 +135,7 @@ class RandomAllocation(Mechanism):
         """K(z) of the Gaussian pair of a person whose steps are known, which dominates; without amplification."""
         return z * (z + 1) * (self.times / self.noise_multiplier() ** 2 / 2)
 
-    def renyi_divergence(self, order: Number, direction: str = FORWARD) -> Number:
+    def renyi_divergence(self, order: Number, direction: str = "forward") -> Number:
         """The sum over the blocks of steps, but at most the divergence of a person whose steps are known."""
         size = xp.floor(self.num_steps / self.times)
         num_larger = self.num_steps - size * self.times  # blocks of size + 1 steps; the others have size steps

@@ -20,9 +20,8 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, Relation
 
 RELATIONS = (*typing.get_args(Relation), None)
-# Directions: the pair (P, Q), its swap (Q, P), and the symmetric pair of sampling under replace_one. The neighbouring
-# relation decides which of these pairs are needed; each is composed on its own.
-FORWARD, REVERSE, REPLACE = "forward", "reverse", "replace"
+# Directions: "forward", the pair (P, Q); "reverse", its swap (Q, P); "replace", the symmetric pair of sampling under
+# replace_one. The neighbouring relation decides which of these pairs are needed; each is composed on its own.
 T = TypeVar("T", bound=type)
 M = TypeVar("M", bound="Mechanism")
 
@@ -222,11 +221,11 @@ class Mechanism:
     def masses_at_infinity(self, direction: str) -> tuple[Number, Number]:
         """(mass at infinity of the pair in this direction, mass at infinity of its swap)."""
         masses = self.infinity_mass(), self.reverse_infinity_mass()
-        return masses[::-1] if direction == REVERSE and not self.symmetric else masses
+        return masses[::-1] if direction == "reverse" and not self.symmetric else masses
 
     def top_loss(self, direction: str) -> Number:
         """Supremum of the finite losses of the pair in this direction."""
-        return -self.min_loss() if direction == REVERSE and not self.symmetric else self.max_loss()
+        return -self.min_loss() if direction == "reverse" and not self.symmetric else self.max_loss()
 
     def is_exact(self, direction: str) -> bool:
         """Whether the pair in this direction is the mechanism's own, not merely a pair that dominates it."""
@@ -270,10 +269,10 @@ class Mechanism:
                 f"available: {', '.join(map(repr, self.relations))}."
             )
         if self.symmetric:
-            return (FORWARD,)
+            return ("forward",)
         if relation == "replace_one":
             return self.replace_directions()
-        return {"remove": (FORWARD,), "add": (REVERSE,), "add_or_remove": (FORWARD, REVERSE)}[relation]
+        return {"remove": ("forward",), "add": ("reverse",), "add_or_remove": ("forward", "reverse")}[relation]
 
     def same_in_both_orders(self) -> bool:
         """Whether (P, Q) and (Q, P) are known to have the same privacy profile."""
@@ -281,7 +280,7 @@ class Mechanism:
 
     def replace_directions(self) -> tuple[str, ...]:
         """Directions for replace_one: by default both orders of the pair, which is stated for the caller's relation."""
-        return (FORWARD, REVERSE)
+        return ("forward", "reverse")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mechanism) and _identity(self) == _identity(other)
@@ -397,5 +396,5 @@ class FiniteLaw(Mechanism):
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the finite losses."""
-        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.part(FORWARD)[:2])
+        loss, log_weight = (xp.expand_dims(a, tuple(range(xp.ndim(z)))) for a in self.part("forward")[:2])
         return finite.log_sum_exp(log_weight + xp.asarray(z)[..., None] * loss)

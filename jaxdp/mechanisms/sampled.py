@@ -11,15 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite, sampled_laws
-from jaxdp.mechanisms.base import (
-    REPLACE,
-    REVERSE,
-    FiniteLaw,
-    Mechanism,
-    UnsupportedMechanismError,
-    record,
-    static_field,
-)
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
@@ -80,7 +72,7 @@ class Sampled(FiniteLaw):
                 f"{type(self).__name__} under replace_one is available for a base whose pair is symmetric; "
                 f"got {type(self.mechanism).__name__}."
             )
-        return (REPLACE,)
+        return ("replace",)
 
     def unsampled(self, direction: str) -> Mechanism:
         """The mechanism at sampling probability 1; its epsilon and delta are upper bounds for the sampled mechanism."""
@@ -127,7 +119,7 @@ class Sampled(FiniteLaw):
             return None
         rate = xp.asarray(self.sampling_probability)
         tail = sampled_laws.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
-        return xp.where((rate < 1) & (direction == REVERSE), -xp.inf, tail)
+        return xp.where((rate < 1) & (direction == "reverse"), -xp.inf, tail)
 
     def check_structure(self) -> None:
         """Raise unless the base is Gaussian noise or has a finite pair, and is stated for the relation needed."""
@@ -199,7 +191,7 @@ class PoissonSampled(Sampled):
 
     def unsampled(self, direction: str) -> Mechanism:
         """The base; under replace_one the base at distance 2, for Gaussian noise N(1) against N(-1)."""
-        return self.mechanism.at_distance(2.0) if direction == REPLACE else self.mechanism
+        return self.mechanism.at_distance(2.0) if direction == "replace" else self.mechanism
 
 
 @record
@@ -277,7 +269,7 @@ class FixedSizeSampled(Sampled):
 
     def needs_quadrature(self, direction: str | None = None) -> bool:
         """Whether the base is Gaussian noise; False for the replace_one pair, which is computed on a grid of losses."""
-        return is_gaussian(self.mechanism) and direction != REPLACE
+        return is_gaussian(self.mechanism) and direction != "replace"
 
     def under(self, relation: str) -> Mechanism:
         """The record with its base at distance 2, or 1 where the rate is 1; the base itself if everyone is sampled."""

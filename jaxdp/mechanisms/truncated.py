@@ -8,7 +8,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
 from jaxdp.mechanisms import finite
-from jaxdp.mechanisms.base import REPLACE, FiniteLaw, Mechanism, record
+from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.sampled import Antipodal, PoissonSampled
 from jaxdp.numerics.rounding import ULP
@@ -53,7 +53,7 @@ class TruncatedPoisson(FiniteLaw):
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair."""
-        return (REPLACE,)
+        return ("replace",)
 
     def cut(self) -> Number:
         """Upper bound of s j, the delta that the cut costs."""
@@ -66,8 +66,8 @@ class TruncatedPoisson(FiniteLaw):
 
     def _kinds(self, direction: str) -> list[tuple[Any, Number, Number]]:
         """(step, its probability, probability of the other kind) for batches that are not full, then for full ones."""
-        kind = Antipodal if direction == REPLACE else PoissonSampled
-        sigma = self.noise_multiplier * (0.5 if direction == REPLACE else 1.0)  # Antipodal takes noise at distance 2
+        kind = Antipodal if direction == "replace" else PoissonSampled
+        sigma = self.noise_multiplier * (0.5 if direction == "replace" else 1.0)  # Antipodal takes noise at distance 2
         not_full, full = kind(Gaussian(sigma), self.sampling_probability), kind(Gaussian(0.5 * sigma), self.joins)
         return [(not_full, self.partial, self.full), (full, self.full, self.partial)]
 
