@@ -42,15 +42,6 @@ class Plan(NamedTuple):
     rest_tilt: Any
 
 
-def _best(c: Any, log_value: Any) -> Any:
-    """The c at which log_value is least: minimum of the parabola in log c through three points of the grid."""
-    i = xp.clip(xp.argmin(log_value), 1, c.shape[0] - 2)
-    left, middle, right = (log_value[i + k] for k in (-1, 0, 1))
-    curvature = left - 2 * middle + right
-    move = xp.where(curvature > 0, 0.5 * (left - right) / xp.where(curvature > 0, curvature, 1.0), 0.0)
-    return c[i] * xp.exp(xp.clip(move, -1.0, 1.0) * xp.log(c[1] / c[0]))
-
-
 def least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
     """(tilt c that needs the fewest nodes, a quantity proportional to their number).
 
@@ -136,5 +127,5 @@ def plan(step: Step) -> Plan:
         c,
         xp.where(separate, low, above[:, 0]),
         xp.where(separate, high, -xp.inf),
-        _best(c, (steps - count) * above[:, 0] + count * high - xp.log(c)),
+        c[xp.argmin((steps - count) * above[:, 0] + count * high - xp.log(c))],
     )

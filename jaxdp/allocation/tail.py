@@ -92,7 +92,7 @@ def modulus(group: Group, t: Any) -> Any:
 
     Axes of the result: the axes of t, then the axes of ``group`` without the last.
     """
-    _, _, ways = _merging(_panels(group))
+    _, _, ways = _merging(group.mass.shape[-1] * 8 // 15)  # panels: a panel stands for 1 + 1/2 + 1/4 + 1/8 groups
     t = xp.asarray(t)[(..., *[None] * group.mass.ndim)]
     height = xp.where(group.height > 0, group.height, 1.0)
     v = t * group.mass / (2 * height)
@@ -103,11 +103,6 @@ def modulus(group: Group, t: Any) -> Any:
     varied = xp.minimum(group.mass, group.variation / t)
     each = xp.where(group.variation > 0, varied, unimodal)
     return xp.min(xp.exact_matmul(each, ways.T), axis=-1) * (1 + 1e-12)
-
-
-def _panels(group: Group) -> int:
-    """Number of panels from which the groups were made."""
-    return round(group.mass.shape[-1] / sum(1 / merged for merged in _MERGED))
 
 
 def log_integrand(groups: Group, powers: Any, c: Any, t: Any) -> Any:

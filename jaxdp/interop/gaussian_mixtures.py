@@ -46,10 +46,6 @@ class GaussianMixtures(FiniteLaw):
         loss, log_weight = (-loss, log_q) if direction == "reverse" else (loss, log_q + loss)
         return Part(loss, log_weight, blur, _TAIL, _TAIL)
 
-    def masses_at_infinity(self, direction: str) -> tuple[float, float]:
-        """The masses at infinity of `part`, without computing the law."""
-        return _TAIL, _TAIL
-
 
 def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
     """(losses, log masses under Q, error bound of both) at the edges of the cells, for one mixture."""
