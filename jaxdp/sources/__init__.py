@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
-from jaxdp.mechanisms.composition import Stack, flatten, is_gaussian, normal_form
+from jaxdp.mechanisms.composition import Stack, flat_rows, flatten, is_gaussian, normal_form
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.mechanisms.truncated import TruncatedPoisson
 from jaxdp.sources.allocation import epoch_route, epochs_route
@@ -25,7 +25,7 @@ def choose_routes(mechanism: Mechanism, directions: Sequence[str], shape: tuple[
         return [shuffled_route(atoms[0][0], shape) for _ in directions]
     record, times = atoms[0] if len(atoms) == 1 else (None, 0)
     if isinstance(record, RandomAllocation) and record.is_once() and isinstance(times, int) and times == 1:
-        return [epoch_route(record, direction, shape) for direction in directions]
+        return [epoch_route(flat_rows(record, shape), direction) for direction in directions]
     stacks = normal_form(mechanism, shape)
     if is_gaussian(mechanism):
         return [gaussian_route(stacks) for _ in directions]

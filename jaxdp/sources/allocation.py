@@ -15,23 +15,25 @@ from jaxdp.domains import SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms.allocation import DirectedLaw, RandomAllocation
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import Stack, flat_rows
+from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
 from jaxdp.sources.base import Answer, Asked, Point, Points, Route, Source, intersect, one_or_composed, traced_bounds
 from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
-_SIGNS = {"forward": 1.0, "reverse": -1.0}
+_SIGNS = {"forward": 1.0, "reverse": -1.0}  # as in `jaxdp.allocation.law`
 _NEAR_END = 14.0  # nats above log(mass at infinity): bounds of a smaller log delta of an epoch need not be close
 _PAIR_GAP = 1e-5  # relative gap asked for composed pairs: about the error of the pairs themselves
+_UNKNOWN_NATS = 20.0  # -log delta for which the first grids are made if epsilon is given instead of delta
+_WIDEST = 6.0  # nats below the upper bound of a log delta beyond which its lower bound says nothing about its size
 
 
-def _one_epoch(verb: str, sign: float) -> tuple[Source, ...]:
-    """The sources of one epoch: the contour with growing effort. sign: 1 for remove, -1 for add."""
+def _one_epoch(verb: str, direction: str) -> tuple[Source, ...]:
+    """The sources of one epoch: the contour with growing effort."""
 
     def contour(effort: bounds.Effort, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
-        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, sign), target
+        point = params.num_steps, params.noise_multiplier(), np.full(target.shape, _SIGNS[direction]), target
         if verb == "epsilon":
             return Answer(*bounds.allocation_epsilon(*point, *known[:2], effort=effort))
         return Answer(*bounds.allocation_delta(*point, effort=effort))
@@ -39,18 +41,14 @@ def _one_epoch(verb: str, sign: float) -> tuple[Source, ...]:
     return tuple(functools.partial(contour, effort) for effort in bounds.EFFORTS)
 
 
-def epoch_route(mechanism: RandomAllocation, direction: str, shape: tuple[int, ...]) -> Route:
-    """The route of one epoch in which everybody takes part once."""
-    return _epoch_route(_SIGNS[direction], flat_rows(mechanism, shape))
-
-
-def _epoch_route(sign: float, flat: Any) -> Route:
-    return Route(flat, _one_epoch("epsilon", sign), _one_epoch("delta", sign), *_traced(sign))
+def epoch_route(flat: Any, direction: str) -> Route:
+    """The route of one epoch in which everybody takes part once. flat: the record as rows."""
+    return Route(flat, _one_epoch("epsilon", direction), _one_epoch("delta", direction), *_traced(direction))
 
 
 @functools.cache
-def _traced(sign: float) -> tuple[Points, Points]:
-    effort = bounds.EFFORTS[1]
+def _traced(direction: str) -> tuple[Points, Points]:
+    effort, sign = bounds.EFFORTS[1], _SIGNS[direction]
 
     def answer(kernel: Any) -> Point:
         return lambda p, target: tuple(kernel.point(p.num_steps, p.noise_multiplier(), sign, target, effort=effort))
@@ -59,7 +57,8 @@ def _traced(sign: float) -> tuple[Points, Points]:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
 
     epsilon, delta = answer(bounds.allocation_epsilon), answer(bounds.allocation_delta)
-    return traced_bounds(epsilon, delta, log_delta, functools.partial(_epoch_route, sign), 2**20, jax.jacfwd)
+    route = functools.partial(epoch_route, direction=direction)
+    return traced_bounds(epsilon, delta, log_delta, route, 2**20, jax.jacfwd)
 
 
 # ---- composition ----
@@ -84,7 +83,7 @@ class _Epochs:
         once = np.all((record.times == 1) | (times == 0), axis=1) if len(params) == 1 else False
 
         def alone(flat: RandomAllocation, target: Any, asked: Asked) -> tuple[Any, Any]:
-            (found,) = intersect(self.verb, [_one_epoch(self.verb, _SIGNS[self.direction])], flat, target, asked)
+            (found,) = intersect(self.verb, [_one_epoch(self.verb, self.direction)], flat, target, asked)
             return found
 
         answer = one_or_composed(self.verb, params, target, asked, once, alone, self._composed)
@@ -102,7 +101,7 @@ class _Epochs:
         upper = side(above)[1]
         solve = gaussian_epsilon if self.verb == "epsilon" else gaussian_delta
         lower = solve(_gaussians(params, summed=True), target)[0]
-        wanted = not (self.fine and asked.upper_only)
+        wanted = not (self.fine and asked.upper_only)  # the lower bound may show that the first grids suffice
         if wanted and not all(isinstance(record, GaussianMechanism) for record, _ in below):
             lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
@@ -123,15 +122,11 @@ def _gaussians(stacks: tuple[Stack, ...], summed: bool) -> tuple[Stack, ...]:
 
 
 class _Block(NamedTuple):
-    """Blocks, in each of which one of ``steps`` steps is drawn; fields (rows, records). count: number of equal blocks.
-
-    exact: whether an epoch of the record is a single block. Several blocks only dominate their epoch.
-    """
+    """Blocks of ``steps`` steps, of which one is drawn; fields (rows, records). count: number of equal blocks."""
 
     steps: Any
     noise: Any
     count: Any
-    exact: Any
 
     def known(self) -> bool:
         """Whether every block has one step only, so that a person's step is known."""
@@ -144,7 +139,7 @@ def _blocks(record: RandomAllocation, times: Any) -> list[_Block]:
     larger = record.num_steps - size * record.times
     noise = np.broadcast_to(record.noise_multiplier(), times.shape)
     parts = ((size, record.times - larger), (size + 1, larger))
-    both = [_Block(np.broadcast_to(n, times.shape), noise, times * k, record.times + 0 * times == 1) for n, k in parts]
+    both = [_Block(np.broadcast_to(n, times.shape), noise, times * k) for n, k in parts]
     return [block for block in both if np.any(block.count > 0)] or both[:1]
 
 
@@ -162,12 +157,13 @@ def enclosing(
     above = [stack for stack in stacks if not isinstance(stack[0], RandomAllocation)]
     below = list(above)
     for record, times, blocks in split:
+        alone = record.times == 1  # an epoch is a single block; several blocks only dominate their epoch
         for block in blocks:
             upper, lower = (Gaussian(block.noise),) * 2 if block.known() else next(pairs)
             above.append((upper, block.count))
-            if np.any(block.exact):
-                below.append((lower, np.where(block.exact, block.count, 0.0)))
-        several = np.where(record.times > 1, times, 0.0)
+            if np.any(alone):
+                below.append((lower, np.where(alone, block.count, 0.0)))
+        several = np.where(alone, 0.0, times)
         if np.any(several):
             # The sum of all outputs of an epoch has mean ``times`` and variance num_steps noise^2.
             summed = np.sqrt(record.num_steps) * record.noise_multiplier() / record.times
@@ -180,13 +176,17 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
     if not blocks:
         return
     rows = blocks[0].count.shape[0]
-    target = np.full(rows, 20.0) if delta is None else -np.log(np.clip(delta, SMALLEST, 1.0))
+    target = np.full(rows, _UNKNOWN_NATS) if delta is None else -np.log(np.clip(delta, SMALLEST, 1.0))
     runs = np.sum([np.sum(block.count, axis=1) for block in blocks], axis=0)
-    flat = [(block.steps.ravel(), np.ravel(block.noise)) for block in blocks]
-    wide = [np.repeat(x, block.count.shape[1]) for block in blocks for x in (target, runs)]
+
+    def spread(block: _Block, *per_row: Any) -> list[Any]:
+        """Numbers of each row, for each of the block's records."""
+        return [np.repeat(x, block.count.shape[1]) for x in per_row]
+
+    flat = [(block.steps.ravel(), block.noise.ravel()) for block in blocks]
     grids = [
-        rounds.by_rows(finite.first_grid, *settings, *both)
-        for settings, both in zip(flat, zip(wide[::2], wide[1::2], strict=True), strict=True)
+        rounds.by_rows(finite.first_grid, *settings, *spread(block, target, runs))
+        for block, settings in zip(blocks, flat, strict=True)
     ]
     signs = (1.0, -1.0) if direction == "forward" else (-1.0, 1.0)
     profiles = [
@@ -197,7 +197,7 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
         yield from (_enclosed(grid, sides, block) for grid, sides, block in zip(grids, profiles, blocks, strict=True))
         return
     # Estimates of log delta, from its bounds. turned: of the swapped pair.
-    guessed = [[0.5 * (x.upper + np.fmax(x.lower, x.upper - 6.0)) for x in sides] for sides in profiles]
+    guessed = [[0.5 * (x.upper + np.fmax(x.lower, x.upper - _WIDEST)) for x in sides] for sides in profiles]
     logs, turned = zip(*guessed, strict=True)
     joined = [np.concatenate([x.reshape(rows, -1, finite.FIRST) for x in xs], axis=1) for xs in (grids, logs, turned)]
     counts = np.concatenate([block.count for block in blocks], axis=1)
@@ -206,9 +206,9 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
     z, total = rounds.by_rows(rounds.tilt, *joined, counts, *targets)
     log_end = total - np.log(np.maximum(runs, 1.0)) + rounds.LOG_SHARE
     for block, settings, first, log in zip(blocks, flat, grids, logs, strict=True):
-        each = [np.repeat(x, block.count.shape[1]) for x in (z, log_end)]
-        grid = rounds.by_rows(finite.fine_grid, first, log, *each)
-        sides = [finite.log_profiles(*settings, sign, grid, each[1] + _NEAR_END, finite.FINE) for sign in signs]
+        tilts, ends = spread(block, z, log_end)
+        grid = rounds.by_rows(finite.fine_grid, first, log, tilts, ends)
+        sides = [finite.log_profiles(*settings, sign, grid, ends + _NEAR_END, finite.FINE) for sign in signs]
         yield _enclosed(grid, sides, block)
 
 
@@ -216,8 +216,10 @@ def _enclosed(grid: np.ndarray, sides: list[Bounds], block: _Block) -> tuple[Dir
     """(dominating, dominated) pairs of a block. sides: bounds of log delta on the grids of the pair and of its swap."""
     upper = rounds.by_rows(finite.upper_pair, grid, *(side.upper for side in sides))
     lower = rounds.by_rows(finite.lower_pair, grid, *sides)
-    laws = (DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law)) for law in (upper, lower))
-    return next(laws), next(laws)
+    dominating, dominated = (
+        DirectedLaw(*(x.reshape((*block.count.shape, *x.shape[1:])) for x in law)) for law in (upper, lower)
+    )
+    return dominating, dominated
 
 
 @functools.cache
