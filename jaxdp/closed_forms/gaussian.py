@@ -15,10 +15,6 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number
 
 
-def _safe_mu(mu: jax.Array) -> jax.Array:
-    return xp.where((mu > 0) & xp.isfinite(mu), mu, 1.0)
-
-
 def log_delta(mu: jax.Array, eps: jax.Array, mu_error: float = 0.0) -> tuple[jax.Array, ...]:
     """(log delta, its slope in eps, bound of delta's relative error, factor) for 0 < mu < inf and finite eps.
 
@@ -61,8 +57,9 @@ def delta_bounds(
     """
     inside = (mu > 0) & xp.isfinite(mu) & xp.isfinite(eps)
     # If x1 is so large that its rounding matters, delta <= Phi_c(x1) <= exp(-x1^2/2) is the only upper bound.
-    x1 = xp.maximum(xp.where(inside, eps, 0.0) / _safe_mu(mu) - _safe_mu(mu) / 2, 0.0) * (1 - 1e-12)
-    value, _, error, factor = log_delta(_safe_mu(mu), xp.where(inside, eps, 0.0), mu_error)
+    safe_mu, safe_eps = xp.where(inside, mu, 1.0), xp.where(inside, eps, 0.0)
+    x1 = xp.maximum(safe_eps / safe_mu - safe_mu / 2, 0.0) * (1 - 1e-12)
+    value, _, error, factor = log_delta(safe_mu, safe_eps, mu_error)
     below = error + excess * factor
     lower, upper = xp.exp(value) * xp.where(below < 0.5, 1 - below, 0.0), xp.exp(value) * (1 + error)
     trivial = xp.maximum(-xp.expm1(xp.where(eps < 0, eps, 0.0)), 0.0)
@@ -76,7 +73,7 @@ def delta_bounds(
     upper = xp.where(inside & (error < 1), upper, xp.where(good & ~inside, known, 1.0))
     crude = xp.maximum(xp.exp(-0.5 * x1 * x1) + SMALLEST, trivial)
     # delta(eps) <= 1 - e^eps + TV, TV <= mu / sqrt(2 pi): the bound for mu below 1e-15, where the Mills ratios cancel.
-    small = trivial * (1 + 8 * ULP) + 0.39895 * _safe_mu(mu) * (1 + 4 * mu_error) + SMALLEST
+    small = trivial * (1 + 8 * ULP) + 0.39895 * safe_mu * (1 + 4 * mu_error) + SMALLEST
     crude = xp.minimum(crude, small)
     return lower, xp.where(inside, xp.minimum(upper, crude), upper)
 
@@ -89,7 +86,7 @@ def epsilon_bounds(
     mu_error, excess: as for `delta_bounds`; excess widens only the lower bound.
     """
     inside = (mu > 0) & xp.isfinite(mu) & (delta > 0) & (delta < 1)
-    m, d = _safe_mu(mu), xp.where(inside, delta, 0.5)
+    m, d = xp.where(inside, mu, 1.0), xp.where(inside, delta, 0.5)
     target = xp.log(d)
     # delta(eps) <= Phi_c(x1) <= exp(-x1^2/2): at x1 = sqrt(2 log(1/delta)) epsilon is an upper end. The 1e-3 is for
     # rounding, and for delta close to 1, where x1 is close to 0.

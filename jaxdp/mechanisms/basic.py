@@ -78,15 +78,15 @@ class Laplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """log(e^{-1/(2b)} [cosh y + sinh(y)/(2by)]), y = (z + 1/2)/b: no 0/0 at z = -1/2. Factors e^y out."""
         b = self.noise_multiplier
-        left = xp.real(z) < -0.5  # the formula is even in y: take the y with real part >= 0
-        y = xp.where(left, -(z + 0.5), z + 0.5) / b
+        z = xp.where(xp.real(z) < -0.5, -1 - z, z)  # the formula is even in y: take the y with real part >= 0
+        y = (z + 0.5) / b
         # e^{-y}[cosh y + sinh(y)/(2by)], with a series for (1 - e^{-2y})/(2y) at small y, where the difference cancels
         small = xp.abs(y) < 1e-2
         safe = xp.where(small, 1.0, y)
         series = 1 + y * (-1 + y * (2 / 3 + y * (-1 / 3 + y * (2 / 15 + y * (-2 / 45 + y * (4 / 315 - y / 315))))))
         ratio = xp.where(small, series, (1 - xp.exp(-2 * safe)) / (2 * safe))
         # y - 1/(2b), without the cancellation
-        return xp.where(left, -(z + 1), z) / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
+        return z / b + xp.log((1 + xp.exp(-2 * y)) / 2 + ratio / (2 * b))
 
     def at_distance(self, distance: Number) -> Mechanism:
         """The mechanism with noise smaller by the factor ``distance``."""
@@ -337,11 +337,10 @@ class DiscreteLaplace(Mechanism):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """[e^{zas} + e^{-as(z+1)} + (1 - e^{-a}) sum_{x=1..s-1} e^{-ax} e^{za(s-2x)}] / (1 + e^{-a}), a = 1/scale."""
         a, s = 1.0 / self.scale, self.sensitivity
-        larger = xp.where(xp.real(z) >= -0.5, z * a * s, -a * s * (z + 1))
-        smaller = xp.where(xp.real(z) >= -0.5, -a * s * (z + 1), z * a * s)
+        z = xp.where(xp.real(z) >= -0.5, z, -1 - z)  # K(z) = K(-1 - z)
         # The sum is e^{zas} (y - y^s)/(1 - y) with y = e^{-a(1+2z)}. With the larger of the first two terms factored
         # out it is a geometric sum with |y| = |e^w| <= 1; near w = 0, where it is 0/0, its Taylor series is used.
-        w = xp.where(xp.real(z) >= -0.5, -a * (1 + 2 * z), a * (1 + 2 * z))
+        larger, smaller, w = z * a * s, -a * s * (z + 1), -a * (1 + 2 * z)
         near = xp.abs(w) * s < 1e-6
         safe = xp.where(near, 1.0, w)
         quotient = xp.exp(safe) * xp.expm1(safe * (s - 1)) / xp.expm1(safe)

@@ -102,11 +102,12 @@ class DiscreteGaussian(Mechanism):
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
         """For the outcomes beyond 37.5 sigma - 1, because edges are rounded down to integers; as for a Gaussian."""
         s, sigma = xp.asarray(self.sensitivity), xp.asarray(self.sigma)
-        height = 0.5 * order * (order - 1) * (s / sigma) ** 2
-        start = xp.floor(_REACH * sigma - 1 - (order - 1) * s)
+        mu = s / sigma
+        height = 0.5 * order * (order - 1) * mu**2
+        start = xp.floor(finite.REACH * sigma - 1 - (order - 1) * s)
         tail = xp.minimum(_log_lattice_tail(xp.maximum(start, 1.0), sigma) - _log_total(sigma), 0.0)
         log_moment = height + xp.where(start >= 1, tail, 0.0) + np.log(2.0)
-        return log_moment + 1e-12 * (1 + height), s / sigma * xp.maximum(_REACH - 1 / sigma + 0.5 * s / sigma, 0.0)
+        return log_moment + 1e-12 * (1 + height), mu * xp.maximum(finite.REACH - 1 / sigma + 0.5 * mu, 0.0)
 
     def log_middle(self, loss: Array) -> Array:
         """loss / 2 + (sensitivity / sigma)^2 / 8, for an even sensitivity, as it is at distance 2."""
@@ -127,8 +128,7 @@ def _log_total(sigma: Number) -> Array:
     return _log_theta_at_zero(sigma) + xp.where(sigma < _SWITCH, 0.0, xp.log(sigma) + 0.5 * np.log(2 * np.pi))
 
 
-_REACH = 37.5  # in units of sigma; outcomes farther out are split into (p, 0) and (0, q)
-_CELLS, _FINE_CELLS = (512, 512, 256), (4096, 3072, 1024)  # numbers of (even, dense, far) cells of `gaussian_edges`
+_CELLS = (512, 512, 256)  # numbers of (even, dense, far) cells of `gaussian_edges`; with ``fine`` those of the Gaussian
 _SLOTS, _NODES, _DEGREE = 12, 8, 12  # terms summed one by one; Gauss nodes; degree of the interpolation in 1/N^2
 _RULE_ERROR = 3e-14  # bound of the relative error of the interpolated rule; 1.2e-14 was measured
 _FAR = 600.0  # losses in a cell above this are not exponentiated: they would overflow
@@ -189,7 +189,7 @@ class _Cells(NamedTuple):
 def _cells(sigma: Number, s: Number, fine: bool) -> _Cells:
     mu = s / sigma
     offset = 0.5 * s - xp.floor(0.5 * s)  # 1/2 for odd s, else 0
-    distance = xp.floor(sigma * finite.gaussian_edges(mu, *(_FINE_CELLS if fine else _CELLS))) + offset
+    distance = xp.floor(sigma * finite.gaussian_edges(mu, *(finite.FINE_CELLS if fine else _CELLS))) + offset
     log_total = _log_total(sigma)
 
     def log_mass(d: Array) -> Array:

@@ -19,8 +19,8 @@ from jaxdp.typing import Array, Number
 
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 # numbers of (even, dense, far) cells of a Gaussian pair, see `gaussian_edges`
-_CELLS, _FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
-_NEAR, _FAR = 9.0, 37.5  # standard deviations beyond P's mean where near and far cells end; P's tail there: 5e-308
+_CELLS, FINE_CELLS = (1024, 1024, 512), (4096, 3072, 1024)
+_NEAR, REACH = 9.0, 37.5  # standard deviations beyond P's mean where near and far cells end; P's tail there: 5e-308
 LARGEST_MU = 1e6  # above it, rounding of exponents of size mu^2 spoils P's masses: no bound is claimed
 _AROUND = 8  # an edge is averaged with this many neighbours on either side
 _LAPLACE_CELLS, _FINE_LAPLACE_CELLS = 1024, 4096
@@ -132,11 +132,11 @@ def masses_pair(p: Array, q: Array) -> FinitePair:
     relative_gap = (safe_p - safe_q) / safe_q
     near = xp.abs(relative_gap) < 0.25
     # The loss is log1p((p - q)/q) where log(p/q) would lose digits, and log p - log q where p/q would overflow.
-    far = xp.abs(xp.log(safe_p) - xp.log(safe_q)) > 600.0
+    log_p, log_q = xp.log(safe_p), xp.log(safe_q)
+    far = xp.abs(log_p - log_q) > 600.0
     quotient = xp.log(xp.where(far, 1.0, safe_p / safe_q))
-    difference = xp.log(safe_p) - xp.log(safe_q)
-    loss = xp.where(near, xp.log1p(xp.where(near, relative_gap, 0.0)), xp.where(far, difference, quotient))
-    blur = 4 * ULP * xp.where(far, xp.abs(xp.log(safe_p)) + xp.abs(xp.log(safe_q)), xp.abs(loss))
+    loss = xp.where(near, xp.log1p(xp.where(near, relative_gap, 0.0)), xp.where(far, log_p - log_q, quotient))
+    blur = 4 * ULP * xp.where(far, xp.abs(log_p) + xp.abs(log_q), xp.abs(loss))
     return FinitePair(log_mass(p), log_mass(q), loss, blur)
 
 
@@ -153,7 +153,7 @@ def gaussian_edges(mu: Number, even_cells: int, dense_cells: int, far_cells: int
     # the cube root of the density, a normal density of variance 3.
     dense = xp.abs(mu / 2 + normal_quantiles(dense_cells, 3.0))
     inner = xp.sort(xp.concatenate([even, dense]))
-    outer = near_end + (_FAR - _NEAR) * xp.arange(far_cells + 1) / far_cells
+    outer = near_end + (REACH - _NEAR) * xp.arange(far_cells + 1) / far_cells
     edges = xp.concatenate([inner, outer])
     # Average each edge with its neighbours, so that widths change slowly: the law's transform is then small far out.
     around = xp.concatenate([-edges[_AROUND:0:-1], edges])
@@ -172,7 +172,7 @@ def gauss_error(fall: Array) -> Array:
 
 def _gaussian_cells(mu: Number, fine: bool) -> tuple[Array, Array, Array, Array]:
     """Cells right of the middle: edges, losses of nodes above the left edge, widths in L, log(Q density x weight)."""
-    edges = gaussian_edges(mu, *(_FINE_CELLS if fine else _CELLS))
+    edges = gaussian_edges(mu, *(FINE_CELLS if fine else _CELLS))
     width = xp.diff(edges)[:, None]
     nodes = edges[:-1, None] + width * (0.5 + 0.5 * GAUSS_NODES)
     log_density = -0.5 * (nodes + mu / 2) ** 2 + xp.log(0.5 * width * GAUSS_WEIGHTS) - 0.5 * np.log(2 * np.pi)
@@ -237,8 +237,8 @@ def gaussian_pair(mu: Number, fine: bool = False) -> FinitePair:
 def gaussian_tail_moment(mu: Number, order: Number) -> tuple[Number, Number]:
     """`tail_moment` of `gaussian_pair`: p^a q^(1-a), a = order, is e^{a (a-1) mu^2/2} x the density of N(a mu, 1)."""
     height = 0.5 * order * (order - 1) * mu**2
-    log_moment = height + log_normal_tail(xp.asarray(_FAR - (order - 1) * mu)) + np.log(2.0)
-    return log_moment + 1e-12 * (1 + height), mu * (_FAR + mu / 2)
+    log_moment = height + log_normal_tail(xp.asarray(REACH - (order - 1) * mu)) + np.log(2.0)
+    return log_moment + 1e-12 * (1 + height), mu * (REACH + mu / 2)
 
 
 def gaussian_inner_pair(mu: Number, fine: bool = False) -> FinitePair:
