@@ -21,6 +21,7 @@ from jaxdp.domains import NEXT_TO_ZERO, NONNEGATIVE, NOT_NAN, POSITIVE, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
+from jaxdp.numerics.rounding import product_error
 from jaxdp.numerics.special import LOG_SQRT_2PI, deviance, log_binomial_pmf, raised, stirling_error
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import ORDER, at_points, checked, theorem, unless
@@ -332,19 +333,12 @@ def _ratio(shift, scale):
         return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
 
 
-def _halves(number):
-    """(high, low) parts with half of the digits each (Dekker), whose sum is the number; products of parts are exact."""
-    high = 134217729.0 * number
-    high = high - (high - number)
-    return high, number - high
-
-
 def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both are the quotient if it is exactly representable."""
     value = _ratio(shift, scale)
     (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
-    (a, b), (c, d) = _halves(top / bottom), _halves(bottom)
-    excess = ((a * c - top) + a * d + b * c) + b * d  # (top / bottom) * bottom - top
+    quotient = top / bottom
+    excess = (quotient * bottom - top) + product_error(quotient, bottom)  # quotient times bottom, exactly, minus top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
     up = np.where(excess < 0, np.nextafter(value, np.inf), value)
     # Subnormal numbers are rounded outward, because XLA flushes them to 0.

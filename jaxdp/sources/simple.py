@@ -19,7 +19,7 @@ from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.sampled_laws import sampled_part
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian
-from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.rounding import ULP, product_error
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
@@ -28,7 +28,6 @@ from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
 
 _FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # have a finite pair, but a closed form in compositions
 _RANKS = 64  # largest losses of a law that `_largest_losses` uses
-_SPLIT = 2.0**27 + 1  # of Dekker's product: splits a double into two halves
 
 
 @kernel(working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
@@ -141,12 +140,9 @@ def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np
 
 
 def _one_less_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1 - x y with a relative error of a few ULP, also next to 0: Dekker's splitting gives the product's rounding."""
+    """1 - x y with a relative error of a few ULP, also next to 0."""
     with np.errstate(over="ignore", invalid="ignore"):
-        product = x * y
-        x_high, y_high = (a * _SPLIT - (a * _SPLIT - a) for a in (x, y))
-        x_low, y_low = x - x_high, y - y_high
-        rounding = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+        product, rounding = x * y, product_error(x, y)
         near = np.abs(product - 1) < 0.5
         return (1 - product) - np.where(near & np.isfinite(rounding), rounding, 0.0)
 
