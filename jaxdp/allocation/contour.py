@@ -195,13 +195,12 @@ def _both_transforms(
     return xp.sqrt(re * re + im * im), angle, error
 
 
-def _alias(step: Step, growths: Any, points: Any, c: Any, period: Any) -> Any:
+def _alias(growths: Any, points: Any, c: Any, period: Any) -> Any:
     """Bound of both alias sums in units of e^{K(c)}. growths: rows of K(points) - K(c), where points[-1] = 0."""
     shift = (points - c)[:-1] * period
     chernoff = xp.exp(growths[:, :-1] - shift) / (math.e * points[:-1] * -xp.expm1(-xp.abs(shift)))
     chernoff = xp.where(xp.isnan(chernoff), xp.inf, chernoff)
     right = xp.min(xp.where(shift > 0, chernoff, xp.inf), axis=1)
-    right = xp.where((step.sign < 0) & (period >= 2 * step.steps), 0.0, right)  # empty: S <= T e^-epsilon
     left = xp.min(xp.where(shift < 0, chernoff, xp.inf), axis=1)
     # (S + m period)_+ <= S_+ + m period
     gap = -xp.expm1(-c * period)
@@ -251,7 +250,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     growths = bounds - log_total
 
     def long_enough(u: Any) -> Any:
-        return ~(_alias(step, growths[None], points, c, xp.exp(u))[0] * c > math.exp(-NATS))
+        return ~(_alias(growths[None], points, c, xp.exp(u))[0] * c > math.exp(-NATS))
 
     period = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
     nodes = xp.stop_gradient(_blocks(t_wanted * period / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
@@ -378,7 +377,7 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         error = part.error + part.turning * xp.abs(shift) + part.beyond
         error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
         growths = part.growths - (part.points - c) * shift[:, None]
-        alias = _alias(step, growths, part.points, c, 2 * math.pi / part.step)
+        alias = _alias(growths, part.points, c, 2 * math.pi / part.step)
         low = xp.maximum(value - error - alias, 0.0)
         unit = xp.exp(log_total + xp.where(removes, 0.0, epsilon) - xp.log(step.steps))
         high = xp.fmin(value + error, _chernoff(growths, part.points))

@@ -79,10 +79,8 @@ def on_panels(step: Step, edges: Any) -> Law:
 
 def log_sum(exponent: Any) -> Any:
     """log of the sum of exponentials along the last axis; -inf if all terms are 0, inf if a term is NaN."""
-    most = xp.max(exponent, axis=-1)
-    most = xp.where(xp.isfinite(most), most, 0.0)
-    total = xp.sum(xp.exp(exponent - most[..., None]), axis=-1)
-    return xp.where(xp.isnan(total), xp.inf, most + xp.log(total))
+    total = xp.logsumexp(exponent, axis=-1)
+    return xp.where(xp.isnan(total), xp.inf, total)
 
 
 def log_moments(law: Law, c: Any) -> Any:
