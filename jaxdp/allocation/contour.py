@@ -20,7 +20,6 @@ from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
 # Tilts of Chernoff bounds: c + _ABOVE/(standard deviation of the tilted sum) and c _BELOW, c the tilt of the contour.
@@ -295,7 +294,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
 def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
     """(value, error) of the contribution of steps beyond the cut to delta (section 2); 0 for "add"."""
     odds, excess = xp.exp(epsilon), xp.expm1(epsilon)
-    p, q = xp.exp(log_normal_tail(xp.stack([cut - step.scale, cut])))  # P[x > cut]: the person's step, another step
+    p, q = jumps.normal_tails(xp.stack([cut - step.scale, cut]))  # P[x > cut]: the person's step, another step
     log_below = xp.log1p(-xp.minimum(q, 0.5))
     others = -xp.expm1((step.steps - 1) * log_below)
     terms = xp.stack([p + 0 * odds, -odds * q, -others * excess, others * odds * q, -others * p + 0 * odds])
@@ -305,9 +304,8 @@ def beyond_the_cut(step: Step, epsilon: Any, cut: Any) -> tuple[Any, Any]:
 
 def _dropped(step: Step, cut: Any, top: Any) -> Any:
     """Bound of the contribution of steps between top and cut to delta, if the panels end below the cut (section 3)."""
-    p, q = xp.exp(log_normal_tail(xp.stack([top - step.scale, top])))
-    deviation = xp.sqrt(xp.expm1(xp.minimum(step.scale**2, 600.0)))
-    removed = p + q * xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps) * deviation)
+    p, q = jumps.normal_tails(xp.stack([top - step.scale, top]))
+    removed = p + q * jumps.excess(step)
     return xp.where(top < cut, xp.where(step.sign > 0, removed, step.steps * q) * (1 + 1e-12), 0.0)
 
 

@@ -109,7 +109,7 @@ def bracket(step: Step, made: Splits, epsilon: Any) -> Bounds:
 def log_several_steps(step: Step, split: Any) -> Any:
     """log of an upper bound of the contribution of two or more steps beyond the split to delta of "remove"."""
     log_q, log_p = log_normal_tail(xp.stack([split, split - step.scale]))
-    return xp.log(step.steps - 1) + log_q + xp.logaddexp(log_p, log_q + xp.log(0.5 * _excess(step))) + 1e-9
+    return xp.log(step.steps - 1) + log_q + xp.logaddexp(log_p, log_q + xp.log(0.5 * excess(step))) + 1e-9
 
 
 def _largest_density(u: Any, s: Any, y: Any) -> Any:
@@ -136,6 +136,6 @@ def least_over_tilts(log_bound: Any, c: Any, place: Any) -> Any:
     return xp.min(log_bound - c * place[..., None, :], axis=-2)
 
 
-def _excess(step: Step) -> Any:
+def excess(step: Step) -> Any:
     """Upper bound of E[(Y_1 + ... + Y_T - T)_+]."""
     return xp.minimum(step.steps, 0.5 * xp.sqrt(step.steps * xp.expm1(xp.minimum(step.scale**2, 600.0))))
